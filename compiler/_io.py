@@ -1,0 +1,151 @@
+"""Records and arrays on disk, content hashes, and the resumable workspace of a stage.
+
+A record is one JSON file; its arrays lie in the folder of the same name without `.json`. Everything is written to a
+temporary name, synced and renamed, so a file that exists is whole. `Workspace.once` is how a long stage resumes:
+Snakemake deletes a failed rule's declared outputs, but not these array files, and each carries the fingerprint of
+everything it was made from.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from schemas.base import ArrayFile, Record
+from schemas.errors import ColdpressError
+
+PATH_KEYS = ("array_file", "file", "folder")
+"""Record fields that hold paths: absolute in memory, relative to the record's folder on disk."""
+FINGERPRINT_KEY = "fingerprint"
+
+R = TypeVar("R", bound=Record)
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(*parts: str) -> str:
+    """Hex digest of texts; the boundaries between them count."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; on success it is synced and renamed to `path`, else removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_record(record: Record, path: Path) -> None:
+    """Writes `record` as JSON with its paths made relative to `path`'s folder."""
+    folder = path.resolve().parent
+    data = _map_paths(record.model_dump(mode="json"), lambda value: os.path.relpath(value, folder))
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load_record(path: Path, kind: type[R]) -> R:
+    """Reads a record; its paths become absolute.
+
+    Raises:
+        ColdpressError: if the file is missing or is not a `kind`.
+    """
+    folder = path.resolve().parent
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        absolute = _map_paths(data, lambda value: os.path.normpath(folder / value))
+        return kind.model_validate_json(json.dumps(absolute))
+    except FileNotFoundError as error:
+        raise ColdpressError(f"{path}: no such {kind.__name__} record; run the stage that writes it first") from error
+    except (json.JSONDecodeError, ValidationError) as error:
+        raise ColdpressError(f"{path}: not a {kind.__name__} record of this version; delete it and rebuild") from error
+
+
+def _map_paths(data: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(data, dict):
+        return {
+            key: change(value) if key in PATH_KEYS and isinstance(value, str) else _map_paths(value, change)
+            for key, value in data.items()
+        }
+    if isinstance(data, list):
+        return [_map_paths(value, change) for value in data]
+    return data
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], fingerprint: str = "") -> ArrayFile:
+    """Writes arrays to one safetensors file.
+
+    At most one metadata key, because safetensors writes several in random order.
+    """
+    contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+    with replacing(path) as temporary:
+        save_file(contiguous, temporary, metadata={FINGERPRINT_KEY: fingerprint} if fingerprint else None)
+    return ArrayFile(array_file=str(path.resolve()), sha256=sha256_of(path))
+
+
+def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
+    """The named arrays of a file, or all of them.
+
+    Raises:
+        ColdpressError: if the file is missing or damaged.
+    """
+    try:
+        with safe_open(source.array_file, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in names or file.keys()}
+    except (FileNotFoundError, SafetensorError) as error:
+        raise ColdpressError(
+            f"{source.array_file}: cannot read the arrays of a finished stage ({error}); delete the file and rebuild"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a stage keeps its array files: one folder, guarded by a fingerprint of all inputs."""
+
+    folder: Path
+    fingerprint: str
+
+    def once(self, key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> ArrayFile:
+        """The array file `key`: the one an interrupted run of the same inputs left, else `make()` saved."""
+        path = self.folder / f"{key}.safetensors"
+        if self._is_current(path):
+            return ArrayFile(array_file=str(path.resolve()), sha256=sha256_of(path))
+        return save_arrays(path, make(), self.fingerprint)
+
+    def _is_current(self, path: Path) -> bool:
+        if not path.exists():
+            return False
+        try:
+            with safe_open(path, framework="numpy") as file:
+                return (file.metadata() or {}).get(FINGERPRINT_KEY) == self.fingerprint
+        except SafetensorError:
+            return False
+
+
+def code_digest(*modules: str) -> str:
+    """Digest of the source files of `modules`: files or packages under the repository root, those that exist."""
+    root = Path(__file__).resolve().parent.parent
+    files: list[Path] = []
+    for module in modules:
+        target = root / module
+        files += sorted(target.rglob("*.py")) if target.is_dir() else [target] if target.exists() else []
+    return digest(*(text for file in files for text in (file.relative_to(root).as_posix(), file.read_text("utf-8"))))

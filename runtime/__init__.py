@@ -1,0 +1,1 @@
+"""The reference runtime: numpy and a small C++ core, no torch."""

@@ -1,0 +1,37 @@
+"""What every record is: frozen, strict, closed to unknown fields.
+
+A record is written as JSON with sorted keys. Arrays never live inside a record: it names a safetensors file
+(`ArrayFile`) whose path is absolute in memory and relative to the record's own folder on disk (compiler/_io.py).
+"""
+
+import json
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_EXACT_INTEGER = 2**53 - 1  # beyond it, JSON readers that use doubles round
+
+Count = Annotated[int, Field(ge=0, le=MAX_EXACT_INTEGER)]
+PositiveCount = Annotated[int, Field(ge=1, le=MAX_EXACT_INTEGER)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Record(BaseModel):
+    """A frozen, strict record; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, two-space indent, one trailing newline."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+class ArrayFile(Record):
+    """A safetensors file that belongs to a record.
+
+    The field is called `array_file`, not `path`, so that loading can find and resolve it without knowing the record.
+    """
+
+    array_file: str
+    sha256: Sha256

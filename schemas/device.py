@@ -1,0 +1,84 @@
+"""A device profile: hardware figures, each with the source it was taken from, or the word `assumption`."""
+
+from typing import Generic, TypeVar
+
+from pydantic import Field, model_validator
+
+from schemas.base import Count, PositiveCount, Record
+
+T = TypeVar("T")
+
+
+class Figure(Record, Generic[T]):
+    """A value and where it comes from: a paper's table, a measurement's command, or `assumption: <reason>`."""
+
+    value: T
+    source: str = Field(min_length=1)
+
+
+class ReadPoint(Record):
+    """Read bandwidth reached with reads of one size, at the device's full queue depth."""
+
+    read_bytes: PositiveCount
+    bytes_per_s: float = Field(gt=0)
+
+
+class Accelerator(Record):
+    """An optional faster tier beside the CPU (PowerInfer's GPU)."""
+
+    memory_bytes: Figure[PositiveCount]
+    bytes_per_s: Figure[float]
+    link_bytes_per_s: Figure[float]
+    sync_s: Figure[float]
+    """One synchronization with the CPU (PowerInfer Table 2, T_sync)."""
+
+
+class Flash(Record):
+    """The storage that units are read from."""
+
+    page_bytes: Figure[PositiveCount]
+    queue_depth: Figure[PositiveCount]
+    latency_s: Figure[float]
+    read_curve: Figure[tuple[ReadPoint, ...]]
+    """Ascending read sizes; IOPS is bandwidth over size at the smallest, the peak is the largest bandwidth."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Flash":
+        sizes = [point.read_bytes for point in self.read_curve.value]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError(f"read_curve needs ascending, distinct read sizes, found {sizes}")
+        page_bytes = self.page_bytes.value
+        if page_bytes & (page_bytes - 1) or not 512 <= page_bytes <= 65536:
+            raise ValueError(f"page_bytes must be a power of two from 512 to 65536, found {page_bytes}")
+        return self
+
+    @property
+    def iops(self) -> float:
+        """Reads per second that small reads reach."""
+        first = self.read_curve.value[0]
+        return first.bytes_per_s / first.read_bytes
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Peak read bandwidth."""
+        return max(point.bytes_per_s for point in self.read_curve.value)
+
+
+class DeviceProfile(Record):
+    """Hardware that an artifact is compiled for."""
+
+    name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    title: str
+    dram_bytes: Figure[PositiveCount]
+    dram_budget_bytes: Figure[PositiveCount]
+    dram_bytes_per_s: Figure[float]
+    num_cores: Figure[PositiveCount]
+    flash: Flash
+    accelerator: Accelerator | None = None
+    notes: str = ""
+
+
+def flash_seconds(flash: Flash, num_reads: Count, num_bytes: Count) -> float:
+    """Modelled time of a set of reads (design, section 6): the largest of the three bounds, in seconds."""
+    waves = -(-num_reads // flash.queue_depth.value)
+    return max(num_reads / flash.iops, num_bytes / flash.bytes_per_s, waves * flash.latency_s.value)

@@ -1,0 +1,104 @@
+"""manifest.json of an artifact: format 1.0, normative text in FORMAT.md. Its sha256 is the artifact's identity."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Count, PositiveCount, Record, Sha256
+from schemas.device import DeviceProfile
+from schemas.families import FamilyName, FormatName, Slice
+from schemas.layout import Plan, Section
+from schemas.model import ModelSpec
+from schemas.quantized import ResidentTensor
+
+FORMAT_NAME = "coldpress"
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+FEATURES = ("crc32c-pages",)
+"""Features that this version of the format knows; an artifact may require any of them."""
+
+MANIFEST_FILE = "manifest.json"
+FLASH_FILE = "flash.img"
+RESIDENT_FILE = "resident.safetensors"
+TABLES_FILE = "tables.safetensors"
+PREDICTORS_FILE = "predictors.safetensors"
+
+
+class Format(Record):
+    """Name and version; a reader refuses another major."""
+
+    name: str
+    major: Count
+    minor: Count
+
+
+class Features(Record):
+    """A reader refuses what it does not know among `required` and ignores it among `optional`."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+class ArtifactFile(Record):
+    """A file of the artifact besides the manifest."""
+
+    path: str
+    size_bytes: Count
+    sha256: Sha256
+
+
+class FamilyFormat(Record):
+    """How the units of a family are encoded; each slice is encoded on its own, slices follow each other."""
+
+    family: FamilyName
+    format: FormatName
+    slices: tuple[Slice, ...]
+    unit_bytes: PositiveCount
+
+
+class Source(Record):
+    """What was compiled."""
+
+    name: str
+    source: str
+    revision: str | None
+    license: str | None
+    weights_sha256: Sha256
+
+
+class LayerPredictorInfo(Record):
+    """Threshold of a layer's predictor; its tensors are `<layer>.fc1`, `<layer>.fc2` in predictors.safetensors."""
+
+    layer: Count
+    rank: PositiveCount
+    threshold: float
+
+
+class FlashImage(Record):
+    """flash.img: its size, its pages, its sections."""
+
+    size_bytes: PositiveCount
+    page_bytes: PositiveCount
+    sections: tuple[Section, ...]
+
+
+class Manifest(Record):
+    """All that describes an artifact. tables.safetensors holds `page_crc32c` uint32 [pages] and, per section,
+    `order.<layer>.<family>` int32 [num_units] (unit id at each flash position) and `pinned.<layer>.<family>` uint8
+    [num_units] (1 = pinned), and for predictor artifacts nothing more."""
+
+    format: Format
+    features: Features
+    compiler_version: str
+    model: ModelSpec
+    source: Source
+    device: DeviceProfile
+    files: tuple[ArtifactFile, ...]
+    flash: FlashImage
+    families: tuple[FamilyFormat, ...]
+    resident: tuple[ResidentTensor, ...]
+    predictors: tuple[LayerPredictorInfo, ...]
+    plans: tuple[Plan, ...] = Field(min_length=1)
+    inputs: dict[str, str]
+    """Digests of what the artifact was built from: config, corpus, calibration tokens."""
+    byte_order: Literal["little"] = "little"

@@ -1,0 +1,69 @@
+"""What a run measured (`RunMetrics`), what `verify` found (`Verification`), and what `report` publishes (`Metrics`)."""
+
+from schemas.base import Count, PositiveCount, Record, Sha256, Share
+
+
+class RunMetrics(Record):
+    """Counters of the store over the decoded tokens of one run; the prefill is counted apart."""
+
+    num_tokens: Count
+    hits: Count
+    misses: Count
+    evictions: Count
+    reads: Count
+    read_bytes: Count
+    """Bytes moved from flash, pages included."""
+    used_bytes: Count
+    """Bytes of the units that were missed and used."""
+    flash_s: float
+    """Measured with real flash, modelled with simulated flash."""
+    decode_s: float
+    prefill_reads: Count
+    prefill_read_bytes: Count
+    prefill_s: float
+    first_token_s: float
+    dram_budget_bytes: PositiveCount
+    dram_used_bytes: PositiveCount
+    """What the budget covers: resident, predictors, KV cache, buffers, slots."""
+    peak_rss_bytes: Count
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over lookups; 0 without lookups."""
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else 0.0
+
+
+class Verification(Record):
+    """What `verify` found on test text with the artifact that was just built."""
+
+    artifact_sha256: Sha256
+    num_test_tokens: PositiveCount
+    ppl_source: float
+    ppl_artifact: float
+    max_logit_error: float
+    """Largest difference of dense logits from the source's, over the largest logit's magnitude."""
+    top1_agreement: Share
+    simulated_equals_real: bool
+    run: RunMetrics
+
+
+class Metrics(Record):
+    """metrics.json: the figures of the report."""
+
+    model: str
+    device: str
+    method: str
+    format: str
+    artifact_bytes: PositiveCount
+    flash_bytes: PositiveCount
+    resident_bytes: PositiveCount
+    budget_bytes: PositiveCount
+    flash_bytes_per_token: float
+    reads_per_token: float
+    hit_rate: Share
+    ppl_source: float
+    ppl_artifact: float
+    tokens_per_s: float
+    modelled_tokens_per_s: float
+    """With the device profile's flash and DRAM bandwidth instead of this machine's."""

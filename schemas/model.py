@@ -1,0 +1,86 @@
+"""What a causal LM is, in the project's words: the shape (`ModelSpec`) and where its tensors lie (`Model`).
+
+Tensors are named by role, with Hugging Face's module names and no prefix:
+`embed_tokens.weight`, `embed_positions.weight`, `norm.weight`, `norm.bias`, `lm_head.weight`, `rotary.inv_freq`, and per
+layer `layers.<i>.{input_layernorm,post_attention_layernorm,q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,
+down_proj}.{weight,bias}`. Architectures that spell them otherwise or fuse them are translated by
+compiler/architectures/<model_type>.py. A two-matrix MLP (OPT) has `up_proj` and `down_proj` only.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Count, PositiveCount, Record, Sha256
+
+Activation = Literal["relu", "silu", "gelu", "gelu_tanh"]
+MlpRole = Literal["gate_proj", "up_proj", "down_proj"]
+MLP_ROLES: tuple[MlpRole, ...] = ("gate_proj", "up_proj", "down_proj")
+
+
+class ModelSpec(Record):
+    """Shape and arithmetic of a decoder-only transformer; all that the runtime's decoder needs besides tensors."""
+
+    model_type: str
+    vocab_size: PositiveCount
+    hidden_size: PositiveCount
+    intermediate_size: PositiveCount
+    num_hidden_layers: PositiveCount
+    num_attention_heads: PositiveCount
+    num_key_value_heads: PositiveCount
+    head_dim: PositiveCount
+    max_position_embeddings: PositiveCount
+    hidden_act: Activation
+    gated_mlp: bool
+    norm: Literal["rms_norm", "layer_norm"]
+    norm_eps: float = Field(gt=0)
+    position: Literal["rotary", "learned"]
+    rotary_dim: Count
+    """Leading dimensions of each head that are rotated; 0 with learned positions."""
+    rotary_scaling: float = 1.0
+    """Factor on cos and sin (transformers' attention_scaling, YaRN and longrope)."""
+    position_offset: Count = 0
+    """Added to a position before the learned table is read (OPT: 2)."""
+    sliding_window: PositiveCount | None = None
+    tie_word_embeddings: bool
+    bos_token_id: Count | None = None
+    eos_token_ids: tuple[Count, ...] = ()
+
+
+class TensorSource(Record):
+    """Where a role's values lie: a tensor of a safetensors file, or consecutive rows of a fused one."""
+
+    file: str
+    """Path of the safetensors file; absolute in memory."""
+    tensor: str
+    row_start: Count
+    row_stop: Count
+    shape: tuple[PositiveCount, ...]
+    """Shape of the role's tensor (after taking the rows)."""
+
+
+class SourceFile(Record):
+    """A file of the checkpoint, by content."""
+
+    name: str
+    size_bytes: Count
+    sha256: Sha256
+
+
+class Model(Record):
+    """What `ingest` and `distill` give: a checked checkpoint."""
+
+    spec: ModelSpec
+    name: str
+    """The name the user gave it: profile name, or the folder's last part."""
+    source: str
+    """Hub id, or `local`: never a path, since it goes into the artifact."""
+    revision: str | None
+    license: str | None
+    folder: str
+    """Folder with config.json as re-serialised by ingest, tokenizer files; absolute in memory, for transformers."""
+    tensors: dict[str, TensorSource]
+    files: tuple[SourceFile, ...]
+    weights_sha256: Sha256
+    """Digest over the weight files' names and digests: the identity of the weights."""
+    num_parameters: PositiveCount

@@ -1,0 +1,26 @@
+"""Activation predictors: per layer `fc1` [rank, hidden_size] and `fc2` [intermediate_size, rank], no bias.
+
+A unit is predicted active where fc2 · relu(fc1 · x) >= threshold, x being the MLP's input after its norm.
+Arrays of a layer: `fc1`, `fc2` float16. The MLP holds for these weights only: `weights_sha256` binds them.
+"""
+
+from schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
+
+
+class LayerPredictor(Record):
+    """One layer's predictor with its quality on validation tokens."""
+
+    layer: Count
+    rank: PositiveCount
+    threshold: float
+    arrays: ArrayFile
+    recall: Share
+    precision: Share
+    predicted_density: Share
+
+
+class Predictors(Record):
+    """What `predict` gives for a chunk of layers."""
+
+    weights_sha256: Sha256
+    layers: tuple[LayerPredictor, ...]

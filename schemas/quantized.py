@@ -1,0 +1,36 @@
+"""What `quantize` gives: codes per unit in natural unit order, and the resident tensors.
+
+Arrays of a layer: `units.<family>` uint8 [num_units, unit_bytes]; and every resident tensor of the layer under its role
+without the `layers.<i>.` prefix: uint8 [rows, row_bytes] if quantized, else float32. The model-wide tensors
+(embeddings, final norm, head, rotary frequencies) are in `shared`, under their roles.
+"""
+
+from schemas.base import ArrayFile, Count, PositiveCount, Record
+from schemas.families import FormatName
+
+
+class ResidentTensor(Record):
+    """How a resident tensor is stored: `format` None means float32 as is, else quantized rows of `shape[-1]` values."""
+
+    role: str
+    format: FormatName | None
+    shape: tuple[PositiveCount, ...]
+
+
+class LayerCodes(Record):
+    """The codes of one layer."""
+
+    layer: Count
+    arrays: ArrayFile
+    resident: tuple[ResidentTensor, ...]
+    """Roles with their `layers.<i>.` prefix."""
+
+
+class Quantized(Record):
+    """What `quantize` gives for a chunk of layers; `shared` is set in the chunk that holds layer 0."""
+
+    algorithm: str
+    format: FormatName
+    layers: tuple[LayerCodes, ...]
+    shared: ArrayFile | None
+    shared_resident: tuple[ResidentTensor, ...]

@@ -1,0 +1,41 @@
+"""What `allocate` decides: method, density per layer and family, and how the DRAM budget is divided."""
+
+from schemas.base import Count, PositiveCount, Record, Share
+from schemas.families import FamilyName, FormatName, Method
+
+
+class Budget(Record):
+    """DRAM in bytes, by use; the parts sum to at most `dram_budget_bytes`."""
+
+    dram_budget_bytes: PositiveCount
+    resident_bytes: Count
+    """Always-in-DRAM tensors, as stored in the artifact (quantized where they are)."""
+    predictor_bytes: Count
+    kv_cache_bytes: Count
+    buffer_bytes: Count
+    """Read buffers and staging slots."""
+    cache_bytes: Count
+    """Pinned units and cache slots: what is left."""
+
+
+class Densities(Record):
+    """Share of a family's units that are used per token, layer by layer."""
+
+    family: FamilyName
+    per_layer: tuple[Share, ...]
+
+
+class Sparsity(Record):
+    """The decision of `allocate`."""
+
+    method: Method
+    format: FormatName
+    context_length: PositiveCount
+    densities: tuple[Densities, ...]
+    predictor_rank: tuple[Count, ...]
+    """Hidden size of each layer's predictor; empty where the method has none."""
+    budget: Budget
+
+    def density(self, family: FamilyName, layer: int) -> float:
+        """Density of one family in one layer."""
+        return next(found for found in self.densities if found.family == family).per_layer[layer]
