@@ -22,8 +22,21 @@ from schemas.base import Record
 from schemas.errors import ColdpressError, UnknownNameError
 
 STAGES = (
-    "ingest tokenize calibrate allocate distill recalibrate predict place order quantize layout package verify report"
-).split()
+    "ingest",
+    "tokenize",
+    "calibrate",
+    "allocate",
+    "distill",
+    "recalibrate",
+    "predict",
+    "place",
+    "order",
+    "quantize",
+    "layout",
+    "package",
+    "verify",
+    "report",
+)
 
 
 def _parameters(stage: str) -> dict[str, typing.Any]:

@@ -1,7 +1,7 @@
 """Activation statistics: what `calibrate` and `recalibrate` found, per layer and family.
 
-Arrays of a family (safetensors): `bits` uint8 [num_units, ceil(num_tokens / 8)], unit-major, bit t & 7 of byte t >> 3 is
-token t (little bit order), padding bits 0; `counts` int64 [num_units], tokens on which the unit is active;
+Arrays of a family (safetensors): `bits` uint8 [num_units, ceil(num_tokens / 8)], unit-major, bit t & 7 of byte t >> 3
+is token t (little bit order), padding bits 0; `counts` int64 [num_units], tokens on which the unit is active;
 `magnitude_histogram` uint32 [num_bins] of |signal| over all units and tokens with `magnitude_edges` float32
 [num_bins + 1]. `bits` and `counts` are absent while no density has been chosen and activations are not exact zeros.
 Arrays of a layer: `mlp_inputs` float16 [num_tokens, hidden_size], the MLP's input after its norm.

@@ -14,7 +14,7 @@ FormatName = Literal["fp16", "int8_group32", "int4_group32"]
 
 
 class Slice(Record):
-    """One row or column of one matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging Face orientation)."""
+    """One row or column of one matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging Face's order)."""
 
     role: MlpRole
     axis: Literal["row", "column"]
@@ -28,9 +28,7 @@ def slices(family: FamilyName, spec: ModelSpec) -> tuple[Slice, ...]:
         "mlp_in": (("gate_proj", "column"), ("up_proj", "column")),
         "mlp_mid": (("down_proj", "column"),),
     }
-    return tuple(
-        Slice(role=role, axis=axis) for role, axis in layout[family] if spec.gated_mlp or role != "gate_proj"
-    )
+    return tuple(Slice(role=role, axis=axis) for role, axis in layout[family] if spec.gated_mlp or role != "gate_proj")
 
 
 def num_units(family: FamilyName, spec: ModelSpec) -> int:
@@ -60,5 +58,5 @@ def families_of(method: Method, spec: ModelSpec) -> tuple[FamilyName, ...]:
 def resident_roles(families: tuple[FamilyName, ...], spec: ModelSpec) -> tuple[MlpRole, ...]:
     """The MLP matrices that no family holds, hence stay in DRAM."""
     on_flash = {piece.role for family in families for piece in slices(family, spec)}
-    present = MLP_ROLES if spec.gated_mlp else tuple(role for role in MLP_ROLES if role != "gate_proj")
+    present: tuple[MlpRole, ...] = MLP_ROLES if spec.gated_mlp else ("up_proj", "down_proj")
     return tuple(role for role in present if role not in on_flash)

@@ -1,4 +1,4 @@
-"""What `layout` computes: every offset of flash.img, and the plan the runtime follows. The only place offsets are made."""
+"""What `layout` computes: every offset of flash.img (made nowhere else), and the plan the runtime follows."""
 
 from typing import Literal
 

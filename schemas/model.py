@@ -1,9 +1,9 @@
 """What a causal LM is, in the project's words: the shape (`ModelSpec`) and where its tensors lie (`Model`).
 
 Tensors are named by role, with Hugging Face's module names and no prefix:
-`embed_tokens.weight`, `embed_positions.weight`, `norm.weight`, `norm.bias`, `lm_head.weight`, `rotary.inv_freq`, and per
-layer `layers.<i>.{input_layernorm,post_attention_layernorm,q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,
-down_proj}.{weight,bias}`. Architectures that spell them otherwise or fuse them are translated by
+`embed_tokens.weight`, `embed_positions.weight`, `norm.weight`, `norm.bias`, `lm_head.weight`, `rotary.inv_freq`, and
+per layer `layers.<i>.{input_layernorm,post_attention_layernorm,q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,
+up_proj,down_proj}.{weight,bias}`. Architectures that spell them otherwise or fuse them are translated by
 compiler/architectures/<model_type>.py. A two-matrix MLP (OPT) has `up_proj` and `down_proj` only.
 """
 

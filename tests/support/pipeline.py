@@ -1,0 +1,27 @@
+"""Runs the real pipeline as a user would: `snakemake --config …` in a folder of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.data import ROOT
+
+
+def snakemake(folder: Path, *arguments: str, cores: int = 2, **config: object) -> subprocess.CompletedProcess[str]:
+    """Runs snakemake in `folder` with the checkout's Snakefile; the caller looks at returncode, stdout and stderr."""
+    command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--cores", str(cores), *arguments]
+    if config:
+        command += ["--config", *(f"{key}={value}" for key, value in config.items())]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    folder.mkdir(parents=True, exist_ok=True)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Path:
+    """Builds an artifact and returns the device's build folder; raises with snakemake's output if it fails."""
+    done = snakemake(folder, *arguments, cores=cores, **config)
+    if done.returncode:
+        raise RuntimeError(f"snakemake ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
+    (metrics,) = folder.glob(f"build/*/{config.get('device', 'pixel6')}/metrics.json")
+    return metrics.parent

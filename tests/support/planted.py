@@ -1,0 +1,335 @@
+"""Shape-true checkpoints with planted activation structure, for work at 7B scale without real weights.
+
+`python -m tests.support.planted --shape mistral-7b --layers 2 --output FOLDER` writes a Hugging Face folder: config,
+sharded safetensors (one shard per layer, streamed), a word-level tokenizer, and `corpus.jsonl`, text of as many topics.
+
+What is planted. Token embeddings are constant + topic direction + token noise, in equal energy, and attention and MLP
+add little to the residual stream, so every layer's MLP sees about the same normalised input. Neuron j of layer l has a
+home topic; its gate (or OPT's up) pre-activation is
+
+    z_j = strength * [token is of the home topic] + N(0, 1) over tokens - theta_j
+
+where theta_j makes P(z_j > 0) equal a planted frequency. Frequencies follow a power law whose hottest 26 % of neurons
+make 80 % of all activations (PowerInfer Fig. 4) with the layer's density as mean: hot neurons fire by token noise, cold
+ones by topic. Documents keep to one topic, which ties activations to the text (ActiveFlow Fig. 6).
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TOPIC_STRENGTH = 2.5
+HOT_SHARE, HOT_MASS = 0.26, 0.80
+COMMON_WORDS_SHARE = 0.2
+"""Share of a document's words that belong to other topics."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of a checkpoint, in Hugging Face's names."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_act: str = "relu"
+    num_topics: int = 64
+
+
+SHAPES = {
+    "mistral-7b": Shape("mistral", 4096, 14336, 32, 32, 8, 32000, 4096),
+    "llama-2-7b": Shape("llama", 4096, 11008, 32, 32, 32, 32000, 4096),
+    "llama-2-70b": Shape("llama", 8192, 28672, 80, 64, 8, 32000, 4096),
+    "opt-6.7b": Shape("opt", 4096, 16384, 32, 32, 32, 50272, 2048),
+    "small": Shape("llama", 256, 1024, 12, 8, 4, 2048, 512, num_topics=16),
+}
+
+
+def planted_frequencies(num_units: int, density: float, hot_share: float = HOT_SHARE) -> np.ndarray:
+    """Activation frequencies float64 [num_units], descending, with mean `density` and HOT_MASS in the hottest share.
+
+    A power law rank ** -alpha clipped to 0.98; alpha is found by bisection. At densities where the clip makes the mass
+    unreachable, the steepest law that keeps the mean is returned.
+    """
+    ranks = np.arange(1, num_units + 1) / num_units
+    num_hot = max(1, round(hot_share * num_units))
+
+    def law(alpha: float) -> np.ndarray:
+        weights = ranks**-alpha
+        low, high = 0.0, 1.0 / weights.min()
+        for _ in range(100):
+            scale = (low + high) / 2
+            low, high = (scale, high) if np.minimum(weights * scale, 0.98).mean() < density else (low, scale)
+        return np.minimum(weights * low, 0.98)
+
+    low, high = 0.0, 8.0
+    for _ in range(60):
+        alpha = (low + high) / 2
+        frequencies = law(alpha)
+        low, high = (alpha, high) if frequencies[:num_hot].sum() / frequencies.sum() < HOT_MASS else (low, alpha)
+    return law(low)
+
+
+def thresholds(frequencies: np.ndarray, num_topics: int) -> np.ndarray:
+    """theta [num_units] such that P(strength * [topic] + N(0, 1) > theta) is the planted frequency."""
+    import torch
+
+    share = torch.tensor(1 / num_topics, dtype=torch.float64)
+    target = torch.from_numpy(frequencies)
+    low, high = torch.full_like(target, -10.0), torch.full_like(target, 10.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        tail = torch.special.ndtr
+        found = share * tail(TOPIC_STRENGTH - middle) + (1 - share) * tail(-middle)
+        low, high = torch.where(found > target, middle, low), torch.where(found > target, high, middle)
+    return ((low + high) / 2).numpy()
+
+
+@dataclass(frozen=True)
+class Plant:
+    """What is planted in one checkpoint; ask it again to check a calibration."""
+
+    shape: Shape
+    densities: tuple[float, ...]
+    seed: int
+
+    def generator(self, layer: int, role: int) -> Any:
+        """A torch generator of its own for each layer and role, so that any tensor can be made alone."""
+        import torch
+
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + layer * 1009 + role)
+
+    def home_topics(self, layer: int) -> np.ndarray:
+        """Home topic of each neuron, int64 [intermediate_size]."""
+        rng = np.random.default_rng([self.seed, layer, 1])
+        return rng.integers(self.shape.num_topics, size=self.shape.intermediate_size)
+
+    def frequencies(self, layer: int) -> np.ndarray:
+        """Planted activation frequency of each neuron, in neuron order (shuffled, so index says nothing)."""
+        rng = np.random.default_rng([self.seed, layer, 2])
+        return rng.permutation(planted_frequencies(self.shape.intermediate_size, self.densities[layer]))
+
+    def directions(self) -> Any:
+        """Orthonormal float32 [num_topics + 1, hidden_size]: topics, then the constant; zero-sum (LayerNorm)."""
+        import torch
+
+        raw = torch.randn(self.shape.num_topics + 1, self.shape.hidden_size, generator=self.generator(-1, 1))
+        return torch.linalg.qr((raw - raw.mean(1, keepdim=True)).T)[0].T.contiguous()
+
+    def embeddings(self) -> Any:
+        """float32 [vocab_size, hidden_size]; word w is of topic w % num_topics."""
+        import torch
+
+        shape, directions = self.shape, self.directions()
+        topics = torch.arange(shape.vocab_size) % shape.num_topics
+        noise = torch.randn(shape.vocab_size, shape.hidden_size, generator=self.generator(-1, 2))
+        noise -= (noise @ directions.T) @ directions
+        scale = shape.hidden_size**0.5
+        return (scale * directions[topics] + scale * directions[-1] + noise) / 3**0.5
+
+    def deciding_rows(self, layer: int) -> tuple[Any, Any]:
+        """The matrix whose sign decides activity [intermediate_size, hidden_size], and theta [intermediate_size]."""
+        import torch
+
+        shape, directions = self.shape, self.directions()
+        size = (shape.intermediate_size, shape.hidden_size)
+        rows = torch.randn(size, generator=self.generator(layer, 3)) * (3 / shape.hidden_size) ** 0.5
+        rows -= (rows @ directions.T) @ directions
+        scale = (3 / shape.hidden_size) ** 0.5
+        rows += TOPIC_STRENGTH * scale * directions[torch.from_numpy(self.home_topics(layer))]
+        theta = torch.from_numpy(thresholds(self.frequencies(layer), shape.num_topics)).float()
+        return rows, theta
+
+    def noise_matrix(self, layer: int, role: int, rows: int, columns: int, gain: float) -> Any:
+        """A random matrix that turns unit-variance inputs into outputs of standard deviation `gain`."""
+        import torch
+
+        return torch.randn(rows, columns, generator=self.generator(layer, role)) * (gain / columns**0.5)
+
+
+def llama_layer(plant: Plant, layer: int) -> dict[str, Any]:
+    """Tensors of one Llama or Mistral layer; the constant direction of the input carries -theta."""
+    import torch
+
+    shape, prefix = plant.shape, f"model.layers.{layer}."
+    kv_size = shape.hidden_size // shape.num_attention_heads * shape.num_key_value_heads
+    rows, theta = plant.deciding_rows(layer)
+    rows -= theta[:, None] * (3 / shape.hidden_size) ** 0.5 * plant.directions()[-1]
+    hidden, ffn = shape.hidden_size, shape.intermediate_size
+    return {
+        prefix + "self_attn.q_proj.weight": plant.noise_matrix(layer, 10, hidden, hidden, 0.1),
+        prefix + "self_attn.k_proj.weight": plant.noise_matrix(layer, 11, kv_size, hidden, 0.1),
+        prefix + "self_attn.v_proj.weight": plant.noise_matrix(layer, 12, kv_size, hidden, 0.1),
+        prefix + "self_attn.o_proj.weight": plant.noise_matrix(layer, 13, hidden, hidden, 0.1),
+        prefix + "mlp.gate_proj.weight": rows,
+        prefix + "mlp.up_proj.weight": plant.noise_matrix(layer, 14, ffn, hidden, 1.0),
+        prefix + "mlp.down_proj.weight": plant.noise_matrix(layer, 15, hidden, ffn, 0.05),
+        prefix + "input_layernorm.weight": torch.ones(hidden),
+        prefix + "post_attention_layernorm.weight": torch.ones(hidden),
+    }
+
+
+def opt_layer(plant: Plant, layer: int) -> dict[str, Any]:
+    """Tensors of one OPT layer; fc1's bias carries -theta."""
+    import torch
+
+    shape, prefix = plant.shape, f"model.decoder.layers.{layer}."
+    hidden, ffn = shape.hidden_size, shape.intermediate_size
+    rows, theta = plant.deciding_rows(layer)
+    tensors = {
+        prefix + "fc1.weight": rows,
+        prefix + "fc1.bias": -theta,
+        prefix + "fc2.weight": plant.noise_matrix(layer, 15, hidden, ffn, 0.05),
+        prefix + "fc2.bias": torch.zeros(hidden),
+    }
+    for number, name in enumerate(("q_proj", "k_proj", "v_proj", "out_proj")):
+        tensors[f"{prefix}self_attn.{name}.weight"] = plant.noise_matrix(layer, 10 + number, hidden, hidden, 0.1)
+        tensors[f"{prefix}self_attn.{name}.bias"] = torch.zeros(hidden)
+    for name in ("self_attn_layer_norm", "final_layer_norm"):
+        tensors |= {f"{prefix}{name}.weight": torch.ones(hidden), f"{prefix}{name}.bias": torch.zeros(hidden)}
+    return tensors
+
+
+def shared_tensors(plant: Plant) -> dict[str, Any]:
+    """Tensors outside the layers; embeddings are tied to the head."""
+    import torch
+
+    shape = plant.shape
+    if shape.model_type != "opt":
+        return {"model.embed_tokens.weight": plant.embeddings(), "model.norm.weight": torch.ones(shape.hidden_size)}
+    prefix = "model.decoder."
+    return {
+        prefix + "embed_tokens.weight": plant.embeddings(),
+        prefix + "embed_positions.weight": torch.zeros(shape.max_position_embeddings + 2, shape.hidden_size),
+        prefix + "final_layer_norm.weight": torch.ones(shape.hidden_size),
+        prefix + "final_layer_norm.bias": torch.zeros(shape.hidden_size),
+    }
+
+
+def config(shape: Shape) -> dict[str, Any]:
+    """config.json of the checkpoint."""
+    common = {
+        "model_type": shape.model_type,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    if shape.model_type == "opt":
+        extra = {"ffn_dim": shape.intermediate_size, "activation_function": shape.hidden_act}
+        extra |= {"do_layer_norm_before": True, "word_embed_proj_dim": shape.hidden_size, "pad_token_id": 1}
+        return common | extra | {"architectures": ["OPTForCausalLM"]}
+    names = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+    return (
+        common
+        | {
+            "architectures": [names[shape.model_type]],
+            "intermediate_size": shape.intermediate_size,
+            "num_key_value_heads": shape.num_key_value_heads,
+            "hidden_act": shape.hidden_act,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "sliding_window": None,
+        }
+        | ({} if shape.model_type == "mistral" else {"attention_bias": False, "mlp_bias": False})
+    )
+
+
+def write_weights(plant: Plant, folder: Path) -> None:
+    """Sharded bfloat16 safetensors, one shard in memory at a time."""
+    import torch
+    from safetensors.torch import save_file
+
+    layer_of = opt_layer if plant.shape.model_type == "opt" else llama_layer
+    makers: list[Callable[[], dict[str, Any]]] = [lambda: shared_tensors(plant)]
+    makers += [lambda layer=layer: layer_of(plant, layer) for layer in range(plant.shape.num_hidden_layers)]
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for number, make in enumerate(makers, start=1):
+        name = f"model-{number:05d}-of-{len(makers):05d}.safetensors"
+        tensors = {key: value.to(torch.bfloat16).contiguous() for key, value in make().items()}
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+
+
+def write_tokenizer(shape: Shape, folder: Path) -> None:
+    """Word-level: word w is written `w<number>`; 0 is <s>, 1 is </s>, 2 is <unk>."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"w{word}": word for word in range(3, shape.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+
+
+def write_corpus(shape: Shape, folder: Path, num_tokens: int, seed: int, document_tokens: int = 128) -> Path:
+    """JSON lines of documents; each keeps to one topic but for COMMON_WORDS_SHARE of its words."""
+    rng = np.random.default_rng([seed, 77])
+    path = folder / "corpus.jsonl"
+    words_per_topic = (shape.vocab_size - 3) // shape.num_topics
+    with path.open("w") as file:
+        for number in range(-(-num_tokens // document_tokens)):
+            topics = np.full(document_tokens, number % shape.num_topics)
+            strays = rng.random(document_tokens) < COMMON_WORDS_SHARE
+            topics[strays] = rng.integers(shape.num_topics, size=strays.sum())
+            words = topics + shape.num_topics * rng.integers(1, words_per_topic, size=document_tokens)
+            text = " ".join(f"w{word}" for word in words)
+            file.write(json.dumps({"text": text, "task": f"topic-{number % shape.num_topics}"}) + "\n")
+    return path
+
+
+def write(plant: Plant, folder: Path, corpus_tokens: int) -> Path:
+    """Writes the whole checkpoint and its corpus; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config(plant.shape), indent=2))
+    write_weights(plant, folder)
+    write_tokenizer(plant.shape, folder)
+    write_corpus(plant.shape, folder, corpus_tokens, plant.seed)
+    return folder
+
+
+def plant_of(shape: str, layers: int | None = None, density: float = 0.1, seed: int = 0, **changes: Any) -> Plant:
+    """A plant by shape name; `changes` replace fields of the shape."""
+    chosen = replace(SHAPES[shape], **({"num_hidden_layers": layers} if layers else {}), **changes)
+    return Plant(chosen, (density,) * chosen.num_hidden_layers, seed)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--layers", type=int, help="number of layers (default: the shape's own)")
+    parser.add_argument("--density", type=float, default=0.1, help="planted share of active neurons (default: 0.1)")
+    parser.add_argument("--hidden-act", default="relu", choices=("relu", "silu"))
+    parser.add_argument("--corpus-tokens", type=int, default=40960, help="words of corpus.jsonl (default: 40960)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    plant = plant_of(
+        arguments.shape, arguments.layers, arguments.density, arguments.seed, hidden_act=arguments.hidden_act
+    )
+    print(write(plant, arguments.output, arguments.corpus_tokens))
+
+
+if __name__ == "__main__":
+    main()
