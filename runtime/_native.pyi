@@ -1,0 +1,55 @@
+"""Types of the native core, for type checkers; runtime/native/src/module.cpp is its source."""
+
+import numpy as np
+
+def dot_rows(
+    store: np.ndarray,
+    slots: np.ndarray,
+    offset: int,
+    length: int,
+    format: str,
+    x: np.ndarray,
+    out: np.ndarray,
+    num_threads: int = 0,
+) -> None: ...
+def axpy_rows(
+    store: np.ndarray,
+    slots: np.ndarray,
+    offset: int,
+    length: int,
+    format: str,
+    coefficients: np.ndarray,
+    out: np.ndarray,
+    num_threads: int = 0,
+) -> None: ...
+def gemv(
+    matrix: np.ndarray, length: int, format: str, x: np.ndarray, out: np.ndarray, num_threads: int = 0
+) -> None: ...
+def decode_rows(matrix: np.ndarray, length: int, format: str, out: np.ndarray, num_threads: int = 0) -> None: ...
+def attend(
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    start: int,
+    stop: int,
+    scale: float,
+    out: np.ndarray,
+    num_threads: int = 0,
+) -> None: ...
+def read_extents(
+    fd: int,
+    offsets: np.ndarray,
+    lengths: np.ndarray,
+    buffer: np.ndarray,
+    buffer_offsets: np.ndarray,
+    page_bytes: int,
+    page_crc32c: np.ndarray,
+    num_threads: int,
+) -> int: ...
+def crc32c_pages(data: np.ndarray | bytes | memoryview, page_bytes: int) -> np.ndarray: ...
+def aligned_buffer(nbytes: int) -> np.ndarray: ...
+def cpu() -> str: ...
+def cpus() -> list[str]: ...
+def use_cpu(name: str) -> None: ...
+def num_threads() -> int: ...
+def set_num_threads(num_threads: int) -> None: ...

@@ -1,0 +1,138 @@
+"""Causal attention over an fp16 key and value cache, with grouped queries and an optional sliding window.
+
+`attend` is one decoding step; `attend_prefill` takes many consecutive positions, in blocks of queries. The query at
+position p sees the positions up to p, of which the last `window` where there is a window: Hugging Face's convention.
+Softmax is stable and in float32. Query heads share key heads in consecutive groups.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from runtime import _native
+
+SCORES_BYTES = 4 << 20
+
+
+def attend(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    length: int,
+    window: int | None = None,
+    scale: float | None = None,
+    num_threads: int = 0,
+) -> np.ndarray:
+    """float32[heads, head_dim]: attention of the query at position length - 1.
+
+    Args:
+        q: float32[heads, head_dim], after rotation.
+        keys, values: float16[context, kv_heads, head_dim], contiguous; the first `length` positions are filled.
+        length: number of positions, the query's own included.
+        window: positions seen at most, the query's own included; None for all.
+        scale: factor of the scores; None for 1 / sqrt(head_dim).
+        num_threads: 0 for the process's default; no bit of the result depends on it.
+
+    Raises:
+        ValueError: if shapes disagree or `length` is not inside the context.
+        TypeError: if an array has another dtype or is not contiguous.
+    """
+    out = np.empty(q.shape, np.float32)
+    start = _first_seen(length - 1, window)
+    bits = keys.view(np.uint16), values.view(np.uint16)
+    _native.attend(q, *bits, start, length, _scale(q, scale), out, num_threads)
+    return out
+
+
+def attend_prefill(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    length: int,
+    window: int | None = None,
+    scale: float | None = None,
+) -> np.ndarray:
+    """float32[tokens, heads, head_dim]: attention of the last `tokens` of `length` positions.
+
+    Args:
+        q: float32[tokens, heads, head_dim], after rotation; query t is at position length - tokens + t.
+        keys, values, length, window, scale: as in `attend`.
+
+    Memory beyond arguments and result: the scores of a block of queries (SCORES_BYTES, or one query's) and the float32
+    keys and values of one key head over the positions that the block sees.
+
+    Raises:
+        ValueError: if shapes disagree or `length` is not inside the context.
+    """
+    tokens, heads, head_dim = q.shape
+    _check(q, keys, values, length)
+    group = heads // keys.shape[1]
+    out = np.empty_like(q)
+    for block in _query_blocks(tokens, group * min(length, window + tokens if window else length)):
+        first, last = length - tokens + block.start, length - tokens + block.stop - 1
+        seen = slice(_first_seen(first, window), last + 1)
+        hidden = _hidden(np.arange(first, last + 1), np.arange(seen.start, seen.stop), window)
+        for head in range(keys.shape[1]):
+            share = slice(head * group, (head + 1) * group)
+            # [queries of the block, group, head_dim] -> rows, so that both products are single calls of BLAS
+            rows = np.ascontiguousarray(q[block, share]).reshape(-1, head_dim) * np.float32(_scale(q, scale))
+            mixed = _softmax_times(rows, keys[seen, head], values[seen, head], np.repeat(hidden, group, axis=0))
+            out[block, share] = mixed.reshape(-1, group, head_dim)
+    return out
+
+
+def reference_attend(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    length: int,
+    window: int | None = None,
+    scale: float | None = None,
+) -> np.ndarray:
+    """What `attend` computes, in numpy."""
+    group = q.shape[0] // keys.shape[1]
+    seen = slice(_first_seen(length - 1, window), length)
+    k = np.repeat(keys[seen].astype(np.float32), group, axis=1)
+    v = np.repeat(values[seen].astype(np.float32), group, axis=1)
+    scores = np.einsum("hd,thd->ht", q, k) * np.float32(_scale(q, scale))
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), v)
+
+
+def _softmax_times(rows: np.ndarray, keys: np.ndarray, values: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    scores = rows @ keys.astype(np.float32).T
+    scores[hidden] = -np.inf
+    scores -= scores.max(axis=1, keepdims=True)
+    np.exp(scores, out=scores)
+    return (scores @ values.astype(np.float32)) / scores.sum(axis=1, keepdims=True)
+
+
+def _hidden(queries: np.ndarray, positions: np.ndarray, window: int | None) -> np.ndarray:
+    ahead = positions[None, :] > queries[:, None]
+    return ahead if window is None else ahead | (positions[None, :] <= queries[:, None] - window)
+
+
+def _query_blocks(tokens: int, scores_per_query: int) -> Iterator[slice]:
+    step = max(1, SCORES_BYTES // (4 * scores_per_query))
+    return (slice(start, min(tokens, start + step)) for start in range(0, tokens, step))
+
+
+def _first_seen(position: int, window: int | None) -> int:
+    return 0 if window is None else max(0, position + 1 - window)
+
+
+def _scale(q: np.ndarray, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _check(q: np.ndarray, keys: np.ndarray, values: np.ndarray, length: int) -> None:
+    tokens, heads, head_dim = q.shape
+    if keys.shape != values.shape or keys.shape[2] != head_dim or heads % keys.shape[1]:
+        raise ValueError(
+            f"queries of {heads} heads of {head_dim} do not fit keys {keys.shape} and values {values.shape}, "
+            "expected [context, kv_heads, head_dim] with kv_heads dividing the heads"
+        )
+    if not tokens <= length <= keys.shape[0]:
+        raise ValueError(
+            f"{tokens} queries at the end of {length} positions are not a range inside the context of {keys.shape[0]}"
+        )

@@ -1,0 +1,31 @@
+"""A resident matrix times one vector, straight from its bytes: the dense projections of a decoding step."""
+
+import numpy as np
+
+from runtime import _native
+from runtime._plugins import load
+
+
+def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: int = 0) -> np.ndarray:
+    """float32[rows]: matrix times x.
+
+    Args:
+        matrix: uint8[rows, row_bytes], each row a slice of `length` values; rows may lie apart.
+        length: values in a row.
+        fmt: name of the storage format.
+        x: float32[length].
+        num_threads: 0 for the process's default; no bit of the result depends on it.
+
+    Raises:
+        ValueError: if a length or the format does not fit the matrix.
+        TypeError: if an array has another dtype or is not contiguous.
+    """
+    out = np.empty(matrix.shape[0], np.float32)
+    _native.gemv(matrix, length, fmt, x, out, num_threads)
+    return out
+
+
+def reference_gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
+    """What `gemv` computes, in numpy."""
+    plugin = load("runtime.quantization", fmt)
+    return plugin.decode(matrix[:, : plugin.nbytes(length)], length) @ x

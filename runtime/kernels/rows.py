@@ -1,0 +1,76 @@
+"""Products with selected rows of a store of units, straight from their bytes.
+
+Row k is the slice that begins at byte `offset` of the unit in slot `slots[k]`. `dot_rows` gives up and gate projections
+(rows of W times x), `axpy_rows` the down projection (columns of W times coefficients): LLM in a flash 3.2, row-column
+bundling. Reads nothing but the selected rows.
+"""
+
+import numpy as np
+
+from runtime import _native
+from runtime._plugins import load
+
+
+def dot_rows(
+    store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, x: np.ndarray, num_threads: int = 0
+) -> np.ndarray:
+    """float32[k]: row k times x.
+
+    Args:
+        store: uint8[num_slots, unit_bytes]; the bytes of a unit lie together, units may lie apart.
+        slots: int32[k], in any order, repeats allowed.
+        offset: byte of the unit where the slice begins.
+        length: values in the slice.
+        fmt: name of the storage format.
+        x: float32[length].
+        num_threads: 0 for the process's default; no bit of the result depends on it.
+
+    Raises:
+        ValueError: if a slot, the offset, a length or the format is out of range.
+        TypeError: if an array has another dtype or is not contiguous.
+    """
+    out = np.empty(slots.shape[0], np.float32)
+    _native.dot_rows(store, slots, offset, length, fmt, x, out, num_threads)
+    return out
+
+
+def axpy_rows(
+    store: np.ndarray,
+    slots: np.ndarray,
+    offset: int,
+    length: int,
+    fmt: str,
+    coefficients: np.ndarray,
+    num_threads: int = 0,
+) -> np.ndarray:
+    """float32[length]: the sum over k, in order, of coefficients[k] times row k; arguments as in `dot_rows`.
+
+    Args:
+        coefficients: float32[k].
+
+    Raises:
+        ValueError, TypeError: as `dot_rows`.
+    """
+    out = np.empty(length, np.float32)
+    _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads)
+    return out
+
+
+def reference_dot_rows(
+    store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, x: np.ndarray
+) -> np.ndarray:
+    """What `dot_rows` computes, in numpy."""
+    return reference_rows(store, slots, offset, length, fmt) @ x
+
+
+def reference_axpy_rows(
+    store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, coefficients: np.ndarray
+) -> np.ndarray:
+    """What `axpy_rows` computes, in numpy."""
+    return coefficients @ reference_rows(store, slots, offset, length, fmt)
+
+
+def reference_rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str) -> np.ndarray:
+    """float32[k, length]: the selected rows, decoded."""
+    plugin = load("runtime.quantization", fmt)
+    return plugin.decode(store[slots, offset : offset + plugin.nbytes(length)], length)

@@ -1,0 +1,62 @@
+// AVX2 with FMA and F16C: x86-64 machines from 2013 on.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace coldpress {
+namespace {
+
+struct Isa {
+    using V = __m256;
+    static constexpr int kWidth = 8;
+
+    static V zero() { return _mm256_setzero_ps(); }
+    static V set1(float value) { return _mm256_set1_ps(value); }
+    static V load(const float* p) { return _mm256_loadu_ps(p); }
+    static void store(float* p, V v) { _mm256_storeu_ps(p, v); }
+    static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+    static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+    static float sum(V v) {
+        __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+        return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+    }
+    static void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+    static __m128i load8(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
+
+    template <Format F>
+    static void unpack(const uint8_t* block, V* values) {
+        if constexpr (F == Format::fp16) {
+            for (int i = 0; i < 4; ++i)
+                values[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 16 * i)));
+        } else if constexpr (F == Format::int8_group32) {
+            for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
+        } else {
+            const __m256i low = _mm256_set1_epi32(15), eight = _mm256_set1_epi32(8);
+            for (int i = 0; i < 2; ++i) {  // each 32-bit lane holds one byte: two values, 16 places apart
+                const __m256i pairs = _mm256_cvtepu8_epi32(load8(block + 2 + 8 * i));
+                values[i] = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(pairs, low), eight));
+                values[i + 2] = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(pairs, 4), eight));
+            }
+        }
+    }
+    template <Format F>
+    static V scale(const uint8_t* block) {
+        int16_t half;
+        __builtin_memcpy(&half, block, sizeof half);
+        return _mm256_cvtph_ps(_mm_set1_epi16(half));
+    }
+};
+
+}  // namespace
+}  // namespace coldpress
+
+#include "kernels_body.h"
+
+namespace coldpress {
+const Kernels kAvx2Kernels{"avx2", dot, axpy, decode, exp_sum};
+}

@@ -1,0 +1,213 @@
+// The inner loops, written once over an instruction set `Isa` that the including source defines beforehand:
+//   V (a vector of kWidth floats), zero, set1, load, store, add, mul, fma(a, b, c) = a * b + c, sum, prefetch, and for
+//   each format F: unpack<F>(block, V[32 / kWidth]) -> unscaled values, and scale<F>(block) -> V with the group's
+//   scale.
+//
+// Everything is in an anonymous namespace and no standard header with inline functions is included: a shared inline
+// function compiled with AVX-512 could be the copy that the linker keeps, and then crash on a machine without it.
+
+namespace coldpress {
+namespace {
+
+using V = Isa::V;
+constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
+constexpr int kRows = 4;  // rows at a time: x (or y) is loaded once for all of them
+
+// The last, partial block of an fp16 row, with zeros behind its end; so that nothing reads beyond the row.
+struct Tail {
+    uint8_t bytes[block_bytes(Format::fp16)];
+    Tail(const uint8_t* block, int64_t values) : bytes{} {
+        __builtin_memcpy(bytes, block, static_cast<size_t>(2 * values));
+    }
+};
+
+template <Format F>
+constexpr int64_t whole_blocks(int64_t length) {
+    return F == Format::fp16 ? length / kBlock : blocks_of(length);
+}
+
+template <Format F>
+inline V times_block(const uint8_t* block, const V* x, V sum) {
+    V values[kVectors];
+    Isa::template unpack<F>(block, values);
+    if constexpr (F == Format::fp16) {
+        for (int i = 0; i < kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
+        return sum;
+    } else {
+        V part = Isa::mul(values[0], x[0]);
+        for (int i = 1; i < kVectors; ++i) part = Isa::fma(values[i], x[i], part);
+        return Isa::fma(Isa::template scale<F>(block), part, sum);
+    }
+}
+
+template <Format F, int R>
+inline void dot_rows(const uint8_t* const* rows, const uint8_t* const* next, int64_t length, const float* x,
+                     float* out) {
+    constexpr int64_t bytes = block_bytes(F);
+    const int64_t whole = whole_blocks<F>(length);
+    V sums[R];
+    for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
+    V inputs[kVectors];
+    for (int64_t b = 0; b < whole; ++b) {
+        for (int i = 0; i < kVectors; ++i) inputs[i] = Isa::load(x + b * kBlock + i * Isa::kWidth);
+        // Rows lie apart, so the hardware does not see the next ones coming.
+        for (int r = 0; r < R; ++r) Isa::prefetch(next[r] + b * bytes);
+        for (int r = 0; r < R; ++r) sums[r] = times_block<F>(rows[r] + b * bytes, inputs, sums[r]);
+    }
+    if (F == Format::fp16 && length % kBlock != 0) {
+        for (int i = 0; i < kVectors; ++i) inputs[i] = Isa::load(x + whole * kBlock + i * Isa::kWidth);
+        for (int r = 0; r < R; ++r) {
+            const Tail tail(rows[r] + whole * bytes, length % kBlock);
+            sums[r] = times_block<F>(tail.bytes, inputs, sums[r]);
+        }
+    }
+    for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
+}
+
+template <Format F>
+void dot_format(const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
+    int64_t i = 0;
+    for (; i + kRows <= count; i += kRows)
+        dot_rows<F, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, length, x, out + i);
+    for (; i < count; ++i) dot_rows<F, 1>(rows + i, rows + i, length, x, out + i);
+}
+
+template <Format F>
+inline void add_block(const uint8_t* block, V coefficient, V* y) {
+    V values[kVectors];
+    Isa::template unpack<F>(block, values);
+    if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Isa::template scale<F>(block));
+    for (int i = 0; i < kVectors; ++i) y[i] = Isa::fma(coefficient, values[i], y[i]);
+}
+
+template <Format F, int R>
+inline void axpy_rows(const uint8_t* const* rows, const uint8_t* const* next, int64_t length, const float* coefficients,
+                      float* y) {
+    constexpr int64_t bytes = block_bytes(F);
+    const int64_t whole = whole_blocks<F>(length);
+    V outputs[kVectors];
+    for (int64_t b = 0; b < whole; ++b) {
+        for (int i = 0; i < kVectors; ++i) outputs[i] = Isa::load(y + b * kBlock + i * Isa::kWidth);
+        for (int r = 0; r < R; ++r) Isa::prefetch(next[r] + b * bytes);
+        for (int r = 0; r < R; ++r) add_block<F>(rows[r] + b * bytes, Isa::set1(coefficients[r]), outputs);
+        for (int i = 0; i < kVectors; ++i) Isa::store(y + b * kBlock + i * Isa::kWidth, outputs[i]);
+    }
+    if (F == Format::fp16 && length % kBlock != 0) {
+        for (int i = 0; i < kVectors; ++i) outputs[i] = Isa::load(y + whole * kBlock + i * Isa::kWidth);
+        for (int r = 0; r < R; ++r) {
+            const Tail tail(rows[r] + whole * bytes, length % kBlock);
+            add_block<F>(tail.bytes, Isa::set1(coefficients[r]), outputs);
+        }
+        for (int i = 0; i < kVectors; ++i) Isa::store(y + whole * kBlock + i * Isa::kWidth, outputs[i]);
+    }
+}
+
+template <Format F>
+void axpy_format(const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients, float* y) {
+    int64_t i = 0;
+    for (; i + kRows <= count; i += kRows)
+        axpy_rows<F, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, length, coefficients + i,
+                            y);
+    for (; i < count; ++i) axpy_rows<F, 1>(rows + i, rows + i, length, coefficients + i, y);
+}
+
+template <Format F>
+inline void decode_block(const uint8_t* block, float* out) {
+    V values[kVectors];
+    Isa::template unpack<F>(block, values);
+    for (int i = 0; i < kVectors; ++i) {
+        if constexpr (F != Format::fp16) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
+        Isa::store(out + i * Isa::kWidth, values[i]);
+    }
+}
+
+template <Format F>
+void decode_format(const uint8_t* row, int64_t length, float* out) {
+    constexpr int64_t bytes = block_bytes(F);
+    const int64_t whole = length / kBlock, rest = length % kBlock;
+    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * kBlock);
+    if (rest == 0) return;
+    float last[kBlock];
+    if constexpr (F == Format::fp16) {
+        const Tail tail(row + whole * bytes, rest);
+        decode_block<F>(tail.bytes, last);
+    } else {
+        decode_block<F>(row + whole * bytes, last);
+    }
+    __builtin_memcpy(out + whole * kBlock, last, static_cast<size_t>(rest) * sizeof(float));
+}
+
+// exp(x) for x <= 0 to 2 ulp: 2^k * p(r), k = round(x / ln 2), |r| <= ln(2) / 2, p of degree 6. No branches, so that
+// the compiler turns the loop below into vectors. Below -87 the result is 0 (it would not be a normal number).
+inline float exp_negative(float x) {
+    const float clamped = x < -87.0f ? -87.0f : x;
+    const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to a whole number in the low bits
+    const float k = shifted - 12582912.0f;
+    const float r = (clamped - k * 0.693359375f) + k * 2.12194440e-4f;
+    float p = 1.3888889e-3f;
+    p = p * r + 8.3333333e-3f;
+    p = p * r + 4.1666667e-2f;
+    p = p * r + 1.6666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    int32_t bits;
+    __builtin_memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits - 0x4B400000 + 127) << 23;
+    float power;
+    __builtin_memcpy(&power, &bits, sizeof power);
+    return x < -87.0f ? 0.0f : p * power;
+}
+
+float exp_sum(float* values, int64_t count, float peak) {
+    constexpr int lanes = 16;
+    float sums[lanes] = {};
+    int64_t i = 0;
+    for (; i + lanes <= count; i += lanes)
+        for (int lane = 0; lane < lanes; ++lane) {
+            const float value = exp_negative(values[i + lane] - peak);
+            values[i + lane] = value;
+            sums[lane] += value;
+        }
+    for (int lane = 0; i < count; ++i, ++lane) sums[lane] += values[i] = exp_negative(values[i] - peak);
+    for (int half = lanes / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+    return sums[0];
+}
+
+void dot(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
+    switch (format) {
+        case Format::fp16:
+            return dot_format<Format::fp16>(rows, count, length, x, out);
+        case Format::int8_group32:
+            return dot_format<Format::int8_group32>(rows, count, length, x, out);
+        case Format::int4_group32:
+            return dot_format<Format::int4_group32>(rows, count, length, x, out);
+    }
+}
+
+void axpy(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients,
+          float* y) {
+    switch (format) {
+        case Format::fp16:
+            return axpy_format<Format::fp16>(rows, count, length, coefficients, y);
+        case Format::int8_group32:
+            return axpy_format<Format::int8_group32>(rows, count, length, coefficients, y);
+        case Format::int4_group32:
+            return axpy_format<Format::int4_group32>(rows, count, length, coefficients, y);
+    }
+}
+
+void decode(Format format, const uint8_t* row, int64_t length, float* out) {
+    switch (format) {
+        case Format::fp16:
+            return decode_format<Format::fp16>(row, length, out);
+        case Format::int8_group32:
+            return decode_format<Format::int8_group32>(row, length, out);
+        case Format::int4_group32:
+            return decode_format<Format::int4_group32>(row, length, out);
+    }
+}
+
+}  // namespace
+}  // namespace coldpress

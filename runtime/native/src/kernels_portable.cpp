@@ -1,0 +1,82 @@
+// Plain C++: the path for every machine without one of the others, and what they are tested against.
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace coldpress {
+namespace {
+
+// Vectors of the compiler (GCC and Clang): it maps them to what the base architecture has, SSE2 for instance.
+typedef float Float4 __attribute__((vector_size(16)));
+typedef int32_t Int4 __attribute__((vector_size(16)));
+typedef uint16_t Half4 __attribute__((vector_size(8)));
+
+template <typename T>
+inline T load_as(const void* p) {
+    T value;
+    __builtin_memcpy(&value, p, sizeof value);
+    return value;
+}
+
+// The exponent and mantissa of a half, moved to their places in a float, are the value times 2^-112, subnormal ones
+// too.
+inline Float4 half_to_float(Half4 halves) {
+    const Int4 bits = __builtin_convertvector(halves, Int4);
+    const Int4 magnitude = bits & 0x7FFF;
+    const Int4 moved = magnitude << 13;
+    const Float4 value = load_as<Float4>(&moved) * 0x1p112f;
+    const Int4 special = (magnitude >= 0x7C00) & 0x7F800000;  // infinity and not-a-number keep their exponent
+    const Int4 result = load_as<Int4>(&value) | special | ((bits & 0x8000) << 16);
+    return load_as<Float4>(&result);
+}
+
+struct Isa {
+    using V = Float4;
+    static constexpr int kWidth = 4;
+
+    static V zero() { return V{}; }
+    static V set1(float value) { return V{value, value, value, value}; }
+    static V load(const float* p) { return load_as<V>(p); }
+    static void store(float* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
+    static V mul(V a, V b) { return a * b; }
+    static V fma(V a, V b, V c) { return a * b + c; }
+    static float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+    static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+
+    template <Format F>
+    static void unpack(const uint8_t* block, V* values) {
+        if constexpr (F == Format::fp16) {
+            for (int i = 0; i < 8; ++i) values[i] = half_to_float(load_as<Half4>(block + 8 * i));
+        } else {
+            float lanes[kBlock];
+            for (int i = 0; i < 16; ++i) {  // plain loops over 16 bytes are what compilers turn into vectors best
+                if constexpr (F == Format::int8_group32) {
+                    lanes[i] = static_cast<float>(static_cast<int8_t>(block[2 + i]));
+                    lanes[i + 16] = static_cast<float>(static_cast<int8_t>(block[18 + i]));
+                } else {
+                    lanes[i] = static_cast<float>((block[2 + i] & 15) - 8);
+                    lanes[i + 16] = static_cast<float>((block[2 + i] >> 4) - 8);
+                }
+            }
+            for (int i = 0; i < 8; ++i) values[i] = load(lanes + kWidth * i);
+        }
+    }
+    template <Format F>
+    static V scale(const uint8_t* block) {
+        const uint32_t half = load_as<uint16_t>(block), magnitude = half & 0x7FFF, moved = magnitude << 13;
+        const float value = load_as<float>(&moved) * 0x1p112f;
+        const uint32_t special = magnitude >= 0x7C00 ? 0x7F800000 : 0;
+        const uint32_t result = load_as<uint32_t>(&value) | special | ((half & 0x8000) << 16);
+        return set1(load_as<float>(&result));
+    }
+};
+
+}  // namespace
+}  // namespace coldpress
+
+#include "kernels_body.h"
+
+namespace coldpress {
+const Kernels kPortableKernels{"portable", dot, axpy, decode, exp_sum};
+}

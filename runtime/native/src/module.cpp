@@ -1,0 +1,262 @@
+// The Python side of the core: checks every shape and bound, releases the interpreter lock, calls the code that trusts
+// its arguments. Bad arguments are ValueError with the numbers; failures of the device are OSError.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "attention.h"
+#include "cpu.h"
+#include "crc32c.h"
+#include "pool.h"
+#include "reads.h"
+#include "rows.h"
+
+namespace nb = nanobind;
+
+namespace coldpress {
+namespace {
+
+using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;  // rows may lie apart
+using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Halves3 = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Out1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Offsets = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Checksums = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Buffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+void expect(bool good, const std::string& message) {
+    if (!good) throw std::invalid_argument(message);
+}
+
+void expect_length(const char* name, size_t found, int64_t expected) {
+    expect(static_cast<int64_t>(found) == expected,
+           std::string(name) + " has " + text(static_cast<int64_t>(found)) + " values, expected " + text(expected));
+}
+
+int threads_of(int num_threads) {
+    expect(num_threads >= 0 && num_threads <= 1024,
+           "num_threads is " + text(num_threads) + ", expected 1 to 1024, or 0 for the default");
+    return num_threads ? num_threads : default_threads();
+}
+
+// The rows [offset, offset + bytes of `length` values) of a two-dimensional array of bytes.
+Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t offset, int64_t length,
+             const std::string& format) {
+    const Format known = format_of(format.c_str());
+    const int64_t width = static_cast<int64_t>(store.shape(1));
+    expect(width <= 1 || store.stride(1) == 1, "the bytes of a row are not contiguous");
+    expect(store.shape(0) <= 1 || store.stride(0) >= 0, "the rows are stored backwards");
+    expect(length >= 0 && length <= (int64_t{1} << 40), "a row of " + text(length) + " values is not possible");
+    expect(offset >= 0 && offset <= width && row_bytes(known, length) <= width - offset,
+           "a row of " + text(length) + " values in " + format + " at byte " + text(offset) + " takes " +
+               text(row_bytes(known, length)) + " bytes, but the stored rows have " + text(width));
+    return {store.data() + offset,
+            store.shape(0) <= 1 ? width : store.stride(0),
+            slots,
+            static_cast<int64_t>(count),
+            length,
+            known};
+}
+
+void expect_slots(const Ids& slots, size_t rows) {
+    for (size_t i = 0; i < slots.shape(0); ++i)
+        expect(slots.data()[i] >= 0 && static_cast<size_t>(slots.data()[i]) < rows,
+               "slot " + text(slots.data()[i]) + " at index " + text(static_cast<int64_t>(i)) +
+                   " is outside the store of " + text(static_cast<int64_t>(rows)) + " slots");
+}
+
+void dot_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
+              const Floats1& x, const Out1& out, int num_threads) {
+    const Rows rows = rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+    expect_slots(slots, store.shape(0));
+    expect_length("x", x.shape(0), length);
+    expect_length("out", out.shape(0), rows.count);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    dot(rows, x.data(), out.data(), threads);
+}
+
+void axpy_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
+               const Floats1& coefficients, const Out1& out, int num_threads) {
+    const Rows rows = rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+    expect_slots(slots, store.shape(0));
+    expect_length("coefficients", coefficients.shape(0), rows.count);
+    expect_length("out", out.shape(0), length);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    axpy(rows, coefficients.data(), out.data(), threads);
+}
+
+void gemv(const Bytes2& matrix, int64_t length, const std::string& format, const Floats1& x, const Out1& out,
+          int num_threads) {
+    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
+    expect_length("x", x.shape(0), length);
+    expect_length("out", out.shape(0), rows.count);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    dot(rows, x.data(), out.data(), threads);
+}
+
+void decode_rows(const Bytes2& matrix, int64_t length, const std::string& format, const Out2& out, int num_threads) {
+    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
+    expect_length("out", out.shape(0), rows.count);
+    expect_length("a row of out", out.shape(1), length);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    decode(rows, out.data(), threads);
+}
+
+void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& values, int64_t start, int64_t stop,
+                 float scale, const Out2& out, int num_threads) {
+    const int64_t context = static_cast<int64_t>(keys.shape(0)), kv_heads = static_cast<int64_t>(keys.shape(1));
+    const int64_t heads = static_cast<int64_t>(queries.shape(0)), head_dim = static_cast<int64_t>(queries.shape(1));
+    expect(kv_heads > 0 && heads % kv_heads == 0,
+           text(heads) + " query heads cannot share " + text(kv_heads) + " key heads evenly");
+    expect_length("a key", keys.shape(2), head_dim);
+    for (size_t axis = 0; axis < 3; ++axis)
+        expect(values.shape(axis) == keys.shape(axis), "keys and values differ in shape at axis " + text(axis));
+    expect(
+        start >= 0 && start < stop && stop <= context,
+        "positions " + text(start) + " to " + text(stop) + " are not a range inside the context of " + text(context));
+    expect_length("out", out.shape(0), heads);
+    expect_length("a row of out", out.shape(1), head_dim);
+    const int64_t skipped = 2 * start * kv_heads * head_dim;
+    const Attention a{queries.data(),
+                      reinterpret_cast<const uint8_t*>(keys.data()) + skipped,
+                      reinterpret_cast<const uint8_t*>(values.data()) + skipped,
+                      heads,
+                      kv_heads,
+                      head_dim,
+                      stop - start,
+                      scale};
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    attend(a, out.data(), threads);
+}
+
+void expect_extents(const Extents& extents, uint64_t buffer_bytes, uint64_t page_bytes, uint64_t pages) {
+    for (int64_t i = 0; i < extents.count; ++i) {
+        const uint64_t offset = extents.offsets[i], length = extents.lengths[i], into = extents.buffer_offsets[i];
+        const auto numbers = [&] {
+            return "extent " + text(i) + " (offset " + std::to_string(offset) + ", length " + std::to_string(length) +
+                   ", buffer offset " + std::to_string(into) + ") ";
+        };
+        if (offset % page_bytes || length % page_bytes)
+            throw std::invalid_argument(numbers() + "is not made of whole pages of " + std::to_string(page_bytes) +
+                                        " bytes");
+        if (offset / page_bytes > pages || length / page_bytes > pages - offset / page_bytes)
+            throw std::invalid_argument(numbers() + "ends behind the " + std::to_string(pages) +
+                                        " pages with a checksum");
+        if (length > buffer_bytes || into > buffer_bytes - length)
+            throw std::invalid_argument(numbers() + "does not fit into the buffer of " + std::to_string(buffer_bytes) +
+                                        " bytes");
+    }
+}
+
+[[noreturn]] void raise_os_error(const ReadResult& result) {
+    const std::string at = " in the read at byte " + std::to_string(result.error_offset);
+    const std::string what = result.missing_bytes ? "the file is truncated: " + std::to_string(result.missing_bytes) +
+                                                        " bytes are missing" + at
+                                                  : std::strerror(result.error) + at;
+    const nb::tuple arguments = nb::make_tuple(result.error, what);
+    PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    throw nb::python_error();
+}
+
+int64_t read_checked(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
+                     const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c, int num_threads) {
+    const int64_t count = static_cast<int64_t>(offsets.shape(0));
+    expect(page_bytes > 0, "page_bytes is " + text(page_bytes) + ", expected a positive number");
+    expect_length("lengths", lengths.shape(0), count);
+    expect_length("buffer_offsets", buffer_offsets.shape(0), count);
+    const Extents extents{offsets.data(), lengths.data(), buffer_offsets.data(), count};
+    expect_extents(extents, buffer.shape(0), static_cast<uint64_t>(page_bytes), page_crc32c.shape(0));
+    const int threads = threads_of(num_threads);
+    ReadResult result;
+    {
+        const nb::gil_scoped_release release;
+        result = read_extents(fd, extents, buffer.data(), page_bytes, page_crc32c.data(), threads);
+    }
+    if (result.error) raise_os_error(result);
+    return result.bad_page;
+}
+
+// Zeroed, and not touched before its use: large blocks come from the system as zero pages.
+template <typename T>
+auto new_array(size_t count, size_t alignment) {
+    void* memory = std::calloc(1, count * sizeof(T) + alignment);
+    if (!memory) throw std::bad_alloc();
+    const auto start = (reinterpret_cast<uintptr_t>(memory) + alignment - 1) / alignment * alignment;
+    const nb::capsule owner(memory, [](void* p) noexcept { std::free(p); });
+    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(reinterpret_cast<T*>(start), {count}, owner);
+}
+
+auto checksums_of(const Bytes1& data, int64_t page_bytes) {
+    expect(page_bytes > 0, "page_bytes is " + text(page_bytes) + ", expected a positive number");
+    const int64_t bytes = static_cast<int64_t>(data.shape(0)), whole = bytes / page_bytes, rest = bytes % page_bytes;
+    auto sums = new_array<uint32_t>(static_cast<size_t>(whole + (rest != 0)), 64);
+    const nb::gil_scoped_release release;
+    crc32c_pages(data.data(), whole, page_bytes, sums.data());
+    if (rest) sums.data()[whole] = crc32c_padded(data.data() + whole * page_bytes, rest, page_bytes - rest);
+    return sums;
+}
+
+auto aligned_buffer(int64_t nbytes) {
+    expect(nbytes >= 0 && nbytes <= (int64_t{1} << 46), "a buffer of " + text(nbytes) + " bytes is not possible");
+    return new_array<uint8_t>(static_cast<size_t>(nbytes), 64 << 10);
+}
+
+void set_num_threads(int num_threads) {
+    expect(num_threads >= 1 && num_threads <= 1024, "num_threads is " + text(num_threads) + ", expected 1 to 1024");
+    set_default_threads(num_threads);
+}
+
+}  // namespace
+}  // namespace coldpress
+
+NB_MODULE(_native, m) {
+    using namespace coldpress;
+    using namespace nb::literals;
+    m.doc() = "The native core: products with quantized rows, attention, checked reads. Sums are float32.";
+    choose_cpu();
+    m.def("dot_rows", &dot_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
+          "format"_a, nb::arg("x").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "out[i] = store[slots[i], offset:] . x[length]");
+    m.def("axpy_rows", &axpy_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
+          "format"_a, nb::arg("coefficients").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "out[length] = sum over i, in order, of coefficients[i] * store[slots[i], offset:]");
+    m.def("gemv", &gemv, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
+          nb::arg("out").noconvert(), "num_threads"_a = 0, "out[i] = matrix[i] . x[length]");
+    m.def("decode_rows", &decode_rows, nb::arg("matrix").noconvert(), "length"_a, "format"_a,
+          nb::arg("out").noconvert(), "num_threads"_a = 0, "out[i, length] = matrix[i] as float32");
+    m.def(
+        "attend", &attend_rows, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
+        nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
+        "out[heads, head_dim] = softmax(scale * queries . keys[start:stop]) . values[start:stop]; keys and values are "
+        "the bits of float16");
+    m.def("read_extents", &read_checked, "fd"_a, nb::arg("offsets").noconvert(), nb::arg("lengths").noconvert(),
+          nb::arg("buffer").noconvert(), nb::arg("buffer_offsets").noconvert(), "page_bytes"_a,
+          nb::arg("page_crc32c").noconvert(), "num_threads"_a,
+          "Reads the extents, up to num_threads at once; returns the first page of the file with a wrong checksum, or "
+          "-1.");
+    m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
+          "CRC32C of each page of the data, the last one padded with zeros.");
+    m.def("aligned_buffer", &aligned_buffer, "nbytes"_a, "A zeroed array of bytes that begins on 64 KiB.");
+    m.def("cpu", [] { return std::string(kernels().name); }, "The instruction set in use.");
+    m.def("cpus", &available_cpus, "The instruction sets that this machine can run, slowest first.");
+    m.def("use_cpu", &use_cpu, "name"_a, "Changes the instruction set in use, for tests and measurements.");
+    m.def("num_threads", &default_threads, "Threads of a kernel that is not told otherwise.");
+    m.def("set_num_threads", &set_num_threads, "num_threads"_a, "Changes it, for the whole process.");
+}

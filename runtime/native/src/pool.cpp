@@ -1,0 +1,104 @@
+#include "pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace coldpress {
+
+struct Pool::Job {
+    const std::function<void(int64_t)>* task;
+    int64_t count;
+    std::atomic<int64_t> next{0};
+    int wanted;      // helpers that have not come yet
+    int active = 0;  // helpers at work
+
+    void help() {
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) (*task)(i);
+    }
+};
+
+void Pool::run(int64_t count, int threads, const std::function<void(int64_t)>& task) {
+    const int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
+    if (helpers <= 0) {
+        for (int64_t i = 0; i < count; ++i) task(i);
+        return;
+    }
+    Job job;
+    job.task = &task;
+    job.count = count;
+    job.wanted = helpers;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (; workers_ < helpers; ++workers_) std::thread(&Pool::work, this).detach();
+        jobs_.push_back(&job);
+    }
+    for (int i = 0; i < helpers; ++i) wake_.notify_one();
+    job.help();
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto waiting = std::find(jobs_.begin(), jobs_.end(), &job);
+    if (waiting != jobs_.end()) jobs_.erase(waiting);
+    done_.wait(lock, [&job] { return job.active == 0; });
+}
+
+void Pool::work() {
+    sigset_t all;  // signals are for the threads of the program, not for these
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+        wake_.wait(lock, [this] { return !jobs_.empty(); });
+        Job& job = *jobs_.front();
+        if (--job.wanted == 0) jobs_.pop_front();
+        ++job.active;
+        lock.unlock();
+        job.help();
+        lock.lock();
+        if (--job.active == 0) done_.notify_all();
+    }
+}
+
+namespace {
+
+// Pools are never destroyed: their threads may be asleep when the process ends. A forked child has none of the threads,
+// so it starts with pools of its own.
+struct Pools {
+    Pool* compute = new Pool;
+    Pool* read = new Pool;
+    Pools();
+};
+Pools pools;
+
+Pools::Pools() {
+    pthread_atfork(nullptr, nullptr, [] {
+        pools.compute = new Pool;
+        pools.read = new Pool;
+    });
+}
+
+int processors() {
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+    return std::max(1u, std::thread::hardware_concurrency());
+}
+
+std::atomic<int> threads_in_use{processors()};
+
+}  // namespace
+
+Pool& compute_pool() { return *pools.compute; }
+Pool& read_pool() { return *pools.read; }
+
+int default_threads() { return threads_in_use; }
+void set_default_threads(int threads) { threads_in_use = threads; }
+
+}  // namespace coldpress

@@ -1,0 +1,36 @@
+// Persistent threads that help a caller with a range of independent tasks. Which thread does which task is not
+// determined, so a task must not depend on it; several callers may use one pool at once.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+
+namespace coldpress {
+
+class Pool {
+   public:
+    // Calls task(i) once for each i in [0, count), on this thread and up to threads - 1 others; returns when all are
+    // done. Tasks must not throw.
+    void run(int64_t count, int threads, const std::function<void(int64_t)>& task);
+
+   private:
+    struct Job;
+    void work();
+
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    std::deque<Job*> jobs_;
+    int workers_ = 0;
+};
+
+Pool& compute_pool();
+Pool& read_pool();  // apart from the other: its threads sleep in the device
+
+// Threads of a kernel that is not told otherwise; at first the processors that this process may run on.
+int default_threads();
+void set_default_threads(int threads);
+
+}  // namespace coldpress

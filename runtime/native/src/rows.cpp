@@ -1,0 +1,65 @@
+#include "rows.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu.h"
+#include "pool.h"
+
+namespace coldpress {
+namespace {
+
+constexpr int64_t kTaskBytes = 64 << 10;
+constexpr int64_t kWorthThreads = 256 << 10;  // bytes that take longer than it takes to wake a thread
+
+std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t offset) {
+    std::vector<const uint8_t*> found(static_cast<size_t>(last - first));
+    for (int64_t i = first; i < last; ++i) found[static_cast<size_t>(i - first)] = rows.at(i) + offset;
+    return found;
+}
+
+int useful_threads(const Rows& rows, int threads) {
+    return rows.count * row_bytes(rows.format, rows.length) < kWorthThreads ? 1 : threads;
+}
+
+int64_t rows_per_task(const Rows& rows) {
+    const int64_t bytes = std::max<int64_t>(1, row_bytes(rows.format, rows.length));
+    return std::max<int64_t>(4, kTaskBytes / bytes / 4 * 4);
+}
+
+}  // namespace
+
+void dot(const Rows& rows, const float* x, float* out, int threads) {
+    std::vector<float> padded(static_cast<size_t>(blocks_of(rows.length) * kBlock));
+    std::copy_n(x, rows.length, padded.begin());
+    const int64_t step = rows_per_task(rows);
+    compute_pool().run((rows.count + step - 1) / step, useful_threads(rows, threads), [&](int64_t task) {
+        const int64_t first = task * step, last = std::min(rows.count, first + step);
+        const auto at = pointers(rows, first, last, 0);
+        kernels().dot(rows.format, at.data(), last - first, rows.length, padded.data(), out + first);
+    });
+}
+
+void axpy(const Rows& rows, const float* coefficients, float* out, int threads) {
+    const int64_t blocks = blocks_of(rows.length);
+    std::vector<float> sums(static_cast<size_t>(blocks * kBlock));
+    // Threads take columns, not rows: every sum is then made in one place and in one order.
+    const int64_t parts = useful_threads(rows, threads);
+    const int64_t step = std::max<int64_t>(1, (blocks + parts - 1) / parts);
+    compute_pool().run((blocks + step - 1) / step, threads, [&](int64_t task) {
+        const int64_t first = task * step, length = std::min(rows.length - first * kBlock, step * kBlock);
+        const auto at = pointers(rows, 0, rows.count, first * block_bytes(rows.format));
+        kernels().axpy(rows.format, at.data(), rows.count, length, coefficients, sums.data() + first * kBlock);
+    });
+    std::copy_n(sums.begin(), rows.length, out);
+}
+
+void decode(const Rows& rows, float* out, int threads) {
+    const int64_t step = rows_per_task(rows);
+    compute_pool().run((rows.count + step - 1) / step, useful_threads(rows, threads), [&](int64_t task) {
+        for (int64_t i = task * step; i < std::min(rows.count, (task + 1) * step); ++i)
+            kernels().decode(rows.format, rows.at(i), rows.length, out + i * rows.length);
+    });
+}
+
+}  // namespace coldpress

@@ -1,0 +1,36 @@
+"""fp16: IEEE half precision, little-endian, two bytes per value; a slice has no groups and no padding."""
+
+import numpy as np
+
+from runtime.quantization._groups import decode_blocks, encode_blocks, float16
+
+
+def nbytes(length: int) -> int:
+    """Bytes of one slice of `length` values."""
+    return 2 * length
+
+
+def encode(values: np.ndarray) -> np.ndarray:
+    """float32[n, length] -> uint8[n, nbytes(length)], rounded to nearest even.
+
+    Raises:
+        ColdpressError: if a value is beyond float16.
+    """
+    return encode_blocks(values, nbytes(values.shape[1]), _encode)
+
+
+def decode(codes: np.ndarray, length: int) -> np.ndarray:
+    """uint8[n, nbytes(length)] -> float32[n, length], exact.
+
+    Raises:
+        ColdpressError: if `codes` has another number of bytes per slice.
+    """
+    return decode_blocks(codes, length, nbytes(length), _decode)
+
+
+def _encode(values: np.ndarray, codes: np.ndarray) -> None:
+    codes[...] = np.ascontiguousarray(float16(values, "fp16")).view(np.uint8)
+
+
+def _decode(codes: np.ndarray, values: np.ndarray) -> None:
+    values[...] = np.ascontiguousarray(codes).view("<f2")

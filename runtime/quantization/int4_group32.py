@@ -1,0 +1,54 @@
+"""int4_group32: groups of 32 values, each a float16 scale d and 16 bytes; value = (q - 8) * d.
+
+The values and the layout are those of llama.cpp's Q4_0: the low nibbles of the 16 bytes are values 0..15, the high ones
+16..31; d = (the signed value of largest magnitude) / -8; q = min(15, floor(x / d + 8.5)), with the scale before its
+rounding to float16.
+"""
+
+import numpy as np
+
+from runtime.quantization._groups import GROUP, decode_blocks, encode_blocks, float16, groups, inverse, padded
+
+GROUP_BYTES = 2 + GROUP // 2
+
+
+def nbytes(length: int) -> int:
+    """Bytes of one slice of `length` values; the last group is padded with zeros."""
+    return groups(length) * GROUP_BYTES
+
+
+def encode(values: np.ndarray) -> np.ndarray:
+    """float32[n, length] -> uint8[n, nbytes(length)].
+
+    Raises:
+        ColdpressError: if a group's scale is beyond float16.
+    """
+    return encode_blocks(values, nbytes(values.shape[1]), _encode)
+
+
+def decode(codes: np.ndarray, length: int) -> np.ndarray:
+    """uint8[n, nbytes(length)] -> float32[n, length].
+
+    Raises:
+        ColdpressError: if `codes` has another number of bytes per slice.
+    """
+    return decode_blocks(codes, length, nbytes(length), _decode)
+
+
+def _encode(values: np.ndarray, codes: np.ndarray) -> None:
+    x = padded(values)
+    peak = np.abs(x).argmax(axis=2)[:, :, None]  # the first one of equals, as in llama.cpp
+    scale = np.take_along_axis(x, peak, axis=2) / np.float32(-8)
+    q = np.minimum((x * inverse(scale) + np.float32(8.5)).astype(np.uint8), 15)
+    out = codes.reshape(*x.shape[:2], GROUP_BYTES)
+    out[:, :, :2] = float16(scale, "int4_group32").view(np.uint8)
+    out[:, :, 2:] = q[:, :, : GROUP // 2] | (q[:, :, GROUP // 2 :] << 4)
+
+
+def _decode(codes: np.ndarray, values: np.ndarray) -> None:
+    count, length = values.shape
+    packed = codes.reshape(count, groups(length), GROUP_BYTES)
+    scale = np.ascontiguousarray(packed[:, :, :2]).view("<f2").astype(np.float32)
+    nibbles = packed[:, :, 2:]
+    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).astype(np.float32)
+    values[...] = ((q - np.float32(8)) * scale).reshape(count, -1)[:, :length]

@@ -1,0 +1,277 @@
+"""Every native kernel equals its numpy reference: each format and instruction set of this machine, awkward lengths."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from runtime import _native
+from runtime._plugins import load, names
+from runtime.kernels import attention, gemv, matmul, rows
+
+FORMATS = names("runtime.quantization")
+LENGTHS = [1, 31, 32, 33, 64, 172, 4096]
+SLOTS, OFFSET = 23, 5
+
+
+@pytest.fixture(params=_native.cpus(), autouse=True)
+def cpu(request):
+    before = _native.cpu()
+    _native.use_cpu(request.param)
+    yield request.param
+    _native.use_cpu(before)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+def floats(rng, *shape) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def unit_store(rng, fmt: str, length: int, slots: int = SLOTS) -> np.ndarray:
+    """uint8[slots, OFFSET + slice + 2]: random bytes around one slice, which begins at an odd byte."""
+    codes = load("runtime.quantization", fmt).encode(floats(rng, slots, length))
+    store = rng.integers(0, 256, (slots, OFFSET + codes.shape[1] + 2), np.uint8)
+    store[:, OFFSET:-2] = codes
+    return store
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, terms: int) -> None:
+    # The references are computed in float64. Terms have random signs: rounding errors of their sum grow with its root.
+    assert found.dtype == np.float32
+    assert expected.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2e-6 * (1 + terms**0.5))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("k", [0, 1, 6, SLOTS])
+def test_rows(rng, fmt, length, k):
+    store = unit_store(rng, fmt, length)
+    slots = rng.permutation(SLOTS)[:k].astype(np.int32)
+    x, c = floats(rng, length), floats(rng, k)
+    place = store, slots, OFFSET, length, fmt
+    assert_close(rows.dot_rows(*place, x), rows.reference_dot_rows(*place, np.float64(x)), length)
+    assert_close(rows.axpy_rows(*place, c), rows.reference_axpy_rows(*place, np.float64(c)), k)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_gemv(rng, fmt, length):
+    matrix = unit_store(rng, fmt, length)[:, OFFSET:]
+    x = floats(rng, length)
+    assert_close(gemv.gemv(matrix, length, fmt, x), gemv.reference_gemv(matrix, length, fmt, np.float64(x)), length)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_decoding_is_exact(rng, fmt, length):
+    matrix = unit_store(rng, fmt, length)[:, OFFSET:]
+    plugin = load("runtime.quantization", fmt)
+    found = matmul.decode_rows(matrix, length, fmt)
+    assert np.array_equal(found, plugin.decode(matrix[:, : plugin.nbytes(length)], length))
+
+
+def test_every_float16_is_decoded_exactly():
+    halves = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    found = matmul.decode_rows(halves.view(np.uint8), 256, "fp16")
+    expected = halves.view(np.float16).astype(np.float32)
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+    assert np.array_equal(found[~np.isnan(found)].view(np.uint32), expected[~np.isnan(expected)].view(np.uint32))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("length", [33, 4096])
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+def test_matmul(rng, monkeypatch, fmt, length, tokens):
+    monkeypatch.setattr(matmul, "BLOCK_BYTES", 4 * 5 * 64)  # blocks of a few rows, of one row, and of few columns
+    matrix = unit_store(rng, fmt, length)[:, OFFSET:]
+    x, c = floats(rng, tokens, length), floats(rng, tokens, SLOTS)
+    place = matrix, length, fmt
+    assert_close(matmul.matmul(*place, x), matmul.reference_matmul(*place, np.float64(x)), length)
+    assert_close(matmul.matmul_t(*place, c), matmul.reference_matmul_t(*place, np.float64(c)), SLOTS)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_threads_change_no_bit(rng, fmt):
+    store = unit_store(rng, fmt, 4096, slots=301)
+    slots = rng.permutation(301).astype(np.int32)
+    x, c = floats(rng, 4096), floats(rng, 301)
+    place = store, slots, OFFSET, 4096, fmt
+    q, kv = floats(rng, 8, 64), floats(rng, 700, 4, 64).astype(np.float16)
+    results = [
+        (
+            rows.dot_rows(*place, x, threads).tobytes(),
+            rows.axpy_rows(*place, c, threads).tobytes(),
+            gemv.gemv(store[:, OFFSET:], 4096, fmt, x, threads).tobytes(),
+            attention.attend(q, kv, kv, 700, num_threads=threads).tobytes(),
+        )
+        for threads in (1, 2, 3, 7, 1)
+    ]
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_row_does_not_depend_on_the_others(rng, fmt):
+    store = unit_store(rng, fmt, 172)
+    x = floats(rng, 172)
+    alone = [rows.dot_rows(store, np.array([i], np.int32), OFFSET, 172, fmt, x)[0] for i in range(SLOTS)]
+    together = rows.dot_rows(store, np.arange(SLOTS, dtype=np.int32), OFFSET, 172, fmt, x)
+    assert np.array_equal(together, alone)
+
+
+def test_rows_beside_the_store_are_not_read(rng):
+    # The last row ends where the array ends, and what follows would make the sums not-a-number.
+    codes = load("runtime.quantization", "fp16").encode(floats(rng, 4, 45))
+    memory = np.full(codes.size + 64, 0xFF, np.uint8)
+    memory[: codes.size] = codes.ravel()
+    store = memory[: codes.size].reshape(codes.shape)
+    assert np.isfinite(gemv.gemv(store, 45, "fp16", floats(rng, 45))).all()
+    slots = np.arange(4, dtype=np.int32)
+    assert np.isfinite(rows.axpy_rows(store, slots, 0, 45, "fp16", floats(rng, 4))).all()
+
+
+BAD_ROWS = [
+    ({"slots": np.array([0, 3], np.int32)}, r"slot 3 at index 1 is outside the store of 3 slots"),
+    ({"slots": np.array([-1], np.int32)}, r"slot -1 at index 0 is outside the store of 3 slots"),
+    ({"offset": 1}, r"a row of 64 values in int4_group32 at byte 1 takes 36 bytes, but the stored rows have 36"),
+    ({"offset": -1}, r"at byte -1 takes 36 bytes"),
+    ({"offset": 1 << 62}, r"at byte 4611686018427387904 takes 36 bytes"),
+    ({"length": 65}, r"a row of 65 values in int4_group32 at byte 0 takes 54 bytes"),
+    ({"length": -1}, r"a row of -1 values is not possible"),
+    ({"length": 1 << 62}, r"a row of 4611686018427387904 values is not possible"),
+    ({"fmt": "int5"}, r"no native kernel reads the format 'int5'; there are kernels for fp16, int8_group32"),
+    ({"vector": np.zeros(63, np.float32)}, r"has 63 values, expected"),
+    ({"num_threads": -1}, r"num_threads is -1, expected"),
+    ({"store": np.zeros((3, 72), np.uint8)[:, ::2]}, r"the bytes of a row are not contiguous"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_ROWS)
+@pytest.mark.parametrize("kernel", [rows.dot_rows, rows.axpy_rows])
+def test_bad_arguments(kernel, change, message):
+    slots = change.get("slots", np.array([0, 1], np.int32))
+    good = {
+        "store": np.zeros((3, 36), np.uint8),
+        "slots": slots,
+        "offset": 0,
+        "length": 64,
+        "fmt": "int4_group32",
+        "num_threads": 1,
+    }
+    good["vector"] = np.zeros(64 if kernel is rows.dot_rows else len(slots), np.float32)
+    arguments = good | change
+    arguments["x" if kernel is rows.dot_rows else "coefficients"] = arguments.pop("vector")
+    # the result's own length is bad before numpy can make it
+    with pytest.raises(ValueError, match=message if change.get("length") not in (-1, 1 << 62) else "."):
+        kernel(**arguments)
+
+
+@pytest.mark.parametrize("bad", [np.zeros(64), np.zeros(128, np.float32)[::2], np.zeros((1, 64), np.float32)])
+def test_vectors_of_another_kind_are_not_converted(bad):
+    with pytest.raises(TypeError):
+        gemv.gemv(np.zeros((3, 36), np.uint8), 64, "int4_group32", bad)
+
+
+SHAPES = [(8, 2, 64, 300, None), (8, 8, 20, 300, 17), (4, 1, 128, 1, None), (6, 3, 33, 40, 40), (2, 2, 8, 90, 1)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length", "window"), SHAPES)
+def test_attention_of_one_step(rng, heads, kv_heads, head_dim, length, window):
+    q = 3 * floats(rng, heads, head_dim)
+    keys, values = (floats(rng, length + 5, kv_heads, head_dim).astype(np.float16) for _ in range(2))
+    keys[length:], values[length:] = np.nan, np.nan  # not filled yet
+    found = attention.attend(q, keys, values, length, window)
+    expected = attention.reference_attend(np.float64(q), keys, values, length, window)
+    np.testing.assert_allclose(found, expected, atol=3e-6)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length", "window"), SHAPES)
+def test_prefill_equals_single_steps(rng, monkeypatch, heads, kv_heads, head_dim, length, window):
+    monkeypatch.setattr(attention, "SCORES_BYTES", 4 * heads * 7 * length)  # blocks of a few queries
+    tokens = (length + 1) // 2
+    q = floats(rng, tokens, heads, head_dim)
+    keys, values = (floats(rng, length + 5, kv_heads, head_dim).astype(np.float16) for _ in range(2))
+    keys[length:], values[length:] = np.nan, np.nan
+    found = attention.attend_prefill(q, keys, values, length, window, scale=0.3)
+    assert found.dtype == np.float32
+    for t in range(tokens):
+        expected = attention.reference_attend(
+            np.float64(q[t]), keys, values, length - tokens + t + 1, window, scale=0.3
+        )
+        np.testing.assert_allclose(found[t], expected, atol=5e-6)
+
+
+def test_large_scores_do_not_overflow(rng):
+    q = np.full((1, 16), 200, np.float32)
+    keys = np.stack([np.full((1, 16), k, np.float16) for k in (-100, 99, 100)])
+    values = floats(rng, 3, 1, 16).astype(np.float16)
+    assert np.array_equal(attention.attend(q, keys, values, 3)[0], values[2, 0].astype(np.float32))
+
+
+@pytest.mark.parametrize("length", [0, 9])
+def test_positions_outside_the_context_are_refused(length):
+    kv = np.zeros((8, 2, 16), np.float16)
+    with pytest.raises(ValueError, match=r"not a range inside the context of 8"):
+        attention.attend(np.zeros((4, 16), np.float32), kv, kv, length)
+    with pytest.raises(ValueError, match=r"not a range inside the context of 8"):
+        attention.attend_prefill(np.zeros((max(1, length), 4, 16), np.float32), kv, kv, length)
+
+
+def test_heads_that_do_not_fit_are_refused():
+    kv = np.zeros((8, 3, 16), np.float16)
+    with pytest.raises(ValueError, match=r"4 query heads cannot share 3 key heads"):
+        attention.attend(np.zeros((4, 16), np.float32), kv, kv, 1)
+    with pytest.raises(ValueError, match=r"queries of 4 heads of 16 do not fit keys"):
+        attention.attend_prefill(np.zeros((1, 4, 16), np.float32), kv, kv, 1)
+
+
+def cpu_in_new_process(name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from runtime import _native; print(_native.cpu())"],
+        env=os.environ | {"COLDPRESS_CPU": name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_environment_forces_the_instruction_set(cpu):
+    assert cpu_in_new_process(cpu).stdout.strip() == cpu
+
+
+def test_unknown_instruction_set_is_refused(cpu):
+    with pytest.raises(ValueError, match=r"COLDPRESS_CPU 'sse9' is not available on this machine; it has: portable"):
+        _native.use_cpu("sse9")
+    if cpu == "portable":  # once is enough
+        found = cpu_in_new_process("sse9")
+        assert found.returncode == 1
+        assert "ImportError: COLDPRESS_CPU 'sse9' is not available on this machine; it has: portable" in found.stderr
+
+
+def test_default_number_of_threads():
+    before = _native.num_threads()
+    assert before >= 1
+    _native.set_num_threads(3)
+    assert _native.num_threads() == 3
+    _native.set_num_threads(before)
+    with pytest.raises(ValueError, match=r"num_threads is 0, expected 1 to 1024"):
+        _native.set_num_threads(0)
+
+
+def test_a_forked_child_has_threads_of_its_own(rng, cpu):
+    if cpu != _native.cpus()[-1]:
+        pytest.skip("forking is tried once, with the fastest instruction set")
+    store = unit_store(rng, "int4_group32", 4096, slots=301)[:, OFFSET:]
+    x = floats(rng, 4096)
+    expected = gemv.gemv(store, 4096, "int4_group32", x, 2)  # starts the pool
+    child = os.fork()
+    if child == 0:
+        same = np.array_equal(gemv.gemv(store, 4096, "int4_group32", x, 2), expected)
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,233 @@
+"""Batched reads: every extent lands where it belongs, every page is checked, every failure is found and told."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime import _native
+
+PAGE = 4096
+PAGES = 400
+
+
+@pytest.fixture(scope="module")
+def data() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, PAGES * PAGE, np.uint8)
+
+
+@pytest.fixture
+def image(tmp_path, data) -> Path:
+    path = tmp_path / "flash.img"
+    path.write_bytes(data.tobytes())
+    return path
+
+
+@pytest.fixture(params=["direct", "cached"])
+def fd(request, image):
+    flags = os.O_RDONLY | (os.O_DIRECT if request.param == "direct" else 0)
+    try:
+        number = os.open(image, flags)
+    except OSError:
+        pytest.skip("the file system of the temporary folder has no direct reads")
+    yield number
+    os.close(number)
+
+
+@pytest.fixture(scope="module")
+def checksums(data) -> np.ndarray:
+    return _native.crc32c_pages(data, PAGE)
+
+
+def u64(values) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+def read(fd, extents, buffer, checksums, threads=8, page_bytes=PAGE) -> int:
+    """extents: (first page, number of pages), packed into the buffer one after another."""
+    lengths = [count * page_bytes for _, count in extents]
+    into = np.cumsum([0, *lengths[:-1]]) if lengths else []
+    offsets = [first * page_bytes for first, _ in extents]
+    return _native.read_extents(fd, u64(offsets), u64(lengths), buffer, u64(into), page_bytes, checksums, threads)
+
+
+def pages_of(data, extents) -> np.ndarray:
+    return np.concatenate([data[first * PAGE : (first + count) * PAGE] for first, count in extents])
+
+
+SCATTERED = [(7, 1), (0, 3), (399, 1), (100, 290), (50, 0), (8, 2)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 32])
+def test_extents_land_where_they_belong(fd, data, checksums, threads):
+    wanted = pages_of(data, SCATTERED)
+    buffer = _native.aligned_buffer(wanted.size + PAGE)
+    assert read(fd, SCATTERED, buffer, checksums, threads) == -1
+    assert np.array_equal(buffer[:-PAGE], wanted)
+    assert not buffer[-PAGE:].any()
+
+
+def test_larger_pages(fd, data):
+    buffer = _native.aligned_buffer(data.size // 2)
+    sums = _native.crc32c_pages(data, 4 * PAGE)
+    assert read(fd, [(50, 50)], buffer, sums, page_bytes=4 * PAGE) == -1
+    assert np.array_equal(buffer, data[data.size // 2 :])
+
+
+def test_nothing_to_read(fd, checksums):
+    assert read(fd, [], _native.aligned_buffer(0), checksums) == -1
+
+
+@pytest.mark.parametrize("bad", [0, 7, 101, 389, 399])
+@pytest.mark.parametrize("threads", [1, 8])
+def test_a_flipped_bit_is_found_at_its_page(image, data, checksums, bad, threads):
+    with image.open("r+b") as file:
+        file.seek(bad * PAGE + 1234)
+        file.write(bytes([data[bad * PAGE + 1234] ^ 4]))
+    buffer = _native.aligned_buffer(pages_of(data, SCATTERED).size)
+    with image.open("rb") as file:
+        assert read(file.fileno(), SCATTERED, buffer, checksums, threads) == bad
+
+
+def test_of_several_bad_pages_the_first_is_told(fd, data, checksums):
+    sums = checksums.copy()
+    sums[[350, 120, 399, 8]] ^= 1
+    buffer = _native.aligned_buffer(pages_of(data, SCATTERED).size)
+    assert {read(fd, SCATTERED, buffer, sums, threads) for threads in (1, 3, 8, 8, 8)} == {8}
+
+
+def test_pages_that_are_not_read_are_not_checked(fd, data, checksums):
+    sums = checksums.copy()
+    sums[20] ^= 1
+    buffer = _native.aligned_buffer(pages_of(data, SCATTERED).size)
+    assert read(fd, SCATTERED, buffer, sums) == -1
+
+
+@pytest.mark.parametrize(("size", "missing"), [(PAGES * PAGE - 100, 100), (390 * PAGE, PAGE), (10, PAGE - 10)])
+def test_a_truncated_file_is_an_error(image, fd, checksums, size, missing):
+    os.truncate(image, size)
+    page = min(size // PAGE, PAGES - 1)
+    buffer = _native.aligned_buffer(PAGES * PAGE)
+    message = rf"Errno 5.*truncated: {missing} bytes are missing in the read at byte {page * PAGE}"
+    with pytest.raises(OSError, match=message):
+        read(fd, [(page, 1)], buffer, checksums)
+
+
+def test_of_several_failures_the_first_is_told(image, fd, checksums):
+    os.truncate(image, 30 * PAGE)
+    buffer = _native.aligned_buffer(PAGES * PAGE)
+    with pytest.raises(OSError, match=rf"in the read at byte {35 * PAGE}$"):
+        read(fd, [(90, 1), (35, 2), (2, 1), (60, 3)], buffer, checksums)
+
+
+def test_a_closed_file_is_an_error(checksums):
+    with pytest.raises(OSError, match=r"Errno 9") as caught:
+        read(987654, [(0, 1)], _native.aligned_buffer(PAGE), checksums)
+    assert caught.value.errno == 9
+
+
+BAD_EXTENTS = [
+    ((100, PAGE, 0), r"extent 1 \(offset 100, length 4096, buffer offset 0\) is not made of whole pages of 4096 bytes"),
+    ((0, 100, 0), r"is not made of whole pages"),
+    ((PAGES * PAGE, PAGE, 0), r"ends behind the 400 pages with a checksum"),
+    ((0, (PAGES + 1) * PAGE, 0), r"ends behind the 400 pages"),
+    ((2**64 - PAGE, 2 * PAGE, 0), r"ends behind the 400 pages"),
+    ((0, PAGE, 4 * PAGE - 1), r"does not fit into the buffer of 16384 bytes"),
+    ((0, 5 * PAGE, 0), r"does not fit into the buffer"),
+    ((0, PAGE, 2**64 - PAGE), r"does not fit into the buffer"),
+]
+
+
+@pytest.mark.parametrize(("extent", "message"), BAD_EXTENTS)
+def test_bad_extents_are_refused_before_any_read(fd, checksums, extent, message):
+    offset, length, into = extent
+    buffer = _native.aligned_buffer(4 * PAGE)
+    columns = u64([0, offset]), u64([PAGE, length]), buffer, u64([0, into])
+    with pytest.raises(ValueError, match=message):
+        _native.read_extents(fd, *columns, PAGE, checksums, 2)
+    assert not buffer.any()
+
+
+def test_bad_shapes_are_refused(fd, checksums):
+    buffer = _native.aligned_buffer(PAGE)
+    with pytest.raises(ValueError, match=r"lengths has 2 values, expected 1"):
+        _native.read_extents(fd, u64([0]), u64([PAGE, PAGE]), buffer, u64([0]), PAGE, checksums, 1)
+    with pytest.raises(ValueError, match=r"page_bytes is 0, expected a positive number"):
+        _native.read_extents(fd, u64([0]), u64([0]), buffer, u64([0]), 0, checksums, 1)
+    read_only = buffer.view()
+    read_only.flags.writeable = False
+    with pytest.raises(TypeError):
+        _native.read_extents(fd, u64([0]), u64([PAGE]), read_only, u64([0]), PAGE, checksums, 1)
+
+
+def test_many_callers_at_once(fd, data, checksums):
+    failures = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            extents = [(int(rng.integers(0, PAGES - 8)), int(rng.integers(0, 9))) for _ in range(20)]
+            wanted = pages_of(data, extents)
+            buffer = _native.aligned_buffer(wanted.size)
+            if read(fd, extents, buffer, checksums, int(rng.integers(1, 9))) != -1 or not np.array_equal(
+                buffer, wanted
+            ):
+                failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("cpu", _native.cpus())
+def test_known_checksums(cpu):
+    before = _native.cpu()
+    _native.use_cpu(cpu)
+    try:
+        known = {
+            b"123456789": 0xE3069283,
+            bytes(32): 0x8A9136AA,
+            b"\xff" * 32: 0x62A8AB43,
+            bytes(range(32)): 0x46DD794E,
+        }
+        for text, expected in known.items():
+            assert _native.crc32c_pages(text, len(text)).tolist() == [expected]
+            assert _native.crc32c_pages(text * 7, len(text)).tolist() == [expected] * 7
+    finally:
+        _native.use_cpu(before)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 5 * 4096 + 77])
+def test_the_last_page_is_padded_with_zeros(data, size):
+    padded = np.zeros(-(-size // PAGE) * PAGE, np.uint8)
+    padded[:size] = data[:size]
+    found = _native.crc32c_pages(data[:size], PAGE)
+    assert found.dtype == np.uint32
+    assert found.tolist() == _native.crc32c_pages(padded, PAGE).tolist()
+    assert len(found) == -(-size // PAGE)
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536, 1 << 20, (1 << 20) + 1])
+def test_aligned_buffer(size):
+    buffer = _native.aligned_buffer(size)
+    assert (buffer.dtype, buffer.shape, buffer.ctypes.data % 65536) == (np.uint8, (size,), 0)
+    assert not buffer.any()
+    buffer[:] = 1
+
+
+def test_aligned_buffer_outlives_its_views():
+    view = _native.aligned_buffer(1 << 22)[5::7]
+    view[:] = 3
+    others = [_native.aligned_buffer(1 << 22) for _ in range(4)]
+    assert (view == 3).all()
+    assert not any(other.any() for other in others)
+
+
+def test_impossible_buffers_are_refused():
+    with pytest.raises(ValueError, match=r"a buffer of -1 bytes is not possible"):
+        _native.aligned_buffer(-1)
