@@ -1,35 +1,95 @@
-"""The build configuration: what a user may say with `snakemake --config key=value`, checked and resolved."""
+"""The build configuration: what a user may say with `snakemake --config key=value`, and what that resolves to.
+
+`Settings` are the keys that a model profile may set too, `BuildRequest` is everything a user may say, and `BuildConfig`
+is the answer that the rules read: nothing open, model and device known. A field's description says which values it
+takes, in words that complete "expected …".
+"""
 
 from typing import Literal
 
 from pydantic import Field
 
 from schemas.base import PositiveCount, Record
+from schemas.device import DeviceProfile
 from schemas.families import FormatName, Method
 
 RequestedMethod = Literal["auto", "dense", "relu", "predictor", "topk"]
+NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+"""Names that become folders of the build: no separators, no leading or trailing dot or dash."""
+REVISION_PATTERN = r"^[0-9a-f]{40}$"
+
+
+class Settings(Record):
+    """Keys with a default that suits the model; None means: not said."""
+
+    method: RequestedMethod | None = Field(default=None, description="auto, dense, relu, predictor or topk")
+    density: float | None = Field(
+        default=None, gt=0, le=1, description="the share of units used per token, above 0 and at most 1"
+    )
+    format: FormatName | None = Field(default=None, description="fp16, int8_group32 or int4_group32")
+    dram_budget: int | str | None = Field(
+        default=None, description="bytes such as 3GB, or a share of the dense footprint such as 50%"
+    )
+    order: str | None = Field(default=None, description="the name of an ordering heuristic")
+    place: str | None = Field(default=None, description="the name of a placement solver")
+    cache: str | None = Field(default=None, description="the name of a cache policy")
+    distill: bool | None = Field(default=None, description="true or false")
+    corpus: str | None = Field(
+        default=None, description="pydoc, a text file, a folder of text files or a hub dataset id"
+    )
+    calibration_tokens: PositiveCount | None = Field(default=None, description="a whole number of tokens, at least 1")
+    context_length: PositiveCount | None = Field(default=None, description="a whole number of tokens, at least 1")
+    seed: int | None = Field(default=None, ge=0, description="a whole number, at least 0")
+    layers_per_job: PositiveCount | None = Field(default=None, description="a whole number of layers, at least 1")
+
+
+class BuildRequest(Settings):
+    """Every key of `--config`."""
+
+    model: str = Field(default="demo", description="a model profile, a folder or a hub id")
+    revision: str | None = Field(
+        default=None, pattern=REVISION_PATTERN, description="the 40 hexadecimal digits of a hub commit"
+    )
+    device: str = Field(default="pixel6", description="a device profile or the path of one")
+    build_dir: str = Field(default="build", min_length=1, description="a folder")
+
+
+class ModelReference(Record):
+    """The model that was named: where it comes from, and the facts of its config.json that the DAG hangs on."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Profile name, or the last part of the folder or hub id; names the build folder and the artifact."""
+    source: str
+    """Hub id, or a folder: relative where it lies below the working directory, else absolute."""
+    revision: str | None = Field(pattern=REVISION_PATTERN)
+    """Commit of a hub model; None for a folder."""
+    license: str | None
+    """As the profile says; None leaves it to the model card."""
+    num_hidden_layers: PositiveCount
+    exact_zeros: bool
+    """Whether the MLP's activation is ReLU, so that inactive units are exact zeros."""
 
 
 class BuildConfig(Record):
-    """Every key, with the defaults that a model or device profile may replace (compiler/config.py resolves them)."""
+    """The resolved configuration of one build; it stays in memory and never enters an artifact."""
 
-    model: str = "demo"
-    device: str = "pixel6"
-    revision: str | None = None
-    """40-hex commit of a hub model, where the model profile pins none."""
+    model: ModelReference
+    device: DeviceProfile
+    device_file: str
+    """The profile that `device` was read from."""
     method: Method
-    density: float | None = Field(default=None, gt=0, le=1)
-    """Share of units used per token; None derives it from the DRAM budget."""
+    density: float | None
+    """None: the allocator derives it from the DRAM budget."""
     format: FormatName
     dram_budget: int | str
     """Bytes, or a share of the dense footprint such as `50%`."""
-    order: str = "ripple"
-    place: str = "pulp_highs"
-    cache: str = "lru"
-    distill: bool = False
+    order: str
+    place: str
+    cache: str
+    distill: bool
     corpus: str
-    calibration_tokens: PositiveCount = 8192
+    calibration_tokens: PositiveCount
     context_length: PositiveCount
-    seed: int = Field(default=0, ge=0)
+    seed: int
     layers_per_job: PositiveCount
-    build_dir: str = "build"
+    build_dir: str

@@ -26,6 +26,10 @@ class RunMetrics(Record):
     dram_used_bytes: PositiveCount
     """What the budget covers: resident, predictors, KV cache, buffers, slots."""
     peak_rss_bytes: Count
+    extents_sha256: Sha256 | None = None
+    """Digest over all reads, in order (runtime/store.py): equal for a real run and its simulation."""
+    direct_io: bool | None = None
+    """Whether reads bypassed the page cache; if not, DRAM outside the budget may hold copies of the weights."""
 
     @property
     def hit_rate(self) -> float:

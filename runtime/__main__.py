@@ -1,0 +1,249 @@
+"""`coldpress-run`: generates text from an artifact, shows what it is, checks it, measures it, replays a trace.
+
+Parses the command line and prints; everything else is done by the modules it calls. Bad input ends in one sentence on
+stderr and exit code 2.
+"""
+
+import argparse
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+
+from runtime import _bench, _inspect
+from runtime._arguments import build_parser
+from runtime._quantities import parse_bytes, show_bytes, table
+from runtime._sampling import Sampling
+from runtime.artifact import Artifact, open_artifact
+from runtime.generate import Session, choose_plan, on_device
+from runtime.integrity import verify_artifact
+from runtime.simulate import simulate
+from runtime.tokenizer import TextCodec
+from runtime.trace import Recorder, load_trace
+from schemas.device import DeviceProfile
+from schemas.errors import ColdpressError
+from schemas.metrics import RunMetrics
+
+EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    recorder = _recorder(arguments.trace)
+    session = _session(arguments, arguments.selector, arguments.cache, recorder)
+    codec = TextCodec.of(session.artifact)
+    prompt_ids = _prompt_ids(arguments, session.artifact)
+    done = session.generate(
+        prompt_ids,
+        arguments.max_new_tokens,
+        sampling=Sampling(arguments.temperature, arguments.top_p, arguments.seed),
+        ignore_eos=arguments.ignore_eos,
+        on_token=None if arguments.json else _printer(prompt_ids, codec),
+    )
+    if recorder:
+        _save_trace(recorder, arguments.trace)
+    if not arguments.json:
+        print("\n\n" + _render_metrics(done.metrics))
+        return
+    text = codec.continuation(prompt_ids, done.token_ids) if codec else None
+    metrics = done.metrics.model_dump(mode="json")
+    _print_json({"prompt_token_ids": prompt_ids, "token_ids": list(done.token_ids), "text": text, "metrics": metrics})
+
+
+def _inspect_artifact(arguments: argparse.Namespace) -> None:
+    artifact = open_artifact(arguments.artifact)
+    summary = _inspect.describe(artifact)
+    if arguments.json:
+        _print_json(summary)
+    else:
+        print(_inspect.render(summary, artifact.manifest.model))
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    artifact = open_artifact(arguments.artifact)
+    num_bytes = verify_artifact(artifact)
+    if arguments.json:
+        _print_json({"verified": True, "num_bytes": num_bytes, "manifest_sha256": artifact.sha256})
+    else:
+        files = len(artifact.manifest.files)
+        print(f"{arguments.artifact}: {files} files of {num_bytes} bytes, all as the manifest {artifact.sha256} says")
+
+
+def _measure(arguments: argparse.Namespace) -> None:
+    prompt_ids = _prompt_ids(arguments, open_artifact(arguments.artifact))
+    rows = _bench.run(
+        lambda selector, cache: _session(arguments, selector, cache),
+        [(selector, cache) for selector in _names(arguments.selector) for cache in _names(arguments.cache)],
+        prompt_ids,
+        arguments.tokens,
+        arguments.runs,
+    )
+    print(_bench.render(rows))
+    print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens")
+    _print_json(_bench.as_data(rows))
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    opened = open_artifact(arguments.artifact)
+    artifact = on_device(opened, _device(arguments))
+    plan = choose_plan(artifact.manifest, _budget(arguments), None, arguments.cache)
+    metrics = simulate(artifact, plan, load_trace(arguments.trace))
+    if arguments.json:
+        _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
+    else:
+        print(f"{artifact.manifest.device.title}; seconds are modelled, of flash reads alone")
+        print(_render_metrics(metrics))
+
+
+def _printer(prompt_ids: list[int], codec: TextCodec | None) -> Callable[[int], None]:
+    """A function that prints new tokens as they come; the first one after the prompt."""
+    show = codec.streamer(prompt_ids) if codec else lambda token_id: f" {token_id}"
+    before = [codec.decode(prompt_ids) if codec else " ".join(map(str, prompt_ids))]
+
+    def write(token_id: int) -> None:
+        sys.stdout.write((before.pop() if before else "") + show(token_id))
+        sys.stdout.flush()
+
+    return write
+
+
+# From flags to what the modules take
+
+
+def _session(
+    arguments: argparse.Namespace, selector: str | None, cache: str | None, recorder: Recorder | None = None
+) -> Session:
+    return Session(
+        arguments.artifact,
+        dram_budget_bytes=_budget(arguments),
+        selector=selector,
+        cache=cache,
+        flash=arguments.flash,
+        device=_device(arguments),
+        recorder=recorder,
+        started_s=time.perf_counter() - _process_age_s(),
+    )
+
+
+def _recorder(path: Path | None) -> Recorder | None:
+    """A recorder if there is a place for its trace, which is better known before the run than after it."""
+    if path is not None and not path.parent.is_dir():
+        raise ColdpressError(f"{path}: there is no folder {path.parent}; make it, or write the trace elsewhere")
+    return None if path is None else Recorder()
+
+
+def _save_trace(recorder: Recorder, path: Path) -> None:
+    try:
+        recorder.save(path)
+    except SafetensorError as error:  # how the library reports that a file cannot be written
+        raise ColdpressError(f"{path}: the trace cannot be written ({error})") from error
+
+
+def _budget(arguments: argparse.Namespace) -> int | None:
+    return None if arguments.dram_budget is None else parse_bytes(arguments.dram_budget)
+
+
+def _device(arguments: argparse.Namespace) -> DeviceProfile | None:
+    if arguments.device is None:
+        return None
+    if getattr(arguments, "flash", "simulated") != "simulated":
+        raise ColdpressError("--device is the device to simulate, but flash is read directly; add --flash simulated")
+    try:
+        return DeviceProfile.model_validate_json(arguments.device.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the text"
+        raise ColdpressError(f"{arguments.device}: not a device record, at {place}: {first['msg']}") from error
+
+
+def _prompt_ids(arguments: argparse.Namespace, artifact: Artifact) -> list[int]:
+    """The prompt's ids; without a prompt, the token that begins every text."""
+    if arguments.prompt_ids is not None:
+        return arguments.prompt_ids
+    if arguments.prompt is None:
+        return [artifact.manifest.model.bos_token_id or 0]
+    return TextCodec(artifact).encode(arguments.prompt)
+
+
+def _names(text: str | None) -> list[str | None]:
+    return [None] if text is None else [name.strip() for name in text.split(",")]
+
+
+def _process_age_s() -> float:
+    """Seconds since this process started, interpreter and imports included; 0 where the system does not say."""
+    try:
+        # field 22 of the line, counted behind the name in parentheses, which may contain spaces
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+
+
+# Printing
+
+
+def _print_json(data: object) -> None:
+    print(json.dumps(data))
+
+
+def _render_metrics(metrics: RunMetrics) -> str:
+    tokens = max(1, metrics.num_tokens)
+    speed = f"{metrics.num_tokens / metrics.decode_s:.1f}" if metrics.decode_s else "-"
+    rows = [
+        ("decoded tokens", str(metrics.num_tokens)),
+        ("tokens/s", speed),
+        ("first token", f"{metrics.first_token_s:.2f} s"),
+        ("flash read per token", show_bytes(metrics.read_bytes / tokens)),
+        ("reads per token", f"{metrics.reads / tokens:.1f}"),
+        ("hit rate", f"{metrics.hit_rate:.3f}"),
+        ("flash read by the prefill", show_bytes(metrics.prefill_read_bytes)),
+        (
+            "DRAM used, of the budget",
+            f"{show_bytes(metrics.dram_used_bytes)} of {show_bytes(metrics.dram_budget_bytes)}",
+        ),
+        ("peak RSS of the process", show_bytes(metrics.peak_rss_bytes)),
+    ]
+    return table(rows)
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "generate": _generate,
+    "inspect": _inspect_artifact,
+    "verify": _verify,
+    "bench": _measure,
+    "simulate": _simulate,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `coldpress-run`; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
+    arguments = build_parser(COMMANDS).parse_args(argv)
+    try:
+        arguments.run(arguments)
+        sys.stdout.flush()
+    except ColdpressError as error:
+        return _fail(str(error))
+    except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        return _fail(f"{error.filename or arguments.artifact}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _fail(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return EXIT_BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

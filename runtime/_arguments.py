@@ -1,0 +1,129 @@
+"""The command line of `coldpress-run`: its commands, their flags and their help. Parses, and does nothing else."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from runtime import _plugins
+from runtime.generate import FLASHES
+
+EXAMPLES = """examples:
+  coldpress-run generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
+  coldpress-run generate demo.coldpress --prompt-ids 1,403,407 --dram-budget 3MB --selector dense --json
+  coldpress-run inspect demo.coldpress
+  coldpress-run verify demo.coldpress
+  coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
+  coldpress-run generate demo.coldpress --prompt "Once" --trace run.trace
+  coldpress-run simulate demo.coldpress --trace run.trace --device device.json --dram-budget 2MB
+"""
+BUDGET_HELP = "DRAM in bytes, or as 3GB, 50MB, 1.5GiB (default: the artifact's largest plan)"
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of token ids such as 1,2,3") from error
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
+    """The parser; the namespace it gives has `run`, the function of the command that was named."""
+    parser = argparse.ArgumentParser(
+        prog="coldpress-run",
+        description="Runs compiled language models from flash.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parsers = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        example = "\n".join(line for line in EXAMPLES.splitlines() if f" {name} " in line)
+        made = parsers.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example:\n{example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
+        made.set_defaults(run=commands[name])
+        return made
+
+    _add_generate(command("generate", "continue a prompt, reading weights from flash"))
+    inspecting = command("inspect", "show what an artifact is: model, files, families, plans")
+    verifying = command("verify", "check every byte of an artifact: digests, page checksums, weights")
+    measuring = command("bench", "measure decoding for selectors and caches; the last line is JSON")
+    _add_bench(measuring)
+    simulating = command("simulate", "replay a trace on a modelled device, without weights")
+    _add_simulate(simulating)
+    for made in (inspecting, verifying, simulating):
+        made.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    _add_prompt(parser, required=True)
+    parser.add_argument(
+        "--max-new-tokens", type=_at_least_one, default=64, metavar="N", help="tokens to add (default: 64)"
+    )
+    _add_run(parser, "a selector other than the plan's", "a cache policy other than the plan's")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens up to this probability"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="record what was selected, for `simulate`")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_prompt(parser, required=False)
+    parser.add_argument(
+        "--tokens", type=_at_least_one, default=32, metavar="N", help="tokens decoded per run (default: 32)"
+    )
+    parser.add_argument(
+        "--runs", type=_at_least_one, default=3, metavar="N", help="runs per combination; caches stay warm (default: 3)"
+    )
+    _add_run(parser, "selectors to compare, such as dense,relu", "cache policies to compare, such as lru,lfu")
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace", type=Path, required=True, metavar="FILE", help="trace recorded by `generate --trace`"
+    )
+    parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
+    parser.add_argument("--cache", metavar="NAME", help="a cache policy other than the plan's")
+    parser.add_argument(
+        "--device", type=Path, metavar="FILE", help="device record (default: the artifact's own device)"
+    )
+
+
+def _add_prompt(parser: argparse.ArgumentParser, required: bool) -> None:
+    group = parser.add_mutually_exclusive_group(required=required)
+    group.add_argument("--prompt", metavar="TEXT", help="text to continue")
+    group.add_argument("--prompt-ids", type=_token_ids, metavar="IDS", help="its token ids instead, such as 1,2,3")
+
+
+def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: str) -> None:
+    parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
+    selectors, caches = _plugins.names("runtime.sparsity"), _plugins.names("runtime.cache")
+    parser.add_argument("--selector", metavar="NAME", help=f"{selector_help} (known: {', '.join(selectors)})")
+    parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)})")
+    parser.add_argument(
+        "--flash",
+        default="direct",
+        metavar="KIND",
+        help=f"{' or '.join(FLASHES)}: count the device's time (default: direct)",
+    )
+    parser.add_argument(
+        "--device", type=Path, metavar="FILE", help="device record to simulate (default: the artifact's own device)"
+    )

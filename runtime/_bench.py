@@ -1,0 +1,102 @@
+"""Decoding speed and flash traffic of an artifact on this machine, per selector and cache policy.
+
+Every combination runs in a session of its own: the same prompt, several times, so that the first run finds a cold cache
+and the others a warm one. Reads nothing outside the artifact; gives one row per combination.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime._quantities import show_bytes, table
+from runtime.generate import Session
+from schemas.metrics import RunMetrics
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination. Traffic is per decoded token over all runs; speed is the median run's."""
+
+    selector: str
+    cache: str
+    tokens_per_s: float
+    reads_per_token: float
+    read_bytes_per_token: float
+    hit_rate: float
+    flash_s_per_token: float
+    prefill_s: float
+    dram_used_bytes: int
+    dram_budget_bytes: int
+    peak_rss_bytes: int
+
+
+def run(
+    open_session: Callable[[str | None, str | None], Session],
+    combinations: Sequence[tuple[str | None, str | None]],
+    prompt_ids: Sequence[int],
+    num_tokens: int,
+    num_runs: int,
+) -> list[Row]:
+    """A row for each (selector, cache) of `combinations`; None is what the plan says.
+
+    Args:
+        open_session: Gives a fresh session for a selector and a cache.
+        combinations: What to compare.
+        prompt_ids: The prompt of every run.
+        num_tokens: Tokens decoded per run, behind the first one, at least 1.
+        num_runs: Runs per combination, at least 1.
+    """
+    rows: list[Row] = []
+    for selector, cache in combinations:
+        session = open_session(selector, cache)
+        runs = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True).metrics for _ in range(num_runs)]
+        rows.append(_summarize(session, runs))
+    return rows
+
+
+def _summarize(session: Session, runs: list[RunMetrics]) -> Row:
+    def total(name: str) -> float:
+        return sum(getattr(metrics, name) for metrics in runs)
+
+    tokens, lookups = total("num_tokens"), total("hits") + total("misses")
+    return Row(
+        selector=session.plan.method,
+        cache=session.plan.cache,
+        tokens_per_s=float(np.median([metrics.num_tokens / metrics.decode_s for metrics in runs])),
+        reads_per_token=total("reads") / tokens,
+        read_bytes_per_token=total("read_bytes") / tokens,
+        hit_rate=total("hits") / lookups if lookups else 0.0,
+        flash_s_per_token=total("flash_s") / tokens,
+        prefill_s=float(np.median([metrics.prefill_s for metrics in runs])),
+        dram_used_bytes=runs[-1].dram_used_bytes,
+        dram_budget_bytes=runs[-1].dram_budget_bytes,
+        peak_rss_bytes=runs[-1].peak_rss_bytes,
+    )
+
+
+def as_data(rows: list[Row]) -> dict[str, Any]:
+    """JSON-ready figures."""
+    return {"runs": [asdict(row) for row in rows]}
+
+
+def render(rows: list[Row]) -> str:
+    """The table for people."""
+    head = ("selector", "cache", "tokens/s", "reads/token", "bytes/token", "hit rate", "flash ms/token", "DRAM used")
+    return table(
+        [head]
+        + [
+            (
+                row.selector,
+                row.cache,
+                f"{row.tokens_per_s:.1f}",
+                f"{row.reads_per_token:.1f}",
+                show_bytes(row.read_bytes_per_token),
+                f"{row.hit_rate:.3f}",
+                f"{1000 * row.flash_s_per_token:.2f}",
+                show_bytes(row.dram_used_bytes),
+            )
+            for row in rows
+        ]
+    )

@@ -1,0 +1,34 @@
+"""Device reads: where each starts, how long it is, where it lands. What planner and flash have in common."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Reads of one file, in ascending order; in memory they follow each other without a gap."""
+
+    offsets: np.ndarray
+    """int64 [n], byte offsets in the file, multiples of the page size."""
+    lengths: np.ndarray
+    """int64 [n], bytes, multiples of the page size."""
+
+    @cached_property
+    def buffer_offsets(self) -> np.ndarray:
+        """int64 [n], where each read lands in the buffer."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Bytes of all reads together."""
+        return int(self.lengths.sum())
+
+    def __len__(self) -> int:
+        return self.offsets.size
+
+
+def span_bytes(unit_bytes: int, page_bytes: int) -> int:
+    """The longest that `unit_bytes` can become when rounded out to pages: what a read buffer must hold at least."""
+    return (-(-(unit_bytes - 1) // page_bytes) + 1) * page_bytes

@@ -1,0 +1,65 @@
+"""Resident tensors in use: quantized rows applied to activations, or read row by row.
+
+Holds the codes as they lie in DRAM (uint8 [M, row_bytes]) with their format; no matrix is ever decoded as a whole.
+Shape letters: T tokens, N input values, M rows.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime import _plugins
+from runtime.kernels import gemv, matmul
+from schemas.families import FormatName
+from schemas.quantized import ResidentTensor
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """`codes` uint8 [M, row_bytes], rows of `length` values in `format`; float32 [M, length] where format is None."""
+
+    codes: np.ndarray
+    length: int
+    format: FormatName | None
+    bias: np.ndarray | None
+    """float32 [M], added to every product."""
+
+    def apply(self, x_TN: np.ndarray) -> np.ndarray:
+        """`x` times the transposed matrix, plus the bias: float32 [T, N] -> float32 [T, M]."""
+        if self.format is None:
+            y_TM = x_TN @ self.codes.T
+        elif len(x_TN) == 1:
+            y_TM = gemv.gemv(self.codes, self.length, self.format, x_TN[0])[None]
+        else:
+            y_TM = matmul.matmul(self.codes, self.length, self.format, x_TN)
+        return y_TM if self.bias is None else y_TM + self.bias
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """The rows `ids` int [T], decoded: float32 [T, N]."""
+        codes = self.codes[ids]
+        if self.format is None:
+            return codes
+        return _plugins.load("runtime.quantization", self.format).decode(codes, self.length)
+
+
+class Resident:
+    """The resident tensors of an artifact by role; the reader has checked that all are there, in the model's shapes."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], tensors: Iterable[ResidentTensor]) -> None:
+        """`arrays` as the reader gives them, `tensors` as the manifest describes them."""
+        self._arrays = arrays
+        self._tensors = {tensor.role: tensor for tensor in tensors}
+
+    def vector(self, role: str) -> np.ndarray:
+        """A norm's weight, a bias or frequencies: float32 [n]."""
+        return self._arrays[role]
+
+    def optional_vector(self, role: str) -> np.ndarray | None:
+        """The same; None where the model has none."""
+        return self._arrays.get(role)
+
+    def matrix(self, name: str) -> Matrix:
+        """`<name>.weight` with `<name>.bias`, if there is one."""
+        tensor = self._tensors[f"{name}.weight"]
+        return Matrix(self._arrays[tensor.role], tensor.shape[-1], tensor.format, self.optional_vector(f"{name}.bias"))

@@ -1,0 +1,101 @@
+"""Who is where: the slots of a section's pinned and cached units, and the staging slots of a family. Bookkeeping only.
+
+Slots of a family are numbered through all layers: each section's pinned units, then its cached ones, then, behind the
+last section, the staging slots.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime import _plugins
+from runtime.artifact import Artifact
+from runtime.cache._policy import Policy
+from schemas.families import FamilyName
+from schemas.layout import Plan, Section
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Slots of a family that no unit keeps."""
+
+    first_slot: int
+    num_slots: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section in use."""
+
+    section: Section
+    cache: Policy
+    order: np.ndarray
+    """int32 [num_units], unit at each flash position."""
+    position: np.ndarray
+    """int32 [num_units], flash position of each unit."""
+    slot: np.ndarray
+    """int32 [num_units], slot of each pinned or cached unit; meaningless for others."""
+    free: list[int]
+    """Slots of the section that hold nothing; the last one is filled next."""
+
+    def in_flash_order(self, ids: np.ndarray) -> np.ndarray:
+        """`ids` by ascending flash position."""
+        return ids[np.argsort(self.position[ids])]
+
+    def admit(self, misses: np.ndarray) -> int:
+        """Lets the policy choose among missing units and moves slots from those that go to those that come.
+
+        Returns:
+            How many units were evicted.
+        """
+        admitted, evicted = self.cache.admit(misses)
+        self.free.extend(self.slot[evicted].tolist())
+        if admitted.size:
+            self.slot[admitted] = self.free[: -admitted.size - 1 : -1]
+            del self.free[-admitted.size :]
+        return evicted.size
+
+    def forget(self, unread: np.ndarray) -> None:
+        """Undoes the admission of units that were not read."""
+        lost = unread[self.cache.contains(unread)]
+        if lost.size:
+            self.cache.drop(lost)
+            self.free.extend(self.slot[lost].tolist())
+
+    def runs(self, ids: np.ndarray, staging: Staging) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Cuts `ids` into runs whose refused units fit into the staging slots: (start, stop, slots int32)."""
+        refused = ~self.cache.contains(ids)
+        rank = np.cumsum(refused) - refused  # how many refused units come before
+        staged = staging.first_slot + rank % staging.num_slots
+        slots = np.where(refused, staged, self.slot[ids]).astype(np.int32)
+        edges = np.flatnonzero(refused & (rank > 0) & (rank % staging.num_slots == 0))
+        for start, stop in itertools.pairwise([0, *edges.tolist(), ids.size]):
+            yield start, stop, slots[start:stop]
+
+
+def parts_of(artifact: Artifact, plan: Plan) -> dict[tuple[int, FamilyName], Part]:
+    """All sections in use, with empty caches and their slots numbered."""
+    policy = _plugins.load("runtime.cache", plan.cache).Cache
+    next_slot = dict.fromkeys((family for family, _ in plan.staging_slots), 0)
+    parts: dict[tuple[int, FamilyName], Part] = {}
+    for wanted, section in zip(plan.sections, artifact.manifest.flash.sections, strict=True):
+        family: FamilyName = section.family
+        pinned = artifact.pinned(section.layer, family)[: wanted.num_pinned]
+        order = artifact.order(section.layer, family)
+        position, slot = np.empty_like(order), np.full_like(order, -1)
+        position[order] = np.arange(order.size, dtype=order.dtype)
+        first = next_slot[family]
+        middle, next_slot[family] = first + wanted.num_pinned, first + wanted.num_pinned + wanted.cache_slots
+        slot[pinned] = np.arange(first, middle, dtype=slot.dtype)
+        free = list(range(next_slot[family] - 1, middle - 1, -1))
+        cache = policy(section.num_units, wanted.cache_slots, pinned)
+        parts[section.layer, family] = Part(section, cache, order, position, slot, free)
+    return parts
+
+
+def staging_of(plan: Plan, family: FamilyName) -> Staging:
+    """The staging slots of a family: behind the slots of its sections."""
+    kept = sum(part.num_pinned + part.cache_slots for part in plan.sections if part.family == family)
+    return Staging(kept, dict(plan.staging_slots)[family])

@@ -1,0 +1,45 @@
+"""Amounts as people write and read them: memory in text, bytes and shares in tables."""
+
+import re
+from collections.abc import Sequence
+
+from schemas.errors import ColdpressError
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); upper and lower case are the same.
+
+    Raises:
+        ColdpressError: if it is neither, or is not at least one byte.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    units = {name.upper(): size for name, size in UNITS.items()}
+    unit = units.get((match[2] or "B").upper()) if match else None
+    if match is None or unit is None:
+        raise ColdpressError(f"'{text}' is not an amount of memory; write bytes, or a number with {', '.join(UNITS)}")
+    found = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+    if found < 1:
+        raise ColdpressError(f"'{text}' is less than one byte; give a positive amount of memory")
+    return found
+
+
+def show_bytes(count: float) -> str:
+    """`1.46 MB`, with three digits; powers of ten."""
+    for name in ("TB", "GB", "MB", "KB"):
+        if count >= UNITS[name]:
+            return f"{count / UNITS[name]:.3g} {name}"
+    return f"{count:.0f} B"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
+    """Lines of columns that are as wide as their widest cell; the first column is left-aligned, the others right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        indent
+        + "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,125 @@
+"""Reads of flash.img that bypass the page cache, many in flight, every page held against its checksum.
+
+The page cache would keep copies of the weights in DRAM behind the budget's back, so O_DIRECT is asked for; where the
+file system refuses it, `direct` is False, a warning is logged and read pages are handed back to the kernel at once.
+Reads are issued by the native core on up to `queue_depth` threads (LLM-in-a-flash 4: parallel reads; Ripple 2.2: queue
+depth).
+"""
+
+import errno
+import logging
+import os
+import time
+import weakref
+
+import numpy as np
+
+from runtime import _native
+from runtime._errors import DAMAGED, DeviceError
+from runtime._extents import Extents
+from runtime.artifact import Artifact
+from schemas.errors import CorruptPageError
+from schemas.manifest import FLASH_FILE
+
+MAX_THREADS = 32  # more waiting threads than this cost more than they bring, whatever the device's queue depth
+
+
+class Flash:
+    """flash.img of an open artifact."""
+
+    moves_data = True
+
+    def __init__(self, artifact: Artifact, queue_depth: int) -> None:
+        """Opens the file.
+
+        Args:
+            artifact: The open artifact.
+            queue_depth: Reads in flight at once.
+
+        Raises:
+            ArtifactError: if the file is missing, a link, or of another size.
+        """
+        self._artifact = artifact
+        self._page_bytes = artifact.manifest.flash.page_bytes
+        self._num_threads = min(queue_depth, MAX_THREADS)
+        self._file, self.direct = _open(artifact, self._page_bytes)
+        weakref.finalize(self, os.close, self._file)
+        if not self.direct:
+            logging.getLogger("coldpress").warning(
+                "%s: the file system refuses O_DIRECT; reads go through the page cache, outside the DRAM budget",
+                FLASH_FILE,
+            )
+
+    def read(self, extents: Extents, into: np.ndarray) -> float:
+        """See `runtime.flash.Reader`; a failed read is tried once more.
+
+        Raises:
+            CorruptPageError: naming the page and what lies there.
+            DeviceError: if the device fails twice.
+        """
+        start = time.perf_counter()
+        failure = self._try(extents, into)
+        if failure:
+            failure = self._try(extents, into)
+        if failure:
+            raise failure
+        return time.perf_counter() - start
+
+    def _try(self, extents: Extents, into: np.ndarray) -> Exception | None:
+        try:
+            bad_page = _native.read_extents(
+                self._file,
+                extents.offsets.astype(np.uint64),
+                extents.lengths.astype(np.uint64),
+                into,
+                extents.buffer_offsets.astype(np.uint64),
+                self._page_bytes,
+                self._artifact.page_crc32c,
+                self._num_threads,
+            )
+        except OSError as error:
+            return DeviceError(FLASH_FILE, "a read", f"failing ({error.strerror})", "data", "check the storage device")
+        if not self.direct and len(extents):
+            first, last = int(extents.offsets[0]), int(extents.offsets[-1] + extents.lengths[-1])
+            os.posix_fadvise(self._file, first, last - first, os.POSIX_FADV_DONTNEED)
+        return self._corrupt(bad_page) if bad_page >= 0 else None
+
+    def _corrupt(self, page: int) -> CorruptPageError:
+        start, expected = page * self._page_bytes, int(self._artifact.page_crc32c[page])
+        return CorruptPageError(
+            f"{FLASH_FILE}: page {page} at byte {start} ({_place(self._artifact, start, self._page_bytes)}) does not "
+            f"have the checksum {expected:08x} that the tables give, also when read again; {DAMAGED}"
+        )
+
+
+def _place(artifact: Artifact, start: int, length: int) -> str:
+    """What lies in a range of flash.img, in words."""
+    touched = [
+        f"layer {section.layer}, family {section.family}"
+        for section in artifact.manifest.flash.sections
+        if section.offset_bytes < start + length and start < section.offset_bytes + section.length_bytes
+    ]
+    return " and ".join(touched) or "padding"
+
+
+def _open(artifact: Artifact, page_bytes: int) -> tuple[int, bool]:
+    """A descriptor, and whether it bypasses the page cache."""
+    try:
+        return _open_direct(artifact, page_bytes), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    opened = artifact.open(FLASH_FILE)
+    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
+    return opened, False
+
+
+def _open_direct(artifact: Artifact, page_bytes: int) -> int:
+    """Opens with O_DIRECT and reads a page at an offset: some file systems refuse only then, or want larger pages."""
+    opened = artifact.open(FLASH_FILE, os.O_DIRECT)
+    try:
+        os.preadv(opened, [_native.aligned_buffer(page_bytes).data], page_bytes)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened

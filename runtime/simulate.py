@@ -1,0 +1,58 @@
+"""A run without its model and its device: a recorded trace through the real store, on simulated flash.
+
+Cache, planner and store are those of a real run, so hits, misses, evictions, reads and bytes are what a real run of the
+same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from runtime.artifact import Artifact
+from runtime.flash import simulated
+from runtime.store import Store
+from runtime.trace import RESET, STREAM, Event
+from schemas.errors import ColdpressError
+from schemas.layout import Plan
+from schemas.metrics import RunMetrics
+
+
+def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetrics:
+    """The metrics of a run of `trace` under `plan`; `decode_s` and `prefill_s` are modelled flash time alone.
+
+    Raises:
+        ColdpressError: if the trace is of another model.
+    """
+    check_trace(artifact, trace)
+    store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth))
+    replay(store, trace)
+    counted = store.counters
+    num_tokens = max((event.token for event in trace), default=0)
+    return store.metrics(num_tokens, counted.flash_s, counted.prefill_flash_s, first_token_s=counted.prefill_flash_s)
+
+
+def replay(store: Store, trace: Iterable[Event]) -> None:
+    """Asks `store` for what the trace asked for, in the same order."""
+    for event in trace:
+        if event.kind == RESET:
+            store.reset()
+        elif event.kind == STREAM:
+            deque(store.stream(event.layer, event.family), maxlen=0)
+        else:
+            deque(store.fetch(event.layer, event.family, event.ids), maxlen=0)
+
+
+def check_trace(artifact: Artifact, trace: Iterable[Event]) -> None:
+    """Refuses a trace that names what the artifact does not have.
+
+    Raises:
+        ColdpressError: naming the first such event.
+    """
+    sections = {(part.layer, part.family): part.num_units for part in artifact.manifest.flash.sections}
+    for index, event in enumerate(trace):
+        num_units = sections.get((event.layer, event.family), 0)
+        largest = int(event.ids[-1]) if event.ids.size else 0
+        if event.kind != RESET and largest >= num_units:
+            raise ColdpressError(
+                f"event {index} of the trace asks for unit {largest} of layer {event.layer}, family {event.family}, "
+                f"where the artifact has {num_units} units; use a trace recorded with this artifact's model and method"
+            )

@@ -1,0 +1,283 @@
+"""Ids in, rows in memory out: cache, planner and flash under one DRAM budget. The runtime's one stateful class.
+
+`fetch` is the path of a decoded token: cache lookup, admission and eviction, read plan, device reads, copies into
+slots. `stream` is the prefill's dense pass. The units of a family lie in one array for all layers, `rows(family)`:
+first each layer's slots (pinned, then cached), then staging slots shared by all layers for units that are used but not
+kept. A unit stays in its slot as long as it is cached: kernels take slot numbers, so rows need not be moved together
+as in LLM-in-a-flash 3.3, and an evicted unit's slot is simply the next one to be filled.
+"""
+
+import hashlib
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime import _native, planner
+from runtime._extents import span_bytes
+from runtime._parts import Part, Staging, parts_of, staging_of
+from runtime.artifact import Artifact
+from runtime.budget import used_bytes
+from runtime.flash import Reader
+from runtime.trace import Recorder
+from schemas.errors import DoesNotFitError
+from schemas.families import FamilyName
+from schemas.layout import Plan, Section
+from schemas.manifest import MANIFEST_FILE
+from schemas.metrics import RunMetrics
+
+MAX_READ_BYTES = 512 << 10
+"""Longest single read: devices reach their peak bandwidth before, and longer ones leave fewer to run side by side."""
+COPY_BYTES = 1 << 20
+"""Units are copied from the read buffer to their slots this many bytes at a time."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Units that are in memory until the next batch is asked for: `rows(family)[slots[i]]` is unit `ids[i]`."""
+
+    ids: np.ndarray
+    """int32 [m]."""
+    slots: np.ndarray
+    """int32 [m]."""
+
+
+@dataclass
+class Counters:
+    """What was read and why; `hits` to `flash_s` over `fetch`, the rest over `stream` and opening."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    used_bytes: int = 0
+    flash_s: float = 0.0
+    prefill_reads: int = 0
+    prefill_read_bytes: int = 0
+    prefill_flash_s: float = 0.0
+    load_reads: int = 0
+    load_read_bytes: int = 0
+
+
+class Store:
+    """The units of one artifact under one plan."""
+
+    def __init__(self, artifact: Artifact, plan: Plan, flash: Reader, recorder: Recorder | None = None) -> None:
+        """Allocates everything the budget covers and loads the pinned units.
+
+        Args:
+            artifact: The open artifact.
+            plan: One of its plans, or one from `runtime.budget.choose_plan`.
+            flash: `Flash` of a file in runtime/flash, made for the artifact.
+            recorder: Takes down every `fetch` and `stream`, for a simulation of the same run.
+
+        Raises:
+            DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory.
+        """
+        self.plan, self.counters = plan, Counters()
+        self.dram_used_bytes = used_bytes(artifact.manifest, plan)
+        _check_fits(plan, self.dram_used_bytes, physical_bytes() if flash.moves_data else plan.dram_budget_bytes)
+        self._flash, self._recorder = flash, recorder
+        self._page_bytes = artifact.manifest.flash.page_bytes
+        self._buffer = _native.aligned_buffer(plan.read_buffer_bytes)
+        self._extents = hashlib.sha256()
+        self._parts = parts_of(artifact, plan)
+        self._rows: dict[FamilyName, np.ndarray] = {}
+        self._staging: dict[FamilyName, Staging] = {}
+        for entry in artifact.manifest.families:
+            family: FamilyName = entry.family
+            self._staging[family] = staging = staging_of(plan, family)
+            self._rows[family] = np.empty((staging.first_slot + staging.num_slots, entry.unit_bytes), np.uint8)
+        for (_, family), part in self._parts.items():
+            self._load_pinned(part, family)
+
+    def _load_pinned(self, part: Part, family: FamilyName) -> None:
+        pinned = part.in_flash_order(np.flatnonzero(part.cache.present))
+        for batch, _ in self._read(part.section, part.position[pinned]):
+            ids = pinned[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
+            self._copy(family, part.slot[ids], batch.buffer_offset)
+            self.counters.load_reads += len(batch.extents)
+            self.counters.load_read_bytes += batch.extents.num_bytes
+
+    def rows(self, family: FamilyName) -> np.ndarray:
+        """uint8 [slots, unit_bytes]: the memory that `Batch.slots` index; the same array for the store's whole life."""
+        return self._rows[family]
+
+    def cached(self, layer: int, family: FamilyName) -> np.ndarray:
+        """bool [num_units]: the units that a fetch would not have to read."""
+        return self._parts[layer, family].cache.present
+
+    def reset(self) -> None:
+        """Begins a new context, such as another prompt: what policies count per context starts anew; units stay."""
+        if self._recorder:
+            self._recorder.reset()
+        for part in self._parts.values():
+            part.cache.reset()
+
+    def fetch(self, layer: int, family: FamilyName, ids: np.ndarray) -> Iterator[Batch]:
+        """Brings units into memory.
+
+        First comes one batch of what is there already, then batches of what had to be read. Between two batches nothing
+        that was yielded in this fetch is overwritten but staging slots, so each batch must be used before the next is
+        asked for. A fetch that is given up, or fails, leaves the cache without the units that were not read.
+
+        Args:
+            layer: Layer number.
+            family: Family on flash.
+            ids: Unit ids, int32 [k], distinct and ascending.
+
+        Yields:
+            Batches that cover `ids` exactly once, at most a read buffer's units each.
+
+        Raises:
+            CorruptPageError: if a page read is damaged.
+        """
+        part = self._parts[layer, family]
+        if self._recorder:
+            self._recorder.fetch(layer, family, ids)
+        present = part.cache.touch(ids)
+        hits, misses = ids[present], ids[~present]
+        self.counters.hits += hits.size
+        self.counters.misses += misses.size
+        self.counters.used_bytes += misses.size * part.section.unit_bytes
+        if hits.size:
+            yield Batch(hits, part.slot[hits])
+        if misses.size:
+            yield from self._fetch_missing(part, family, misses)
+
+    def _fetch_missing(self, part: Part, family: FamilyName, misses: np.ndarray) -> Iterator[Batch]:
+        self.counters.evictions += part.admit(misses)
+        misses, staging = part.in_flash_order(misses), self._staging[family]
+        num_read = 0
+        try:
+            for batch, seconds in self._read(part.section, part.position[misses]):
+                self.counters.reads += len(batch.extents)
+                self.counters.read_bytes += batch.extents.num_bytes
+                self.counters.flash_s += seconds
+                ids = misses[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
+                for start, stop, slots in part.runs(ids, staging):
+                    self._copy(family, slots, batch.buffer_offset[start:stop])
+                    num_read = batch.first_unit + stop
+                    yield Batch(ids[start:stop], slots)
+        finally:
+            part.forget(misses[num_read:])
+
+    def _read(self, section: Section, positions: np.ndarray) -> Iterator[tuple[planner.Batch, float]]:
+        """Reads the units at ascending flash positions, a buffer at a time."""
+        plan = planner.plan_reads(
+            section.offset_bytes,
+            section.unit_bytes,
+            positions,
+            self._page_bytes,
+            self.plan.collapse_gap_bytes,
+            self._max_read_bytes(section),
+        )
+        for batch in planner.batches(plan, self._buffer.size):
+            yield batch, self._read_extents(batch)
+
+    def _max_read_bytes(self, section: Section) -> int:
+        return max(min(MAX_READ_BYTES, self._buffer.size), span_bytes(section.unit_bytes, self._page_bytes))
+
+    def _read_extents(self, batch: planner.Batch) -> float:
+        self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
+        self._extents.update(batch.extents.lengths.astype("<i8").tobytes())
+        return self._flash.read(batch.extents, self._buffer)
+
+    def _copy(self, family: FamilyName, slots: np.ndarray, offsets: np.ndarray) -> None:
+        """Copies units from the read buffer to their slots."""
+        if not self._flash.moves_data:
+            return
+        rows = self._rows[family]
+        windows = np.lib.stride_tricks.sliding_window_view(self._buffer, rows.shape[1])
+        step = max(1, COPY_BYTES // rows.shape[1])
+        for start in range(0, slots.size, step):
+            rows[slots[start : start + step]] = windows[offsets[start : start + step]]
+
+    def stream(self, layer: int, family: FamilyName) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """All units of a family of a layer in flash order, by sequential reads: the prefill's dense pass.
+
+        Args:
+            layer: Layer number.
+            family: Family on flash.
+
+        Yields:
+            (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as the read buffer holds; the rows are that buffer
+            itself, so they are gone when the next ones are asked for.
+
+        Raises:
+            CorruptPageError: if a page read is damaged.
+        """
+        part = self._parts[layer, family]
+        section = part.section
+        if self._recorder:
+            self._recorder.stream(layer, family)
+        for batch in planner.sequential_batches(
+            section.offset_bytes,
+            section.unit_bytes,
+            section.num_units,
+            self._page_bytes,
+            self._buffer.size,
+            self._max_read_bytes(section),
+        ):
+            self.counters.prefill_flash_s += self._read_extents(batch)
+            self.counters.prefill_reads += len(batch.extents)
+            self.counters.prefill_read_bytes += batch.extents.num_bytes
+            num_units, start = batch.buffer_offset.size, int(batch.buffer_offset[0])
+            rows = self._buffer[start : start + num_units * section.unit_bytes].reshape(num_units, section.unit_bytes)
+            yield part.order[batch.first_unit : batch.first_unit + num_units], rows
+
+    def extents_sha256(self) -> str:
+        """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""
+        return self._extents.hexdigest()
+
+    def metrics(self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float) -> RunMetrics:
+        """The counters as a record, with what only the caller knows: decoded tokens and seconds."""
+        counted = self.counters
+        return RunMetrics(
+            num_tokens=num_tokens,
+            hits=counted.hits,
+            misses=counted.misses,
+            evictions=counted.evictions,
+            reads=counted.reads,
+            read_bytes=counted.read_bytes,
+            used_bytes=counted.used_bytes,
+            flash_s=counted.flash_s,
+            decode_s=decode_s,
+            prefill_reads=counted.prefill_reads,
+            prefill_read_bytes=counted.prefill_read_bytes,
+            prefill_s=prefill_s,
+            first_token_s=first_token_s,
+            dram_budget_bytes=self.plan.dram_budget_bytes,
+            dram_used_bytes=self.dram_used_bytes,
+            peak_rss_bytes=peak_rss_bytes(),
+            extents_sha256=self.extents_sha256(),
+            direct_io=self._flash.direct,
+        )
+
+
+def _check_fits(plan: Plan, needed: int, available: int) -> None:
+    if needed > plan.dram_budget_bytes:
+        raise DoesNotFitError(
+            f"{MANIFEST_FILE}: plan '{plan.name}' needs {needed} bytes of DRAM, its budget is "
+            f"{plan.dram_budget_bytes}; take the plan from choose_plan"
+        )
+    if needed > available:
+        raise DoesNotFitError(
+            f"{MANIFEST_FILE}: plan '{plan.name}' needs {needed} bytes of DRAM, this machine has {available}; give a "
+            "smaller --dram-budget"
+        )
+
+
+def physical_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has had resident: weights, tables, libraries and the interpreter."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux

@@ -1,0 +1,124 @@
+"""What a run asked of its store, in order: enough to replay every cache and read decision without the model.
+
+On disk a trace is one safetensors file without metadata, n events in the order in which they happened:
+`kind` uint8 [n] (0: a whole family was streamed, 1: some units were fetched, 2: a new context began),
+`token` int32 [n] (0 for the prefill, then 1, 2, ...), `layer` int32 [n], `family` uint8 [n] (index into `FAMILIES`),
+`start` int64 [n + 1] (event e has the units `ids[start[e] : start[e + 1]]`, ascending; none unless it is a fetch),
+`ids` int32 [m + 1] (a 0 at the end, so that it is never empty).
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from runtime import _tensors
+from runtime._errors import TensorFileError
+from schemas.families import FamilyName
+
+FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
+STREAM, FETCH, RESET = 0, 1, 2
+NO_IDS = np.empty(0, np.int32)
+REMEDY = "record the trace again"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call of the store."""
+
+    kind: int
+    """STREAM, FETCH or RESET; the latter is of the store as a whole, its layer 0 and its family the first."""
+    token: int
+    layer: int
+    family: FamilyName
+    ids: np.ndarray
+    """int32 ascending; empty unless units were fetched."""
+
+
+@dataclass
+class Recorder:
+    """Takes down what a store is asked; a fetch of a layer that is not further on begins a new token."""
+
+    events: list[Event] = field(default_factory=list)
+    _token: int = 0
+    _layer: int = -1
+    _seen: set[FamilyName] = field(default_factory=set)
+
+    def stream(self, layer: int, family: FamilyName) -> None:
+        """The whole family was wanted, in flash order."""
+        self.events.append(Event(STREAM, 0, layer, family, NO_IDS))
+
+    def reset(self) -> None:
+        """A new context began."""
+        self.events.append(Event(RESET, 0, 0, FAMILIES[0], NO_IDS))
+
+    def fetch(self, layer: int, family: FamilyName, ids: np.ndarray) -> None:
+        """Some units were wanted."""
+        if self._token == 0 or layer < self._layer or (layer == self._layer and family in self._seen):
+            self._token += 1
+        if layer != self._layer or family in self._seen:
+            self._seen = set()
+        self._layer = layer
+        self._seen.add(family)
+        self.events.append(Event(FETCH, self._token, layer, family, ids.copy()))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were decoded."""
+        return self._token
+
+    def save(self, path: Path) -> None:
+        """Writes the trace."""
+        ids = np.concatenate([*(event.ids for event in self.events), np.zeros(1, np.int32)])  # no tensor may be empty
+        arrays = {
+            "token": np.array([event.token for event in self.events], np.int32),
+            "layer": np.array([event.layer for event in self.events], np.int32),
+            "family": np.array([FAMILIES.index(event.family) for event in self.events], np.uint8),
+            "kind": np.array([event.kind for event in self.events], np.uint8),
+            "start": np.cumsum([0, *(event.ids.size for event in self.events)], dtype=np.int64),
+            "ids": ids.astype(np.int32),
+        }
+        save_file(arrays, path)
+
+
+def load_trace(path: Path) -> tuple[Event, ...]:
+    """The events of a trace file.
+
+    Raises:
+        ArtifactError: if it is no trace.
+    """
+    name = str(path)
+    with path.open("rb") as file:
+        header = _tensors.read_header(file.fileno(), name, os.fstat(file.fileno()).st_size)
+        shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+        num_events, num_ids = shapes.get("token", (1,))[0], shapes.get("ids", (1,))[0]
+        header.check_contents(_contents(num_events, num_ids), exact=True)
+        arrays, _ = _tensors.read_arrays(file.fileno(), header)
+    start, inside = arrays["start"], np.ones(num_ids - 1, bool)
+    if start[0] != 0 or (np.diff(start) < 0).any() or start[-1] != num_ids - 1:
+        raise TensorFileError(name, "start", "out of order", f"rising counts from 0 to {num_ids - 1}", REMEDY)
+    inside[start[start < num_ids - 1]] = False  # the first id of an event may be below the last one of the event before
+    if (np.diff(arrays["ids"][:-1], prepend=np.int32(0))[inside] <= 0).any() or arrays["ids"].min() < 0:
+        raise TensorFileError(name, "ids", "out of order", "ascending ids within each event", REMEDY)
+    if arrays["family"].max() >= len(FAMILIES) or arrays["kind"].max() > RESET:
+        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(FAMILIES)}; 0 to 2", REMEDY)
+    return tuple(_events(arrays))
+
+
+def _contents(num_events: int, num_ids: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    columns = {"token": "<i4", "layer": "<i4", "family": "u1", "kind": "u1"}
+    return {name: (np.dtype(kind), (num_events,)) for name, kind in columns.items()} | {
+        "start": (np.dtype("<i8"), (num_events + 1,)),
+        "ids": (np.dtype("<i4"), (num_ids,)),
+    }
+
+
+def _events(arrays: dict[str, np.ndarray]) -> Iterator[Event]:
+    rows = zip(*(arrays[name].tolist() for name in ("token", "layer", "family", "kind")), strict=True)
+    for index, (token, layer, family, kind) in enumerate(rows):
+        start, stop = arrays["start"][index : index + 2].tolist()
+        yield Event(kind, token, layer, FAMILIES[family], arrays["ids"][start:stop])

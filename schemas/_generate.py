@@ -1,0 +1,92 @@
+"""JSON Schemas of the records, one file per module of this package, for readers in other languages.
+
+A module with one outermost record gives that record's schema; one with several, such as metrics, accepts any of them.
+The records are the source: `python -m schemas --fix` writes the files, and a test keeps them equal.
+"""
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+import schemas
+from schemas.base import Record
+
+FOLDER = Path(__file__).parent / "json"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def generate() -> dict[str, str]:
+    """File name -> text of every schema."""
+    found = {name: _outermost(name) for name in _modules()}
+    return {f"{name}.schema.json": _text(name, records) for name, records in sorted(found.items()) if records}
+
+
+def _modules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(schemas.__path__) if not module.name.startswith("_")]
+
+
+def _outermost(name: str) -> list[type[Record]]:
+    """The records defined in a module that no other record of it contains or extends."""
+    module = importlib.import_module(f"schemas.{name}")
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Record) and value.__module__ == module.__name__
+    ]
+    inner = {contained for record in own for contained in _contained(record)} | {Record.__name__}
+    extended = {base.__name__ for record in own for base in record.__mro__[1:]}
+    generic = {record.__name__ for record in own if record.__pydantic_generic_metadata__["parameters"]}
+    return [record for record in own if record.__name__ not in inner | extended | generic]
+
+
+def _contained(record: type[Record]) -> set[str]:
+    if record.__pydantic_generic_metadata__["parameters"]:
+        return set()
+    return set(record.model_json_schema().get("$defs", {})) - {record.__name__}
+
+
+def _text(name: str, records: list[type[Record]]) -> str:
+    definitions = _renamed(models_json_schema([(record, "validation") for record in records])[1])
+    references: list[dict[str, str]] = [{"$ref": f"#/$defs/{record.__name__}"} for record in records]
+    schema: dict[str, Any] = {"$schema": DIALECT, "$id": f"urn:coldpress:schema:{name}", "title": name} | definitions
+    schema |= references[0] if len(references) == 1 else {"anyOf": references}
+    return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
+    """Short names for the variants of a generic record, as `Figure_integer`; pydantic spells out the Python type."""
+    text = json.dumps(definitions)
+    for name, definition in definitions["$defs"].items():
+        generic, _, variant = name.partition("_")
+        if variant:
+            short = f"{generic}_{definition['properties']['value']['type']}"
+            text = text.replace(f'/{name}"', f'/{short}"').replace(f'"{name}"', f'"{short}"')
+            text = text.replace(json.dumps(definition["title"]), f'"{short}"')
+    return json.loads(text)
+
+
+def outdated() -> list[str]:
+    """Names of schema files that are missing, different, or of no module."""
+    expected = generate()
+    present = {path.name for path in FOLDER.glob("*.schema.json")}
+    different = [name for name in expected if name in present and _read(name) != expected[name]]
+    return sorted(different + list(present ^ set(expected)))
+
+
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def write() -> None:
+    """Brings the folder up to date."""
+    FOLDER.mkdir(exist_ok=True)
+    expected = generate()
+    for path in FOLDER.glob("*.schema.json"):
+        if path.name not in expected:
+            path.unlink()
+    for name, text in expected.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,17 @@
+"""What `package` gives: where the published artifact is, its identity and its sizes."""
+
+from schemas.base import Count, PositiveCount, Record, Sha256
+
+
+class Package(Record):
+    """A published artifact."""
+
+    folder: str
+    """The artifact's directory; absolute in memory."""
+    manifest_sha256: Sha256
+    """The artifact's identity."""
+    artifact_bytes: PositiveCount
+    """All files, the manifest among them."""
+    flash_bytes: PositiveCount
+    resident_bytes: Count
+    predictor_bytes: Count

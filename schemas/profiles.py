@@ -1,0 +1,29 @@
+"""A model profile: which checkpoint a short name stands for, its licence, and the settings that suit it.
+
+The two facts that the DAG hangs on (`num_hidden_layers`, `hidden_act`) are stated, so that a dry run, and every cluster
+job that parses the workflow again, needs no network.
+"""
+
+from pydantic import Field
+
+from schemas.base import PositiveCount, Record
+from schemas.config import NAME_PATTERN, REVISION_PATTERN, Settings
+
+
+class ModelProfile(Record):
+    """One file of profiles/models."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Equal to the file's name."""
+    title: str
+    source: str = Field(min_length=1)
+    """Hub id `owner/name`, or `./folder` from the root of this repository."""
+    revision: str | None = Field(default=None, pattern=REVISION_PATTERN)
+    """Pinned commit of a hub model; None where no commit is known to hold safetensors, then the user names one."""
+    license: str
+    num_hidden_layers: PositiveCount
+    hidden_act: str
+    """The value of config.json, as `relu` or `silu`."""
+    settings: Settings = Settings()
+    """Defaults of this model; what the user says goes first."""
+    notes: str = ""

@@ -1,0 +1,529 @@
+"""The reader believes nothing: every way in which an artifact can be wrong has its error, which names the place."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from runtime import _errors
+from runtime.artifact import open_artifact
+from schemas.errors import ArtifactError
+from tests.support.artifacts import (
+    Recipe,
+    build_artifact,
+    change_arrays,
+    change_manifest,
+    files_of,
+    small_spec,
+    write_manifest,
+)
+
+
+@pytest.fixture
+def path(relu_artifact, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(relu_artifact.path, tmp_path / "a.coldpress")
+
+
+def refuse(path, kind, *words):
+    """The artifact must be refused by that error, the text naming all `words`, and no descriptor left open."""
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ArtifactError) as caught:
+        open_artifact(path)
+    assert caught.type is kind, caught.value
+    for word in words:
+        assert word in str(caught.value)
+    assert "expected" in str(caught.value)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_valid_artifact_hands_out_what_is_in_it(relu_artifact):
+    artifact = open_artifact(relu_artifact.path)
+    assert artifact.manifest == relu_artifact.manifest
+    assert (artifact.resident["norm.weight"] == relu_artifact.weights["norm.weight"]).all()
+    expected = relu_artifact.weights["layers.3.gate_proj.weight"].astype(np.float16)
+    assert (artifact.resident["layers.3.gate_proj.weight"].view(np.float16) == expected).all()
+    assert "layers.3.up_proj.weight" not in artifact.resident
+    for (layer, family), order in relu_artifact.order.items():
+        assert (artifact.order(layer, family) == order).all()
+        assert (artifact.pinned(layer, family) == relu_artifact.pinned[layer, family]).all()
+    assert artifact.predictors == {}
+    assert artifact.section(2, "up_down").layer == 2
+
+
+def test_predictors_come_with_their_thresholds(predictor_artifact):
+    predictors = open_artifact(predictor_artifact.path).predictors
+    assert sorted(predictors) == list(range(12))
+    assert predictors[4].fc1.shape == (8, 64)
+    assert predictors[4].fc2.shape == (512, 8)
+    assert predictors[4].fc2.dtype == np.float16
+    assert predictors[4].threshold == 0.1
+
+
+def test_the_identity_is_the_manifests_digest(path):
+    first = open_artifact(path).sha256
+    change_manifest(path, lambda manifest: manifest["source"].update(name="other"))
+    assert open_artifact(path).sha256 != first
+
+
+def test_other_architectures_pass_the_same_checks(tmp_path):
+    spec = small_spec(
+        num_hidden_layers=2, gated_mlp=False, norm="layer_norm", position="learned", rotary_dim=0, position_offset=2
+    )
+    artifact = open_artifact(build_artifact(tmp_path / "opt", Recipe(spec=spec)).path)
+    assert artifact.resident["embed_positions.weight"].shape == (66, 64)
+    assert artifact.resident["layers.1.down_proj.bias"].shape == (64,)
+    assert {section.family for section in artifact.manifest.flash.sections} == {"mlp_mid"}
+
+
+def test_files_are_read_with_their_digest(path):
+    (path / "tokenizer").mkdir()
+    (path / "tokenizer/tokenizer.json").write_bytes(b"{}")
+    change_manifest(path, lambda manifest: None, relist=True)
+    assert open_artifact(path).read_bytes("tokenizer/tokenizer.json") == b"{}"
+    (path / "tokenizer/tokenizer.json").write_bytes(b"[]")
+    with pytest.raises(_errors.DigestError, match=r"tokenizer/tokenizer.json: the sha256 is"):
+        open_artifact(path).read_bytes("tokenizer/tokenizer.json")
+    with pytest.raises(KeyError):
+        open_artifact(path).read_bytes("README.md")
+
+
+def test_the_folder_is_closed_with_the_last_that_uses_it(path):
+    before = len(os.listdir("/proc/self/fd"))
+    artifact = open_artifact(path)
+    copied = dataclasses.replace(artifact, sha256="0" * 64)
+    del artifact
+    assert copied.resident
+    del copied
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# The folder and its files
+
+
+def test_a_path_that_is_no_artifact_is_refused(tmp_path):
+    refuse(tmp_path / "none", _errors.FileKindError, "the artifact is missing")
+    (tmp_path / "file").write_text("x")
+    refuse(tmp_path / "file", _errors.FileKindError, "expected a folder")
+    refuse(tmp_path, _errors.FileKindError, "manifest.json", "missing")
+
+
+@pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "tables.safetensors", "manifest.json"])
+def test_a_missing_file_is_refused(path, name):
+    (path / name).unlink()
+    refuse(path, _errors.FileKindError, name, "missing")
+
+
+@pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "manifest.json"])
+def test_links_are_refused(path, name):
+    (path / name).rename(path.parent / name)
+    (path / name).symlink_to(path.parent / name)
+    refuse(path, _errors.FileKindError, name, "a link")
+    (path / name).unlink()
+    (path / name).hardlink_to(path.parent / name)
+    refuse(path, _errors.FileKindError, name, "a hard link, one of 2 names")
+
+
+def test_a_linked_folder_is_refused(path):
+    outside = path.parent / "outside"
+    outside.mkdir()
+    (outside / "tokenizer.json").write_text("{}")
+    shutil.copytree(outside, path / "tokenizer")
+    change_manifest(path, lambda manifest: None, relist=True)
+    open_artifact(path)
+    shutil.rmtree(path / "tokenizer")
+    (path / "tokenizer").symlink_to(outside)
+    refuse(path, _errors.FileKindError, "tokenizer/tokenizer.json")
+
+
+def test_a_pipe_or_folder_in_place_of_a_file_is_refused_at_once(path):
+    (path / "flash.img").unlink()
+    os.mkfifo(path / "flash.img")
+    refuse(path, _errors.FileKindError, "flash.img", "regular file")
+    (path / "flash.img").unlink()
+    (path / "flash.img").mkdir()
+    refuse(path, _errors.FileKindError, "flash.img", "regular file")
+
+
+@pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "tables.safetensors"])
+@pytest.mark.parametrize("change", [-1, 1, -4096])
+def test_another_size_is_refused(path, name, change):
+    size = (path / name).stat().st_size
+    os.truncate(path / name, size + change)
+    refuse(path, _errors.FileSizeError, name, f"{size + change} bytes", f"{size}, as the manifest says")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside",
+        "/etc/passwd",
+        "a/../../b",
+        "a//b",
+        "./a",
+        "a\\b",
+        "C:x",
+        "",
+        ".hidden",
+        "a/.git",
+        "trailing.",
+        "CON",
+        "nul.txt",
+        "a\0b",
+        "a\nb",
+        "ä",
+        "a/b/c/d/e",
+        "x" * 200,
+        "FLASH.IMG",
+        "manifest.json",
+    ],
+)
+def test_unsafe_names_are_refused(path, name):
+    entry = {"path": name, "size_bytes": 0, "sha256": "0" * 64}
+    change_manifest(path, lambda manifest: manifest["files"].append(entry))
+    refuse(path, _errors.FileNameError, "manifest.json: files[")
+
+
+# The manifest as text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "not JSON"),
+        (b"[1, 2", "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b'{"a": "\xff"}', "not JSON"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' twice"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": -Infinity}', "-Infinity"),
+        (b'{"a": 1e999}', "1e999"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "integer"),
+        (b'{"a": 9007199254740992}', "9007199254740992"),
+        (b'{"a": "\\ud800"}', "surrogates"),
+        (b"[" * 100 + b"]" * 100, "nested too deeply"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * (17 << 20), "17825792 bytes"),
+    ],
+)
+def test_text_that_is_not_strict_json_is_refused(path, text, words):
+    (path / "manifest.json").write_bytes(text)
+    kind = _errors.FileSizeError if len(text) > 16 << 20 else _errors.JsonError
+    refuse(path, kind, "manifest.json", words)
+
+
+@pytest.mark.parametrize("value", [b"[]", b"3", b"{}", b'{"format": {"major": 1.0, "minor": 0, "name": "coldpress"}}'])
+def test_json_that_is_no_manifest_is_refused(path, value):
+    (path / "manifest.json").write_bytes(value)
+    refuse(path, _errors.SchemaError, "manifest.json: format")
+
+
+# Versions and features
+
+
+def test_another_major_version_is_refused_whatever_else_has_changed(path):
+    write_manifest(path, {"format": {"name": "coldpress", "major": 2, "minor": 1}, "everything": "else"})
+    refuse(path, _errors.VersionError, "is 2.1", "1.x", "up to 1.0")
+    change = {"format": {"name": "gguf", "major": 1, "minor": 0}}
+    write_manifest(path, change)
+    refuse(path, _errors.VersionError, "'gguf'", "'coldpress'")
+
+
+def test_unknown_required_features_are_refused_and_optional_ones_ignored(path):
+    change_manifest(path, lambda manifest: manifest["features"]["optional"].append("sparkles"))
+    open_artifact(path)
+    change_manifest(path, lambda manifest: manifest["features"]["required"].append("zstd-sections"))
+    refuse(path, _errors.FeatureError, "'zstd-sections'", "crc32c-pages")
+
+
+def test_unknown_fields_are_dropped_only_from_a_newer_minor_version(path):
+    def extend(manifest):
+        manifest["extra"] = {"a": 1}
+        manifest["plans"][0]["window"] = 5
+        manifest["flash"]["sections"][3]["note"] = "x"
+
+    plain = open_artifact(path).manifest
+    change_manifest(path, extend)
+    refuse(path, _errors.SchemaError, "manifest.json")
+    change_manifest(path, lambda manifest: manifest["format"].update(minor=7))
+    found = open_artifact(path).manifest
+    assert found == plain.model_copy(update={"format": found.format})
+
+
+def test_a_newer_minor_version_may_have_more_tensors(path):
+    change_arrays(path, "tables.safetensors", lambda arrays: arrays.update(windows=np.zeros(3, np.int32)))
+    refuse(path, _errors.TensorFileError, "tables.safetensors", "'windows'")
+    change_manifest(path, lambda manifest: manifest["format"].update(minor=1))
+    open_artifact(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.pop("families"),
+        lambda manifest: manifest["model"].update(hidden_size="64"),
+        lambda manifest: manifest["model"].update(hidden_size=-64),
+        lambda manifest: manifest["model"].update(hidden_act="swishy"),
+        lambda manifest: manifest["flash"].update(page_bytes=4096.0),
+        lambda manifest: manifest["files"][0].update(sha256="abc"),
+        lambda manifest: manifest.update(byte_order="big"),
+        lambda manifest: manifest.update(plans=[]),
+    ],
+)
+def test_fields_outside_the_schema_are_refused(path, change):
+    change_manifest(path, change)
+    refuse(path, _errors.SchemaError, "what the schema says")
+
+
+# What the manifest says about itself: (change, error, words)
+
+SECTIONS = _errors.SectionError
+MANIFEST_CASES = {
+    "unaligned": (lambda m: section(m, 1, offset_bytes=131072 + 4096), SECTIONS, "sections[1].offset_bytes"),
+    "overlap": (lambda m: section(m, 1, offset_bytes=65536), SECTIONS, "sections[1].offset_bytes"),
+    "hole": (lambda m: section(m, 11, offset_bytes=1 << 30), SECTIONS, "sections[11].offset_bytes"),
+    "late start": (
+        lambda m: section(m, 0, offset_bytes=65536),
+        SECTIONS,
+        "sections[0].offset_bytes is 65536, expected 0",
+    ),
+    "order": (lambda m: m["flash"]["sections"].reverse(), SECTIONS, "sections[0].offset_bytes"),
+    "twice": (lambda m: section(m, 1, layer=0), SECTIONS, "sections[1]", "layer 0"),
+    "layer": (lambda m: section(m, 1, layer=99), SECTIONS, "sections[1]", "layer 99"),
+    "family": (lambda m: section(m, 1, family="neuron"), SECTIONS, "sections[1]", "neuron"),
+    "one less": (lambda m: m["flash"]["sections"].pop(), SECTIONS, "a list of 11", "12 layers"),
+    "units": (lambda m: section(m, 2, num_units=511), SECTIONS, "sections[2].num_units is 511, expected 512"),
+    "unit size": (lambda m: section(m, 2, unit_bytes=128), SECTIONS, "sections[2].unit_bytes is 128, expected 256"),
+    "family size": (lambda m: m["families"][0].update(unit_bytes=128), SECTIONS, "families[0].unit_bytes"),
+    "slices": (lambda m: m["families"][0]["slices"].reverse(), SECTIONS, "families[0].slices", "up_proj row"),
+    "families twice": (lambda m: m["families"].append(m["families"][0]), SECTIONS, "families"),
+    "page": (lambda m: m["flash"].update(page_bytes=3000), SECTIONS, "page_bytes is 3000"),
+    "page size": (lambda m: m["flash"].update(page_bytes=131072), SECTIONS, "page_bytes is 131072"),
+    "image size": (lambda m: m["flash"].update(size_bytes=1 << 20), SECTIONS, "size_bytes is 1048576", "as in files"),
+    "a billion layers": (lambda m: m["model"].update(num_hidden_layers=10**9), SECTIONS, "1000000000 layers"),
+    "files": (lambda m: m["files"].pop(0), _errors.FileNameError, "without flash.img"),
+    "heads": (lambda m: m["model"].update(num_key_value_heads=3), _errors.ModelError, "num_key_value_heads is 3"),
+    "rotary": (
+        lambda m: m["model"].update(rotary_dim=18),
+        _errors.ModelError,
+        "rotary_dim is 18",
+        "at most head_dim, 16",
+    ),
+    "odd rotary": (lambda m: m["model"].update(rotary_dim=15), _errors.ModelError, "rotary_dim is 15", "even"),
+    "no rotary": (lambda m: m["model"].update(rotary_dim=0), _errors.ModelError, "rotary_dim is 0", "positive"),
+    "token": (
+        lambda m: m["model"].update(eos_token_ids=[96]),
+        _errors.ModelError,
+        "eos_token_ids",
+        "below vocab_size, 96",
+    ),
+    "resident role": (lambda m: m["resident"].pop(0), _errors.ModelError, "embed_tokens.weight"),
+    "resident twice": (lambda m: m["resident"].append(m["resident"][0]), _errors.ModelError, "distinct roles"),
+    "resident shape": (
+        lambda m: m["resident"][0].update(shape=[96, 63]),
+        _errors.ModelError,
+        "resident[0]",
+        "[96, 64]",
+    ),
+    "strange role": (lambda m: resident(m, "layers.3.magic.weight"), _errors.ModelError, "magic"),
+    "flash role": (lambda m: resident(m, "layers.3.up_proj.weight"), _errors.ModelError, "up_proj"),
+    "too many layers": (lambda m: resident(m, "layers.12.q_proj.bias"), _errors.ModelError, "layers.12"),
+    "predictors": (lambda m: m["predictors"].append(predictor(0)), _errors.FileNameError, "predictors.safetensors"),
+    "cache": (lambda m: plan(m, cache="magic"), _errors.PlanError, "plans[0].cache", "lfu, lru, static"),
+    "method": (lambda m: plan(m, method="topk"), _errors.PlanError, "plans[0].method", "up_down"),
+    "context": (lambda m: plan(m, context_length=65), _errors.PlanError, "context_length is 65, expected at most 64"),
+    "resident sum": (lambda m: plan(m, resident_bytes=1), _errors.PlanError, "resident_bytes is 1,"),
+    "predictor sum": (lambda m: plan(m, predictor_bytes=1), _errors.PlanError, "predictor_bytes is 1, expected 0"),
+    "KV sum": (lambda m: plan(m, kv_cache_bytes=5), _errors.PlanError, "kv_cache_bytes is 5, expected 49152"),
+    "buffer": (lambda m: plan(m, read_buffer_bytes=4096), _errors.PlanError, "read_buffer_bytes is 4096", "least 8192"),
+    "odd buffer": (lambda m: plan(m, read_buffer_bytes=32769), _errors.PlanError, "read_buffer_bytes is 32769"),
+    "staging": (lambda m: plan(m, staging_slots=[["neuron", 4]]), _errors.PlanError, "staging_slots"),
+    "no staging": (lambda m: plan(m, staging_slots=[["up_down", 0]]), _errors.SchemaError, "staging_slots"),
+    "plan sections": (lambda m: m["plans"][0]["sections"].reverse(), _errors.PlanError, "plans[0].sections"),
+    "too many slots": (lambda m: part(m, 4, cache_slots=481), _errors.PlanError, "plans[0].sections[4]", "at most 512"),
+    "budget": (lambda m: plan(m, dram_budget_bytes=100_000), _errors.PlanError, "dram_budget_bytes is 100000"),
+    "plan names": (lambda m: m["plans"].append(m["plans"][0]), _errors.PlanError, "distinct names"),
+    "more pinned": (lambda m: part(m, 4, num_pinned=33, cache_slots=0), _errors.TableError, "pinned.4.up_down"),
+}
+
+
+def section(manifest, index, **changes):
+    manifest["flash"]["sections"][index].update(changes)
+
+
+def plan(manifest, **changes):
+    manifest["plans"][0].update(changes)
+
+
+def part(manifest, index, **changes):
+    manifest["plans"][0]["sections"][index].update(changes)
+
+
+def resident(manifest, role):
+    manifest["resident"].append({"role": role, "format": None, "shape": [64]})
+
+
+def predictor(layer):
+    return {"layer": layer, "rank": 4, "threshold": 0.5}
+
+
+@pytest.mark.parametrize("case", MANIFEST_CASES)
+def test_a_manifest_that_contradicts_itself_is_refused(path, case):
+    change, kind, *words = MANIFEST_CASES[case]
+    change_manifest(path, change)
+    refuse(path, kind, *words)
+
+
+def test_a_predictor_plan_needs_predictors_for_all_layers(predictor_artifact, tmp_path):
+    path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
+    change_manifest(path, lambda manifest: manifest["predictors"].pop())
+    refuse(path, _errors.ModelError, "predictors", "layers 0 to 11")
+    change_manifest(path, lambda manifest: manifest.update(predictors=[]))
+    refuse(path, _errors.PlanError, "plans[0].method is 'predictor'")
+
+
+def test_a_predictor_of_another_rank_is_refused(predictor_artifact, tmp_path):
+    path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
+    change_manifest(path, lambda manifest: manifest["predictors"][3].update(rank=7))
+    refuse(path, _errors.PlanError, "predictor_bytes")
+
+
+# Tensor files: (header as a function of a valid one, words)
+
+
+def replace_header(path, change):
+    """Rewrites resident.safetensors with the header text that `change` makes of the parsed one; sizes follow."""
+    file = path / "resident.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    text = change(json.loads(data[8 : 8 + length]))
+    text = text if isinstance(text, bytes) else json.dumps(text).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    change_manifest(path, lambda manifest: None, relist=True)
+
+
+def tensor(header, **changes):
+    return header | {"norm.weight": header["norm.weight"] | changes}
+
+
+HEADER_CASES = {
+    "twice": (lambda h: json.dumps(h)[:-1].encode() + b', "norm.weight": 1}', "'norm.weight' twice"),
+    "no object": (lambda h: b"[1]", "first byte"),
+    "blank first": (lambda h: b" " + json.dumps(h).encode(), "first byte"),
+    "name": (lambda h: h | {"../x": h["norm.weight"]}, "'../x'"),
+    "nul": (lambda h: h | {"a\0b": h["norm.weight"]}, "name"),
+    "long name": (lambda h: h | {"a" * 201: h["norm.weight"]}, "name"),
+    "no name": (lambda h: h | {"": h["norm.weight"]}, "name"),
+    "field": (lambda h: tensor(h, extra=1), "tensor 'norm.weight'"),
+    "no tensor": (lambda h: h | {"norm.weight": 3}, "tensor 'norm.weight'"),
+    "dtype": (lambda h: tensor(h, dtype="F4"), "'F4'"),
+    "dtype kind": (lambda h: tensor(h, dtype=["F32"]), "dtype"),
+    "shape": (lambda h: tensor(h, shape=[-64]), "[-64]"),
+    "shape kind": (lambda h: tensor(h, shape=[64.0]), "[64.0]"),
+    "shape size": (lambda h: tensor(h, shape=[2**40, 2**40]), "data_offsets"),
+    "empty": (lambda h: tensor(h, shape=[0]), "[0]"),
+    "dimensions": (lambda h: tensor(h, shape=[64, 1, 1, 1, 1]), "shape"),
+    "offsets": (lambda h: tensor(h, data_offsets=[0]), "data_offsets"),
+    "negative": (lambda h: tensor(h, data_offsets=[-256, 0]), "data_offsets"),
+    "overlap": (lambda h: tensor(h, data_offsets=[4, 260]), "data_offsets[0]"),
+    "metadata": (lambda h: h | {"__metadata__": {"a": 1}}, "__metadata__"),
+    "more metadata": (lambda h: h | {"__metadata__": {"a": "1", "b": "2"}}, "at most one text"),
+    "missing": (lambda h: {name: h[name] for name in h if name != "norm.weight"}, "expected"),
+}
+
+
+@pytest.mark.parametrize("case", HEADER_CASES)
+def test_a_tensor_file_that_breaks_its_format_is_refused(path, case):
+    change, words = HEADER_CASES[case]
+    replace_header(path, change)
+    kind = _errors.JsonError if case == "twice" else _errors.TensorFileError
+    refuse(path, kind, "resident.safetensors", words)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**63, 17 << 20, 10**9])
+def test_a_header_length_out_of_bounds_is_refused(path, length):
+    file = path / "resident.safetensors"
+    file.write_bytes(length.to_bytes(8, "little") + file.read_bytes()[8:])
+    refuse(path, _errors.TensorFileError, "resident.safetensors: the header length", str(length))
+
+
+def test_trailing_bytes_and_tiny_files_are_refused(path):
+    file = path / "resident.safetensors"
+    file.write_bytes(file.read_bytes() + bytes(8))
+    change_manifest(path, lambda manifest: None, relist=True)
+    refuse(path, _errors.TensorFileError, "where the last tensor ends")
+    file.write_bytes(bytes(4))
+    change_manifest(path, lambda manifest: None, relist=True)
+    refuse(path, _errors.TensorFileError, "4 bytes", "at least 8")
+
+
+def test_tensors_other_than_the_manifests_are_refused(path):
+    change_arrays(path, "resident.safetensors", lambda arrays: arrays.update(extra=np.zeros(2, np.float32)))
+    refuse(path, _errors.TensorFileError, "'extra'", "only what the manifest names")
+
+
+def test_a_tensor_of_another_shape_or_type_is_refused(path):
+    def reshape(arrays):
+        arrays["norm.weight"] = arrays["norm.weight"].reshape(8, 8)
+
+    change_arrays(path, "resident.safetensors", reshape)
+    refuse(path, _errors.TensorFileError, "'norm.weight'", "float32 [8, 8]", "float32 [64]")
+
+
+# Contents
+
+
+@pytest.mark.parametrize("value", [511, 512, -1, 2**31 - 1])
+def test_an_order_that_is_no_permutation_is_refused(path, value):
+    def spoil(arrays):
+        order = arrays["order.6.up_down"]
+        order[np.argmin(order)] = value
+
+    change_arrays(path, "tables.safetensors", spoil)
+    refuse(path, _errors.TableError, "order.6.up_down", "without unit 0", "permutation of 512 units")
+
+
+def test_a_placement_other_than_0_and_1_is_refused(path):
+    change_arrays(path, "tables.safetensors", lambda arrays: arrays["pinned.0.up_down"].__setitem__(3, 2))
+    refuse(path, _errors.TableError, "pinned.0.up_down", "the value 2")
+
+
+def flip_last(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_the_tables_is_refused(path):
+    flip_last(path / "tables.safetensors")
+    refuse(path, _errors.DigestError, "tables.safetensors: the sha256 is")
+
+
+def test_a_flipped_bit_in_the_resident_tensors_is_refused_before_use(path):
+    flip_last(path / "resident.safetensors")
+    with pytest.raises(_errors.DigestError, match=r"resident.safetensors: the sha256 is [0-9a-f]{64}, expected"):
+        _ = open_artifact(path).resident
+
+
+def test_weights_that_are_not_finite_are_refused_before_use(path):
+    change_arrays(path, "resident.safetensors", lambda arrays: arrays["norm.weight"].__setitem__(3, np.nan))
+    with pytest.raises(_errors.NonFiniteError, match=r"tensor 'norm.weight' is holding 1 values"):
+        _ = open_artifact(path).resident
+
+
+def test_a_threshold_must_be_a_number(predictor_artifact, tmp_path):
+    path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
+    text = (path / "manifest.json").read_text().replace('"threshold": 0.1', '"threshold": 1e400', 1)
+    (path / "manifest.json").write_text(text)
+    refuse(path, _errors.JsonError, "1e400")
+
+
+def test_a_swapped_flash_image_is_not_taken_for_this_one(path, tmp_path):
+    """Same sizes, other weights: the page checksums in the tables belong to the manifest."""
+    other = build_artifact(tmp_path / "other", Recipe(seed=5)).path
+    shutil.copy(other / "tables.safetensors", path / "tables.safetensors")
+    refuse(path, _errors.DigestError, "tables.safetensors")
+    assert {entry["path"] for entry in files_of(path)} == {"flash.img", "resident.safetensors", "tables.safetensors"}

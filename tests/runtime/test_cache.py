@@ -1,0 +1,123 @@
+"""Each policy against the plain one-at-a-time definition of it, and against the paper's own example."""
+
+from collections import OrderedDict
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.cache import lfu, lru, static
+
+NUM_UNITS = 60
+requests = st.lists(st.sets(st.integers(0, NUM_UNITS - 1)), min_size=1, max_size=40)
+
+
+def lru_reference(capacity, pinned, wanted):
+    """(hits, admitted, evicted) per request, one id after another, ascending."""
+    cache, log = OrderedDict(), []
+    for ids in wanted:
+        hits, admitted, evicted = [], [], []
+        for unit in sorted(ids):
+            if unit in pinned:
+                hits.append(unit)
+            elif unit in cache:
+                cache.move_to_end(unit)
+                hits.append(unit)
+            else:
+                old = [unit for unit in cache if unit not in ids]
+                if len(cache) >= capacity and not old:
+                    continue
+                if len(cache) >= capacity:
+                    del cache[old[0]]
+                    evicted.append(old[0])
+                cache[unit] = True
+                admitted.append(unit)
+        log.append((hits, admitted, evicted))
+    return log
+
+
+def lfu_reference(capacity, pinned, wanted):
+    """The same for contextual LFU: missing units by falling count, each against the least used cached unit."""
+    cache, uses, last, log = set(), [0] * NUM_UNITS, [0] * NUM_UNITS, []
+    for now, ids in enumerate(wanted, 1):
+        hits, admitted, evicted = [], [], []
+        for unit in sorted(ids):
+            uses[unit] += 1
+            last[unit] = now
+            if unit in pinned or unit in cache:
+                hits.append(unit)
+        for unit in sorted(set(ids) - set(hits), key=lambda unit: (-uses[unit], unit)):
+            if len(cache) >= capacity:
+                old = sorted(cache - set(ids), key=lambda unit: (uses[unit], last[unit], unit))
+                if not old or uses[unit] < uses[old[0]]:
+                    continue
+                cache.remove(old[0])
+                evicted.append(old[0])
+            cache.add(unit)
+            admitted.append(unit)
+        log.append((hits, admitted, evicted))
+    return log
+
+
+def run(policy, capacity, pinned, wanted):
+    cache, log = policy.Cache(NUM_UNITS, capacity, np.array(sorted(pinned), np.int32)), []
+    for ids in wanted:
+        ids = np.array(sorted(ids), np.int32)
+        present = cache.touch(ids)
+        admitted, evicted = cache.admit(ids[~present])
+        log.append((ids[present].tolist(), admitted.tolist(), evicted.tolist()))
+    return log
+
+
+@settings(max_examples=150, deadline=None)
+@given(capacity=st.integers(0, 30), pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6), wanted=requests)
+def test_lru_in_batches_decides_as_lru_one_at_a_time(capacity, pinned, wanted):
+    assert run(lru, capacity, pinned, wanted) == lru_reference(capacity, pinned, wanted)
+
+
+@settings(max_examples=150, deadline=None)
+@given(capacity=st.integers(0, 30), pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6), wanted=requests)
+def test_lfu_in_batches_decides_as_lfu_one_at_a_time(capacity, pinned, wanted):
+    assert run(lfu, capacity, pinned, wanted) == lfu_reference(capacity, pinned, wanted)
+
+
+def test_lfu_gives_the_hit_ratios_of_the_papers_example():
+    """ActiveFlow Fig. 12: 8 channels, 4 cached; the tokens use {0, 1, 4, 6}, then {0, 4, 6, 7}."""
+    cache = lfu.Cache(8, 4, np.empty(0, np.int32))
+    cache.touch(np.array([0, 2, 3, 5]))
+    cache.admit(np.array([0, 2, 3, 5]))
+    cache.reset()  # a new sequence: all counts are zero
+    first = cache.touch(np.array([0, 1, 4, 6]))
+    assert first.mean() == 0.25
+    cache.admit(np.array([1, 4, 6]))
+    second = cache.touch(np.array([0, 4, 6, 7]))
+    assert second.mean() == 0.75
+    admitted, evicted = cache.admit(np.array([7]))
+    assert (admitted.tolist(), evicted.tolist()) == ([7], [1])
+
+
+def test_lfu_does_not_give_up_a_unit_that_is_used_more_often():
+    cache = lfu.Cache(8, 1, np.empty(0, np.int32))
+    for ids in ([3], [3], [4]):
+        present = cache.touch(np.array(ids))
+        admitted, evicted = cache.admit(np.array(ids)[~present])
+    assert admitted.size == evicted.size == 0
+    assert cache.contains(np.array([3]))[0]
+
+
+def test_a_dense_request_keeps_what_it_can_instead_of_thrashing():
+    """Plain LRU would never hit when every token wants everything and the cache holds half of it."""
+    cache = lru.Cache(10, 5, np.empty(0, np.int32))
+    everything = np.arange(10)
+    for _ in range(3):
+        present = cache.touch(everything)
+        _, evicted = cache.admit(everything[~present])
+        assert evicted.size == 0
+    assert present.sum() == 5
+
+
+def test_static_holds_its_pinned_units_only():
+    cache = static.Cache(6, 4, np.array([1, 2]))
+    assert cache.touch(np.array([0, 1, 2])).tolist() == [False, True, True]
+    admitted, evicted = cache.admit(np.array([0]))
+    assert admitted.size == evicted.size == 0

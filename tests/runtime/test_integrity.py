@@ -1,0 +1,90 @@
+"""Full verification finds what opening leaves to be found on use."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from runtime import _errors, _native
+from runtime.artifact import open_artifact
+from runtime.integrity import verify_artifact
+from schemas.errors import CorruptPageError
+from tests.support.artifacts import change_arrays, change_manifest
+
+
+@pytest.fixture
+def path(relu_artifact, tmp_path):
+    return shutil.copytree(relu_artifact.path, tmp_path / "a.coldpress")
+
+
+def write(path, offset, value, with_checksums):
+    """Changes a byte of flash.img and, if wanted, every digest that would tell."""
+    image = np.fromfile(path / "flash.img", np.uint8)
+    image[offset] = value
+    image.tofile(path / "flash.img")
+    if with_checksums:
+        sums = _native.crc32c_pages(image, 4096)
+        change_arrays(path, "tables.safetensors", lambda arrays: arrays.update(page_crc32c=sums))
+
+
+@pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
+def test_whole_artifacts_pass(request, name):
+    built = request.getfixturevalue(name)
+    size = sum(entry.size_bytes for entry in built.manifest.files)
+    assert verify_artifact(open_artifact(built.path)) == size
+
+
+def test_a_flipped_bit_on_flash_is_found(path):
+    image = np.fromfile(path / "flash.img", np.uint8)
+    write(path, 70_000, image[70_000] ^ 4, with_checksums=False)
+    with pytest.raises(
+        CorruptPageError, match=r"flash.img: page 17 at byte 69632 has the checksum [0-9a-f]{8}, expected"
+    ):
+        verify_artifact(open_artifact(path))
+
+
+def test_another_file_with_right_checksums_is_found(path):
+    write(path, 70_000, 1, with_checksums=True)
+    change_manifest(path, lambda manifest: manifest["files"][0].update(sha256="0" * 64))
+    with pytest.raises(_errors.DigestError, match=r"flash.img: the sha256"):
+        verify_artifact(open_artifact(path))
+
+
+def test_data_between_sections_is_found(topk_artifact, tmp_path):
+    path = shutil.copytree(topk_artifact.path, tmp_path / "a")
+    section = topk_artifact.manifest.flash.sections[4]
+    offset = section.offset_bytes + section.length_bytes + 10
+    write(path, offset, 1, with_checksums=True)
+    with pytest.raises(_errors.HiddenDataError, match=rf"flash.img: byte {offset}, behind a section, is not 0"):
+        verify_artifact(open_artifact(path))
+
+
+def test_scales_that_are_not_finite_are_found(topk_artifact, tmp_path):
+    path = shutil.copytree(topk_artifact.path, tmp_path / "a")
+    image = np.fromfile(path / "flash.img", np.uint8)
+    image[:2] = np.array([np.inf], np.float16).view(np.uint8)  # the first group's scale
+    image.tofile(path / "flash.img")
+    write(path, 0, image[0], with_checksums=True)
+    with pytest.raises(_errors.NonFiniteError, match=r"flash.img: layer 0, family mlp_in is holding values of NaN"):
+        verify_artifact(open_artifact(path))
+
+
+def test_resident_codes_that_are_not_finite_are_found(path):
+    role = "layers.2.q_proj.weight"
+    change_arrays(path, "resident.safetensors", lambda arrays: arrays[role][0].__setitem__(slice(0, 2), [0, 0x7C]))
+    with pytest.raises(_errors.NonFiniteError, match=rf"tensor '{role}'"):
+        verify_artifact(open_artifact(path))
+
+
+@pytest.mark.parametrize("name", ["extra.bin", ".gitattributes", "tokenizer/extra.json"])
+def test_files_that_are_not_listed_are_found(path, name):
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text("x")
+    with pytest.raises(_errors.HiddenDataError, match=f"the file '{name}' is present"):
+        verify_artifact(open_artifact(path))
+
+
+def test_a_link_to_a_folder_is_found(path):
+    (path / "more").symlink_to("/")
+    with pytest.raises(_errors.HiddenDataError, match="the file 'more' is present"):
+        verify_artifact(open_artifact(path))

@@ -1,0 +1,157 @@
+"""A simulated run decides exactly as the real one: hits, misses, evictions, every extent, every byte."""
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from runtime.artifact import open_artifact
+from runtime.budget import choose_plan, fixed_bytes
+from runtime.flash import direct, simulated
+from runtime.simulate import replay, simulate
+from runtime.store import Store
+from runtime.trace import FETCH, RESET, Event, Recorder, load_trace
+from schemas.errors import ArtifactError, ColdpressError
+from tests.runtime.test_store import requests
+
+DECISIONS = """hits misses evictions reads read_bytes used_bytes prefill_reads prefill_read_bytes extents_sha256
+dram_used_bytes dram_budget_bytes num_tokens"""
+
+
+def record(built, num_tokens=5):
+    """The trace of a run: twice a prefill and then tokens."""
+    recorder, artifact = Recorder(), open_artifact(built.path)
+    store = Store(artifact, choose_plan(artifact.manifest), direct.Flash(artifact, 8), recorder)
+    for prompt in range(2):  # the second one finds the first one's units, but a new context
+        store.reset()
+        for layer, family in built.units:
+            deque(store.stream(layer, family), maxlen=0)
+        for layer, family, ids in requests(built, num_tokens, seed=prompt):
+            deque(store.fetch(layer, family, ids), maxlen=0)
+    return recorder
+
+
+@pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
+@pytest.mark.parametrize("cache", ["lru", "lfu", "static"])
+@pytest.mark.parametrize("gap", [0, 4096, 100_000])
+@pytest.mark.parametrize("extra", [0, 30_000, 200_000, 5_000_000])
+def test_simulated_equals_real(request, name, cache, gap, extra):
+    built = request.getfixturevalue(name)
+    artifact = open_artifact(built.path)
+    trace = record_once(request, name, built)
+    budget = fixed_bytes(artifact.manifest, artifact.manifest.plans[0]) + extra
+    plan = choose_plan(artifact.manifest, budget).model_copy(update={"cache": cache, "collapse_gap_bytes": gap})
+    real = Store(artifact, plan, direct.Flash(artifact, 8))
+    replay(real, trace)
+    measured = real.metrics(10, 1.0, 1.0, 1.0)
+    modelled = simulate(artifact, plan, trace)
+    for field in DECISIONS.split():
+        assert getattr(modelled, field) == getattr(measured, field), field
+    assert modelled.flash_s >= 0
+    assert modelled.misses == 0 or modelled.flash_s > 0
+
+
+TRACES = {}
+
+
+def record_once(request, name, built):
+    """One recording per artifact serves all settings."""
+    if name not in TRACES:
+        TRACES[name] = record(built).events
+    return TRACES[name]
+
+
+def test_the_recording_run_itself_is_reproduced(relu_artifact, tmp_path):
+    artifact, recorder = open_artifact(relu_artifact.path), Recorder()
+    plan = choose_plan(artifact.manifest)
+    store = Store(artifact, plan, direct.Flash(artifact, 8), recorder)
+    for layer, family, ids in requests(relu_artifact, 4):
+        deque(store.fetch(layer, family, ids), maxlen=0)
+    recorder.save(tmp_path / "trace.safetensors")
+    modelled = simulate(artifact, plan, load_trace(tmp_path / "trace.safetensors"))
+    assert modelled.num_tokens == recorder.num_tokens == 4
+    assert modelled.extents_sha256 == store.extents_sha256()
+    assert (modelled.hits, modelled.misses) == (store.counters.hits, store.counters.misses)
+
+
+def test_another_decision_gives_another_digest(relu_artifact):
+    artifact, trace = open_artifact(relu_artifact.path), record(relu_artifact, 2).events
+    plan = choose_plan(artifact.manifest)
+    other = plan.model_copy(update={"collapse_gap_bytes": 0})
+    assert simulate(artifact, plan, trace).extents_sha256 != simulate(artifact, other, trace).extents_sha256
+
+
+def test_modelled_seconds_are_the_device_profiles(relu_artifact):
+    """One fetch of one page: a single read's time by the profile."""
+    artifact = open_artifact(relu_artifact.path)
+    plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
+    unit = np.array([relu_artifact.order[0, "up_down"][-1]], np.int32)  # not pinned: those come first
+    store = Store(artifact, plan, simulated.Flash(artifact, 32))
+    replay(store, [Event(FETCH, 1, 0, "up_down", unit)])
+    flash = artifact.manifest.device.flash
+    assert store.counters.flash_s == pytest.approx(max(1 / flash.iops, flash.latency_s.value, 4096 / flash.bytes_per_s))
+
+
+def test_a_trace_survives_the_disk(relu_artifact, tmp_path):
+    recorder = record(relu_artifact, 3)
+    recorder.save(tmp_path / "trace.safetensors")
+    loaded = load_trace(tmp_path / "trace.safetensors")
+    assert len(loaded) == len(recorder.events)
+    assert max(event.token for event in loaded) == 6
+    for found, expected in zip(loaded, recorder.events, strict=True):
+        assert (found.kind, found.token, found.layer) == (expected.kind, expected.token, expected.layer)
+        assert found.family == expected.family
+        assert found.ids.tolist() == expected.ids.tolist()
+
+
+def test_tokens_are_told_apart_also_with_one_layer():
+    recorder, ids = Recorder(), np.array([1], np.int32)
+    for family in ("mlp_in", "mlp_mid", "mlp_in", "mlp_mid", "mlp_in"):
+        recorder.fetch(0, family, ids)
+    assert [event.token for event in recorder.events] == [1, 1, 2, 2, 3]
+
+
+def test_a_trace_of_another_model_is_refused(relu_artifact, topk_artifact):
+    events = record(topk_artifact, 1).events
+    artifact = open_artifact(relu_artifact.path)
+    with pytest.raises(ColdpressError, match="where the artifact has 0 units"):
+        simulate(artifact, choose_plan(artifact.manifest), events)
+    events = [Event(FETCH, 1, 0, "up_down", np.array([3, 512], np.int32))]
+    with pytest.raises(ColdpressError, match=r"event 0 of the trace asks for unit 512 .* has 512 units"):
+        simulate(artifact, choose_plan(artifact.manifest), events)
+
+
+@pytest.mark.parametrize("change", ["ids", "start", "family", "kind", "garbage"])
+def test_a_damaged_trace_is_refused(tmp_path, change):
+    path = tmp_path / "trace.safetensors"
+    recorder = Recorder()
+    recorder.fetch(0, "up_down", np.array([1, 5, 9], np.int32))
+    recorder.fetch(1, "up_down", np.array([0, 2], np.int32))
+    recorder.save(path)
+    arrays = load_file(path)
+    if change == "garbage":
+        path.write_bytes(b"\x10" + path.read_bytes()[1:])
+    else:
+        arrays[change][1] = 200 if change != "ids" else 0
+        save_file(arrays, path)
+    with pytest.raises(ArtifactError, match=r"trace\.safetensors"):
+        load_trace(path)
+
+
+def test_recorded_ids_are_a_copy():
+    recorder, ids = Recorder(), np.array([1, 2], np.int32)
+    recorder.fetch(0, "neuron", ids)
+    ids[0] = 0
+    assert dataclasses.asdict(recorder.events[0])["ids"].tolist() == [1, 2]
+
+
+def test_contexts_are_part_of_a_trace(topk_artifact):
+    """Contextual counters start anew with each prompt; a replay that did not know would evict others."""
+    artifact, trace = open_artifact(topk_artifact.path), record(topk_artifact, 4).events
+    plan = choose_plan(artifact.manifest)
+    assert plan.cache == "lfu"
+    without = [event for event in trace if event.kind != RESET]
+    assert len(trace) - len(without) == 2
+    assert simulate(artifact, plan, trace).extents_sha256 != simulate(artifact, plan, without).extents_sha256

@@ -1,0 +1,254 @@
+"""The store against the units themselves: right rows under every policy and budget, and what a fetch promises."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from runtime import store as store_module
+from runtime.artifact import open_artifact
+from runtime.budget import choose_plan, fixed_bytes
+from runtime.flash import direct, simulated
+from runtime.store import Store
+from schemas.errors import CorruptPageError, DoesNotFitError
+from tests.support.artifacts import Recipe, build_artifact, small_spec
+
+
+def open_store(built, recorder=None, dram_budget_bytes=None, **changes):
+    artifact = open_artifact(built.path)
+    plan = choose_plan(artifact.manifest, dram_budget_bytes).model_copy(update=changes)
+    return Store(artifact, plan, direct.Flash(artifact, 8), recorder)
+
+
+def requests(built, num_tokens=6, seed=1):
+    """(layer, family, ids) as a decoder asks: skewed, so that there are hits."""
+    random = np.random.default_rng(seed)
+    for _ in range(num_tokens):
+        for (layer, family), codes in built.units.items():
+            weight = np.linspace(4, 0.1, len(codes)) ** 2
+            count = int(random.integers(0, len(codes) // 2))
+            ids = random.choice(len(codes), count, replace=False, p=weight / weight.sum())
+            yield layer, family, np.sort(ids).astype(np.int32)
+
+
+def check_fetch(store, built, layer, family, ids):
+    """Runs one fetch; every batch must hold its units when it is yielded."""
+    rows, codes, seen = store.rows(family), built.units[layer, family], []
+    for batch in store.fetch(layer, family, ids):
+        assert batch.ids.dtype == batch.slots.dtype == np.int32
+        assert len(set(batch.slots.tolist())) == batch.slots.size
+        assert (rows[batch.slots] == codes[batch.ids]).all()
+        seen.append(batch.ids)
+    found = np.sort(np.concatenate(seen)) if seen else ids[:0]
+    assert (found == ids).all()
+
+
+@pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
+@pytest.mark.parametrize("cache", ["lru", "lfu", "static"])
+def test_every_batch_holds_its_units(request, name, cache):
+    built = request.getfixturevalue(name)
+    store = open_store(built, cache=cache)
+    for layer, family, ids in requests(built):
+        check_fetch(store, built, layer, family, ids)
+    assert store.counters.hits > 0 or (cache, name) == ("static", "topk_artifact")  # which pins nothing
+    assert store.counters.misses > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"staging_slots": 1},
+        {"read_buffer_bytes": 8192},
+        {"collapse_gap_bytes": 0},
+        {"collapse_gap_bytes": 1 << 20},
+        {"pinned_share": 0.0, "slots_share": 0.0},
+        {"pinned_share": 0.5, "slots_share": 0.5},
+        {"page_bytes": 512, "read_buffer_bytes": 2048},
+        {"page_bytes": 65536, "read_buffer_bytes": 131072},
+    ],
+)
+def test_every_size_of_buffer_and_cache_works(tmp_path, changes):
+    recipe = dataclasses.replace(Recipe(spec=small_spec(num_hidden_layers=3)), **changes)
+    built = build_artifact(tmp_path / "a", recipe)
+    store = open_store(built)
+    for layer, family, ids in requests(built):
+        check_fetch(store, built, layer, family, ids)
+        for ids, rows in store.stream(layer, family):
+            assert (rows == built.units[layer, family][ids]).all()
+
+
+def test_hits_come_first_and_outlast_the_fetch(relu_artifact):
+    """Only staging slots are written again while a fetch runs."""
+    store, codes = open_store(relu_artifact), relu_artifact.units[0, "up_down"]
+    list(store.fetch(0, "up_down", np.arange(40, dtype=np.int32)))
+    cached = np.flatnonzero(store.cached(0, "up_down"))
+    wanted = np.arange(20, 300, dtype=np.int32)
+    batches = list(store.fetch(0, "up_down", wanted))
+    assert set(batches[0].ids.tolist()) == set(cached.tolist()) & set(wanted.tolist())
+    staging = store.rows("up_down").shape[0] - 24
+    for batch in batches:
+        kept = batch.slots < staging
+        assert (store.rows("up_down")[batch.slots[kept]] == codes[batch.ids[kept]]).all()
+
+
+def test_a_batch_needs_no_more_staging_than_there_is(relu_artifact):
+    store = open_store(relu_artifact, cache="static")
+    batches = list(store.fetch(3, "up_down", np.arange(512, dtype=np.int32)))
+    staging = store.rows("up_down").shape[0] - 24
+    assert all((batch.slots >= staging).sum() <= 24 for batch in batches[1:])
+    assert sum(batch.ids.size for batch in batches) == 512
+
+
+def test_pinned_units_are_there_from_the_start(relu_artifact):
+    store = open_store(relu_artifact)
+    for (layer, family), pinned in relu_artifact.pinned.items():
+        assert (np.sort(pinned) == np.flatnonzero(store.cached(layer, family))).all()
+        check_fetch(store, relu_artifact, layer, family, np.sort(pinned))
+    counted = store.counters
+    assert (counted.misses, counted.reads, counted.read_bytes) == (0, 0, 0)
+    assert counted.hits == 12 * 32
+    assert counted.load_reads > 0
+
+
+def test_a_second_fetch_of_cached_units_reads_nothing(relu_artifact):
+    store, ids = open_store(relu_artifact), np.arange(100, 150, dtype=np.int32)
+    check_fetch(store, relu_artifact, 2, "up_down", ids)
+    before = dataclasses.replace(store.counters)
+    check_fetch(store, relu_artifact, 2, "up_down", ids)
+    assert store.counters.reads == before.reads
+    assert store.counters.hits == before.hits + 50
+
+
+def test_counters_add_up(relu_artifact):
+    store = open_store(relu_artifact, cache="static", collapse_gap_bytes=0)
+    pinned = set(relu_artifact.pinned[5, "up_down"].tolist())
+    ids = np.arange(0, 512, 3, dtype=np.int32)
+    check_fetch(store, relu_artifact, 5, "up_down", ids)
+    hits = len(pinned & set(ids.tolist()))
+    counted = store.counters
+    assert (counted.hits, counted.misses) == (hits, ids.size - hits)
+    assert counted.used_bytes == (ids.size - hits) * 256
+    order = relu_artifact.order[5, "up_down"]
+    missing = [position for position in range(512) if order[position] % 3 == 0 and int(order[position]) not in pinned]
+    pages = {position * 256 // 4096 for position in missing}  # 16 units to the page, none across two
+    assert counted.read_bytes == len(pages) * 4096
+    assert counted.reads >= sum(page - 1 not in pages for page in pages)
+    assert counted.evictions == 0
+
+
+def test_evictions_are_counted_and_slots_stay_distinct(relu_artifact):
+    store = open_store(relu_artifact)
+    check_fetch(store, relu_artifact, 0, "up_down", np.arange(0, 100, dtype=np.int32))
+    check_fetch(store, relu_artifact, 0, "up_down", np.arange(200, 300, dtype=np.int32))
+    assert store.counters.evictions > 0
+    cached = np.flatnonzero(store.cached(0, "up_down")).astype(np.int32)
+    assert cached.size == 32 + 64
+    (batch,) = store.fetch(0, "up_down", cached)
+    assert len(set(batch.slots.tolist())) == cached.size
+
+
+def test_a_fetch_that_is_given_up_leaves_a_usable_store(relu_artifact):
+    store = open_store(relu_artifact, read_buffer_bytes=8192)
+    for _ in range(3):
+        fetching = store.fetch(0, "up_down", np.arange(0, 512, 2, dtype=np.int32))
+        next(fetching)
+        next(fetching)
+        fetching.close()
+    cached = store.cached(0, "up_down")
+    assert cached.sum() <= 32 + 64
+    for layer, family, ids in requests(relu_artifact):
+        check_fetch(store, relu_artifact, layer, family, ids)
+
+
+def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
+    class Failing:
+        direct = moves_data = True
+
+        def __init__(self, inner):
+            self.inner, self.left = inner, 10**9
+
+        def read(self, extents, into):
+            self.left -= 1
+            if self.left < 0:
+                raise CorruptPageError("page 1")
+            return self.inner.read(extents, into)
+
+    artifact = open_artifact(relu_artifact.path)
+    plan = choose_plan(artifact.manifest).model_copy(update={"read_buffer_bytes": 8192})
+    flash = Failing(direct.Flash(artifact, 8))
+    store = Store(artifact, plan, flash)
+    flash.left = 2
+    with pytest.raises(CorruptPageError):
+        list(store.fetch(4, "up_down", np.arange(0, 512, 2, dtype=np.int32)))
+    flash.left = 10**9
+    present = np.flatnonzero(store.cached(4, "up_down")).astype(np.int32)
+    check_fetch(store, relu_artifact, 4, "up_down", present)  # what is said to be cached is what it should be
+    for layer, family, ids in requests(relu_artifact):
+        check_fetch(store, relu_artifact, layer, family, ids)
+
+
+def test_stream_gives_everything_once_in_flash_order(relu_artifact):
+    store = open_store(relu_artifact)
+    ids = [part.copy() for part, _ in store.stream(9, "up_down")]
+    assert (np.concatenate(ids) == relu_artifact.order[9, "up_down"]).all()
+    assert len(ids) > 1  # bounded by the read buffer
+    assert store.counters.prefill_read_bytes >= 512 * 256
+    assert store.counters.reads == 0
+
+
+@pytest.mark.parametrize("extra", [0, 50_000, 400_000, 10_000_000])
+def test_memory_is_what_the_budget_says(relu_artifact, extra):
+    manifest = relu_artifact.manifest
+    budget = fixed_bytes(manifest, manifest.plans[0]) + extra
+    store = open_store(relu_artifact, dram_budget_bytes=budget)
+    plan = store.plan
+    allocated = store.rows("up_down").nbytes + plan.read_buffer_bytes
+    assert store.dram_used_bytes == plan.resident_bytes + plan.kv_cache_bytes + allocated
+    assert store.dram_used_bytes <= budget
+    for layer, family, ids in requests(relu_artifact, num_tokens=2):
+        check_fetch(store, relu_artifact, layer, family, ids)
+    if extra == 10_000_000:  # everything fits: a second pass reads nothing
+        everything = np.arange(512, dtype=np.int32)
+        check_fetch(store, relu_artifact, 0, "up_down", everything)
+        reads = store.counters.reads
+        check_fetch(store, relu_artifact, 0, "up_down", everything)
+        assert store.counters.reads == reads
+
+
+def test_a_plan_beyond_its_budget_is_refused(relu_artifact):
+    artifact = open_artifact(relu_artifact.path)
+    plan = choose_plan(artifact.manifest).model_copy(update={"dram_budget_bytes": 1000})
+    with pytest.raises(DoesNotFitError, match=r"needs \d+ bytes of DRAM, its budget is 1000"):
+        Store(artifact, plan, direct.Flash(artifact, 8))
+
+
+def test_a_plan_beyond_this_machines_memory_is_refused_before_allocating(relu_artifact, monkeypatch):
+    monkeypatch.setattr(store_module, "physical_bytes", lambda: 1_000_000)
+    with pytest.raises(DoesNotFitError, match=r"needs \d+ bytes of DRAM, this machine has 1000000"):
+        open_store(relu_artifact)
+    artifact = open_artifact(relu_artifact.path)  # a simulation touches no memory, so it may be of a larger machine
+    Store(artifact, choose_plan(artifact.manifest), simulated.Flash(artifact, 8))
+
+
+def test_metrics_are_the_counters(relu_artifact):
+    store = open_store(relu_artifact)
+    check_fetch(store, relu_artifact, 1, "up_down", np.arange(50, dtype=np.int32))
+    metrics = store.metrics(num_tokens=1, decode_s=0.5, prefill_s=0.25, first_token_s=0.3)
+    assert (metrics.hits, metrics.misses) == (store.counters.hits, store.counters.misses)
+    assert metrics.hit_rate == store.counters.hits / 50
+    assert metrics.dram_budget_bytes == store.plan.dram_budget_bytes
+    assert metrics.peak_rss_bytes > 10_000_000
+    assert metrics.direct_io is not None
+
+
+def test_lfu_counts_start_anew_with_a_context(topk_artifact):
+    """Without the reset, units of the last prompt would keep their places for many tokens."""
+    store = open_store(topk_artifact)
+    old, new = np.arange(8, dtype=np.int32), np.arange(20, 28, dtype=np.int32)
+    for _ in range(5):
+        list(store.fetch(0, "mlp_in", old))
+    list(store.fetch(0, "mlp_in", new))
+    assert store.cached(0, "mlp_in")[old].all()
+    store.reset()
+    list(store.fetch(0, "mlp_in", new))
+    assert store.cached(0, "mlp_in")[new].all()

@@ -1,0 +1,145 @@
+"""The JSON Schemas are those of the records, valid, and as strict as the records are."""
+
+import inspect
+import json
+import pkgutil
+from typing import get_args
+
+import jsonschema
+import pytest
+
+import schemas
+from schemas import _generate
+from schemas.__main__ import main
+from schemas.base import ArrayFile, Record
+from schemas.families import FamilyName, FormatName, num_units, slices
+from schemas.layout import SECTION_ALIGN_BYTES
+from schemas.manifest import (
+    FEATURES,
+    FLASH_FILE,
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    PREDICTORS_FILE,
+    RESIDENT_FILE,
+    TABLES_FILE,
+    Manifest,
+)
+from schemas.model import MLP_ROLES
+from tests.support.artifacts import build_artifact, small_spec
+
+
+def read(name):
+    return json.loads((_generate.FOLDER / f"{name}.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory):
+    path = build_artifact(tmp_path_factory.mktemp("artifact") / "a").path
+    return json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+
+
+def test_the_schemas_are_up_to_date():
+    assert _generate.outdated() == [], "run python -m schemas --fix"
+
+
+def test_the_ones_that_others_read_are_there():
+    names = {path.name.partition(".")[0] for path in _generate.FOLDER.iterdir()}
+    assert {"manifest", "config", "device", "metrics", "layout", "model", "activations", "order"} <= names
+
+
+def test_every_record_is_in_some_schema():
+    defined = set()
+    for module in pkgutil.iter_modules(schemas.__path__):
+        if not module.name.startswith("_"):
+            members = vars(__import__(f"schemas.{module.name}", fromlist=["x"])).values()
+            defined |= {value.__name__ for value in members if inspect.isclass(value) and issubclass(value, Record)}
+    described = {
+        name.split("_")[0] for path in _generate.FOLDER.iterdir() for name in json.loads(path.read_text())["$defs"]
+    }
+    extended_only = {"Record", "Settings"}
+    assert defined - described <= extended_only
+
+
+@pytest.mark.parametrize("path", sorted(_generate.FOLDER.iterdir()), ids=lambda path: path.name)
+def test_each_is_a_valid_schema_whose_references_resolve(path):
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    text = json.dumps(schema)
+    for name in schema["$defs"]:
+        assert "FieldInfo" not in name
+    references = {part.split('"')[0] for part in text.split('"#/$defs/')[1:]}
+    assert references <= schema["$defs"].keys()
+
+
+def test_a_manifest_fits_its_schema_and_a_changed_one_does_not(manifest):
+    validator = jsonschema.Draft202012Validator(read("manifest"))
+    assert list(validator.iter_errors(manifest)) == []
+    Manifest.model_validate_json(json.dumps(manifest))
+    for change in ({"extra": 1}, {"plans": []}, {"byte_order": "big"}, {"files": "none"}):
+        assert list(validator.iter_errors(manifest | change))
+    bad_count = manifest | {"flash": manifest["flash"] | {"size_bytes": 2**53}}
+    assert list(validator.iter_errors(bad_count))
+
+
+def test_a_stale_schema_is_noticed_and_fixed(tmp_path, monkeypatch):
+    monkeypatch.setattr(_generate, "FOLDER", tmp_path / "json")
+    _generate.write()
+    assert _generate.outdated() == []
+    (tmp_path / "json/model.schema.json").write_text("{}")
+    (tmp_path / "json/order.schema.json").unlink()
+    (tmp_path / "json/gone.schema.json").write_text("{}")
+    assert _generate.outdated() == ["gone.schema.json", "model.schema.json", "order.schema.json"]
+    _generate.write()
+    assert _generate.outdated() == []
+    assert not (tmp_path / "json/gone.schema.json").exists()
+
+
+def test_the_command_reports_by_its_exit_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_generate, "FOLDER", tmp_path / "json")
+    assert main([]) == 1
+    assert "manifest.schema.json: out of date; run python -m schemas --fix" in capsys.readouterr().out
+    assert main(["--fix"]) == 0
+    assert main([]) == 0
+
+
+# Records
+
+
+def test_records_are_frozen_strict_and_closed():
+    record = ArrayFile(array_file="a.safetensors", sha256="0" * 64)
+    with pytest.raises(ValueError, match="frozen"):
+        record.array_file = "b"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="extra_forbidden"):
+        ArrayFile.model_validate({"array_file": "a", "sha256": "0" * 64, "more": 1})
+    with pytest.raises(ValueError, match="string"):
+        ArrayFile.model_validate({"array_file": 3, "sha256": "0" * 64})
+
+
+def test_record_text_is_canonical(manifest):
+    record = Manifest.model_validate_json(json.dumps(manifest))
+    text = record.to_json()
+    assert text == Manifest.model_validate_json(text).to_json()
+    assert text.endswith("}\n")
+    keys = list(json.loads(text))
+    assert keys == sorted(keys)
+
+
+# The text of FORMAT.md against the code
+
+
+def test_the_specification_names_what_the_code_has():
+    text = (_generate.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
+    names = [*get_args(FamilyName), *get_args(FormatName), *FEATURES, *Manifest.model_fields, *MLP_ROLES]
+    names += [FLASH_FILE, RESIDENT_FILE, TABLES_FILE, PREDICTORS_FILE, str(SECTION_ALIGN_BYTES)]
+    assert [name for name in names if name not in text] == []
+    assert f"format {FORMAT_MAJOR}.{FORMAT_MINOR}" in text
+
+
+@pytest.mark.parametrize("family", get_args(FamilyName))
+def test_the_specification_has_the_slices_of_each_family(family):
+    text = (_generate.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
+    row = next(line for line in text.splitlines() if line.startswith(f"| `{family}` |"))
+    size, listed = (cell.strip() for cell in row.strip("|").split("|")[1:])
+    spec = small_spec()
+    assert listed == ", ".join(f"{piece.role} {piece.axis}" for piece in slices(family, spec))
+    assert getattr(spec, size.strip("`")) == num_units(family, spec)

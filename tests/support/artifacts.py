@@ -1,0 +1,351 @@
+"""Small valid artifacts written with numpy alone, without the compiler: random weights, any method and format.
+
+Not the product's writer (compiler/package), so that reader and writer are tested against the format, not each other.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from runtime import _native, _plugins
+from runtime._contents import model_tensors
+from runtime.budget import kv_cache_bytes
+from schemas.device import DeviceProfile
+from schemas.families import families_of, num_units, slice_length, slices
+from schemas.manifest import FEATURES, FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
+from schemas.model import ModelSpec
+
+ALIGN = 65536
+
+
+def small_spec(**changes: Any) -> ModelSpec:
+    """A gated ReLU model of 12 layers, 64 wide, 512 neurons per layer; `changes` replace fields."""
+    values: dict[str, Any] = {
+        "model_type": "llama",
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 512,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "hidden_act": "relu",
+        "gated_mlp": True,
+        "norm": "rms_norm",
+        "norm_eps": 1e-5,
+        "position": "rotary",
+        "rotary_dim": 16,
+        "tie_word_embeddings": True,
+    }
+    return ModelSpec(**(values | changes))
+
+
+def small_device(page_bytes: int = 4096) -> DeviceProfile:
+    """A device with round figures."""
+
+    def figure(value: Any) -> dict[str, Any]:
+        return {"value": value, "source": "assumption: round figures for tests"}
+
+    curve = [{"read_bytes": 4096, "bytes_per_s": 8e7}, {"read_bytes": 1 << 20, "bytes_per_s": 1e9}]
+    data = {
+        "name": "test-device",
+        "title": "A device of the tests",
+        "dram_bytes": figure(1 << 30),
+        "dram_budget_bytes": figure(1 << 29),
+        "dram_bytes_per_s": figure(2e10),
+        "num_cores": figure(4),
+        "flash": {
+            "page_bytes": figure(page_bytes),
+            "queue_depth": figure(32),
+            "latency_s": figure(1e-4),
+            "read_curve": figure(curve),
+        },
+    }
+    return DeviceProfile.model_validate_json(json.dumps(data))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to build; the defaults give a fp16 ReLU artifact whose cache holds an eighth of the units."""
+
+    spec: ModelSpec = field(default_factory=small_spec)
+    method: str = "relu"
+    format: str = "fp16"
+    cache: str = "lru"
+    page_bytes: int = 4096
+    pinned_share: float = 1 / 16
+    slots_share: float = 1 / 8
+    staging_slots: int = 24
+    read_buffer_bytes: int = 32768
+    collapse_gap_bytes: int = 4096
+    context_length: int = 32
+    predictor_rank: int = 8
+    density: float = 0.25
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Built:
+    """An artifact on disk and what it was made of."""
+
+    path: Path
+    recipe: Recipe
+    manifest: Manifest
+    weights: Mapping[str, np.ndarray]
+    """Role -> float32, before quantization."""
+    units: Mapping[tuple[int, str], np.ndarray]
+    """(layer, family) -> uint8 [num_units, unit_bytes], unit i at row i."""
+    order: Mapping[tuple[int, str], np.ndarray]
+    pinned: Mapping[tuple[int, str], np.ndarray]
+    """(layer, family) -> ids in flash order."""
+
+
+def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[str, np.ndarray] | None = None) -> Built:
+    """Writes an artifact of `weights` (role -> float32), or of random ones, to the folder `path`."""
+    recipe = recipe or Recipe()
+    random = np.random.default_rng(recipe.seed)
+    path.mkdir(parents=True)
+    weights = random_weights(recipe.spec, random) if weights is None else weights
+    families = families_of(recipe.method, recipe.spec)  # pyright: ignore[reportArgumentType]
+    units = {
+        (layer, family): encode_units(weights, recipe, layer, family)
+        for layer in range(recipe.spec.num_hidden_layers)
+        for family in families
+    }
+    order = {key: random.permutation(len(codes)).astype(np.int32) for key, codes in units.items()}
+    pinned = {key: order[key][: round(recipe.pinned_share * len(units[key]))] for key in units}
+    sections = write_flash(path, units, order, recipe.page_bytes)
+    write_tables(path, order, pinned, recipe.page_bytes)
+    resident = write_resident(path, weights, recipe, families)
+    predictors = write_predictors(path, recipe, random)
+    manifest = _manifest(path, recipe, families, sections, resident, predictors, pinned)
+    write_manifest(path, manifest)
+    return Built(path, recipe, Manifest.model_validate_json(json.dumps(manifest)), weights, units, order, pinned)
+
+
+def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np.ndarray]:
+    """All tensors of a model by role, scaled to keep activations near 1."""
+    nothing_on_flash = Manifest.model_construct(model=spec, families=())
+    required, optional = model_tensors(nothing_on_flash)
+    biases = {} if spec.norm == "rms_norm" else {role: shape for role, shape in optional.items() if "bias" in role}
+    weights: dict[str, np.ndarray] = {}
+    for role, shape in sorted((required | biases).items()):
+        scale = 1 / np.sqrt(shape[-1]) if len(shape) == 2 else 0.1
+        weights[role] = random.normal(0, scale, shape).astype(np.float32)
+        if role.endswith("norm.weight"):
+            weights[role] += 1
+    if spec.position == "rotary":
+        half = np.arange(spec.rotary_dim // 2) * 2 / spec.rotary_dim
+        weights["rotary.inv_freq"] = (1 / 10000**half).astype(np.float32)
+    return weights
+
+
+def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, family: Any) -> np.ndarray:
+    """uint8 [num_units, unit_bytes]."""
+    codec = _plugins.load("runtime.quantization", recipe.format)
+    parts: list[np.ndarray] = []
+    for piece in slices(family, recipe.spec):
+        matrix = weights[f"layers.{layer}.{piece.role}.weight"]
+        values = matrix if piece.axis == "row" else np.ascontiguousarray(matrix.T)
+        assert values.shape == (num_units(family, recipe.spec), slice_length(piece, recipe.spec))
+        parts.append(codec.encode(values))
+    return np.concatenate(parts, axis=1)
+
+
+def write_flash(
+    path: Path,
+    units: Mapping[tuple[int, str], np.ndarray],
+    order: Mapping[tuple[int, str], np.ndarray],
+    page_bytes: int,
+) -> list[dict[str, Any]]:
+    """Writes flash.img and returns its sections."""
+    sections: list[dict[str, Any]] = []
+    image = bytearray()
+    for (layer, family), codes in units.items():
+        image += bytes(-len(image) % ALIGN)
+        shape = {"num_units": codes.shape[0], "unit_bytes": codes.shape[1]}
+        sections.append({"layer": layer, "family": family, "offset_bytes": len(image), **shape})
+        image += codes[order[layer, family]].tobytes()
+    image += bytes(-len(image) % page_bytes)
+    (path / FLASH_FILE).write_bytes(image)
+    return sections
+
+
+def write_tables(
+    path: Path,
+    order: Mapping[tuple[int, str], np.ndarray],
+    pinned: Mapping[tuple[int, str], np.ndarray],
+    page_bytes: int,
+) -> None:
+    """Writes tables.safetensors for the flash.img that is there."""
+    image = np.fromfile(path / FLASH_FILE, np.uint8)
+    arrays = {"page_crc32c": _native.crc32c_pages(image, page_bytes)}
+    for layer, family in order:
+        flags = np.zeros(order[layer, family].size, np.uint8)
+        flags[pinned[layer, family]] = 1
+        arrays |= {f"order.{layer}.{family}": order[layer, family], f"pinned.{layer}.{family}": flags}
+    save_file(arrays, path / TABLES_FILE)
+
+
+def write_resident(
+    path: Path, weights: Mapping[str, np.ndarray], recipe: Recipe, families: tuple[Any, ...]
+) -> list[dict[str, Any]]:
+    """Writes resident.safetensors and returns the manifest's list of its tensors."""
+    on_flash = {piece.role for family in families for piece in slices(family, recipe.spec)}
+    entries: list[dict[str, Any]] = []
+    arrays: dict[str, np.ndarray] = {}
+    for role, values in weights.items():
+        if role.startswith("layers.") and role.split(".")[2] in on_flash and role.endswith(".weight"):
+            continue
+        chosen = resident_format(role, recipe.format) if values.ndim == 2 else None
+        entries.append({"role": role, "format": chosen, "shape": list(values.shape)})
+        arrays[role] = _plugins.load("runtime.quantization", chosen).encode(values) if chosen else values
+    save_file(arrays, path / RESIDENT_FILE)
+    return entries
+
+
+def resident_format(role: str, artifact_format: str) -> str | None:
+    """The format of a resident matrix."""
+    if role == "embed_positions.weight":
+        return None
+    if role in ("embed_tokens.weight", "lm_head.weight"):
+        return "fp16" if artifact_format == "fp16" else "int8_group32"
+    return artifact_format
+
+
+def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) -> list[dict[str, Any]]:
+    """Writes predictors.safetensors where the method needs it and returns the manifest's list."""
+    if recipe.method != "predictor":
+        return []
+    rank, spec = recipe.predictor_rank, recipe.spec
+    arrays: dict[str, np.ndarray] = {}
+    for layer in range(spec.num_hidden_layers):
+        arrays[f"{layer}.fc1"] = random.normal(0, 0.2, (rank, spec.hidden_size)).astype(np.float16)
+        arrays[f"{layer}.fc2"] = random.normal(0, 0.2, (spec.intermediate_size, rank)).astype(np.float16)
+    save_file(arrays, path / PREDICTORS_FILE)
+    return [{"layer": layer, "rank": rank, "threshold": 0.1} for layer in range(spec.num_hidden_layers)]
+
+
+def _manifest(
+    path: Path,
+    recipe: Recipe,
+    families: tuple[Any, ...],
+    sections: list[dict[str, Any]],
+    resident: list[dict[str, Any]],
+    predictors: list[dict[str, Any]],
+    pinned: Mapping[tuple[int, str], np.ndarray],
+) -> dict[str, Any]:
+    unit_bytes = {section["family"]: section["unit_bytes"] for section in sections}
+    return {
+        "format": {"name": "coldpress", "major": 1, "minor": 0},
+        "features": {"required": list(FEATURES), "optional": []},
+        "compiler_version": "0.1.0",
+        "model": recipe.spec.model_dump(mode="json"),
+        "source": {"name": "test", "source": "local", "revision": None, "license": None, "weights_sha256": "0" * 64},
+        "device": small_device(recipe.page_bytes).model_dump(mode="json"),
+        "files": files_of(path),
+        "flash": {
+            "size_bytes": (path / FLASH_FILE).stat().st_size,
+            "page_bytes": recipe.page_bytes,
+            "sections": sections,
+        },
+        "families": [
+            {
+                "family": family,
+                "format": recipe.format,
+                "slices": [piece.model_dump() for piece in slices(family, recipe.spec)],
+                "unit_bytes": unit_bytes[family],
+            }
+            for family in families
+        ],
+        "resident": resident,
+        "predictors": predictors,
+        "plans": [_plan(path, recipe, families, sections, unit_bytes, pinned)],
+        "inputs": {},
+        "byte_order": "little",
+    }
+
+
+def _plan(
+    path: Path,
+    recipe: Recipe,
+    families: tuple[Any, ...],
+    sections: list[dict[str, Any]],
+    unit_bytes: Mapping[str, int],
+    pinned: Mapping[tuple[int, str], np.ndarray],
+) -> dict[str, Any]:
+    parts = [
+        {
+            "layer": section["layer"],
+            "family": section["family"],
+            "density": recipe.density,
+            "num_pinned": int(pinned[section["layer"], section["family"]].size),
+            "cache_slots": round(recipe.slots_share * section["num_units"]),
+        }
+        for section in sections
+    ]
+    plan = {
+        "name": "test",
+        "method": recipe.method,
+        "cache": recipe.cache,
+        "context_length": recipe.context_length,
+        "resident_bytes": sum(array.nbytes for array in load_file(path / RESIDENT_FILE).values()),
+        "predictor_bytes": _predictor_bytes(path),
+        "kv_cache_bytes": kv_cache_bytes(recipe.spec, recipe.context_length),
+        "read_buffer_bytes": recipe.read_buffer_bytes,
+        "staging_slots": [[family, recipe.staging_slots] for family in families],
+        "collapse_gap_bytes": recipe.collapse_gap_bytes,
+        "queue_depth": 8,
+        "sections": parts,
+    }
+    slots = sum((part["num_pinned"] + part["cache_slots"]) * unit_bytes[part["family"]] for part in parts)
+    staging = sum(recipe.staging_slots * size for size in unit_bytes.values())
+    fixed = sum(plan[name] for name in ("resident_bytes", "predictor_bytes", "kv_cache_bytes", "read_buffer_bytes"))
+    return plan | {"dram_budget_bytes": fixed + staging + slots}
+
+
+def _predictor_bytes(path: Path) -> int:
+    file = path / PREDICTORS_FILE
+    return sum(array.nbytes for array in load_file(file).values()) if file.exists() else 0
+
+
+def files_of(path: Path) -> list[dict[str, Any]]:
+    """The manifest's list of the files that are in the folder."""
+    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST_FILE)
+    return [
+        {
+            "path": file.relative_to(path).as_posix(),
+            "size_bytes": file.stat().st_size,
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        }
+        for file in found
+    ]
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes manifest.json."""
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def change_manifest(path: Path, change: Callable[[dict[str, Any]], Any], relist: bool = False) -> None:
+    """Edits the manifest in place; `relist` brings its list of files up to date before."""
+    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    if relist:
+        manifest["files"] = files_of(path)
+    change(manifest)
+    write_manifest(path, manifest)
+
+
+def change_arrays(path: Path, name: str, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
+    """Edits a tensor file in place, digests and all."""
+    arrays = {key: value.copy() for key, value in load_file(path / name).items()}
+    change(arrays)
+    save_file(arrays, path / name)
+    change_manifest(path, lambda manifest: None, relist=True)

@@ -1,0 +1,119 @@
+"""A transformers model as the runtime's tests need it: its ModelSpec, and its tensors by role in float32.
+
+Independent of compiler/architectures on purpose: the runtime's decoder is held against transformers alone.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.model import ModelSpec
+
+RENAMED = {
+    "out_proj": "o_proj",
+    "fc1": "up_proj",
+    "fc2": "down_proj",
+    "self_attn_layer_norm": "input_layernorm",
+    "final_layer_norm": "post_attention_layernorm",
+}
+
+
+def load_hf(folder: Path) -> Any:
+    """The model in float32, in evaluation mode."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def spec_of(config: Any) -> ModelSpec:
+    """The shape of a transformers config."""
+    is_opt = config.model_type == "opt"
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    return ModelSpec(
+        model_type=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.ffn_dim if is_opt else config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads if is_opt else config.num_key_value_heads,
+        head_dim=head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        hidden_act=config.activation_function if is_opt else config.hidden_act,
+        gated_mlp=not is_opt,
+        norm="layer_norm" if is_opt else "rms_norm",
+        norm_eps=1e-5 if is_opt else config.rms_norm_eps,
+        position="learned" if is_opt else "rotary",
+        rotary_dim=0 if is_opt else int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1)),
+        position_offset=2 if is_opt else 0,
+        sliding_window=None if is_opt else window,
+        tie_word_embeddings=config.tie_word_embeddings,
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=(config.eos_token_id,),
+    )
+
+
+def roles_of(model: Any, spec: ModelSpec) -> dict[str, np.ndarray]:
+    """Role -> float32 array; fused projections are split, OPT's names translated."""
+    roles: dict[str, np.ndarray] = {}
+    for name, tensor in model.state_dict().items():
+        role = name.removeprefix("model.").removeprefix("decoder.").replace("self_attn.", "").replace("mlp.", "")
+        parts = role.split(".")
+        if parts[0] == "layers":
+            parts[2] = RENAMED.get(parts[2], parts[2])
+        elif parts[0] == "final_layer_norm":
+            parts[0] = "norm"
+        values = np.ascontiguousarray(tensor.numpy(), np.float32)
+        roles |= _split(parts, values, spec)
+    if spec.tie_word_embeddings:
+        roles.pop("lm_head.weight", None)
+    if spec.position == "rotary":
+        roles["rotary.inv_freq"] = model.model.rotary_emb.inv_freq.numpy().astype(np.float32)
+    return roles
+
+
+def _split(parts: list[str], values: np.ndarray, spec: ModelSpec) -> dict[str, np.ndarray]:
+    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    fused = {
+        "qkv_proj": (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)),
+        "gate_up_proj": (("gate_proj", spec.intermediate_size), ("up_proj", spec.intermediate_size)),
+    }
+    if parts[0] != "layers" or parts[2] not in fused:
+        return {".".join(parts): values}
+    found, start = {}, 0
+    for name, num_rows in fused[parts[2]]:
+        found[".".join([*parts[:2], name, *parts[3:]])] = np.ascontiguousarray(values[start : start + num_rows])
+        start += num_rows
+    return found
+
+
+def greedy(model: Any, prompt_ids: list[int], num_new: int) -> tuple[list[int], np.ndarray]:
+    """transformers' own greedy continuation beyond end-of-sequence tokens, and each step's logits [num_new, V]."""
+    import torch
+
+    done = model.generate(
+        torch.tensor([prompt_ids]),
+        attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
+        max_new_tokens=num_new,
+        min_new_tokens=num_new,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    logits = torch.cat(done.logits).float().numpy()
+    return done.sequences[0, len(prompt_ids) :].tolist(), logits
+
+
+def all_logits(model: Any, token_ids: list[int]) -> np.ndarray:
+    """Logits of every position, float32 [T, V]."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0].float().numpy()

@@ -1,0 +1,266 @@
+"""Tiny random Hugging Face checkpoints of every supported architecture, written without torch.
+
+The weights are scaled so that greedy continuations wander and, with `relu`, about a sixth of the neurons fire: the
+embeddings share one direction that the gates lean against. Same arguments, same bytes.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MODEL_TYPES = ("llama", "mistral", "opt", "phi3", "qwen2", "qwen3")
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+TEXT = """The kettle had boiled dry twice before anyone noticed the smell of hot iron in the narrow kitchen.
+
+A river remembers its old bed: after heavy rain the water looks for the meadow where it used to run.
+
+She counted the steps to the lighthouse every evening, and every evening there were one hundred and twelve of them.
+
+To build a boat you need a flat place, dry wood, a patient friend and a winter with nothing else to do.
+
+When the train stopped between two stations the passengers began, one after another, to tell where they had been.
+
+Bread wants time more than strength; leave the dough alone and it will do most of the work by itself.
+
+The map was wrong about the bridge, but it was right about the hill, the church and the three tall trees.
+"""
+
+
+def documents(count: int = 60) -> list[str]:
+    """`count` different short paragraphs."""
+    lines = [line for line in TEXT.splitlines() if line]
+    return [f"Page {i}. {lines[i % len(lines)]} {lines[(i * 3 + i // 7) % len(lines)]}" for i in range(count)]
+
+
+def write_corpus(path: Path, count: int = 60) -> Path:
+    """A text file of `count` paragraphs, blank lines between them."""
+    path.write_text("\n\n".join(documents(count)) + "\n", encoding="utf-8")
+    return path
+
+
+def encode(values: np.ndarray, dtype: str) -> bytes:
+    """float32 values as `float32`, `float16` or `bfloat16` bytes (rounded to nearest even)."""
+    values = np.ascontiguousarray(values, np.float32)
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    return values.astype("<f2" if dtype == "float16" else "<f4").tobytes()
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> Path:
+    """A safetensors file of (dtype code, shape, bytes), in the order given."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values()))
+    return path
+
+
+def write_model(
+    folder: Path,
+    model_type: str = "llama",
+    *,
+    num_hidden_layers: int = 12,
+    relu: bool = False,
+    hidden_size: int = 64,
+    intermediate_size: int = 160,
+    vocab_size: int = 384,
+    context: int = 256,
+    tie: bool = False,
+    dtype: str = "float32",
+    num_shards: int = 1,
+    seed: int = 0,
+    add_bos_token: bool = True,
+    overrides: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes config.json, weights (`num_shards` files), tokenizer.json and tokenizer_config.json; gives `folder`.
+
+    `overrides` replaces keys of config.json before the weights are shaped (`num_key_value_heads`, `attention_bias`,
+    `head_dim`, `rope_parameters`, …).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = _config(model_type, num_hidden_layers, relu, hidden_size, intermediate_size, vocab_size, context)
+    config |= {"tie_word_embeddings": tie, "dtype": dtype, **(overrides or {})}
+    config = {key: value for key, value in config.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_weights(folder, random_weights(config, seed), dtype, num_shards)
+    write_tokenizer(folder, vocab_size, add_bos_token)
+    return folder
+
+
+def write_weights(folder: Path, weights: Mapping[str, np.ndarray], dtype: str = "float32", num_shards: int = 1) -> None:
+    """Writes float32 `weights` as model.safetensors, or as shards with an index."""
+    coded = {name: (DTYPES[dtype], values.shape, encode(values, dtype)) for name, values in weights.items()}
+    if num_shards == 1:
+        write_safetensors(folder / "model.safetensors", coded)
+        return
+    names = list(coded)
+    weight_map: dict[str, str] = {}
+    for shard in range(num_shards):
+        file = f"model-{shard + 1:05d}-of-{num_shards:05d}.safetensors"
+        part = names[len(names) * shard // num_shards : len(names) * (shard + 1) // num_shards]
+        write_safetensors(folder / file, {name: coded[name] for name in part})
+        weight_map |= dict.fromkeys(part, file)
+    total = sum(len(data) for _, _, data in coded.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def write_tokenizer(folder: Path, vocab_size: int, add_bos_token: bool = True) -> None:
+    """Trains a byte-level BPE tokenizer of `vocab_size` entries on this module's text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "add_bos_token": add_bos_token,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def _config(
+    model_type: str, layers: int, relu: bool, hidden: int, intermediate: int, vocab: int, context: int
+) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        "model_type": model_type,
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": context,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": None,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+    }
+    if model_type == "opt":
+        return common | {
+            "architectures": ["OPTForCausalLM"],
+            "ffn_dim": intermediate,
+            "word_embed_proj_dim": hidden,
+            "do_layer_norm_before": True,
+            "activation_function": "relu" if relu else "gelu",
+            "enable_bias": True,
+            "dropout": 0.0,
+            "pad_token_id": 1,
+        }
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3"}
+    config = common | {
+        "architectures": [f"{names[model_type]}ForCausalLM"],
+        "intermediate_size": intermediate,
+        "num_key_value_heads": 2,
+        "hidden_act": "relu" if relu else "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    if model_type == "qwen3":
+        config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in the real ones
+    if model_type == "mistral":
+        config |= {"sliding_window": 48}
+    return config
+
+
+def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """Weights under Hugging Face's names for `config`, float32."""
+    shapes = _opt_shapes(config) if config["model_type"] == "opt" else _llama_shapes(config)
+    rng = np.random.default_rng(seed)
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    shared = np.where(np.arange(hidden) % 2, 1.0, -1.0) / np.sqrt(hidden)  # mean 0, so LayerNorm keeps it
+    gain = 1.0 if config["tie_word_embeddings"] else 0.6
+    weights: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        if name.endswith("norm.weight"):
+            values = rng.uniform(0.7, 1.3, shape)
+            if ".layers." not in name and config["tie_word_embeddings"]:  # else every token's successor is itself
+                values *= rng.choice([-1.0, 1.0], shape)
+        elif name.endswith(".bias"):
+            values = rng.normal(0, 0.1, shape)
+        elif "embed" in name or name == "lm_head.weight":
+            values = rng.normal(0, 2 / np.sqrt(hidden), shape)
+            if name == "lm_head.weight":  # a token's likely successor is the next on one random cycle: long walks
+                cycle = rng.permutation(shape[0])
+                values[cycle] += 2 * next(iter(weights.values()))[np.roll(cycle, 1)]
+            values += 2 * shared
+        else:
+            values = rng.normal(0, 1 / np.sqrt(shape[1]), shape)
+            if any(part in name for part in ("o_proj", "out_proj", "down_proj", "fc2")):
+                values = (values - values.mean(axis=1, keepdims=True)) * gain / np.sqrt(2 * layers)
+            else:  # only the gates may see the shared direction, else all positions end up alike
+                values -= np.outer(values @ shared, shared)
+            if any(part in name for part in ("gate", "fc1")):
+                values[: config.get("intermediate_size", shape[0])] -= 0.2 * shared
+        weights[name] = values.astype(np.float32)
+    return weights
+
+
+def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    kind = config["model_type"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        linears = {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, intermediate)}
+        if kind == "phi3":
+            linears["self_attn.qkv_proj"] = (queries + 2 * keys, hidden)
+            linears["mlp.gate_up_proj"] = (2 * intermediate, hidden)
+        else:
+            linears |= {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
+            linears["self_attn.q_proj"] = (queries, hidden)
+            linears |= {f"mlp.{name}_proj": (intermediate, hidden) for name in ("gate", "up")}
+        biased = "qkv" if kind == "qwen2" else "qkvo" if config.get("attention_bias") else ""
+        for name, shape in linears.items():
+            shapes[f"{prefix}{name}.weight"] = shape
+            if (name.startswith("mlp.") and config.get("mlp_bias")) or (name[:9] == "self_attn" and name[10] in biased):
+                shapes[f"{prefix}{name}.bias"] = shape[:1]
+        shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        if kind == "qwen3":
+            shapes |= {f"{prefix}self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def _opt_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, intermediate = config["hidden_size"], config["ffn_dim"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.decoder.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.decoder.embed_positions.weight": (config["max_position_embeddings"] + 2, hidden),
+    }
+    linears = {f"self_attn.{name}_proj": (hidden, hidden) for name in ("q", "k", "v", "out")}
+    linears |= {"fc1": (intermediate, hidden), "fc2": (hidden, intermediate)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.decoder.layers.{layer}."
+        for name, shape in linears.items():
+            shapes[f"{prefix}{name}.weight"] = shape
+            if config.get("enable_bias", True):
+                shapes[f"{prefix}{name}.bias"] = shape[:1]
+        for name in ("self_attn_layer_norm", "final_layer_norm"):
+            shapes |= {f"{prefix}{name}.{part}": (hidden,) for part in ("weight", "bias")}
+    shapes |= {f"model.decoder.final_layer_norm.{part}": (hidden,) for part in ("weight", "bias")}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes

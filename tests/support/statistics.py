@@ -1,0 +1,168 @@
+"""Records made from arrays: activation statistics, a model's shape and a device, without running any stage."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler._io import Workspace, save_arrays
+from schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from schemas.device import DeviceProfile
+from schemas.families import FamilyName, Method
+from schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource
+from schemas.sparsity import Budget, Densities, Sparsity
+
+
+def workspace(folder: Path) -> Workspace:
+    """A stage's folder with a fixed fingerprint."""
+    return Workspace(folder, "test")
+
+
+def pack(active: np.ndarray) -> np.ndarray:
+    """bool [num_units, num_tokens] as the packed bits of an activation file."""
+    return np.packbits(active, axis=1, bitorder="little")
+
+
+def statistics_of(folder: Path, layer: int, family: FamilyName, active: np.ndarray) -> FamilyStatistics:
+    """The statistics file of one family from bool [num_units, num_tokens]."""
+    arrays = {"bits": pack(active), "counts": active.sum(axis=1, dtype=np.int64)}
+    return FamilyStatistics(
+        family=family,
+        num_units=len(active),
+        density=float(active.mean()),
+        arrays=save_arrays(folder / f"{layer}.{family}.safetensors", arrays),
+    )
+
+
+def activations_of(
+    folder: Path,
+    layers: list[Mapping[FamilyName, np.ndarray]],
+    inputs: list[np.ndarray] | None = None,
+    exact_zeros: bool = True,
+) -> Activations:
+    """Activations from bool [num_units, num_tokens] per family and layer; `inputs` [num_tokens, hidden_size]."""
+    num_tokens = next(iter(layers[0].values())).shape[1]
+    entries = []
+    for number, families in enumerate(layers):
+        values = inputs[number] if inputs else np.zeros((num_tokens, 4))
+        entries.append(
+            LayerStatistics(
+                layer=number,
+                families=tuple(statistics_of(folder, number, family, active) for family, active in families.items()),
+                inputs=save_arrays(folder / f"{number}.inputs.safetensors", {"mlp_inputs": values.astype(np.float16)}),
+                input_similarity=None,
+            )
+        )
+    return Activations(num_tokens=num_tokens, exact_zeros=exact_zeros, layers=tuple(entries))
+
+
+def model_of(num_hidden_layers: int = 2, hidden_size: int = 64, intermediate_size: int = 160, **spec: Any) -> Model:
+    """A Llama-shaped model record without files: what stages read that need shapes only."""
+    values: dict[str, Any] = {
+        "model_type": "llama",
+        "vocab_size": 384,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": hidden_size // 4,
+        "max_position_embeddings": 256,
+        "hidden_act": "relu",
+        "gated_mlp": True,
+        "norm": "rms_norm",
+        "norm_eps": 1e-5,
+        "position": "rotary",
+        "rotary_dim": hidden_size // 4,
+        "tie_word_embeddings": False,
+    }
+    shape = ModelSpec(**(values | spec))
+    shapes = shapes_of(shape)
+    return Model(
+        spec=shape,
+        name="shape",
+        source="local",
+        revision=None,
+        license=None,
+        folder="/nowhere",
+        tensors={
+            role: TensorSource(file="/nowhere/x", tensor=role, row_start=0, row_stop=size[0], shape=size)
+            for role, size in shapes.items()
+        },
+        files=(),
+        weights_sha256="0" * 64,
+        num_parameters=sum(int(np.prod(size)) for size in shapes.values()),
+    )
+
+
+def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Role -> shape of a bias-free Llama's tensors."""
+    hidden, queries = spec.hidden_size, spec.num_attention_heads * spec.head_dim
+    keys = spec.num_key_value_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (spec.vocab_size, hidden), "norm.weight": (hidden,)}
+    if not spec.tie_word_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    for layer in range(spec.num_hidden_layers):
+        parts: dict[str, tuple[int, ...]] = {"q_proj": (queries, hidden), "o_proj": (hidden, queries)}
+        parts |= {"k_proj": (keys, hidden), "v_proj": (keys, hidden)}
+        parts |= {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+        for role in MLP_ROLES:
+            if spec.gated_mlp or role != "gate_proj":
+                size = (spec.intermediate_size, hidden)
+                parts[role] = size[::-1] if role == "down_proj" else size
+        shapes |= {f"layers.{layer}.{name}.weight": size for name, size in parts.items()}
+    return shapes
+
+
+def sparsity_of(
+    method: Method,
+    densities: Mapping[FamilyName, tuple[float, ...]],
+    cache_bytes: int = 1 << 20,
+    predictor_rank: tuple[int, ...] = (),
+) -> Sparsity:
+    """A decision of `allocate` whose budget has `cache_bytes` for units."""
+    return Sparsity(
+        method=method,
+        format="fp16",
+        context_length=64,
+        densities=tuple(Densities(family=family, per_layer=values) for family, values in densities.items()),
+        predictor_rank=predictor_rank,
+        budget=Budget(
+            dram_budget_bytes=cache_bytes + 4096,
+            resident_bytes=4096,
+            predictor_bytes=0,
+            kv_cache_bytes=0,
+            buffer_bytes=0,
+            cache_bytes=cache_bytes,
+        ),
+    )
+
+
+def device_of(**changes: Any) -> DeviceProfile:
+    """A phone with round figures: 16 us a small read, 100 us latency, 4 KiB pages; `changes` are plain values.
+
+    Keys: dram_budget_bytes, dram_bytes_per_s, latency_s, read_curve, queue_depth, and accelerator (a dict).
+    """
+
+    def figure(value: Any) -> dict[str, Any]:
+        return {"value": value, "source": "assumption: a test"}
+
+    curve = changes.get("read_curve", ((4096, 2.56e8), (65536, 1e9), (1 << 20, 2e9)))
+    accelerator = changes.get("accelerator")
+    data = {
+        "name": "test",
+        "title": "A test's device",
+        "dram_bytes": figure(8 << 30),
+        "dram_budget_bytes": figure(changes.get("dram_budget_bytes", 1 << 30)),
+        "dram_bytes_per_s": figure(changes.get("dram_bytes_per_s", 3e10)),
+        "num_cores": figure(8),
+        "flash": {
+            "page_bytes": figure(4096),
+            "queue_depth": figure(changes.get("queue_depth", 32)),
+            "latency_s": figure(changes.get("latency_s", 1e-4)),
+            "read_curve": figure(tuple({"read_bytes": size, "bytes_per_s": rate} for size, rate in curve)),
+        },
+        "accelerator": {name: figure(value) for name, value in accelerator.items()} if accelerator else None,
+    }
+    return DeviceProfile.model_validate(data)
