@@ -46,9 +46,7 @@ SHORTEST_DOCUMENT_CHARS = 80
 
 _UNDERLINE = re.compile(r"^[ \t]*([=*~^#_+.\"-])\1{2,}[ \t]*$\n?", re.MULTILINE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_CREDITS = re.compile(
-    r"copyright|all rights reserved|\bauthors?\b|written by|contributed by|\w@\w+\.\w", re.IGNORECASE
-)
+_CREDITS = re.compile(r"copyright|all rights reserved|\bauthors?\b|written by|contributed by|\w@\w+\.\w", re.IGNORECASE)
 
 
 class Document(NamedTuple):
@@ -74,11 +72,7 @@ def topic_texts() -> Iterator[Document]:
 
 def source_files(root: Path) -> list[Path]:
     """Every Python source file under the standard library's folder, in a fixed order."""
-    found = [
-        path
-        for path in root.rglob("*.py")
-        if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
-    ]
+    found = [path for path in root.rglob("*.py") if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 

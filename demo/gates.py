@@ -8,43 +8,47 @@ recipe need not guess one constant that suits all layers.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
-STRENGTH_START = 0.003
-STRENGTH_RANGE = (1e-5, 1.0)
-# Change of log(strength) per measurement and per unit of missing zeros.
-STEERING_GAIN = 0.4
+STRENGTH_RANGE = (-0.2, 0.5)
+# Strength per unit of missing zeros: at once, and added up at every measurement.
+GAIN_AT_ONCE = 0.3
+GAIN_ADDED_UP = 0.02
 
 
 class GatePenalty:
     """An L1 penalty on relu(gate), divided by the gates' own scale.
 
     Without the division the cheapest way to please an L1 penalty is to shrink the gate
-    weights and grow the others, which yields small values and no zeros.
+    weights and grow the others, which yields small values and no zeros. Where a layer has
+    more zeros than wanted the sign turns, and the gates are pushed up before the ReLU, so
+    that neurons which never fire feel it too.
     """
 
     def __init__(self, model: nn.Module, wanted_zeros: float, measure_every: int = 10) -> None:
         self.wanted_zeros = wanted_zeros
         self.measure_every = measure_every
         layers = list(model.model.layers)
-        self.strengths = [STRENGTH_START] * len(layers)
+        self.strengths = [0.0] * len(layers)
+        self.added_up = [0.0] * len(layers)
         self.scales = [1.0] * len(layers)
         self.terms: list[Tensor] = []
         self.steps = 0
         for index, layer in enumerate(layers):
             layer.mlp.act_fn.register_forward_hook(self._hook(index))
 
-    def _hook(self, index: int):  # type: ignore[no-untyped-def]
+    def _hook(self, index: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if not module.training:
                 return
             if self.steps % self.measure_every == 0:
                 self._measure(index, inputs[0].detach())
-            mean = output.mean(dtype=torch.float32)
+            pushed = output if self.strengths[index] >= 0 else inputs[0]
+            mean = pushed.mean(dtype=torch.float32)
             self.terms.append(mean * (self.strengths[index] / self.scales[index]))
 
         return hook
@@ -53,8 +57,9 @@ class GatePenalty:
         self.scales[index] = max(float(gate.float().square().mean().sqrt()), 1e-6)
         missing = self.wanted_zeros - float((gate <= 0).float().mean())
         low, high = STRENGTH_RANGE
-        steered = self.strengths[index] * math.exp(STEERING_GAIN * missing)
-        self.strengths[index] = min(max(steered, low), high)
+        self.added_up[index] = min(max(self.added_up[index] + GAIN_ADDED_UP * missing, low), high)
+        strength = self.added_up[index] + GAIN_AT_ONCE * missing
+        self.strengths[index] = min(max(strength, low), high)
 
     def collect(self) -> Tensor:
         """The penalty of the forward pass just made; call it once per step."""
@@ -74,8 +79,7 @@ class ZeroCounter:
 
     def __enter__(self) -> ZeroCounter:
         self.handles = [
-            layer.mlp.act_fn.register_forward_hook(self._hook(index))
-            for index, layer in enumerate(self.layers)
+            layer.mlp.act_fn.register_forward_hook(self._hook(index)) for index, layer in enumerate(self.layers)
         ]
         return self
 
@@ -88,7 +92,7 @@ class ZeroCounter:
         for handle in self.handles:
             handle.remove()
 
-    def _hook(self, index: int):  # type: ignore[no-untyped-def]
+    def _hook(self, index: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             self.zeros[index] += int((output == 0).sum())
             self.values[index] += output.numel()
@@ -97,4 +101,4 @@ class ZeroCounter:
 
     def shares(self) -> list[float]:
         """Share of exact zeros, by layer."""
-        return [zeros / max(values, 1) for zeros, values in zip(self.zeros, self.values)]
+        return [zeros / max(values, 1) for zeros, values in zip(self.zeros, self.values, strict=True)]

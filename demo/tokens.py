@@ -17,9 +17,7 @@ from transformers import PreTrainedTokenizerFast
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
 
 
-def train_tokenizer(
-    texts: Sequence[str], vocab_size: int, context_tokens: int
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Sequence[str], vocab_size: int, context_tokens: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE learned from `texts`; it adds no special token by itself."""
     bpe = Tokenizer(models.BPE(unk_token="<unk>"))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
