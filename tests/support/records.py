@@ -52,13 +52,13 @@ TIERS = ("flash", "dram")
 
 
 def hashed(label: str, *shape: int) -> np.ndarray:
-    """float32 values in [-1, 1), a function of the label and the index alone."""
+    """float32 values in [-1, 1), exact in fp16, a function of the label and the index alone."""
     start = int.from_bytes(hashlib.sha256(label.encode()).digest()[:4], "little")
     bits = np.arange(int(np.prod(shape)), dtype=np.uint64) * np.uint64(2654435761) + np.uint64(start)
     bits ^= bits >> np.uint64(15)
     bits = (bits * np.uint64(2246822519)) & np.uint64(0xFFFFFFFF)
     bits ^= bits >> np.uint64(13)
-    return ((bits & np.uint64(0xFFFF)).astype(np.float32) / np.float32(32768) - 1).reshape(shape)
+    return ((bits & np.uint64(0x7FF)).astype(np.float32) / np.float32(1024) - 1).reshape(shape)
 
 
 def shuffled(label: str, count: int) -> np.ndarray:
@@ -116,7 +116,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def tiny_model(folder: Path, spec: ModelSpec | None = None, scale: float = 0.2, **values: np.ndarray) -> Model:
+def tiny_model(folder: Path, spec: ModelSpec | None = None, scale: float = 0.25, **values: np.ndarray) -> Model:
     """Writes weights and tokenizer into `folder`; `values` replaces tensors by role (dots written as `__`)."""
     spec = spec or tiny_spec()
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def tiny_model(folder: Path, spec: ModelSpec | None = None, scale: float = 0.2, 
     tensors |= {role: np.abs(array) + 1 for role, array in tensors.items() if role.endswith("norm.weight")}
     tensors |= {role.replace("__", "."): np.asarray(array, np.float32) for role, array in values.items()}
     file = folder / "model.safetensors"
-    write_safetensors(file, {role: ("F32", array.shape, array.tobytes()) for role, array in tensors.items()})
+    write_safetensors(file, {hf_name(role): ("F32", array.shape, array.tobytes()) for role, array in tensors.items()})
     (folder / "config.json").write_text(json.dumps(llama_config(spec), indent=1))
     (folder / "tokenizer.json").write_text(json.dumps(word_tokenizer(spec.vocab_size), indent=1))
     (folder / "LICENSE").write_text("Do with it what you like.\n")
@@ -158,6 +158,17 @@ def word_tokenizer(vocab_size: int) -> dict[str, Any]:
     }
 
 
+def hf_name(role: str) -> str:
+    """Llama's name of a tensor in a checkpoint."""
+    if role.startswith("lm_head"):
+        return role
+    for part, owner in (("q_", "self_attn"), ("k_", "self_attn"), ("v_", "self_attn"), ("o_", "self_attn")):
+        role = role.replace(f".{part}proj", f".{owner}.{part}proj")
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        role = role.replace(f".{part}", f".mlp.{part}")
+    return f"model.{role}"
+
+
 def describe(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], file: Path) -> Model:
     """The record of a model; `file` need not exist where only shapes matter."""
     data = file.read_bytes() if file.exists() else b""
@@ -170,7 +181,7 @@ def describe(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], file: Path) ->
         license="MIT",
         folder=str(file.parent),
         tensors={
-            role: TensorSource(file=str(file), tensor=role, row_start=0, row_stop=shape[0], shape=shape)
+            role: TensorSource(file=str(file), tensor=hf_name(role), row_start=0, row_stop=shape[0], shape=shape)
             for role, shape in shapes.items()
         },
         files=(SourceFile(name=file.name, size_bytes=len(data), sha256=digest),),

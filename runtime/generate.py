@@ -1,0 +1,267 @@
+"""A session: an artifact, its store and its decoder under one plan; generation and perplexity, on token ids.
+
+The plan is the largest that fits the budget (runtime/budget.py); a selector or a cache policy that the user names
+replaces the plan's. The prefill is dense, every further token goes through the selector (design, section 5).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from runtime import _contents, _plugins, budget
+from runtime._sampling import Chooser, Sampling
+from runtime._selection import Selection, check_selector
+from runtime.artifact import Artifact, open_artifact
+from runtime.decoder import PREFILL_CHUNK_TOKENS, Decoder
+from runtime.flash import Reader, direct, simulated
+from runtime.store import Counters, Store
+from runtime.trace import Recorder
+from schemas.device import DeviceProfile
+from schemas.errors import ColdpressError, UnknownNameError
+from schemas.layout import Plan
+from schemas.manifest import Manifest
+from schemas.metrics import RunMetrics
+
+FLASHES = ("direct", "simulated")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """New tokens, the prompt not among them; an end-of-sequence token that stopped the run is the last one."""
+
+    token_ids: tuple[int, ...]
+    metrics: RunMetrics
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well given text was predicted, and what that cost."""
+
+    mean_nll: float
+    """Mean negative log likelihood of a token, in nats."""
+    num_predicted: int
+    metrics: RunMetrics
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean."""
+        return float(np.exp(self.mean_nll))
+
+
+class Session:
+    """An artifact ready to run. It holds one sequence at a time; units stay cached from one call to the next."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        dram_budget_bytes: int | None = None,
+        selector: str | None = None,
+        cache: str | None = None,
+        flash: str = "direct",
+        device: DeviceProfile | None = None,
+        recorder: Recorder | None = None,
+        started_s: float | None = None,
+    ) -> None:
+        """Opens the artifact, divides the budget and loads what is resident or pinned.
+
+        Args:
+            path: The artifact's folder.
+            dram_budget_bytes: None takes the artifact's largest plan as it is.
+            selector: A method of runtime/sparsity; None for the plan's.
+            cache: A policy of runtime/cache; None for the plan's.
+            flash: `direct` reads flash.img; `simulated` does too, but counts the device profile's seconds.
+            device: The device to simulate; None for the one that the artifact was compiled for.
+            recorder: Takes down what the store is asked.
+            started_s: time.perf_counter() from which the first token's time counts; None for now.
+
+        Raises:
+            ArtifactError: if the artifact is damaged.
+            DoesNotFitError: if the budget cannot hold what must stay in DRAM.
+            ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
+        """
+        self._started_s: float | None = time.perf_counter() if started_s is None else started_s
+        self._opened = open_artifact(path)  # owns the folder's descriptor; `artifact` may be a copy
+        self.artifact = on_device(self._opened, device)
+        self.plan = choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
+        self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)
+        self.decoder = Decoder(self.artifact, self.store, Selection(self.plan.method, self.artifact, self.plan))
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        ignore_eos: bool = False,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Generation:
+        """Continues a prompt.
+
+        Args:
+            prompt_ids: At least one token id.
+            max_new_tokens: At least 1.
+            sampling: None is greedy.
+            ignore_eos: Go on behind end-of-sequence tokens.
+            on_token: Called with every new token as soon as it is known; its time is not counted.
+
+        Raises:
+            ColdpressError: for an empty prompt, an id outside the vocabulary, or logits that are not finite.
+            DoesNotFitError: if prompt and new tokens exceed the plan's context.
+            CorruptPageError: if a page of flash.img is damaged.
+        """
+        if max_new_tokens < 1:
+            raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
+        chooser = Chooser(sampling or Sampling())
+        stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
+        timer = self._start()
+        self.decoder.begin(len(prompt_ids) + max_new_tokens)
+        with timer.prefill():
+            new_ids = [chooser.choose(self.decoder.prefill_last(np.asarray(prompt_ids, np.int64)))]
+        while True:
+            if on_token:
+                on_token(new_ids[-1])
+            if len(new_ids) == max_new_tokens or new_ids[-1] in stop_ids:
+                return Generation(tuple(new_ids), timer.metrics(self.store))
+            with timer.decode():
+                new_ids.append(chooser.choose(self.decoder.decode(new_ids[-1])))
+
+    def perplexity(
+        self,
+        token_blocks: np.ndarray,
+        *,
+        sparse: bool,
+        prefill_tokens: int = 1,
+        on_logits: Callable[[np.ndarray], None] | None = None,
+    ) -> Quality:
+        """Teacher-forced quality: every token but a block's first is predicted from those before it in the block.
+
+        Args:
+            token_blocks: int [num_blocks, block_tokens], at least two tokens each.
+            sparse: Token by token through selector and store, as in decoding; else densely, as in the prefill.
+            prefill_tokens: With `sparse`, tokens of each block that are prefilled densely, at least one.
+            on_logits: Called with the logits of consecutive positions, float32 [some, vocab_size], in order; a block
+                has those of all its positions but, with `sparse`, the last. Its time is not counted.
+
+        Raises:
+            ColdpressError, DoesNotFitError, CorruptPageError: as `generate`.
+        """
+        block_tokens = token_blocks.shape[1]
+        if block_tokens < 2 or not len(token_blocks) or not 1 <= prefill_tokens <= block_tokens:
+            raise ColdpressError(
+                f"found {len(token_blocks)} blocks of {block_tokens} tokens with {prefill_tokens} prefilled, expected "
+                "at least one block of two tokens, and at least one of them prefilled"
+            )
+        timer, total = self._start(), 0.0
+        for block in token_blocks:
+            done = 0
+            for logits in self._teach(block, prefill_tokens if sparse else block_tokens, timer):
+                total += _nll(logits, block[done + 1 : done + 1 + len(logits)])
+                done += len(logits)
+                if on_logits:
+                    on_logits(logits)
+        num_predicted = len(token_blocks) * (block_tokens - 1)
+        return Quality(total / num_predicted, num_predicted, timer.metrics(self.store))
+
+    def _teach(self, block: np.ndarray, num_dense: int, timer: "_Timer") -> Iterator[np.ndarray]:
+        """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""
+        self.decoder.begin(len(block))
+        for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
+            with timer.prefill():
+                logits = self.decoder.prefill(block[start : min(start + PREFILL_CHUNK_TOKENS, num_dense)])
+            yield logits
+        for token in block[num_dense:-1].tolist():
+            with timer.decode():
+                logits = self.decoder.decode(token)[None]
+            yield logits
+
+    def _start(self) -> "_Timer":
+        """A run with counters at zero; the clock of the session's first one began with the session."""
+        started_s, self._started_s = self._started_s, None
+        self.store.counters = Counters()
+        return _Timer(time.perf_counter() if started_s is None else started_s)
+
+
+class _Timer:
+    """Adds up the seconds of the steps of one run."""
+
+    def __init__(self, started_s: float) -> None:
+        self._started_s = started_s
+        self._first_token_s: float | None = None
+        self._prefill_s = self._decode_s = 0.0
+        self._num_decoded = 0
+
+    @contextmanager
+    def prefill(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        stop = time.perf_counter()
+        self._prefill_s += stop - start
+        if self._first_token_s is None:
+            self._first_token_s = stop - self._started_s
+
+    @contextmanager
+    def decode(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._decode_s += time.perf_counter() - start
+        self._num_decoded += 1
+
+    def metrics(self, store: Store) -> RunMetrics:
+        return store.metrics(self._num_decoded, self._decode_s, self._prefill_s, self._first_token_s or 0.0)
+
+
+def choose_plan(
+    manifest: Manifest, dram_budget_bytes: int | None = None, selector: str | None = None, cache: str | None = None
+) -> Plan:
+    """The plan to run with: the largest that fits, with the selector and the cache that were named in place of its own.
+
+    Raises:
+        DoesNotFitError: if the budget cannot hold what must stay in DRAM.
+        ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
+    """
+    if selector is not None:
+        check_selector(selector, manifest)
+    if cache is not None:
+        _plugins.load("runtime.cache", cache)
+    fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
+    plan = budget.choose_plan(manifest.model_copy(update={"plans": fitting or manifest.plans}), dram_budget_bytes)
+    changes: dict[str, object] = {"cache": cache or plan.cache}
+    if selector not in (None, plan.method):
+        used = selector == "predictor"
+        predictor_bytes = _contents.layout_bytes(_contents.predictor_tensors(manifest)) if used else 0
+        changes |= {"method": selector, "predictor_bytes": predictor_bytes}
+    if all(getattr(plan, name) == value for name, value in changes.items()):
+        return plan
+    return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
+
+
+def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
+    """The device that units are read from.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+    """
+    if name not in FLASHES:
+        raise UnknownNameError("flash", name, FLASHES)
+    real = direct.Flash(artifact, plan.queue_depth)
+    return real if name == "direct" else simulated.Flash(artifact, plan.queue_depth, data=real)
+
+
+def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
+    """The artifact as if compiled for `device`, on which only a simulation's seconds depend; keep `artifact` alive."""
+    if device is None:
+        return artifact
+    return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))
+
+
+def _nll(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Sum of -log softmax(logits)[target] in nats, float64: logits [T, V], targets [T] or one fewer."""
+    rows = logits[: len(targets)].astype(np.float64)
+    top = rows.max(axis=1)
+    log_sums = np.log(np.exp(rows - top[:, None]).sum(axis=1)) + top
+    return float((log_sums - rows[np.arange(len(targets)), targets]).sum())

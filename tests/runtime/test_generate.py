@@ -1,0 +1,331 @@
+"""Sessions: generation, sampling, perplexity, plans and overrides, counters, and what an import pulls in."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from runtime._sampling import Chooser, Sampling, nucleus
+from runtime.artifact import open_artifact
+from runtime.budget import fixed_bytes, used_bytes
+from runtime.generate import Session, choose_plan
+from runtime.simulate import simulate
+from runtime.trace import Recorder, load_trace
+from schemas.errors import ColdpressError, CorruptPageError, DoesNotFitError, UnknownNameError
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
+from tests.support.data import ROOT
+from tests.support.hf import all_logits, load_hf, roles_of, spec_of
+from tests.support.models import write_model
+
+PROMPT = [3, 14, 15]
+DECISIONS = (
+    *("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes"),
+    *("prefill_reads", "prefill_read_bytes", "extents_sha256"),
+)
+
+
+# Tokens
+
+
+def test_the_same_prompt_gives_the_same_tokens(relu_artifact):
+    first = Session(relu_artifact.path).generate(PROMPT, 12)
+    session = Session(relu_artifact.path)
+    assert session.generate(PROMPT, 12).token_ids == first.token_ids
+    assert session.generate(PROMPT, 12).token_ids == first.token_ids  # with what the call before left in the cache
+    assert len(first.token_ids) == 12
+
+
+def test_an_end_of_sequence_token_stops_the_run(relu_artifact, tmp_path):
+    free = Session(relu_artifact.path).generate(PROMPT, 12).token_ids
+    last = next(token for token in free if token != free[0])
+    build_artifact(tmp_path / "a")
+    change_manifest(tmp_path / "a", lambda manifest: manifest["model"].update(eos_token_ids=[last]))
+    session = Session(tmp_path / "a")
+    assert session.generate(PROMPT, 12).token_ids == free[: free.index(last) + 1]
+    assert session.generate(PROMPT, 12, ignore_eos=True).token_ids == free
+
+
+def test_every_token_is_reported_as_it_comes(relu_artifact):
+    seen = []
+    done = Session(relu_artifact.path).generate(PROMPT, 5, on_token=seen.append)
+    assert tuple(seen) == done.token_ids
+
+
+def test_samples_depend_on_the_seed_alone(relu_artifact):
+    session = Session(relu_artifact.path)
+
+    def draw(seed):
+        return session.generate(PROMPT, 20, sampling=Sampling(5.0, 1.0, seed)).token_ids
+
+    assert draw(0) == draw(0)
+    assert draw(0) != draw(1)
+
+
+def test_the_nucleus_is_the_fewest_likeliest_tokens():
+    logits = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2])).astype(np.float32)
+    tokens, probabilities = nucleus(logits, 1.0, 0.7)
+    assert tokens.tolist() == [1, 3, 4]
+    np.testing.assert_allclose(probabilities, np.array([0.4, 0.25, 0.2]) / 0.85, rtol=1e-6)
+    assert nucleus(logits, 1.0, 1e-9)[0].tolist() == [1]
+    assert sorted(nucleus(logits, 1.0, 1.0)[0].tolist()) == [0, 1, 2, 3, 4]
+    assert nucleus(logits, 0.01, 1.0)[1][0] == pytest.approx(1)
+
+
+def test_draws_follow_the_probabilities():
+    chooser, logits = Chooser(Sampling(1.0, 1.0, 0)), np.log(np.array([0.7, 0.2, 0.1])).astype(np.float32)
+    counts = np.bincount([chooser.choose(logits) for _ in range(3000)], minlength=3)
+    np.testing.assert_allclose(counts / 3000, [0.7, 0.2, 0.1], atol=0.03)
+
+
+def test_greedy_takes_the_lower_id_among_equals():
+    assert Chooser(Sampling()).choose(np.array([0, 2, 2, 1], np.float32)) == 1
+
+
+def test_logits_that_are_no_numbers_are_refused():
+    with pytest.raises(ColdpressError, match="logits are not finite"):
+        Chooser(Sampling()).choose(np.array([0, np.nan], np.float32))
+
+
+@pytest.mark.parametrize(
+    "settings", [(-1.0, 1.0, 0), (1.0, 0.0, 0), (1.0, 1.1, 0), (float("nan"), 1.0, 0), (1.0, 1.0, -1)]
+)
+def test_impossible_sampling_is_refused(settings):
+    with pytest.raises(ColdpressError, match=f"the sampling is temperature {settings[0]}"):
+        Sampling(*settings)
+
+
+def test_no_new_tokens_are_refused(relu_artifact):
+    with pytest.raises(ColdpressError, match="number of new tokens is 0"):
+        Session(relu_artifact.path).generate(PROMPT, 0)
+
+
+# Counters
+
+
+@pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
+def test_a_run_is_counted(request, name):
+    built = request.getfixturevalue(name)
+    started = time.perf_counter()
+    metrics = Session(built.path).generate(PROMPT, 6).metrics
+    assert metrics.num_tokens == 5
+    assert metrics.misses > 0
+    assert metrics.reads > 0
+    assert (
+        metrics.used_bytes == metrics.misses * built.manifest.families[0].unit_bytes or len(built.manifest.families) > 1
+    )
+    flash_bytes = sum(section.length_bytes for section in built.manifest.flash.sections)
+    assert flash_bytes <= metrics.prefill_read_bytes < 1.3 * flash_bytes
+    assert 0 < metrics.prefill_s < metrics.first_token_s < time.perf_counter() - started
+    assert 0 < metrics.flash_s < metrics.decode_s
+    assert metrics.dram_used_bytes <= metrics.dram_budget_bytes
+
+
+def test_each_run_is_counted_on_its_own(relu_artifact):
+    session = Session(relu_artifact.path, cache="static")
+    first, second = (session.generate(PROMPT, 6).metrics for _ in range(2))
+    assert (first.hits, first.misses, first.reads) == (second.hits, second.misses, second.reads)
+    assert second.first_token_s < first.first_token_s + 1
+
+
+def test_the_first_token_counts_from_the_given_start(relu_artifact):
+    metrics = Session(relu_artifact.path, started_s=time.perf_counter() - 100).generate(PROMPT, 1).metrics
+    assert 100 < metrics.first_token_s < 130
+
+
+# Simulated flash
+
+
+@pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
+def test_simulated_flash_decides_as_the_real_one(request, name, tmp_path):
+    path = request.getfixturevalue(name).path
+    recorder = Recorder()
+    real = Session(path, recorder=recorder).generate(PROMPT, 8)
+    modelled = Session(path, flash="simulated").generate(PROMPT, 8)
+    recorder.save(tmp_path / "trace")
+    artifact = open_artifact(path)
+    replayed = simulate(artifact, choose_plan(artifact.manifest), load_trace(tmp_path / "trace"))
+    assert modelled.token_ids == real.token_ids
+    for field in DECISIONS:
+        assert getattr(modelled.metrics, field) == getattr(real.metrics, field) == getattr(replayed, field), field
+    assert modelled.metrics.flash_s == pytest.approx(replayed.flash_s)
+    assert replayed.num_tokens == real.metrics.num_tokens
+
+
+def test_another_device_changes_only_the_seconds(relu_artifact):
+    device = small_device()
+    slow = device.flash.latency_s.model_copy(update={"value": 1.0})
+    slow_device = device.model_copy(update={"flash": device.flash.model_copy(update={"latency_s": slow})})
+    fast, slow = (
+        Session(relu_artifact.path, flash="simulated", device=profile).generate(PROMPT, 4)
+        for profile in (device, slow_device)
+    )
+    assert slow.metrics.flash_s > 10 * fast.metrics.flash_s
+    assert slow.metrics.reads == fast.metrics.reads
+    assert slow.token_ids == fast.token_ids
+
+
+# Plans and overrides
+
+
+def test_a_budget_is_kept(relu_artifact):
+    manifest = relu_artifact.manifest
+    least = fixed_bytes(manifest, manifest.plans[0])
+    hit_rates = []
+    for budget in (least, least + 100_000, least + 2_000_000):
+        session = Session(relu_artifact.path, dram_budget_bytes=budget)
+        done = session.generate(PROMPT, 8)
+        assert done.metrics.dram_used_bytes <= budget == done.metrics.dram_budget_bytes
+        hit_rates.append(done.metrics.hit_rate)
+    assert 0 == hit_rates[0] < hit_rates[1] < hit_rates[2]
+    warm = session.generate(PROMPT, 8).metrics  # the last budget holds every unit that was used before
+    assert (warm.misses, warm.reads) == (0, 0)
+
+
+def test_the_budget_does_not_change_the_tokens(relu_artifact):
+    least = fixed_bytes(relu_artifact.manifest, relu_artifact.manifest.plans[0])
+    tokens = {
+        Session(relu_artifact.path, dram_budget_bytes=least + extra).generate(PROMPT, 12).token_ids
+        for extra in (0, 50_000, 3_000_000)
+    }
+    assert len(tokens) == 1
+
+
+def test_a_budget_below_the_resident_part_is_refused_with_both_numbers(relu_artifact):
+    least = fixed_bytes(relu_artifact.manifest, relu_artifact.manifest.plans[0])
+    with pytest.raises(DoesNotFitError, match=rf"needs {least} bytes of DRAM.*the budget is {least - 1}"):
+        Session(relu_artifact.path, dram_budget_bytes=least - 1)
+
+
+@pytest.mark.parametrize("cache", ["lru", "lfu", "static"])
+def test_a_cache_policy_can_be_named(relu_artifact, cache):
+    session = Session(relu_artifact.path, cache=cache)
+    assert session.plan.cache == cache
+    assert used_bytes(relu_artifact.manifest, session.plan) <= session.plan.dram_budget_bytes
+    assert (sum(part.cache_slots for part in session.plan.sections) > 0) == (cache != "static")
+    assert session.generate(PROMPT, 6).token_ids == Session(relu_artifact.path).generate(PROMPT, 6).token_ids
+
+
+@pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
+def test_dense_runs_every_artifact(request, name):
+    built = request.getfixturevalue(name)
+    session = Session(built.path, selector="dense")
+    metrics = session.generate(PROMPT, 4).metrics
+    assert metrics.hits + metrics.misses == 3 * sum(len(codes) for codes in built.units.values())
+
+
+def test_topk_can_prune_by_the_gate(relu_artifact):
+    metrics = Session(relu_artifact.path, selector="topk").generate(PROMPT, 4).metrics
+    assert metrics.hits + metrics.misses == 3 * 12 * 128  # tokens, layers, a quarter of 512
+
+
+def test_a_predictor_counts_in_the_budget(predictor_artifact, tmp_path):
+    build_artifact(tmp_path / "a", predictor_artifact.recipe)
+    change_manifest(tmp_path / "a", lambda manifest: manifest["plans"][0].update(method="dense", predictor_bytes=0))
+    budget = open_artifact(tmp_path / "a").manifest.plans[0].dram_budget_bytes
+    session = Session(tmp_path / "a", selector="predictor")
+    assert session.plan.method == "predictor"
+    assert session.plan.predictor_bytes == predictor_artifact.manifest.plans[0].predictor_bytes > 0
+    assert used_bytes(session.artifact.manifest, session.plan) <= budget
+    expected = Session(predictor_artifact.path).generate(PROMPT, 6).token_ids
+    assert session.generate(PROMPT, 6).token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "selector", "message"),
+    [
+        ("relu_artifact", "predictor", "cannot choose units of the family up_down.*choose one of: dense, relu, topk"),
+        ("topk_artifact", "relu", "cannot choose units of the family mlp_in.*choose one of: dense, topk"),
+        ("predictor_artifact", "topk", "cannot choose units of the family neuron.*choose one of: dense, predictor"),
+    ],
+)
+def test_a_selector_that_lacks_something_is_refused(request, name, selector, message):
+    with pytest.raises(ColdpressError, match=message):
+        Session(request.getfixturevalue(name).path, selector=selector)
+
+
+def test_relu_needs_a_relu_model_and_predictor_its_predictors(tmp_path):
+    build_artifact(tmp_path / "silu", Recipe(spec=small_spec(hidden_act="silu", num_hidden_layers=1), method="relu"))
+    with pytest.raises(ColdpressError, match="needs exact zeros, but the model's activation is silu"):
+        Session(tmp_path / "silu")
+    build_artifact(tmp_path / "dense", Recipe(spec=small_spec(num_hidden_layers=1), method="dense"))
+    with pytest.raises(ColdpressError, match="needs a predictor for every layer, and this artifact has none"):
+        Session(tmp_path / "dense", selector="predictor")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"selector": "topp"}, "unknown selector 'topp'. Did you mean 'topk'"),
+        ({"cache": "lruu"}, "unknown cache 'lruu'. Did you mean 'lru'"),
+        ({"flash": "direkt"}, "unknown flash 'direkt'. Did you mean 'direct'"),
+    ],
+)
+def test_unknown_names_get_the_nearest_one(relu_artifact, option, message):
+    with pytest.raises(UnknownNameError, match=message):
+        Session(relu_artifact.path, **option)
+
+
+def test_a_damaged_page_stops_the_run(tmp_path):
+    built = build_artifact(tmp_path / "a")
+    with (built.path / "flash.img").open("r+b") as file:
+        file.seek(built.manifest.flash.sections[3].offset_bytes + 5)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
+    with pytest.raises(CorruptPageError, match=r"flash.img: page \d+ .*layer 3, family up_down"):
+        Session(built.path).generate(PROMPT, 2)
+
+
+# Perplexity
+
+
+def test_perplexity_is_that_of_transformers(tmp_path):
+    model = load_hf(write_model(tmp_path / "model", num_hidden_layers=2))
+    spec = spec_of(model.config)
+    build_artifact(tmp_path / "a", Recipe(spec=spec, method="dense", context_length=40), roles_of(model, spec))
+    blocks = np.random.default_rng(0).integers(0, spec.vocab_size, (3, 40))
+    expected, likeliest = [], []
+    for block in blocks:
+        logits = all_logits(model, block.tolist())[:-1].astype(np.float64)
+        log_sums = np.log(np.exp(logits).sum(axis=1))
+        likeliest.append(logits.argmax(axis=1))
+        expected.append(log_sums - logits[np.arange(39), block[1:]])
+    session = Session(tmp_path / "a")
+    rows = []
+    dense = session.perplexity(blocks, sparse=False)
+    sparse = session.perplexity(blocks, sparse=True, on_logits=rows.extend)
+    assert dense.mean_nll == pytest.approx(np.mean(expected), rel=1e-3)
+    assert sparse.mean_nll == pytest.approx(np.mean(expected), rel=1e-3)
+    assert dense.perplexity == pytest.approx(np.exp(dense.mean_nll))
+    assert dense.num_predicted == sparse.num_predicted == 3 * 39
+    assert (dense.metrics.num_tokens, sparse.metrics.num_tokens) == (0, 3 * 38)
+    assert (np.argmax(rows, axis=1) == np.concatenate(likeliest)).mean() > 0.95
+    mixed = session.perplexity(blocks, sparse=True, prefill_tokens=10)
+    assert mixed.mean_nll == pytest.approx(np.mean(expected), rel=1e-3)
+    assert (mixed.num_predicted, mixed.metrics.num_tokens) == (3 * 39, 3 * 29)
+
+
+@pytest.mark.parametrize(("shape", "prefilled"), [((2, 1), 1), ((0, 8), 1), ((2, 8), 0), ((2, 8), 9)])
+def test_perplexity_needs_something_to_predict(relu_artifact, shape, prefilled):
+    with pytest.raises(
+        ColdpressError, match=rf"found {shape[0]} blocks of {shape[1]} tokens with {prefilled} prefilled"
+    ):
+        Session(relu_artifact.path).perplexity(np.zeros(shape, int), sparse=True, prefill_tokens=prefilled)
+
+
+# Imports
+
+
+def test_the_runtime_needs_neither_torch_nor_transformers():
+    code = (
+        "import pkgutil, importlib, sys, runtime\n"
+        "for module in pkgutil.walk_packages(runtime.__path__, 'runtime.'):\n"
+        "    if not module.name.endswith('__main__'): importlib.import_module(module.name)\n"
+        "import runtime.__main__\n"
+        "heavy = {'torch', 'transformers', 'numba', 'pulp', 'sklearn', 'datasets', 'scipy', 'compiler'}\n"
+        "sys.exit(', '.join(sorted(heavy & sys.modules.keys())) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,299 @@
+"""`coldpress-run` as a user meets it: what it prints, what it refuses and how."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from runtime.__main__ import main
+from runtime._quantities import parse_bytes, show_bytes, table
+from runtime.generate import Session
+from schemas.errors import ColdpressError
+from schemas.metrics import RunMetrics
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
+from tests.support.data import ROOT
+from tests.support.models import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    """A ReLU artifact with a tokenizer."""
+    spec = small_spec(vocab_size=384, num_hidden_layers=4, bos_token_id=0, eos_token_ids=(1,))
+    built = build_artifact(tmp_path_factory.mktemp("main") / "a.coldpress", Recipe(spec=spec))
+    (built.path / "tokenizer").mkdir()
+    write_tokenizer(built.path / "tokenizer", 384)
+    change_manifest(built.path, lambda manifest: None, relist=True)
+    return built
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "runtime", *map(str, arguments)]
+
+
+# generate
+
+
+def test_json_is_one_object_with_everything(capsys, artifact):
+    code, out, err = run(capsys, "generate", artifact.path, "--prompt", "The map was", "--max-new-tokens", 6, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found.keys() == {"prompt_token_ids", "token_ids", "text", "metrics"}
+    assert found["prompt_token_ids"][0] == 0
+    expected = Session(artifact.path).generate(found["prompt_token_ids"], 6)
+    assert found["token_ids"] == list(expected.token_ids)
+    metrics = RunMetrics.model_validate_json(json.dumps(found["metrics"]))
+    assert metrics.misses == expected.metrics.misses
+    assert isinstance(found["text"], str)
+
+
+def test_text_streams_and_ends_with_a_table(capsys, artifact):
+    options = ("--prompt", "The map was", "--max-new-tokens", 6)
+    text = json.loads(run(capsys, "generate", artifact.path, *options, "--json")[1])["text"]
+    code, out, err = run(capsys, "generate", artifact.path, *options)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"The map was{text.rstrip('�')}")
+    for label in ("tokens/s", "hit rate", "reads per token", "DRAM used, of the budget", "peak RSS"):
+        assert label in out
+
+
+def test_prompt_ids_and_flags_reach_the_run(capsys, artifact):
+    prompt = ("--prompt-ids", "3,14,15", "--max-new-tokens", 5, "--json", "--ignore-eos")
+    dense = json.loads(run(capsys, "generate", artifact.path, *prompt, "--selector", "dense", "--cache", "static")[1])
+    assert dense["prompt_token_ids"] == [3, 14, 15]
+    assert dense["metrics"]["hits"] + dense["metrics"]["misses"] == 4 * 4 * 512
+    assert dense["metrics"]["evictions"] == 0
+    budget = dense["metrics"]["dram_budget_bytes"] - 20_000
+    less = json.loads(run(capsys, "generate", artifact.path, *prompt, "--dram-budget", f"{budget / 1000}kB")[1])
+    assert less["metrics"]["dram_budget_bytes"] == budget
+    assert less["token_ids"] == dense["token_ids"]
+    sampled = ("--temperature", "5", "--top-p", "0.9", "--seed", "3")
+    first, second = (json.loads(run(capsys, "generate", artifact.path, *prompt, *sampled)[1]) for _ in range(2))
+    assert first["token_ids"] == second["token_ids"] != dense["token_ids"]
+
+
+def test_an_artifact_without_a_tokenizer_takes_ids(capsys, relu_artifact):
+    code, out, _ = run(capsys, "generate", relu_artifact.path, "--prompt-ids", "1,2", "--max-new-tokens", 3, "--json")
+    assert code == 0
+    assert json.loads(out)["text"] is None
+    _, out, _ = run(capsys, "generate", relu_artifact.path, "--prompt-ids", "1,2", "--max-new-tokens", 3)
+    assert out.startswith("1 2 " + " ".join(map(str, Session(relu_artifact.path).generate([1, 2], 3).token_ids)))
+
+
+def test_a_trace_replays_with_equal_counters(capsys, artifact, tmp_path):
+    trace = tmp_path / "run.trace"
+    options = ("--prompt-ids", "3,4", "--max-new-tokens", 5, "--ignore-eos", "--json")
+    real = json.loads(run(capsys, "generate", artifact.path, *options, "--trace", trace)[1])["metrics"]
+    code, out, _ = run(capsys, "simulate", artifact.path, "--trace", trace, "--json")
+    assert code == 0
+    replayed = json.loads(out)["metrics"]
+    for name in ("hits", "misses", "evictions", "reads", "read_bytes", "extents_sha256", "num_tokens"):
+        assert replayed[name] == real[name]
+    device = tmp_path / "device.json"
+    profile = small_device()
+    slow = profile.flash.latency_s.model_copy(update={"value": 1.0})
+    changed = {"name": "slow", "flash": profile.flash.model_copy(update={"latency_s": slow})}
+    device.write_text(profile.model_copy(update=changed).to_json())
+    out = run(capsys, "simulate", artifact.path, "--trace", trace, "--device", device, "--json")[1]
+    assert json.loads(out)["device"] == "slow"
+    assert json.loads(out)["metrics"]["flash_s"] > 10 * replayed["flash_s"]
+    assert "hit rate" in run(capsys, "simulate", artifact.path, "--trace", trace, "--cache", "lfu")[1]
+
+
+# inspect, verify, bench
+
+
+def test_inspect_says_what_the_artifact_is(capsys, artifact):
+    code, out, _ = run(capsys, "inspect", artifact.path)
+    assert code == 0
+    for text in (
+        "llama, relu",
+        "4 layers",
+        "up_down",
+        "up_proj row, down_proj column",
+        "flash.img",
+        "lru",
+        "test-device",
+    ):
+        assert text in out
+    summary = json.loads(run(capsys, "inspect", artifact.path, "--json")[1])
+    plan = artifact.manifest.plans[0]
+    assert summary["plans"][0]["dram_budget_bytes"] == plan.dram_budget_bytes == summary["plans"][0]["used_bytes"]
+    assert summary["families"][0]["num_units"] == 4 * 512
+    files = [path for path in artifact.path.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert summary["artifact_bytes"] == sum(path.stat().st_size for path in files)
+
+
+def test_verify_reads_everything(capsys, artifact, tmp_path):
+    code, out, _ = run(capsys, "verify", artifact.path)
+    assert code == 0
+    assert "all as the manifest" in out
+    assert json.loads(run(capsys, "verify", artifact.path, "--json")[1])["verified"] is True
+    build_artifact(tmp_path / "bad", Recipe(spec=small_spec(num_hidden_layers=1)))
+    image = bytearray((tmp_path / "bad" / "flash.img").read_bytes())
+    image[5000] ^= 1
+    (tmp_path / "bad" / "flash.img").write_bytes(image)
+    code, out, err = run(capsys, "verify", tmp_path / "bad")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: flash.img: page 1 ")
+
+
+def test_bench_compares_and_ends_with_json(capsys, artifact):
+    options = ("--selector", "dense,relu", "--cache", "lru,static", "--tokens", 3, "--runs", 2)
+    code, out, _ = run(capsys, "bench", artifact.path, *options)
+    assert code == 0
+    rows = json.loads(out.splitlines()[-1])["runs"]
+    assert [(row["selector"], row["cache"]) for row in rows] == [
+        *(("dense", "lru"), ("dense", "static")),
+        *(("relu", "lru"), ("relu", "static")),
+    ]
+    assert all(row["tokens_per_s"] > 0 for row in rows)
+    assert rows[2]["read_bytes_per_token"] <= rows[0]["read_bytes_per_token"]
+    assert out.count("\n") == 7  # head, four rows, the setting, JSON
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--dram-budget", "100"], "needs .* bytes of DRAM before any unit is cached .* the budget is 100"),
+        (["--dram-budget", "lots"], "'lots' is not an amount of memory"),
+        (["--dram-budget", "0"], "'0' is less than one byte"),
+        (["--selector", "predictor"], "the selector 'predictor' cannot choose units of the family up_down"),
+        (["--selector", "topp"], "unknown selector 'topp'. Did you mean 'topk'"),
+        (["--cache", "lruu"], "unknown cache 'lruu'. Did you mean 'lru'"),
+        (["--flash", "tape"], "unknown flash 'tape'. Known: direct, simulated"),
+        (["--device", "x.json"], "add --flash simulated"),
+        (["--flash", "simulated", "--device", "x.json"], "x.json: No such file"),
+        (["--flash", "simulated", "--device", str(ROOT / "pyproject.toml")], "not a device record, at the text"),
+        (["--max-new-tokens", "40"], "make 42 tokens, the plan 'test' has a KV cache for 32"),
+        (["--temperature", "-1"], "the sampling is temperature -1"),
+        (["--trace", "/nowhere/run.trace"], "/nowhere/run.trace: there is no folder /nowhere"),
+    ],
+)
+def test_bad_options_end_in_one_sentence(capsys, artifact, options, sentence):
+    arguments = ["generate", artifact.path, "--prompt-ids", "3,4"]
+    if "--max-new-tokens" not in options:
+        arguments += ["--max-new-tokens", "2"]
+    code, out, err = run(capsys, *arguments, *options)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert re.search(sentence, err)
+
+
+def test_a_trace_that_cannot_be_written_ends_in_one_sentence(capsys, artifact, tmp_path):
+    (tmp_path / "run.trace").mkdir()
+    options = ("--max-new-tokens", 2, "--json", "--trace", tmp_path / "run.trace")
+    code, _, err = run(capsys, "generate", artifact.path, "--prompt-ids", "3", *options)
+    assert code == 2
+    assert err.startswith(f"error: {tmp_path / 'run.trace'}: the trace cannot be written (")
+
+
+def test_a_token_outside_the_vocabulary_ends_in_one_sentence(capsys, artifact):
+    code, out, err = run(capsys, "generate", artifact.path, "--prompt-ids", "3,384", "--max-new-tokens", "2")
+    assert (code, out) == (2, "")
+    assert err == "error: token id 384 is outside the vocabulary, expected 0 to 383\n"
+
+
+def test_a_missing_artifact_ends_in_one_sentence(capsys, tmp_path):
+    code, _, err = run(capsys, "inspect", tmp_path / "none")
+    assert code == 2
+    assert err.startswith(f"error: {tmp_path / 'none'}: the artifact is missing")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate"],
+        ["generate", "a", "--prompt", "x", "--prompt-ids", "1"],
+        ["generate", "a"],
+        ["generate", "a", "--prompt-ids", "1,x"],
+        ["generate", "a", "--prompt-ids", "1", "--max-new-tokens", "0"],
+        ["simulate", "a"],
+        ["fly"],
+    ],
+)
+def test_a_wrong_command_line_shows_the_usage(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: coldpress-run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["generate", "inspect", "verify", "bench", "simulate"])
+def test_every_help_has_an_example(capsys, name):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"coldpress-run {name} demo.coldpress" in capsys.readouterr().out
+
+
+# The process
+
+
+def test_the_first_token_comes_within_two_seconds(artifact):
+    start = time.perf_counter()
+    arguments = command("generate", artifact.path, "--prompt", "The map", "--max-new-tokens", 1, "--json")
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
+    elapsed_s = time.perf_counter() - start
+    assert 0.05 < json.loads(done.stdout)["metrics"]["first_token_s"] < min(2, elapsed_s)
+
+
+def test_a_reader_that_leaves_is_no_error(artifact):
+    arguments = command("inspect", artifact.path)
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert errors == b""
+    assert process.returncode == 141
+
+
+def test_a_console_without_unicode_still_prints(artifact):
+    arguments = command("generate", artifact.path, "--prompt", "日本", "--max-new-tokens", 1)
+    environment = {"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"}
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"??")
+
+
+# Quantities
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1), ("3GB", 3 * 10**9), ("1.5 GiB", 3 << 29), ("50mb", 50 * 10**6), ("0.5KiB", 512), (" 7 B ", 7)],
+)
+def test_amounts_of_memory_are_read(text, expected):
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "3XB", "-1", "1e9", "0.2", "3 GB 2"])
+def test_other_texts_are_no_amount(text):
+    with pytest.raises(ColdpressError, match=f"'{text}' is "):
+        parse_bytes(text)
+
+
+def test_amounts_are_shown_with_three_digits():
+    assert [show_bytes(count) for count in (0, 999, 1460, 1_234_567, 3e9)] == [
+        "0 B",
+        "999 B",
+        "1.46 KB",
+        "1.23 MB",
+        "3 GB",
+    ]
+
+
+def test_tables_align():
+    assert table([("a", "b"), ("long", "12")]) == "a      b\nlong  12"

@@ -1,0 +1,90 @@
+"""Each selector against its definition."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from runtime.sparsity import dense, predictor, relu, topk
+
+NONE_CACHED = np.zeros(0, bool)
+
+
+def test_dense_takes_all():
+    np.testing.assert_array_equal(
+        dense.select(np.zeros(3, np.float32), dense.fit(5, 0.1, {}), NONE_CACHED), np.arange(5)
+    )
+
+
+def test_relu_takes_what_is_not_zero():
+    signal = np.array([0, 2, -0.0, -3, 1e-38, 0], np.float32)
+    assert relu.select(signal, relu.fit(6, 0.5, {}), NONE_CACHED).tolist() == [1, 3, 4]
+
+
+def test_relu_may_take_nothing():
+    assert relu.select(np.zeros(4, np.float32), relu.fit(4, 0.5, {}), NONE_CACHED).size == 0
+
+
+@pytest.mark.parametrize(
+    ("num_units", "density", "expected"),
+    [(100, 0.25, 25), (100, 0.001, 1), (100, 0.0, 1), (100, 1.0, 100), (10, 0.26, 3), (10, 0.25, 2), (172, 0.5, 86)],
+)
+def test_topk_counts(num_units, density, expected):
+    assert topk.fit(num_units, density, {}).num_selected == expected
+
+
+def test_topk_takes_the_largest_magnitudes():
+    signal = np.array([0.1, -5, 3, 0, -4, 2], np.float32)
+    assert topk.select(signal, topk.Parameters(3), NONE_CACHED).tolist() == [1, 2, 4]
+
+
+def test_topk_gives_ties_to_the_lower_ids():
+    signal = np.array([1, -2, 2, 1, -1, 2, 1], np.float32)
+    assert topk.select(signal, topk.Parameters(5), NONE_CACHED).tolist() == [0, 1, 2, 3, 5]
+    assert topk.select(np.zeros(5, np.float32), topk.Parameters(2), NONE_CACHED).tolist() == [0, 1]
+
+
+@given(signal=arrays(np.float32, st.integers(1, 60), elements=st.sampled_from([0, 1, -1, 2, 0.5, -3])), data=st.data())
+def test_topk_is_a_stable_sort(signal, data):
+    k = data.draw(st.integers(1, signal.size))
+    expected = np.sort(np.argsort(-np.abs(signal), kind="stable")[:k])
+    np.testing.assert_array_equal(topk.select(signal, topk.Parameters(k), NONE_CACHED), expected)
+
+
+@pytest.fixture
+def network():
+    random = np.random.default_rng(3)
+    return {
+        "fc1": random.normal(size=(16, 40)).astype(np.float16),
+        "fc2": random.normal(size=(200, 16)).astype(np.float16),
+    }
+
+
+def scores_of(network, x):
+    inner = np.maximum(network["fc1"].astype(np.float64) @ x.astype(np.float64), 0)
+    return network["fc2"].astype(np.float64) @ inner
+
+
+def test_predictor_takes_the_scores_from_the_threshold_on(network):
+    x = np.random.default_rng(4).normal(size=40).astype(np.float32)
+    scores = scores_of(network, x)
+    threshold = float(np.sort(scores)[-30:-28].mean())  # between two scores, so that rounding cannot matter
+    parameters = predictor.fit(200, 0.5, network | {"threshold": np.array(threshold)})
+    found = predictor.select(x, parameters, NONE_CACHED)
+    np.testing.assert_array_equal(found, np.flatnonzero(scores >= threshold))
+    assert found.size == 29
+
+
+def test_predictor_takes_the_best_where_none_reaches_the_threshold(network):
+    x = np.random.default_rng(5).normal(size=40).astype(np.float32)
+    parameters = predictor.fit(200, 0.5, network | {"threshold": np.array(1e6)})
+    assert predictor.select(x, parameters, NONE_CACHED).tolist() == [int(np.argmax(scores_of(network, x)))]
+
+
+@pytest.mark.parametrize("density", [0.05, 0.3, 0.9])
+def test_predictor_fits_its_threshold_to_a_density(network, density):
+    inputs = np.random.default_rng(6).normal(size=(100, 40)).astype(np.float32)
+    parameters = predictor.fit(200, density, network | {"inputs": inputs})
+    selected = sum(predictor.select(x, parameters, NONE_CACHED).size for x in inputs)
+    assert selected / 20000 == pytest.approx(density, abs=2e-3)

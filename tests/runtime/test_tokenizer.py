@@ -1,0 +1,107 @@
+"""Prompts become the ids that transformers gives, and ids become text, also one at a time."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, TextCodec
+from schemas.errors import ArtifactError
+from tests.support.data import data_folder
+from tests.support.models import write_tokenizer
+
+MODELS = (
+    *("stories260k", "tinystories656k", "tinystories656k-relu"),
+    *("tinystories-opt-0.9m", "tinystories-mixtral-8x", "prose7m", "prose7m-relu"),
+)
+TEXTS = ("Once upon a time, there was a little dog.", 'He said: "Don\'t!" and left.', "x", "")
+
+
+class FakeArtifact:
+    """An artifact as far as a tokenizer sees it: files in a folder, and the model's bos_token_id."""
+
+    def __init__(self, folder, bos_token_id=0):
+        self._folder = folder
+        names = [name for name in (TOKENIZER_FILE, SETTINGS_FILE) if (folder / name.rpartition("/")[2]).exists()]
+        self.manifest = SimpleNamespace(
+            files=[SimpleNamespace(path=name) for name in names], model=SimpleNamespace(bos_token_id=bos_token_id)
+        )
+
+    def read_bytes(self, name):
+        return (self._folder / name.rpartition("/")[2]).read_bytes()
+
+
+def load_real(name):
+    folder = data_folder() / "models" / name
+    config = json.loads((folder / "config.json").read_text())
+    return folder, TextCodec(FakeArtifact(folder, config["bos_token_id"]))
+
+
+@pytest.mark.needs_data
+@pytest.mark.parametrize("name", MODELS)
+def test_ids_are_those_of_transformers(name):
+    from transformers import AutoTokenizer
+
+    folder, codec = load_real(name)
+    reference = AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        assert codec.encode(text) == reference(text)["input_ids"], text
+
+
+@pytest.mark.needs_data
+@pytest.mark.parametrize("name", MODELS)
+def test_text_leaves_out_special_tokens_and_keeps_the_seam(name):
+    _, codec = load_real(name)
+    ids = codec.encode(TEXTS[0])
+    assert codec.decode(ids) == TEXTS[0]
+    for cut in range(1, len(ids)):
+        assert codec.decode(ids[:cut]) + codec.continuation(ids[:cut], ids[cut:]) == TEXTS[0]
+        step = codec.streamer(ids[:cut])
+        assert codec.decode(ids[:cut]) + "".join(step(token_id) for token_id in ids[cut:]) == TEXTS[0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_tokenizer(tmp_path, 384)
+    return tmp_path
+
+
+def test_a_missing_beginning_of_sequence_token_is_added(folder):
+    codec = TextCodec(FakeArtifact(folder, bos_token_id=0))
+    without = TextCodec(FakeArtifact(folder, bos_token_id=None)).encode("The map")
+    assert codec.encode("The map") == [0, *without]
+    write_tokenizer(folder, 384, add_bos_token=False)
+    assert TextCodec(FakeArtifact(folder, bos_token_id=0)).encode("The map") == without
+
+
+def test_a_character_of_several_tokens_appears_with_its_last(folder):
+    codec = TextCodec(FakeArtifact(folder))
+    ids = codec.encode("a 日")
+    step = codec.streamer(ids[:2])
+    pieces = [step(token_id) for token_id in ids[2:]]
+    assert pieces[-1].endswith("日")
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_special_tokens_are_not_printed(folder):
+    codec = TextCodec(FakeArtifact(folder))
+    ids = codec.encode("The map")
+    assert codec.decode([*ids, 1]) == "The map"
+    assert codec.streamer(ids)(1) == ""
+    assert codec.continuation(ids, [1]) == ""
+
+
+def test_an_artifact_without_a_tokenizer_says_so(tmp_path):
+    assert TextCodec.of(FakeArtifact(tmp_path)) is None
+    with pytest.raises(ArtifactError, match=r"has no tokenizer/tokenizer.json; give token ids"):
+        TextCodec(FakeArtifact(tmp_path))
+
+
+def test_a_damaged_tokenizer_is_refused(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"tokenizer/tokenizer.json: not a tokenizer"):
+        TextCodec(FakeArtifact(folder))
+    write_tokenizer(folder, 384)
+    (folder / "tokenizer_config.json").write_text("[")
+    with pytest.raises(ArtifactError, match=r"tokenizer_config.json: not JSON"):
+        TextCodec(FakeArtifact(folder))
