@@ -35,7 +35,7 @@ class Settings(Record):
     cache: str | None = Field(default=None, description="the name of a cache policy")
     distill: bool | None = Field(default=None, description="true or false")
     corpus: str | None = Field(
-        default=None, description="pydoc, a text file, a folder of text files or a hub dataset id"
+        default=None, description="pydoc, a .txt or .jsonl file, a folder of them, or a hub dataset"
     )
     calibration_tokens: PositiveCount | None = Field(default=None, description="a whole number of tokens, at least 1")
     context_length: PositiveCount | None = Field(default=None, description="a whole number of tokens, at least 1")

@@ -393,11 +393,14 @@ class Build:
     page_bytes: int = 4096
     spec: ModelSpec = field(default_factory=tiny_spec)
     budget_share: float = 0.5
+    source: Model | None = None
+    """A model from elsewhere, in place of a tiny one of shape `spec`."""
 
     def __post_init__(self) -> None:
         """Makes every record but the package."""
         records = self.folder / "records"
-        self.model = tiny_model(self.folder / "model", self.spec)
+        self.model = self.source or tiny_model(self.folder / "model", self.spec)
+        self.spec = self.model.spec
         self.device = tiny_device(self.page_bytes)
         self.corpus = tiny_corpus(records, self.spec.vocab_size)
         self.sparsity = tiny_sparsity(self.model, self.method, self.format_name, self.budget_share)

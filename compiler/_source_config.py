@@ -1,0 +1,244 @@
+"""What of a checkpoint's config.json is believed: an allow-list of keys, checked for type and range, spelled one way.
+
+Reads config.json itself, before transformers sees anything; returns the object that is written to the private folder
+transformers is given. Keys that name code to load are refused, unknown keys are left out with a notice. Both spellings
+of the rotary settings (`rope_theta` + `rope_scaling`, and `rope_parameters`) become the second.
+"""
+
+import logging
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from compiler.architectures import _common
+from runtime._plugins import load, names
+from schemas.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+ARCHITECTURES = "compiler.architectures"
+CODE_KEYS = (
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "attn_implementation",
+    "code_revision",
+    "custom_pipelines",
+    "experts_implementation",
+    "trust_remote_code",
+)
+"""Keys that make some version of transformers fetch or choose code."""
+HARMLESS_KEYS = frozenset(
+    [
+        "_name_or_path",
+        "attention_dropout",
+        "auto_map",
+        "dropout",
+        "dtype",
+        "embd_pdrop",
+        "init_std",
+        "initializer_range",
+        "layerdrop",
+        "prefix",
+        "pretraining_tp",
+        "resid_pdrop",
+        "rope_scaling",
+        "rope_theta",
+        "partial_rotary_factor",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    ]
+)
+"""Keys that change nothing in a forward pass, or are taken up elsewhere here: left out without a notice."""
+BOUNDS: dict[str, tuple[int, int]] = {
+    "vocab_size": (1, 1 << 22),
+    "hidden_size": (1, 1 << 17),
+    "intermediate_size": (1, 1 << 20),
+    "ffn_dim": (1, 1 << 20),
+    "num_hidden_layers": (1, 999),
+    "num_attention_heads": (1, 1 << 12),
+    "num_key_value_heads": (1, 1 << 12),
+    "head_dim": (1, 1 << 12),
+    "max_position_embeddings": (1, 1 << 27),
+    "original_max_position_embeddings": (1, 1 << 27),
+    "word_embed_proj_dim": (1, 1 << 17),
+    "sliding_window": (1, 1 << 27),
+    "max_window_layers": (0, 1 << 27),
+    "bos_token_id": (0, 1 << 22),
+    "pad_token_id": (-1, 1 << 22),
+}
+"""Least and greatest value; num_hidden_layers is what three digits in file names can hold."""
+REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+MAY_BE_NULL = frozenset(
+    [
+        "num_key_value_heads",
+        "head_dim",
+        "word_embed_proj_dim",
+        "sliding_window",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "layer_types",
+        "rope_parameters",
+        "architectures",
+        "max_window_layers",
+    ]
+)
+FLAGS = frozenset(
+    [
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "use_sliding_window",
+        "do_layer_norm_before",
+        "_remove_final_layer_norm",
+        "enable_bias",
+        "layer_norm_elementwise_affine",
+    ]
+)
+TEXTS = frozenset(("model_type", "hidden_act", "activation_function"))
+ROPE_NUMBERS = frozenset(
+    [
+        "rope_theta",
+        "partial_rotary_factor",
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "low_freq_factor",
+        "high_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+    ]
+)
+ROPE_LISTS = ("short_factor", "long_factor")
+MAX_ROPE_FACTORS = 1 << 11
+MAX_ROPE_NUMBER = 10**12
+
+
+def checked_config(raw: Mapping[str, Any]) -> tuple[ModuleType, dict[str, Any]]:
+    """(the architecture's module, the believed part of config.json).
+
+    Raises:
+        CheckpointError: if the architecture is unsupported, a key names code or a value is out of range.
+    """
+    kind = raw.get("model_type")
+    known = names(ARCHITECTURES)
+    if kind not in known:
+        raise CheckpointError(
+            f"config.json: the architecture {kind!r} is not supported; supported are {', '.join(known)}"
+        )
+    architecture = load(ARCHITECTURES, kind)
+    _refuse_code(raw, architecture)
+    if raw.get("quantization_config") is not None:
+        raise CheckpointError("config.json: a checkpoint that is quantized already; give the one in F16, BF16 or F32")
+    keys = _common.KEYS | architecture.KEYS
+    config = {key: raw[key] for key in sorted(keys & raw.keys())}
+    if "rope_parameters" in keys:
+        config["rope_parameters"] = _rope(raw, kind)
+    dropped = sorted(set(raw) - keys - HARMLESS_KEYS)
+    if dropped:
+        log.info("config.json: keys without a meaning here are left out: %s", ", ".join(dropped)[:500])
+    for key, value in config.items():
+        _check(key, value)
+    missing = [key for key in REQUIRED if config.get(key) is None]
+    if missing:
+        raise CheckpointError(f"config.json: {missing[0]} is missing, expected it for a model of type {kind}")
+    _check_heads(config)
+    return architecture, config
+
+
+def _refuse_code(raw: Mapping[str, Any], architecture: ModuleType) -> None:
+    found = [key for key in CODE_KEYS if raw.get(key) not in (None, False)]
+    if found:
+        raise CheckpointError(f"config.json: the key {found[0]} may load code, which is never done; remove the key")
+    auto_map = raw.get("auto_map")
+    if auto_map is None:
+        return
+    # Phi-3's own repositories still carry the code that transformers has taken over: same classes, hence the same model
+    prefix = architecture.MODULES.prefix
+    values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
+    taken_over = [f"{prefix}Config", f"{prefix}Model", f"{prefix}ForCausalLM"]
+    if not all(isinstance(value, str) and value.rpartition(".")[2] in taken_over for value in values):
+        raise CheckpointError("config.json: the key auto_map names code of the checkpoint's own, which is never loaded")
+    log.info("config.json: auto_map names code that transformers has taken over; the checkpoint's copy is not loaded")
+
+
+def _check(key: str, value: Any) -> None:
+    if value is None and key in MAY_BE_NULL:
+        return
+    if key in BOUNDS:
+        least, greatest = BOUNDS[key]
+        if type(value) is not int or not least <= value <= greatest:
+            raise _wrong(key, value, f"a whole number from {least} to {greatest}")
+    elif key in FLAGS and type(value) is not bool:
+        raise _wrong(key, value, "true or false")
+    elif key in TEXTS and not isinstance(value, str):
+        raise _wrong(key, value, "a text")
+    elif key == "rms_norm_eps" and not _is_between(value, 1):
+        raise _wrong(key, value, "a number between 0 and 1")
+    elif key == "eos_token_id":
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(token) is int and 0 <= token <= BOUNDS["bos_token_id"][1] for token in ids) or len(ids) > 64:
+            raise _wrong(key, value, "a token id or a list of them")
+    elif key in ("layer_types", "architectures") and not _is_texts(value):
+        raise _wrong(key, value, "a list of texts")
+
+
+def _is_between(value: Any, limit: int) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < limit
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 999 and all(isinstance(entry, str) for entry in value)
+
+
+def _wrong(key: str, value: Any, expected: str) -> CheckpointError:
+    text = repr(value)
+    return CheckpointError(f"config.json: {key} is {text[:60]}{'…' * (len(text) > 60)}, expected {expected}")
+
+
+def _check_heads(config: Mapping[str, Any]) -> None:
+    hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
+    if config.get("head_dim") is None and hidden_size % heads:
+        raise CheckpointError(f"config.json: hidden_size {hidden_size} is no multiple of {heads} attention heads")
+
+
+def _rope(raw: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    """`rope_parameters` from either spelling."""
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise _wrong("rope_scaling", given, "an object")
+    rope = dict(given)
+    old_name = rope.pop("type", None)
+    rope.setdefault("rope_type", old_name or "default")
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if raw.get(key) is not None:
+            rope.setdefault(key, raw[key])
+    rope = {key: value for key, value in rope.items() if value is not None}
+    for key, value in rope.items():
+        _check_rope(key, value)
+    if kind != "phi3" and rope.pop("partial_rotary_factor", 1) != 1:
+        raise CheckpointError(f"config.json: partial_rotary_factor is not supported for models of type {kind}")
+    return rope
+
+
+def _check_rope(key: str, value: Any) -> None:
+    place = f"rope_parameters.{key}"
+    if key in ROPE_NUMBERS:
+        if not _is_between(value, MAX_ROPE_NUMBER):
+            raise _wrong(place, value, "a positive number")
+    elif key in ROPE_LISTS:
+        entries = value if isinstance(value, list) and len(value) <= MAX_ROPE_FACTORS else [None]
+        if not all(_is_between(entry, MAX_ROPE_NUMBER) for entry in entries):
+            raise _wrong(place, value, "a list of positive numbers")
+    elif key == "original_max_position_embeddings":
+        _check(key, value)
+    elif key == "rope_type":
+        if not isinstance(value, str) or value not in (*_common.ROPE_TYPES, "su"):
+            raise _wrong(place, value, f"one of {', '.join(_common.ROPE_TYPES)}")
+    elif key == "truncate":
+        if type(value) is not bool:
+            raise _wrong(place, value, "true or false")
+    else:
+        raise CheckpointError(f"config.json: the rotary setting {key!r} is not supported")

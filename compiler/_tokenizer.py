@@ -1,0 +1,66 @@
+"""The model's tokenizer: tokenizer.json through the `tokenizers` package, and what stands before each block of text.
+
+Reads the private folder that `ingest` made. Nothing of transformers' tokenizer classes takes part, so that the runtime,
+which has none of them, reads the same.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import CheckpointError
+from schemas.model import ModelSpec
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+MAX_TOKENIZER_BYTES = 128 << 20
+
+
+def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        CheckpointError: if the file is missing, too large, cannot be parsed, or has ids beyond the embeddings.
+    """
+    from tokenizers import Tokenizer
+
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise CheckpointError(f"{TOKENIZER} is missing in the checkpoint; write it with save_pretrained")
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise CheckpointError(f"{TOKENIZER}: found {path.stat().st_size} bytes, expected at most {MAX_TOKENIZER_BYTES}")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except BaseException as error:  # a panic of the package's core is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{TOKENIZER}: not a tokenizer ({' '.join(str(error).split())[:200]})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    largest = max(vocabulary.values(), default=-1)
+    if largest < 0 or largest >= vocab_size:
+        raise CheckpointError(
+            f"{TOKENIZER}: its largest token id is {largest}, expected ids from 0 to {vocab_size - 1}, the rows of the "
+            "embeddings"
+        )
+    return tokenizer
+
+
+def bos_of(folder: Path, spec: ModelSpec, tokenizer: "Tokenizer") -> int | None:
+    """The id that stands before each block of text, or None: the same as before a prompt (runtime/tokenizer.py).
+
+    The tokenizer's own post-processor adds it, or tokenizer_config.json asks for it with `add_bos_token`.
+    """
+    settings: Mapping[str, Any] = {}
+    if (folder / SETTINGS).is_file():
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    bos = spec.bos_token_id
+    if bos is None or settings.get("add_bos_token") is True:
+        return bos
+    ids = tokenizer.encode("a", add_special_tokens=True).ids
+    return bos if len(ids) > 1 and ids[0] == bos else None

@@ -1,0 +1,242 @@
+"""The decoder blocks that the supported architectures share: Llama's names, shapes of roles, rotary frequencies.
+
+Decides nothing that differs between architectures; those files call it with what is theirs. Shapes follow from the
+ModelSpec alone, so a checkpoint's tensors can be checked before anything is read from them.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import CheckpointError
+from schemas.model import Activation, ModelSpec
+
+KEYS = frozenset(
+    {
+        "architectures",
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    }
+)
+LLAMA_KEYS = frozenset(
+    {
+        "intermediate_size",
+        "num_key_value_heads",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_parameters",
+        "original_max_position_embeddings",
+    }
+)
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Where transformers keeps the parts of a causal LM: dotted paths below the model, or below one layer."""
+
+    prefix: str
+    """Class names start with it: LlamaRotaryEmbedding."""
+    base: str
+    """The module that holds `layers`."""
+    norm: str
+    """The final norm, below `base`."""
+    mlp_input: str
+    """Below a layer: the module whose input is the MLP's input after its norm."""
+    activation: str
+    """Below a layer: the module whose output is act(gate), or act(up) without a gate."""
+    mlp_output: str
+    """Below a layer: the module whose input is act(gate) * up, or act(up)."""
+
+
+def llama_modules(prefix: str) -> Modules:
+    """The paths of Llama and of all that kept its names."""
+    return Modules(
+        prefix=prefix, base="model", norm="norm", mlp_input="mlp", activation="mlp.act_fn", mlp_output="mlp.down_proj"
+    )
+
+
+def source_config(raw: Mapping[str, Any]) -> Any:
+    """transformers' configuration object for a config.json of ours, defaults filled in.
+
+    Raises:
+        CheckpointError: with transformers' own words, where it refuses the values.
+    """
+    from transformers import AutoConfig
+
+    values = {key: value for key, value in raw.items() if key != "model_type"}
+    try:
+        return AutoConfig.for_model(raw["model_type"], **values)
+    except Exception as error:  # its strict validation raises types of several packages
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"config.json: transformers refuses its values ({reason[:300]})") from error
+
+
+def activation(name: str) -> Activation:
+    """The project's word for an activation of Hugging Face.
+
+    Raises:
+        CheckpointError: if the runtime has no such activation.
+    """
+    if name not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: the activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def rope(modules: Modules, config: Any) -> tuple[np.ndarray, float]:
+    """(frequencies float32 [rotary_dim / 2], factor on cos and sin) as transformers initializes them.
+
+    longrope gives its short factors: contexts are limited to the original length.
+
+    Raises:
+        CheckpointError: if the kind of scaling depends on the length of the text or is unknown.
+    """
+    kind = config.rope_parameters["rope_type"]
+    if kind not in ROPE_TYPES:
+        raise CheckpointError(f"config.json: the rope type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
+    module = rotary_module(modules, config)
+    frequencies = module.inv_freq.detach().cpu().numpy().astype(np.float32)
+    if not np.isfinite(frequencies).all() or not np.isfinite(module.attention_scaling):
+        raise CheckpointError("config.json: rope_parameters give frequencies that are not finite")
+    return frequencies, float(module.attention_scaling)
+
+
+def rotary_module(modules: Modules, config: Any) -> Any:
+    """transformers' rotary embedding of the architecture, on the CPU."""
+    kind = config.model_type
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    return getattr(module, f"{modules.prefix}RotaryEmbedding")(config)
+
+
+def eos_ids(value: Any) -> tuple[int, ...]:
+    """`eos_token_id` of a config as a tuple: it may be absent, a number or a list."""
+    return () if value is None else tuple(value) if isinstance(value, list) else (value,)
+
+
+def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None) -> ModelSpec:
+    """The spec of a Llama-like model: RMS norm, gated MLP, rotary positions.
+
+    Raises:
+        CheckpointError: if heads or rotary dimensions do not work out.
+    """
+    frequencies, scaling = rope(modules, config)
+    context, heads = config.max_position_embeddings, config.num_attention_heads
+    if config.rope_parameters["rope_type"] == "longrope":
+        context = min(context, config.rope_parameters["original_max_position_embeddings"])
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    key_value_heads = config.num_key_value_heads or heads
+    if heads % key_value_heads:
+        raise CheckpointError(f"config.json: {heads} attention heads are no multiple of {key_value_heads} key heads")
+    if 2 * len(frequencies) > head_dim:
+        raise CheckpointError(f"config.json: {2 * len(frequencies)} rotary dimensions in heads of {head_dim}")
+    return ModelSpec(
+        model_type=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
+        max_position_embeddings=context,
+        hidden_act=activation(config.hidden_act),
+        gated_mlp=True,
+        norm="rms_norm",
+        norm_eps=config.rms_norm_eps,
+        position="rotary",
+        rotary_dim=2 * len(frequencies),
+        rotary_scaling=scaling,
+        sliding_window=sliding_window if sliding_window and sliding_window < context else None,
+        tie_word_embeddings=config.tie_word_embeddings,
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=eos_ids(config.eos_token_id),
+    )
+
+
+def uniform_window(config: Any) -> int | None:
+    """The sliding window of a model that names a kind of attention per layer (Qwen).
+
+    Raises:
+        CheckpointError: if only some of the layers have the window.
+    """
+    kinds = set(config.layer_types or ())
+    if len(kinds) > 1 or not kinds <= {"full_attention", "sliding_attention"}:
+        raise CheckpointError(
+            f"config.json: layers of mixed attention ({', '.join(sorted(kinds))}) are not supported; all of them must "
+            "be full_attention or all sliding_attention"
+        )
+    return config.sliding_window if kinds == {"sliding_attention"} else None
+
+
+def llama_parameters(
+    spec: ModelSpec, biased: tuple[str, ...] = (), qk_norm: bool = False
+) -> dict[str, tuple[str, ...]]:
+    """Tensor names of a Llama-like model and the role of each; `biased` lists the projections with a bias."""
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    names = {f"self_attn.{name}.weight": f"{name}.weight" for name in attention}
+    names |= {f"mlp.{name}.weight": f"{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")}
+    names |= {f"{'self_attn' if name in attention else 'mlp'}.{name}.bias": f"{name}.bias" for name in biased}
+    names |= {f"{name}.weight": f"{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")}
+    if qk_norm:
+        names |= {f"self_attn.{name}.weight": f"{name}.weight" for name in ("q_norm", "k_norm")}
+    return llama_outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})
+
+
+def llama_outer(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """The tensors outside the layers."""
+    outer: dict[str, tuple[str, ...]] = {
+        "model.embed_tokens.weight": ("embed_tokens.weight",),
+        "model.norm.weight": ("norm.weight",),
+    }
+    return outer if spec.tie_word_embeddings else outer | {"lm_head.weight": ("lm_head.weight",)}
+
+
+def all_layers(spec: ModelSpec, base: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """One layer's names and roles, for every layer below the module `base`."""
+    return {
+        f"{base}.layers.{layer}.{name}": tuple(f"layers.{layer}.{role}" for role in roles)
+        for layer in range(spec.num_hidden_layers)
+        for name, roles in names.items()
+    }
+
+
+def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
+    """The shape of a role's tensor."""
+    *_, module, kind = role.split(".")
+    hidden, heads, keys = spec.hidden_size, spec.num_attention_heads, spec.num_key_value_heads
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens": (spec.vocab_size, hidden),
+        "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
+        "lm_head": (spec.vocab_size, hidden),
+        "q_proj": (heads * spec.head_dim, hidden),
+        "k_proj": (keys * spec.head_dim, hidden),
+        "v_proj": (keys * spec.head_dim, hidden),
+        "o_proj": (hidden, heads * spec.head_dim),
+        "gate_proj": (spec.intermediate_size, hidden),
+        "up_proj": (spec.intermediate_size, hidden),
+        "down_proj": (hidden, spec.intermediate_size),
+        "q_norm": (spec.head_dim,),
+        "k_norm": (spec.head_dim,),
+    }
+    shape = shapes.get(module, (hidden,))
+    return shape[:1] if kind == "bias" else shape

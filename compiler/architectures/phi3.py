@@ -1,0 +1,32 @@
+"""Phi-3 and Phi-4-mini: Llama with q, k, v and gate, up fused into one tensor each, partial rotary, longrope.
+
+Of longrope only the short factors are used, which is right while the context is no longer than the original one: the
+spec's `max_position_embeddings` says so.
+"""
+
+import dataclasses
+from typing import Any
+
+from compiler.architectures import _common
+from schemas.model import ModelSpec
+
+KEYS = _common.LLAMA_KEYS | {"sliding_window"}
+MODULES = dataclasses.replace(_common.llama_modules("Phi3"), activation="mlp.activation_fn")
+
+
+def spec(config: Any) -> ModelSpec:
+    """The model's shape."""
+    return _common.llama_spec(MODULES, config, config.sliding_window)
+
+
+def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Tensor names and the roles they hold."""
+    layer = {
+        "self_attn.qkv_proj.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
+        "self_attn.o_proj.weight": ("o_proj.weight",),
+        "mlp.gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight"),
+        "mlp.down_proj.weight": ("down_proj.weight",),
+        "input_layernorm.weight": ("input_layernorm.weight",),
+        "post_attention_layernorm.weight": ("post_attention_layernorm.weight",),
+    }
+    return _common.llama_outer(spec) | _common.all_layers(spec, "model", layer)

@@ -1,0 +1,218 @@
+"""ingest: a Hugging Face checkpoint becomes a checked `Model` record.
+
+Resolves a hub model at a pinned commit, or a local folder. Reads config.json and the safetensors headers with our own
+strict parsers, checks them against each other and every weight for NaN, and writes a private folder with the believed
+part of the configuration and the tokenizer: all that transformers ever sees. Weights stay where they are.
+"""
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from compiler._hub import HUB_ID, snapshot
+from compiler._io import Workspace, digest, replacing, sha256_of
+from compiler._json import read_object
+from compiler._safetensors import read_header
+from compiler._source_config import checked_config
+from compiler._tensor_map import match_tensors
+from compiler._tokenizer import MAX_TOKENIZER_BYTES, SETTINGS, TOKENIZER, load_tokenizer
+from compiler._weights import locate, regular_file, scan
+from compiler.architectures import _common
+from compiler.checkpoint import MAX_CONFIG_BYTES
+from schemas.base import Record
+from schemas.errors import CheckpointError
+from schemas.model import Model, ModelSpec, SourceFile, TensorSource
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+MAX_SETTINGS_BYTES = 16 << 20
+MAX_TEXT_BYTES = 1 << 20
+LICENSE_FILES = re.compile(r"(LICENSE|LICENCE|NOTICE)[A-Za-z0-9_.\-]{0,40}", re.IGNORECASE)
+FRONT_MATTER_LICENSE = re.compile(r"^license:\s*[\"']?([A-Za-z0-9][A-Za-z0-9.+\-]*)[\"']?\s*$", re.MULTILINE)
+SETTINGS_KEYS = frozenset(
+    [
+        "add_bos_token",
+        "add_eos_token",
+        "add_prefix_space",
+        "added_tokens_decoder",
+        "additional_special_tokens",
+        "bos_token",
+        "chat_template",
+        "clean_up_tokenization_spaces",
+        "eos_token",
+        "legacy",
+        "model_max_length",
+        "pad_token",
+        "padding_side",
+        "tokenizer_class",
+        "unk_token",
+        "use_default_system_prompt",
+    ]
+)
+SPECIAL_KEYS = frozenset(["additional_special_tokens", "bos_token", "eos_token", "pad_token", "unk_token"])
+GENERATION_KEYS = frozenset(("bos_token_id", "eos_token_id"))
+
+
+class IngestConfig(Record):
+    """Settings of `ingest`."""
+
+    model: str = Field(min_length=1, description="folder of a checkpoint, or hub id such as owner/name")
+    name: str | None = Field(
+        default=None, description="name of the model in records and artifacts; by default the last part of `model`"
+    )
+    revision: str | None = Field(default=None, description="40-hex commit of a hub model")
+    license: str | None = Field(default=None, description="licence; by default what the model card says")
+    offline: bool = Field(default=False, description="whether hub models are taken from the local cache only")
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """What was found out before weights are read."""
+
+    folder: Path
+    config: dict[str, Any]
+    spec: ModelSpec
+    tensors: dict[str, TensorSource]
+    weight_files: tuple[Path, ...]
+
+
+def run(config: IngestConfig, work: Workspace) -> Model:
+    """The checked model; its private folder is `source` in the workspace.
+
+    Raises:
+        CheckpointError: naming file and tensor or key, what was found and what was expected.
+    """
+    folder, hub_id = _resolve(config)
+    checkpoint = _check(folder)
+    if (folder / TOKENIZER).exists():
+        regular_file(folder, TOKENIZER)
+    load_tokenizer(folder, checkpoint.spec.vocab_size)
+    files = _scan(checkpoint)
+    weights = [file for file in files if file.name.endswith(".safetensors")]
+    source = _write_private(checkpoint, work.folder / "source")
+    model = Model(
+        spec=checkpoint.spec,
+        name=config.name or (hub_id or folder.resolve().name).rpartition("/")[2],
+        source=hub_id or "local",
+        revision=config.revision if hub_id else None,
+        license=config.license or _license(folder),
+        folder=str(source.resolve()),
+        tensors=checkpoint.tensors,
+        files=files,
+        weights_sha256=digest(*(text for file in weights for text in (file.name, file.sha256))),
+        num_parameters=sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values()),
+    )
+    log.info("ingest: %s, %s with %d parameters", model.name, model.spec.model_type, model.num_parameters)
+    return model
+
+
+def _resolve(config: IngestConfig) -> tuple[Path, str | None]:
+    """(folder of the checkpoint, hub id or None)."""
+    folder = Path(config.model).expanduser()
+    if folder.is_dir():
+        return folder, None
+    if folder.exists():
+        raise CheckpointError(f"{config.model} is a file, expected the folder of a checkpoint")
+    if not HUB_ID.fullmatch(config.model):
+        raise CheckpointError(
+            f"there is no folder {config.model}, and it is no hub id such as owner/name; give one of both"
+        )
+    return snapshot(config.model, config.revision, config.offline), config.model
+
+
+def _check(folder: Path) -> _Checkpoint:
+    """Configuration and headers against each other."""
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"{CONFIG} is missing in {folder.name}, expected a Hugging Face checkpoint")
+    raw = read_object(regular_file(folder, CONFIG), MAX_CONFIG_BYTES)
+    architecture, believed = checked_config(raw)
+    generation = _optional(folder, GENERATION, GENERATION_KEYS)
+    source = _common.source_config(believed)
+    spec = _with_tokens(architecture.spec(source), generation)
+    located = locate(folder)
+    tensors = match_tensors(spec, architecture.parameters(source, spec), located)
+    paths = sorted({found.path for found in located.values()})
+    return _Checkpoint(folder, believed, spec, tensors, tuple(paths))
+
+
+def _with_tokens(spec: ModelSpec, generation: Mapping[str, Any]) -> ModelSpec:
+    """The spec with all ids that end a text: config.json's and generation_config.json's."""
+    ids = dict.fromkeys((*spec.eos_token_ids, *_common.eos_ids(generation.get("eos_token_id"))))
+    for token in (*ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
+        if type(token) is not int or not 0 <= token < spec.vocab_size:
+            raise CheckpointError(
+                f"{CONFIG}: the special token id {str(token)[:40]} is out of range, expected 0 to {spec.vocab_size - 1}"
+            )
+    return spec.model_copy(update={"eos_token_ids": tuple(ids)})
+
+
+def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
+    """Digests of all files that count, every weight read once."""
+    files = []
+    for number, path in enumerate(checkpoint.weight_files, 1):
+        log.info("ingest: reading weights %d/%d", number, len(checkpoint.weight_files))
+        files.append(scan(path, list(read_header(path).values())))
+    for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS):
+        if (checkpoint.folder / name).exists():
+            path = regular_file(checkpoint.folder, name)
+            files.append(SourceFile(name=name, size_bytes=path.stat().st_size, sha256=sha256_of(path)))
+    return tuple(sorted(files, key=lambda file: file.name))
+
+
+def _optional(folder: Path, name: str, keys: frozenset[str]) -> dict[str, Any]:
+    """The believed keys of a settings file; empty where there is none."""
+    if not (folder / name).exists():
+        return {}
+    raw = read_object(regular_file(folder, name), MAX_SETTINGS_BYTES)
+    return {key: raw[key] for key in sorted(keys & raw.keys())}
+
+
+def _write_private(checkpoint: _Checkpoint, target: Path) -> Path:
+    """Writes what transformers and the artifact get of the checkpoint beside its weights."""
+    folder = checkpoint.folder
+    shutil.rmtree(target, ignore_errors=True)
+    objects = {
+        CONFIG: checkpoint.config,
+        GENERATION: _optional(folder, GENERATION, GENERATION_KEYS),
+        SETTINGS: _optional(folder, SETTINGS, SETTINGS_KEYS),
+        SPECIAL_TOKENS: _optional(folder, SPECIAL_TOKENS, SPECIAL_KEYS),
+    }
+    for name, value in objects.items():
+        if name == CONFIG or value:
+            text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+            _write(target / name, text.encode("utf-8", "surrogatepass") + b"\n")
+    copied = [path.name for path in sorted(folder.iterdir()) if LICENSE_FILES.fullmatch(path.name) and path.is_file()]
+    for name in (TOKENIZER, *copied):
+        path = regular_file(folder, name)
+        limit = MAX_TOKENIZER_BYTES if name == TOKENIZER else MAX_TEXT_BYTES
+        if path.stat().st_size > limit:
+            raise CheckpointError(f"{name}: found {path.stat().st_size} bytes, expected at most {limit}")
+        _write(target / name, path.read_bytes())
+    return target
+
+
+def _write(path: Path, data: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def _license(folder: Path) -> str | None:
+    """The licence that the model card's front matter names."""
+    path = folder / "README.md"
+    if not path.is_file() or path.stat().st_size > MAX_TEXT_BYTES:
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    parts = text.split("---", 2)
+    found = FRONT_MATTER_LICENSE.search(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
+    return found[1] if found else None

@@ -1,0 +1,105 @@
+"""tokenize: blocks of calibration, validation and test tokens from disjoint text.
+
+Reads the corpus (compiler/_text.py decides which document is in which split) and the model's own tokenizer. Documents
+follow each other, two newlines between them, and are cut into blocks of one length; each block begins with the model's
+beginning-of-sequence token where the tokenizer asks for one, as a prompt does.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from compiler._io import Workspace, save_arrays
+from compiler._text import Documents, read_corpus
+from compiler._tokenizer import bos_of, load_tokenizer
+from schemas.base import PositiveCount, Record
+from schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
+from schemas.errors import ColdpressError
+from schemas.model import Model
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
+
+SEPARATOR = "\n\n"
+
+
+class TokenizeConfig(Record):
+    """Settings of `tokenize`."""
+
+    corpus: str = Field(
+        min_length=1, description="pydoc, a .txt or .jsonl file, a folder of them, or a hub dataset such as owner/name"
+    )
+    calibration_tokens: PositiveCount = Field(default=8192, description="tokens to calibrate on, at most")
+    evaluation_tokens: PositiveCount = Field(default=4096, description="tokens of validation and of test, at most")
+    block_tokens: PositiveCount = Field(
+        default=256, description="tokens of a block, cut to the model's context where that is shorter"
+    )
+    seed: int = Field(default=0, ge=0, description="decides the order of documents and which split they are in")
+
+
+def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
+    """The blocks of each split, int32 [num_blocks, block_tokens] under the name `tokens`.
+
+    Raises:
+        ColdpressError: if the corpus is missing, empty, or too short for one block of some split.
+    """
+    documents = read_corpus(config.corpus, config.seed)
+    block_tokens = min(config.block_tokens, model.spec.max_position_embeddings)
+    tokenizer = load_tokenizer(Path(model.folder), model.spec.vocab_size)
+    bos = bos_of(Path(model.folder), model.spec, tokenizer)
+    if block_tokens - (bos is not None) < 2:
+        raise ColdpressError(f"blocks of {block_tokens} tokens leave nothing to predict; raise block_tokens")
+    splits = tuple(_split(config, documents, split, tokenizer, block_tokens, bos, work) for split in SPLITS)
+    return Corpus(name=documents.name, text_sha256=documents.text_sha256, splits=splits)
+
+
+def _split(
+    config: TokenizeConfig,
+    documents: Documents,
+    split: Split,
+    tokenizer: "Tokenizer",
+    block_tokens: int,
+    bos: int | None,
+    work: Workspace,
+) -> TokenBlocks:
+    wanted_tokens = config.calibration_tokens if split == "calibration" else config.evaluation_tokens
+    wanted = max(1, wanted_tokens // block_tokens)
+    blocks = make_blocks(documents.splits[split], tokenizer, wanted, block_tokens, bos)
+    if not len(blocks):
+        raise ColdpressError(
+            f"the corpus {documents.name} is too short: its {split} text has less than one block of {block_tokens} "
+            "tokens; give more text or smaller block_tokens"
+        )
+    if len(blocks) < wanted:
+        log.info("tokenize: %s has %d blocks of %d tokens, %d wanted", split, len(blocks), block_tokens, wanted)
+    arrays = save_arrays(work.folder / f"{split}.safetensors", {"tokens": blocks})
+    return TokenBlocks(split=split, arrays=arrays, num_blocks=len(blocks), block_tokens=block_tokens)
+
+
+def make_blocks(
+    documents: Iterable[str], tokenizer: "Tokenizer", num_blocks: int, block_tokens: int, bos: int | None
+) -> np.ndarray:
+    """Token ids int32 [at most num_blocks, block_tokens] of the documents' text, in order.
+
+    Args:
+        documents: Texts; no more of them are tokenized than needed.
+        tokenizer: The model's.
+        num_blocks: Blocks wanted; fewer where the text ends before.
+        block_tokens: Length of a block, `bos` included.
+        bos: Stands at the start of each block, unless None.
+    """
+    payload = block_tokens - (bos is not None)
+    ids: list[int] = []
+    for document in documents:
+        ids += tokenizer.encode(document + SEPARATOR, add_special_tokens=False).ids
+        if len(ids) >= num_blocks * payload:
+            break
+    count = min(num_blocks, len(ids) // payload)
+    blocks = np.array(ids[: count * payload], np.int32).reshape(count, payload)
+    return blocks if bos is None else np.insert(blocks, 0, bos, axis=1)

@@ -1,0 +1,251 @@
+"""calibrate and the statistics it shares with recalibrate: counted by hand from transformers' own activations."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import calibrate, ingest, statistics
+from compiler._io import Workspace, load_arrays, save_arrays
+from compiler.calibrate import CalibrateConfig
+from compiler.forward import LayerStream
+from compiler.ingest import IngestConfig
+from compiler.statistics import magnitude_edges, magnitude_histogram
+from schemas.activations import Activations
+from schemas.corpus import SPLITS, Corpus, TokenBlocks
+from schemas.errors import ColdpressError
+from schemas.families import FamilyName
+from schemas.model import Model
+from tests.support.models import write_model
+
+BLOCKS, BLOCK_TOKENS, LAYERS = 3, 21, 3  # 21: blocks do not end on whole bytes
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]:
+    def ingested(kind: str = "llama", relu: bool = True) -> Model:
+        folder = tmp_path_factory.mktemp("model") / "tiny"
+        write_model(folder, kind, num_hidden_layers=LAYERS, relu=relu, overrides={"sliding_window": None})
+        return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
+
+    return ingested
+
+
+@pytest.fixture(scope="module")
+def relu(make: Callable[..., Model]) -> Model:
+    return make()
+
+
+@pytest.fixture(scope="module")
+def silu(make: Callable[..., Model]) -> Model:
+    return make(relu=False)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return corpus_of(tmp_path_factory.mktemp("corpus"), BLOCKS, BLOCK_TOKENS)
+
+
+def corpus_of(folder: Path, num_blocks: int, block_tokens: int) -> Corpus:
+    tokens = np.random.default_rng(5).integers(2, 384, (num_blocks, block_tokens)).astype(np.int32)
+    arrays = save_arrays(folder / "tokens.safetensors", {"tokens": tokens})
+    blocks = (
+        TokenBlocks(split=split, arrays=arrays, num_blocks=num_blocks, block_tokens=block_tokens) for split in SPLITS
+    )
+    return Corpus(name="random", text_sha256="0" * 64, splits=tuple(blocks))
+
+
+def run(model: Model, corpus: Corpus, work: Path, method: Any = "predictor", threads: int = 1) -> Activations:
+    return calibrate.run(CalibrateConfig(method=method), model, corpus, Workspace(work, "test"), threads)
+
+
+def active_of(found: Activations, layer: int, family: FamilyName) -> np.ndarray:
+    """bool [num_units, num_tokens]."""
+    bits = load_arrays(found.layers[layer].family(family).arrays, "bits")["bits"]
+    return np.unpackbits(bits, axis=1, count=found.num_tokens, bitorder="little").astype(bool)
+
+
+def by_transformers(model: Model, corpus: Corpus, module: str) -> list[np.ndarray]:
+    """Per layer, what goes into a module of the whole model, float32 [num_tokens, size]."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    whole: Any = AutoModelForCausalLM.from_pretrained(
+        Path(next(iter(model.tensors.values())).file).parent, dtype=torch.float32
+    ).eval()
+    seen: list[np.ndarray] = []
+    for layer in whole.get_submodule("model.layers"):
+        layer.get_submodule(module).register_forward_pre_hook(
+            lambda _, inputs: seen.append(inputs[0].flatten(0, 1).numpy().copy())
+        )
+    with torch.no_grad():
+        whole(torch.from_numpy(load_arrays(corpus.split("calibration").arrays)["tokens"]).long())
+    return seen
+
+
+def same_files(one: Activations, two: Activations) -> bool:
+    def digests(found: Activations) -> list[str]:
+        return [
+            arrays.sha256
+            for layer in found.layers
+            for arrays in (layer.inputs, *(family.arrays for family in layer.families))
+        ]
+
+    return digests(one) == digests(two)
+
+
+def test_bits_counts_and_inputs_are_those_of_the_model(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    found = run(relu, corpus, tmp_path)
+    assert (found.num_tokens, found.exact_zeros, len(found.layers)) == (63, True, LAYERS)
+    assert found.weights_sha256 == relu.weights_sha256
+    inner, inputs = (by_transformers(relu, corpus, module) for module in ("mlp.down_proj", "mlp"))
+    for layer in range(LAYERS):
+        active = inner[layer].T != 0
+        statistics_of = found.layers[layer].family("neuron")
+        arrays = load_arrays(statistics_of.arrays)
+        assert np.array_equal(active_of(found, layer, "neuron"), active)
+        assert arrays["bits"].shape == (160, 8)
+        assert not (arrays["bits"][:, -1] & 0x80).any()  # padding behind the 63rd token
+        assert np.array_equal(arrays["counts"], active.sum(axis=1))
+        assert arrays["counts"].dtype == np.int64
+        assert statistics_of.density == pytest.approx(active.mean())
+        assert 0.01 < active.mean() < 0.7
+        stored = load_arrays(found.layers[layer].inputs, "mlp_inputs")["mlp_inputs"]
+        assert stored.dtype == np.float16
+        assert np.allclose(stored, inputs[layer], rtol=2e-3, atol=1e-4)
+
+
+def test_similarity_is_the_mean_cosine_with_the_layer_before(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    found = run(relu, corpus, tmp_path)
+    inputs = by_transformers(relu, corpus, "mlp")
+    assert found.layers[0].input_similarity is None
+    for layer in range(1, LAYERS):
+        one, two = inputs[layer], inputs[layer - 1]
+        cosine = (one * two).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(two, axis=1)
+        assert found.layers[layer].input_similarity == pytest.approx(cosine.mean(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "families"),
+    [("dense", ["neuron"]), ("predictor", ["neuron"]), ("relu", ["up_down"]), ("topk", ["mlp_in", "mlp_mid"])],
+)
+def test_the_method_decides_the_families(
+    relu: Model, corpus: Corpus, tmp_path: Path, method: str, families: list[str]
+) -> None:
+    found = run(relu, corpus, tmp_path, method)
+    assert [family.family for family in found.layers[1].families] == families
+    assert found.exact_zeros == (method != "topk")
+    for family in found.layers[1].families:
+        assert (family.density is None) == (method == "topk")
+        assert ("bits" in load_arrays(family.arrays)) == (method != "topk")
+
+
+def test_gates_decide_where_up_and_down_are_the_unit(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    found, neurons = run(relu, corpus, tmp_path / "a", "relu"), run(relu, corpus, tmp_path / "b")
+    for layer in range(LAYERS):
+        assert np.array_equal(active_of(found, layer, "up_down"), active_of(neurons, layer, "neuron"))
+
+
+def test_two_matrices_have_the_inner_activation_as_signal(
+    make: Callable[..., Model], corpus: Corpus, tmp_path: Path
+) -> None:
+    opt = make("opt")
+    found = run(opt, corpus, tmp_path / "a", "relu")
+    assert [family.family for family in found.layers[0].families] == ["mlp_mid"]
+    assert np.array_equal(active_of(found, 1, "mlp_mid"), active_of(run(opt, corpus, tmp_path / "b"), 1, "neuron"))
+
+
+def test_magnitudes_give_the_threshold_of_any_density(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    found = run(silu, corpus, tmp_path, "topk")
+    for family, module in (("mlp_in", "mlp"), ("mlp_mid", "mlp.down_proj")):
+        signals = by_transformers(silu, corpus, module)
+        for layer in range(LAYERS):
+            arrays = load_arrays(found.layers[layer].family(family).arrays)
+            histogram, edges = arrays["magnitude_histogram"], arrays["magnitude_edges"]
+            assert histogram.sum() == signals[layer].size
+            for density in (0.05, 0.3, 0.5, 0.9):
+                above = np.cumsum(histogram[::-1])[::-1]
+                threshold = edges[np.flatnonzero(above >= density * above[0])[-1]]
+                exact = np.quantile(np.abs(signals[layer]), 1 - density)
+                assert threshold == pytest.approx(exact, rel=0.04)
+
+
+def test_histogram_bins_are_what_the_edges_say() -> None:
+    edges = magnitude_edges()
+    assert edges.dtype == np.float32
+    assert (np.diff(edges.astype(np.float64)) > 0).all()
+    assert edges[1] == 2.0**-24
+    assert edges[-2] == 2.0**16
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=5000) * 10.0 ** rng.uniform(-9, 6, 5000)).astype(np.float32)
+    values = np.concatenate([values, [0, -0.0, 2**-24, -(2**16), 3e38], edges[1:-1]]).astype(np.float32)
+    expected = np.histogram(np.abs(values), edges)[0]
+    assert np.array_equal(magnitude_histogram(values), expected)
+    ratio = edges[2:-1] / edges[1:-2]
+    assert ratio.max() <= 1 + 1 / 32
+
+
+def test_threads_change_no_byte(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    assert same_files(run(relu, corpus, tmp_path / "1"), run(relu, corpus, tmp_path / "2", threads=2))
+
+
+def test_blocks_of_whole_bytes_are_joined_alike(relu: Model, tmp_path: Path) -> None:
+    """16 tokens per block or two blocks read as bits: the same columns."""
+    whole = corpus_of(tmp_path / "corpus", 2, 16)
+    found = run(relu, whole, tmp_path / "w")
+    inner = by_transformers(relu, whole, "mlp.down_proj")
+    assert np.array_equal(active_of(found, 2, "neuron"), inner[2].T != 0)
+
+
+def test_relu_needs_a_relu_model(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ColdpressError) as caught:
+        run(silu, corpus, tmp_path, "relu")
+    assert str(caught.value) == (
+        "method relu needs exact zeros, but the activation of tiny is silu; choose topk or predictor"
+    )
+
+
+def test_progress_is_told(relu: Model, corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=statistics.__name__)
+    run(relu, corpus, tmp_path)
+    assert [record.message for record in caplog.records] == ["layer 1/3", "layer 2/3", "layer 3/3"]
+
+
+class _Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_an_interrupted_run_resumes(
+    relu: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    expected = run(relu, corpus, tmp_path / "whole")
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == [
+        f"{layer:03d}.{name}.safetensors" for layer in range(LAYERS) for name in ("inputs", "neuron")
+    ]
+    real = LayerStream.run_layer
+    ran: list[int] = []
+
+    def until_layer_2(stream: LayerStream, layer: int, *arguments: Any) -> Any:
+        if layer == 2:
+            raise _Interrupted
+        return real(stream, layer, *arguments)
+
+    def watched(stream: LayerStream, layer: int, *arguments: Any) -> Any:
+        ran.append(layer)
+        return real(stream, layer, *arguments)
+
+    monkeypatch.setattr(LayerStream, "run_layer", until_layer_2)
+    with pytest.raises(_Interrupted):
+        run(relu, corpus, tmp_path / "w")
+    if removed:
+        (tmp_path / "w/hidden.002.safetensors").unlink()
+    monkeypatch.setattr(LayerStream, "run_layer", watched)
+    assert same_files(run(relu, corpus, tmp_path / "w"), expected)
+    assert ran == ([0, 1, 2] if removed else [2])
+    ran.clear()
+    assert same_files(run(relu, corpus, tmp_path / "w"), expected)
+    assert ran == []

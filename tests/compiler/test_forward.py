@@ -1,0 +1,124 @@
+"""The streamed forward pass: threads, memory, other weights, likelihoods. Parity is in contracts/test_architectures."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import forward, ingest
+from compiler._io import Workspace
+from compiler.checkpoint import read_role
+from compiler.forward import LayerStream, MlpHooks
+from compiler.ingest import IngestConfig
+from schemas.errors import ColdpressError
+from schemas.model import Model
+from tests.support.models import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = write_model(tmp_path_factory.mktemp("model") / "tiny", num_hidden_layers=3, relu=True)
+    return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
+
+
+@pytest.fixture(scope="module")
+def tokens() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 384, (5, 40)).astype(np.int32)
+
+
+def test_threads_change_no_bit(model: Model, tokens: np.ndarray) -> None:
+    one, two = (LayerStream(model, threads=threads) for threads in (1, 2))
+    assert np.array_equal(one.logits(tokens), two.logits(tokens))
+    assert one.nll(tokens) == two.nll(tokens)
+    assert np.array_equal(one.logits(tokens)[3:4], two.logits(tokens[3:4]))
+
+
+def test_the_number_of_torchs_own_threads_changes_no_bit(model: Model, tokens: np.ndarray) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    stream = LayerStream(model)
+    try:
+        torch.set_num_threads(1)
+        one = stream.logits(tokens)
+        torch.set_num_threads(2)
+        assert np.array_equal(one, stream.logits(tokens))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_layer_is_read_at_a_time(model: Model, tokens: np.ndarray) -> None:
+    read: list[str] = []
+
+    def watched(model: Model, role: str) -> np.ndarray:
+        read.append(role)
+        return read_role(model, role)
+
+    stream = LayerStream(model, read=watched)
+    hidden = stream.embed(tokens)
+    assert read == ["embed_tokens.weight"]
+    read.clear()
+    stream.run_layer(1, hidden)
+    assert {role.split(".")[1] for role in read} == {"1"}
+    assert len(read) == len(set(read)) == 9
+    assert all(parameter.is_meta for parameter in stream._skeleton.parameters())
+
+
+def test_other_weights_run_through_the_same_model(model: Model, tokens: np.ndarray) -> None:
+    def muted(model: Model, role: str) -> np.ndarray:
+        return read_role(model, role) * (0 if ".down_proj." in role else 1)
+
+    def silenced(layer: int) -> Any:
+        return lambda block: MlpHooks(on_inner=lambda inner: inner * 0)
+
+    stream = LayerStream(model)
+    found = LayerStream(model, read=muted).nll(tokens)
+    assert found == stream.nll(tokens, silenced)
+    assert found[0] != stream.nll(tokens)[0]
+
+
+def test_a_likelihood_does_not_depend_on_how_the_head_is_cut(
+    model: Model, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = LayerStream(model)
+    whole, logits = stream.nll(tokens), stream.logits(tokens)
+    monkeypatch.setattr(forward, "HEAD_ROWS", 100)
+    cut = stream.nll(tokens)
+    assert cut[1] == whole[1] == 5 * 39
+    assert cut[0] == pytest.approx(whole[0], rel=1e-6)
+    assert np.allclose(stream.logits(tokens), logits, atol=1e-5)
+
+
+def test_likelihood_by_hand(model: Model, tokens: np.ndarray) -> None:
+    stream = LayerStream(model)
+    logits = stream.logits(tokens)[:, :-1].astype(np.float64)
+    log_sums = np.log(np.exp(logits).sum(axis=-1))
+    chosen = np.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
+    assert stream.nll(tokens)[0] == pytest.approx((log_sums - chosen).sum(), rel=1e-9)
+
+
+def test_an_input_mask_reaches_gate_and_up(model: Model, tokens: np.ndarray) -> None:
+    """Zeroing entries of the MLP's input equals zeroing the columns of gate and up."""
+
+    def without_columns(model: Model, role: str) -> np.ndarray:
+        weight = read_role(model, role)
+        if role.endswith(("gate_proj.weight", "up_proj.weight")):
+            weight[:, ::2] = 0
+        return weight
+
+    def mask(part: Any) -> Any:
+        masked = part.clone()
+        masked[:, ::2] = 0
+        return masked
+
+    masked = LayerStream(model).nll(tokens, lambda layer: lambda block: MlpHooks(on_input=mask))
+    assert masked[0] == pytest.approx(LayerStream(model, read=without_columns).nll(tokens)[0], rel=1e-6)
+
+
+def test_a_device_that_is_not_there(model: Model) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(ColdpressError, match="device cuda is not available on this machine; use cpu"):
+        LayerStream(model, device="cuda")

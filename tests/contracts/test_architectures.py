@@ -1,0 +1,162 @@
+"""Every architecture, found by its file name: its record, its tensors and its forward pass against transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import ingest
+from compiler._io import Workspace
+from compiler.architectures._common import role_shape
+from compiler.checkpoint import read_role, rotary_inv_freq
+from compiler.forward import LayerStream, MlpHooks
+from compiler.ingest import IngestConfig
+from runtime._plugins import names
+from schemas.model import Model
+from tests.support.models import MODEL_TYPES, write_model
+
+ARCHITECTURES = names("compiler.architectures")
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 1.9, 2.0],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "all biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "wide heads": ("llama", {"head_dim": 24}),
+    "one key head": ("llama", {"num_key_value_heads": 1}),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "yarn": ("qwen2", {"rope_parameters": YARN}),
+    "no window": ("mistral", {"sliding_window": None}),
+    "window in all layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0},
+    ),
+    "qwen3 biases": ("qwen3", {"attention_bias": True}),
+    "phi3 window": ("phi3", {"sliding_window": 20}),
+    "partial rotary": ("phi3", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
+    "longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}),
+    "no biases": ("opt", {"enable_bias": False}),
+}
+CASES = {
+    **{f"{kind}{' relu' * relu}{' tied' * tie}": (kind, {}, relu, tie) for kind in ARCHITECTURES
+       for relu, tie in ((False, False), (True, True))},
+    **{name: (kind, changes, False, False) for name, (kind, changes) in VARIANTS.items()},
+}  # fmt: skip
+
+
+def test_every_architecture_has_a_test_model() -> None:
+    assert ARCHITECTURES == MODEL_TYPES
+
+
+def made(folder: Path, kind: str, changes: dict[str, Any], relu: bool, tie: bool) -> Model:
+    write_model(folder, kind, num_hidden_layers=2, relu=relu, tie=tie, num_shards=2, overrides=changes)
+    return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
+    return made(tmp_path / "tiny", *request.param)
+
+
+def test_logits_equal_those_of_transformers(case: Model, tmp_path: Path) -> None:
+    """The streamed pass sees our re-serialised config and roles; transformers reads the checkpoint by itself."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokens = np.random.default_rng(0).integers(0, case.spec.vocab_size, (3, 50)).astype(np.int32)
+    stream = LayerStream(case, threads=2)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = whole(torch.from_numpy(tokens).long(), labels=torch.from_numpy(tokens).long())
+    found = stream.logits(tokens)
+    assert np.abs(found - expected.logits.numpy()).max() < 1e-4
+    assert np.std(found) > 0.5
+    total, count = stream.nll(tokens)
+    assert total / count == pytest.approx(expected.loss.item(), abs=1e-4)
+
+
+def test_roles_have_the_shapes_that_the_spec_gives(case: Model) -> None:
+    for role, source in case.tensors.items():
+        assert source.shape == role_shape(case.spec, role)
+        assert source.row_stop - source.row_start == source.shape[0]
+    modules = {role.split(".")[2] for role in case.tensors if role.startswith("layers.1.")}
+    assert {"input_layernorm", "post_attention_layernorm", "q_proj", "k_proj", "v_proj", "o_proj"} <= modules
+    assert ("gate_proj" in modules) == case.spec.gated_mlp
+    assert ("lm_head.weight" in case.tensors) != case.spec.tie_word_embeddings
+
+
+def test_frequencies_equal_those_of_transformers(case: Model, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if case.spec.position == "learned":
+        assert (case.spec.rotary_dim, case.spec.position_offset) == (0, 2)
+        return
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32)
+    module: Any = whole.get_submodule("model.rotary_emb")
+    assert np.array_equal(rotary_inv_freq(case), module.inv_freq.numpy())
+    assert case.spec.rotary_scaling == module.attention_scaling
+    assert case.spec.rotary_dim == 2 * len(module.inv_freq)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
+    """What the hooks get, put through the MLP by hand with the roles' own weights, gives what the layer adds."""
+    import torch
+
+    changes = {"mlp_bias": True} if kind == "llama" else {}
+    model = made(tmp_path / "tiny", kind, changes, relu=True, tie=False)
+    tokens = np.arange(36, dtype=np.int32).reshape(2, 18)
+    seen: dict[str, dict[int, np.ndarray]] = {"input": {}, "activation": {}, "inner": {}}
+
+    def hooks(block: int) -> MlpHooks:
+        def keep(name: str) -> Any:
+            return lambda part: seen[name].update({block: part.numpy().copy()})
+
+        return MlpHooks(on_input=keep("input"), on_activation=keep("activation"), on_inner=keep("inner"))
+
+    stream = LayerStream(model, threads=2)
+    hidden = stream.embed(tokens)
+    after = stream.run_layer(0, hidden, hooks)
+    without = stream.run_layer(0, hidden, lambda block: MlpHooks(on_inner=torch.zeros_like)).numpy()
+
+    def linear(name: str, x: np.ndarray, bias: bool = True) -> np.ndarray:
+        role = f"layers.0.{name}_proj"
+        added = read_role(model, f"{role}.bias") if bias and f"{role}.bias" in model.tensors else 0
+        return x @ read_role(model, f"{role}.weight").T + added
+
+    for block in (0, 1):
+        x, activation, inner = (seen[name][block] for name in ("input", "activation", "inner"))
+        first = linear("gate" if model.spec.gated_mlp else "up", x)
+        assert np.allclose(activation, np.maximum(first, 0), atol=1e-5)
+        assert np.allclose(inner, activation * linear("up", x) if model.spec.gated_mlp else activation, atol=1e-5)
+        added = after[block].numpy() - without[block]
+        assert np.allclose(added, linear("down", inner, bias=False), atol=1e-5)
+        assert np.abs(added).max() > 0.01
+
+
+def test_longrope_keeps_to_the_original_context(tmp_path: Path) -> None:
+    model = made(tmp_path / "tiny", *VARIANTS["longrope"], False, False)
+    assert model.spec.max_position_embeddings == 128
+    assert model.spec.rotary_scaling > 1
+    assert json.loads(Path(model.folder, "config.json").read_text())["max_position_embeddings"] == 256
+
+
+def test_windows_and_contexts(tmp_path: Path) -> None:
+    assert made(tmp_path / "a", "mistral", {}, False, False).spec.sliding_window == 48
+    assert made(tmp_path / "b", "mistral", {"sliding_window": 256}, False, False).spec.sliding_window is None
+    assert made(tmp_path / "c", "qwen3", {}, False, False).spec.head_dim == 32

@@ -1,0 +1,73 @@
+"""The source model with an artifact's own codes in place of its weights: what quantization alone does to it."""
+
+from typing import Any
+
+import numpy as np
+
+from runtime import _plugins
+from runtime.artifact import Artifact
+from runtime.generate import Session
+from schemas.families import num_units, slice_length, slices
+from schemas.model import Model
+
+
+def decode(codes: np.ndarray, format_name: str, length: int) -> np.ndarray:
+    """Values float32 [rows, length] of codes in a format."""
+    return _plugins.load("runtime.quantization", format_name).decode(codes, length)
+
+
+def resident_values(artifact: Artifact) -> dict[str, np.ndarray]:
+    """Every resident tensor as float32, by role."""
+    values = {}
+    for tensor in artifact.manifest.resident:
+        stored = artifact.resident[tensor.role]
+        values[tensor.role] = stored if tensor.format is None else decode(stored, tensor.format, tensor.shape[-1])
+    return values
+
+
+def flash_values(session: Session) -> dict[str, np.ndarray]:
+    """Every MLP matrix on flash as float32 in Hugging Face's orientation, by role; read through the store."""
+    manifest, values = session.artifact.manifest, {}
+    formats = {entry.family: entry.format for entry in manifest.families}
+    for section in manifest.flash.sections:
+        spec, family = manifest.model, section.family
+        units = np.empty((num_units(family, spec), section.unit_bytes), np.uint8)
+        for ids, rows in session.store.stream(section.layer, family):
+            units[ids] = rows
+        start = 0
+        for piece in slices(family, spec):
+            length = slice_length(piece, spec)
+            size = _plugins.load("runtime.quantization", formats[family]).nbytes(length)
+            matrix = decode(np.ascontiguousarray(units[:, start : start + size]), formats[family], length)
+            values[f"layers.{section.layer}.{piece.role}.weight"] = matrix if piece.axis == "row" else matrix.T
+            start += size
+    return values
+
+
+def with_codes(session: Session, model: Model) -> Any:
+    """`transformers`' own model of the checkpoint in float32, its weights replaced by what the artifact holds."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    source = AutoModelForCausalLM.from_pretrained(_weights_folder(model), dtype=torch.float32).eval()
+    values = resident_values(session.artifact) | flash_values(session)
+    with torch.no_grad():
+        for role, place in model.tensors.items():
+            if role in values:  # a tied head is not stored again
+                target = source.get_parameter(place.tensor)[place.row_start : place.row_stop]
+                target.copy_(torch.from_numpy(np.ascontiguousarray(values[role])).view(target.shape))
+    return source
+
+
+def _weights_folder(model: Model) -> str:
+    return next(iter(model.tensors.values())).file.rpartition("/")[0]
+
+
+def perplexity(source: Any, token_blocks: np.ndarray) -> float:
+    """exp of the mean negative log likelihood of every token but each block's first."""
+    import torch
+
+    with torch.no_grad():
+        tokens = torch.from_numpy(token_blocks.astype(np.int64))
+        losses = [float(source(block[None], labels=block[None]).loss) for block in tokens]
+    return float(np.exp(np.mean(losses)))
