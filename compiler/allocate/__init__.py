@@ -1,1 +1,214 @@
+"""Decides what the DRAM budget buys: density per layer and family, predictor sizes, and the bytes of every use.
 
+Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte. The memory
+equation is resident tensors + predictors + KV cache + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2 and 8, with
+what this runtime keeps besides); how densities follow from budget or statistics is one file of this package per method.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+
+from compiler._io import load_arrays
+from compiler.allocate._rules import Question
+from compiler.cost_model import (
+    budget_bytes,
+    buffers_for,
+    dense_footprint_bytes,
+    kv_cache_bytes,
+    modelled_token_seconds,
+    predictor_bytes,
+    resident_bytes,
+    unit_bytes,
+    weight_bytes,
+)
+from runtime._plugins import load
+from schemas.activations import Activations
+from schemas.base import PositiveCount, Record
+from schemas.device import DeviceProfile
+from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.families import FamilyName, FormatName, Method, families_of, num_units
+from schemas.model import Model, ModelSpec
+from schemas.sparsity import Budget, Densities, Sparsity
+
+LOG = logging.getLogger(__name__)
+RANK_STEP = 4
+MIN_RANK = 8
+RANK_PER_DENSITY = 2.0
+"""Largest rank = this x density x hidden_size: twice where training starts (compiler/predict.py)."""
+PREDICTOR_PARAMETER_SHARE = 0.1
+"""Predictors have at most this share of the model's parameters; PowerInfer's need 6 % (5.1)."""
+PREDICTOR_FREE_SHARE = 0.6
+"""... and take at most this share of the DRAM that could hold units instead."""
+
+
+class AllocateConfig(Record):
+    """Settings of `allocate`."""
+
+    method: Method = Field(description="how active units are found: dense, relu, predictor or topk")
+    format: FormatName = Field(description="how weights are stored: fp16, int8_group32 or int4_group32")
+    dram_budget: int | str = Field(description="DRAM in bytes, as 3GB, or as a percentage of the dense footprint")
+    context_length: PositiveCount = Field(description="tokens that the KV cache holds")
+    density: float | None = Field(
+        default=None, gt=0, le=1, description="share of units used per token; without it, derived from the budget"
+    )
+    cache: str = Field(default="lru", description="cache policy of the artifact: a file of runtime/cache")
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """Bytes that do not depend on how many units are kept."""
+
+    resident: int
+    kv_cache: int
+    predictors: int
+    buffers: int
+
+
+def run(config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
+    """Divides the budget.
+
+    Raises:
+        ColdpressError: if a setting does not go with the model, the device or the other settings.
+        DoesNotFitError: if the budget cannot hold what must be in DRAM whatever the sparsity.
+    """
+    spec = model.spec
+    load("runtime.cache", config.cache)
+    if config.context_length > spec.max_position_embeddings:
+        raise ColdpressError(
+            f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
+            f"{model.name}; use a shorter one"
+        )
+    budget = _budget_bytes(config, model, device)
+    densities = _densities(config, model, activations, budget)
+    resident = resident_bytes(model, tuple(densities), config.format)
+    kv_cache = kv_cache_bytes(spec, config.context_length)
+    free = budget - resident - kv_cache
+    ranks = _predictor_ranks(config.method, model, densities, free)
+    predictors = sum(predictor_bytes(spec, rank) for rank in ranks)
+    buffers = buffers_for(spec, config.format, densities, free - predictors, device.flash.page_bytes.value)
+    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, predictors, buffers.total_bytes))
+    sparsity = Sparsity(
+        method=config.method,
+        format=config.format,
+        context_length=config.context_length,
+        densities=tuple(Densities(family=family, per_layer=values) for family, values in densities.items()),
+        predictor_rank=ranks,
+        budget=Budget(
+            dram_budget_bytes=budget,
+            resident_bytes=resident,
+            predictor_bytes=predictors,
+            kv_cache_bytes=kv_cache,
+            buffer_bytes=buffers.total_bytes,
+            cache_bytes=cache,
+        ),
+    )
+    _log(spec, activations, device, sparsity)
+    return sparsity
+
+
+def _budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> int:
+    dense = dense_footprint_bytes(model, config.format, config.context_length)
+    budget = budget_bytes(config.dram_budget, dense)
+    if budget > device.dram_bytes.value:
+        raise DoesNotFitError(
+            f"a DRAM budget of {budget:,} bytes was asked for, device {device.name} has {device.dram_bytes.value:,}; "
+            "lower dram_budget"
+        )
+    return budget
+
+
+def _densities(
+    config: AllocateConfig, model: Model, activations: Activations, budget: int
+) -> dict[FamilyName, tuple[float, ...]]:
+    question = Question(
+        method=config.method,
+        families=families_of(config.method, model.spec),
+        num_hidden_layers=model.spec.num_hidden_layers,
+        density=config.density,
+        activations=activations,
+        m_max=budget,
+        s_m=weight_bytes(model, config.format),
+    )
+    return load("compiler.allocate", config.method).densities(question)
+
+
+def _predictor_ranks(
+    method: Method, model: Model, densities: dict[FamilyName, tuple[float, ...]], free_bytes: int
+) -> tuple[int, ...]:
+    """The largest rank that each layer's predictor may have; none where the method needs no predictor.
+
+    Sparser layers get smaller ones (PowerInfer Fig. 9). Where their bytes exceed the caps, the largest are cut first:
+    the first ranks of a predictor find most.
+    """
+    if not load("runtime.sparsity", method).NEEDS_PREDICTORS:
+        return ()
+    spec, (per_layer,) = model.spec, densities.values()
+    wanted = [min(spec.hidden_size, _rounded(RANK_PER_DENSITY * density * spec.hidden_size)) for density in per_layer]
+    most_bytes = min(2 * PREDICTOR_PARAMETER_SHARE * model.num_parameters, PREDICTOR_FREE_SHARE * free_bytes)
+    level = max(wanted)
+    while level > MIN_RANK and sum(predictor_bytes(spec, min(rank, level)) for rank in wanted) > most_bytes:
+        level -= RANK_STEP
+    return tuple(min(rank, level) for rank in wanted)
+
+
+def _rounded(rank: float) -> int:
+    return max(MIN_RANK, math.ceil(rank / RANK_STEP) * RANK_STEP)
+
+
+def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:
+    """What is left for units (Eqs. 2 and 8)."""
+    needed = needs.resident + needs.kv_cache + needs.predictors + needs.buffers
+    if needed > budget:
+        raise DoesNotFitError(
+            f"a DRAM budget of {budget:,} bytes was asked for, {needed:,} are needed before any unit is kept: "
+            f"{needs.resident:,} resident tensors in {config.format}, {needs.kv_cache:,} KV cache of "
+            f"{config.context_length} tokens, {needs.predictors:,} predictors, {needs.buffers:,} buffers; "
+            "use a shorter context_length or a smaller format, or raise dram_budget"
+        )
+    return budget - needed
+
+
+# What the decision is expected to cost, for the log
+
+
+def _log(spec: ModelSpec, activations: Activations, device: DeviceProfile, sparsity: Sparsity) -> None:
+    budget = sparsity.budget
+    LOG.info(
+        "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s buffers, %s for units",
+        *(f"{value:,}" for value in (budget.resident_bytes, budget.dram_budget_bytes, budget.predictor_bytes)),
+        *(f"{value:,}" for value in (budget.kv_cache_bytes, budget.buffer_bytes, budget.cache_bytes)),
+    )
+    for densities in sparsity.densities:
+        LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
+    hit_rate = _static_hit_rate(spec, activations, sparsity)
+    sizes = {entry.family: unit_bytes(entry.family, spec, sparsity.format) for entry in sparsity.densities}
+    used = {entry.family: num_units(entry.family, spec) * sum(entry.per_layer) for entry in sparsity.densities}
+    read = sum(sizes[family] * count for family, count in used.items())
+    seconds = modelled_token_seconds(
+        device,
+        (1 - hit_rate) * sum(used.values()),
+        (1 - hit_rate) * read,
+        budget.resident_bytes + budget.predictor_bytes + budget.kv_cache_bytes + read,
+    )
+    LOG.info("allocate: about %.1f tokens/s on %s at a hit rate of %.2f", 1 / seconds, device.name, hit_rate)
+
+
+def _static_hit_rate(spec: ModelSpec, activations: Activations, sparsity: Sparsity) -> float:
+    """Share of activations by the most frequent units that fit the cache; without counts, those units' share of all."""
+    counts: list[np.ndarray] = []
+    sizes: list[np.ndarray] = []
+    for entry in activations.layers:
+        for densities in sparsity.densities:
+            size, total = unit_bytes(densities.family, spec, sparsity.format), num_units(densities.family, spec)
+            known = next((found for found in entry.families if found.family == densities.family), None)
+            counted = known is not None and known.density is not None
+            counts.append(load_arrays(known.arrays, "counts")["counts"] if known and counted else np.ones(total))
+            sizes.append(np.full(total, size))
+    count, size = np.concatenate(counts).astype(np.float64), np.concatenate(sizes)
+    best = np.argsort(-count / size, kind="stable")
+    kept = best[np.cumsum(size[best]) <= sparsity.budget.cache_bytes]
+    return float(count[kept].sum() / max(1.0, count.sum()))

@@ -1,0 +1,198 @@
+"""Trains one layer's activation predictor: fc2 · relu(fc1 · x) against the layer's activation bits.
+
+The loss is binary cross-entropy with both classes in balance (LLM in a flash 3.1, B). A predictor starts from the
+directions of its input that its gates use most: the best linear map of its rank, for the inputs that occur, without the
+bend. The tokens a predictor is fitted on, chosen by and judged on are three parts of the calibration text.
+Only torch and numpy, one thread, no files.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+EVALUATIONS = 6
+LEARNING_RATE = 0.1
+"""Adam's first step size times sqrt(hidden_size): a share of the size that weights of such a layer have."""
+RIDGE = 1e-3
+"""Added to the inputs' covariance, relative to its mean diagonal: directions that hardly occur get no weight."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens with their labels: `inputs` float32 [num_tokens, hidden_size], `active` uint8 [num_tokens, num_units]."""
+
+    inputs: torch.Tensor
+    active: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A predictor: `fc1` float32 [rank, hidden_size], `fc2` float32 [num_units, rank]."""
+
+    fc1: torch.Tensor
+    fc2: torch.Tensor
+
+    def rounded(self) -> "Weights":
+        """As it will be stored: to fp16 and back."""
+        return Weights(self.fc1.half().float(), self.fc2.half().float())
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What a threshold makes of a predictor's scores on some tokens."""
+
+    recall: float
+    precision: float
+    predicted_density: float
+
+
+def split(inputs: np.ndarray, bits: np.ndarray, held_out_share: float) -> tuple[Part, Part, Part]:
+    """The parts to fit on, to choose by and to judge on, in the order of the text; the last two share what is held out.
+
+    Args:
+        inputs: float16 [num_tokens, hidden_size].
+        bits: uint8 [num_units, ceil(num_tokens / 8)], packed along tokens.
+        held_out_share: Share of the tokens that is not fitted on.
+    """
+    num_tokens = len(inputs)
+    active = np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little").T
+    held_out = max(2, round(num_tokens * held_out_share))
+    edges = [0, num_tokens - held_out, num_tokens - held_out // 2, num_tokens]
+    parts = [
+        Part(
+            torch.tensor(inputs[start:stop].astype(np.float32)), torch.tensor(np.ascontiguousarray(active[start:stop]))
+        )
+        for start, stop in itertools.pairwise(edges)
+    ]
+    return parts[0], parts[1], parts[2]
+
+
+def main_directions(part: Part, gate: torch.Tensor) -> torch.Tensor:
+    """Input directions by falling share in `gate` · x, float32 [hidden_size, hidden_size], each mostly positive.
+
+    The singular vectors of the gate for inputs of the covariance that `part` has: the first r rows span the best
+    linear predictor of rank r. `gate` is float32 [num_units, hidden_size].
+    """
+    inputs = part.inputs
+    covariance = inputs.T @ inputs / len(inputs)
+    covariance.diagonal().add_(RIDGE * float(covariance.diagonal().mean()) + torch.finfo(torch.float32).tiny)
+    root = torch.linalg.cholesky(covariance)
+    seen = gate @ root
+    _, vectors = torch.linalg.eigh(seen.T @ seen)
+    directions = torch.linalg.solve_triangular(root.T, vectors.flip(1), upper=True).T
+    flipped = (inputs @ directions.T).mean(dim=0) < 0
+    return torch.where(flipped[:, None], -directions, directions).contiguous()
+
+
+def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor) -> Weights:
+    """The linear predictor of `rank` to start from; beyond hidden_size directions, the first ones turned round."""
+    rows = directions[:rank]
+    if rank > len(directions):
+        rows = torch.cat([rows, -directions[: rank - len(directions)]])
+    covariance = part.inputs.T @ part.inputs / len(part.inputs)
+    return Weights(rows.clone(), gate @ covariance @ rows.T)
+
+
+def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
+    """Stands in for a gate where activity is not the sign of one matrix's output: float32 [num_units, hidden_size]."""
+    return torch.randn(num_units, hidden_size, generator=torch.Generator().manual_seed(seed)) / math.sqrt(hidden_size)
+
+
+def train(
+    start: Weights, fitted: Part, chosen_by: Part, steps: int, batch_tokens: int, target_recall: float, seed: int
+) -> Weights:
+    """Adam from `start` with a cosine schedule; gives the fp16-rounded weights that predict least at `target_recall`.
+
+    Args:
+        start: Initial weights; left alone.
+        fitted: Tokens to learn from.
+        chosen_by: Tokens that decide which of the evaluated weights are kept.
+        steps: Updates; fewer where two evaluations in a row bring nothing.
+        batch_tokens: Tokens of an update.
+        target_recall: Recall at which weights are compared.
+        seed: Of the order in which tokens come.
+    """
+    fc1, fc2 = start.fc1.clone(), start.fc2.clone()
+    optimizer = torch.optim.Adam([fc1, fc2])
+    rate, weight = LEARNING_RATE / math.sqrt(fc1.shape[1]), _positive_weight(fitted)
+    batches = _Batches(len(fitted.inputs), batch_tokens, seed)
+    best, lowest, stale = start.rounded(), math.inf, 0
+    for step in range(steps):
+        _set_gradients(fc1, fc2, fitted, batches.take(), weight)
+        optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        optimizer.step()
+        if (step + 1) % max(1, steps // EVALUATIONS) == 0:
+            weights = Weights(fc1, fc2).rounded()
+            density = quality(weights, choose_threshold(weights, chosen_by, target_recall), chosen_by).predicted_density
+            best, stale = (weights, 0) if density < lowest else (best, stale + 1)
+            lowest = min(lowest, density)
+            if stale == 2:
+                break
+    return best
+
+
+def _positive_weight(part: Part) -> float:
+    """Weight of active units that balances the two classes; bounded where one of them hardly occurs."""
+    density = float(part.active.float().mean())
+    return min(1e4, max(1e-4, (1 - density) / max(density, 1e-9)))
+
+
+class _Batches:
+    """Token indices in random order, every token once before any comes again."""
+
+    def __init__(self, num_tokens: int, batch_tokens: int, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._num_tokens, self._size = num_tokens, min(num_tokens, batch_tokens)
+        self._order, self._position = torch.empty(0, dtype=torch.int64), 0
+
+    def take(self) -> torch.Tensor:
+        if self._position + self._size > len(self._order):
+            self._order, self._position = torch.randperm(self._num_tokens, generator=self._generator), 0
+        self._position += self._size
+        return self._order[self._position - self._size : self._position]
+
+
+def _set_gradients(fc1: torch.Tensor, fc2: torch.Tensor, part: Part, batch: torch.Tensor, weight: float) -> None:
+    """Gradients of the mean balanced cross-entropy, by hand: autograd's passes over [tokens, units] cost twice as much.
+
+    d loss / d score = sigmoid(score) (1 + (weight - 1) active) - weight active.
+    """
+    inputs, active = part.inputs[batch], part.active[batch].float()
+    inner = torch.relu(inputs @ fc1.T)
+    error = torch.sigmoid_(inner @ fc2.T)
+    active.mul_(error.mul(weight - 1).sub_(weight))
+    error.add_(active).div_(error.numel())
+    fc2.grad = error.T @ inner
+    fc1.grad = ((error @ fc2) * (inner > 0)).T @ inputs
+
+
+def scores(weights: Weights, inputs: torch.Tensor) -> torch.Tensor:
+    """float32 [num_tokens, num_units]."""
+    return torch.relu(inputs @ weights.fc1.T) @ weights.fc2.T
+
+
+def choose_threshold(weights: Weights, part: Part, target_recall: float) -> float:
+    """The largest threshold that finds at least `target_recall` of the active units of `part`.
+
+    Without any active unit, one above every score.
+    """
+    found = scores(weights, part.inputs)
+    positive = found[part.active.bool()]
+    if not len(positive):
+        return float(torch.nextafter(found.max(), torch.tensor(math.inf)))
+    missed = math.floor((1 - target_recall) * len(positive) + 1e-9)
+    return float(torch.kthvalue(positive, min(len(positive), missed + 1)).values)
+
+
+def quality(weights: Weights, threshold: float, part: Part) -> Quality:
+    """What is predicted of `part`; recall is 1 where nothing is active, precision 1 where nothing is predicted."""
+    predicted, active = scores(weights, part.inputs) >= threshold, part.active.bool()
+    hits, num_predicted, num_active = int((predicted & active).sum()), int(predicted.sum()), int(active.sum())
+    return Quality(
+        recall=hits / num_active if num_active else 1.0,
+        precision=hits / num_predicted if num_predicted else 1.0,
+        predicted_density=num_predicted / predicted.numel(),
+    )

@@ -1,0 +1,259 @@
+"""What a model costs in bytes and seconds: the memory equation and the decode time, for allocate, layout and report.
+
+Reads shapes only, never weights. Sizes follow the storage rule of `stored_format`, so that a byte counted here is a
+byte in the artifact. Times follow ActiveFlow 4.1 (Eqs. 1-9, one function each) and, for a set of reads, the device
+profile's own model (`schemas.device.flash_seconds`).
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from runtime._plugins import load
+from runtime.budget import kv_cache_bytes
+from schemas.device import DeviceProfile, flash_seconds
+from schemas.errors import ColdpressError
+from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices
+from schemas.model import MLP_ROLES, Model, ModelSpec
+
+UNITS = {"B": 1}
+UNITS |= {f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}
+UNITS |= {f"{prefix}IB": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
+PEAK_READ_BYTES = 4 << 20
+"""Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
+READ_BUFFER_SHARE = 0.125
+STAGING_SHARE = 0.25
+"""Shares of the DRAM that is left for flash units, spent on the read buffer and on staging slots."""
+MIN_STAGING_SLOTS = 8
+
+
+# Text -> bytes
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); upper and lower case are the same.
+
+    Raises:
+        ColdpressError: if it is neither, or is not at least one byte.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+    unit = UNITS.get((match[2] or "B").upper()) if match else None
+    if match is None or unit is None:
+        raise ColdpressError(f"'{value}' is not an amount of memory; write bytes, or a number with {_known_units()}")
+    found = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+    if found < 1:
+        raise ColdpressError(f"'{value}' is less than one byte; give a positive amount of memory")
+    return found
+
+
+def parse_share(value: int | str) -> float | None:
+    """0.5 for `50%`; None where `value` is not a percentage.
+
+    Raises:
+        ColdpressError: if the percentage is not above 0 and at most 100.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", str(value))
+    if match is None:
+        return None
+    share = float(match[1]) / 100
+    if not 0 < share <= 1:
+        raise ColdpressError(f"'{value}' of the model is not a DRAM budget; give more than 0% and at most 100%")
+    return share
+
+
+def budget_bytes(budget: int | str, dense_bytes: int) -> int:
+    """A DRAM budget in bytes; a percentage is a share of `dense_bytes` (see `dense_footprint_bytes`)."""
+    share = parse_share(budget)
+    return parse_bytes(budget) if share is None else max(1, math.floor(share * dense_bytes))
+
+
+def _known_units() -> str:
+    return ", ".join(name.replace("IB", "iB") for name in UNITS)
+
+
+# Bytes of tensors
+
+
+def stored_format(role: str, format_name: FormatName) -> FormatName | None:
+    """How an artifact of `format_name` stores a tensor; None means float32.
+
+    Matrices of attention and MLP take the artifact's format along their input dimension; token embeddings and head keep
+    at least 8 bits; norms, biases, learned positions and rotary frequencies stay float32.
+    """
+    name = role.rpartition("layers.")[2]
+    if role in ("embed_tokens.weight", "lm_head.weight"):
+        return "fp16" if format_name == "fp16" else "int8_group32"
+    return format_name if re.fullmatch(r"\d+\.(q|k|v|o|gate|up|down)_proj\.weight", name) else None
+
+
+def tensor_bytes(role: str, shape: tuple[int, ...], format_name: FormatName) -> int:
+    """Bytes of one resident tensor of `shape` in an artifact of `format_name`."""
+    stored = stored_format(role, format_name)
+    if stored is None:
+        return 4 * math.prod(shape)
+    return math.prod(shape[:-1]) * slice_bytes(shape[-1], stored)
+
+
+def slice_bytes(length: int, format_name: FormatName) -> int:
+    """Bytes of `length` values in a format, its groups padded (runtime/quantization)."""
+    return load("runtime.quantization", format_name).nbytes(length)
+
+
+def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> int:
+    """Bytes of one unit: its slices' bytes, one after another."""
+    return sum(slice_bytes(slice_length(piece, spec), format_name) for piece in slices(family, spec))
+
+
+def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: FormatName) -> int:
+    """Bytes of all units of `families` in all layers, without the padding between sections."""
+    per_layer = sum(num_units(family, spec) * unit_bytes(family, spec, format_name) for family in families)
+    return spec.num_hidden_layers * per_layer
+
+
+def resident_bytes(model: Model, families: tuple[FamilyName, ...], format_name: FormatName) -> int:
+    """Bytes of the tensors that no family holds, rotary frequencies included; a tied head is its embedding."""
+    spec = model.spec
+    in_dram = resident_roles(families, spec)
+    on_flash = tuple(f".{role}.weight" for role in MLP_ROLES if role not in in_dram)
+    stored = {role: source.shape for role, source in model.tensors.items() if not role.endswith(on_flash)}
+    if spec.tie_word_embeddings:
+        stored.pop("lm_head.weight", None)
+    if spec.position == "rotary":
+        stored["rotary.inv_freq"] = (spec.rotary_dim // 2,)
+    return sum(tensor_bytes(role, shape, format_name) for role, shape in stored.items())
+
+
+def weight_bytes(model: Model, format_name: FormatName) -> int:
+    """Bytes of all weights in a format: S_m, the size of the LLM (ActiveFlow Table 1)."""
+    return resident_bytes(model, ("neuron",), format_name) + flash_bytes(("neuron",), model.spec, format_name)
+
+
+def dense_footprint_bytes(model: Model, format_name: FormatName, context_length: int) -> int:
+    """What a dense run needs: all weights and the KV cache. A budget in percent is a share of this."""
+    return weight_bytes(model, format_name) + kv_cache_bytes(model.spec, context_length)
+
+
+def predictor_bytes(spec: ModelSpec, rank: int) -> int:
+    """Bytes of one layer's predictor: fc1 [rank, hidden_size] and fc2 [intermediate_size, rank] in fp16."""
+    return 2 * rank * (spec.hidden_size + spec.intermediate_size)
+
+
+# Buffers
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """DRAM between flash and cache: the buffer that reads land in, and slots for units used but not cached."""
+
+    read_buffer_bytes: int
+    staging_slots: tuple[tuple[FamilyName, int], ...]
+    total_bytes: int
+
+
+def buffers_for(
+    spec: ModelSpec,
+    format_name: FormatName,
+    densities: dict[FamilyName, tuple[float, ...]],
+    free_bytes: int,
+    page_bytes: int,
+) -> Buffers:
+    """Divides off the buffers from `free_bytes`, the DRAM that resident tensors, predictors and KV cache leave.
+
+    A read buffer holds at least the largest unit with the pages it touches, at most PEAK_READ_BYTES. Staging holds the
+    units of one layer that a token uses on average, within STAGING_SHARE of what is free, and at least
+    MIN_STAGING_SLOTS (a fetch of more units runs in batches). Only these least sizes may exceed `free_bytes`: the
+    caller checks.
+
+    Args:
+        spec: The model's shape.
+        format_name: The units' format.
+        densities: Per family on flash, the density of every layer.
+        free_bytes: May be negative.
+        page_bytes: Reads start and end on multiples of it.
+    """
+    sizes = {family: unit_bytes(family, spec, format_name) for family in densities}
+    least = _round_up(max(sizes.values()), page_bytes) + page_bytes
+    wanted = min(PEAK_READ_BYTES, int(free_bytes * READ_BUFFER_SHARE) // page_bytes * page_bytes)
+    read_buffer = max(least, wanted)
+    totals = {family: num_units(family, spec) for family in densities}
+    fewest = {family: min(total, MIN_STAGING_SLOTS) for family, total in totals.items()}
+    room = min(int(free_bytes * STAGING_SHARE), free_bytes - read_buffer)
+    room = max(0, room - sum(fewest[family] * size for family, size in sizes.items())) // len(sizes)
+    slots: list[tuple[FamilyName, int]] = []
+    for family, per_layer in densities.items():
+        used = max(fewest[family], math.ceil(max(per_layer) * totals[family]))
+        slots.append((family, min(used, fewest[family] + room // sizes[family])))
+    staging = sum(count * sizes[family] for family, count in slots)
+    return Buffers(read_buffer, tuple(slots), read_buffer + staging)
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+# Seconds (ActiveFlow 4.1; bytes, bytes per second and seconds throughout)
+
+
+def llm_sparsity(m_max: int, s_m: int) -> float:
+    """sp = 1 - M_max / S_m: the least sparsity with which the active weights fit the memory budget (4.1)."""
+    return min(1.0, max(0.0, 1 - m_max / s_m))
+
+
+def decode_seconds(t_load: float, t_overlap: float, t_comp: float) -> float:
+    """Eq. 1: T_decode = T_load + T_overlap + T_comp."""
+    return t_load + t_overlap + t_comp
+
+
+def fits(memory: int, m_max: int) -> bool:
+    """Eq. 2: M <= M_max."""
+    return memory <= m_max
+
+
+def load_seconds(m_cl: float, hr: float, bw_flash_small: float) -> float:
+    """Eq. 3: T_load = M_cl (1 - hr) / BW_flash_small, the first group's misses in small reads."""
+    return m_cl * (1 - hr) / bw_flash_small
+
+
+def comp_seconds(m_cl: float, bw_mem: float) -> float:
+    """Eq. 4: T_comp = M_cl / BW_mem."""
+    return m_cl / bw_mem
+
+
+def overlap_seconds(t_onload: float, t_preload: float, t_comp: float) -> float:
+    """Eq. 5: T_overlap = T_onload + max(T_preload, T_comp)."""
+    return t_onload + max(t_preload, t_comp)
+
+
+def onload_seconds(s_l: float, sp: float, hr: float, si: float, bw_flash_small: float) -> float:
+    """Eq. 6: T_onload = S_l (1 - sp)(1 - hr)(1 - si) / BW_flash_small, what preloading by similarity missed."""
+    return s_l * (1 - sp) * (1 - hr) * (1 - si) / bw_flash_small
+
+
+def preload_seconds(m_cl: float, hr: float, bw_flash_large: float) -> float:
+    """Eq. 7: T_preload = M_cl (1 - hr) / BW_flash_large."""
+    return m_cl * (1 - hr) / bw_flash_large
+
+
+def pipeline_bytes(m_cl: float, m_cache: float, m_kv: float) -> float:
+    """Eq. 8: M = M_cl + M_cache + M_kv."""
+    return m_cl + m_cache + m_kv
+
+
+def group_bytes(s_l: float, sp: float, num_layers: int) -> float:
+    """Eq. 9: M_cl = S_l (1 - sp) N, the active weights of a group of N layers."""
+    return s_l * (1 - sp) * num_layers
+
+
+def modelled_token_seconds(
+    device: DeviceProfile, reads_per_token: float, flash_bytes_per_token: float, dram_bytes_per_token: float
+) -> float:
+    """Decode time of a token on `device` in seconds: flash reads, then weights through DRAM once (no overlap yet).
+
+    Args:
+        device: Its flash model and DRAM bandwidth.
+        reads_per_token: Device reads, pages joined.
+        flash_bytes_per_token: Bytes moved by them.
+        dram_bytes_per_token: Bytes that computing reads: resident weights, active units, predictors and KV cache.
+    """
+    reads, moved = math.ceil(reads_per_token), math.ceil(flash_bytes_per_token)
+    return flash_seconds(device.flash, reads, moved) + dram_bytes_per_token / device.dram_bytes_per_s.value

@@ -1,0 +1,173 @@
+"""allocate: the budget adds up, densities follow their source, and what does not fit is said in numbers."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import cost_model
+from compiler.allocate import AllocateConfig, run
+from runtime._plugins import names
+from schemas.activations import Activations
+from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
+from schemas.model import Model
+from schemas.sparsity import Sparsity
+from tests.support.statistics import activations_of, device_of, model_of
+
+LAYERS, HIDDEN, UNITS, TOKENS = 12, 256, 1024, 64
+
+
+@pytest.fixture
+def model() -> Model:
+    return model_of(LAYERS, HIDDEN, UNITS)
+
+
+@pytest.fixture
+def activations(tmp_path: Path) -> Activations:
+    """Layer i fires with a density of (i + 1) / 32."""
+    rng = np.random.default_rng(0)
+    layers = [rng.random((UNITS, TOKENS)) < (i + 1) / 32 for i in range(LAYERS)]
+    return activations_of(tmp_path, [{"neuron": x, "up_down": x} for x in layers])
+
+
+def config(method: str, budget: int | str = "50%", **changes: Any) -> AllocateConfig:
+    values = {"method": method, "format": "int8_group32", "dram_budget": budget, "context_length": 128}
+    return AllocateConfig(**(values | changes))
+
+
+def parts(sparsity: Sparsity) -> list[int]:
+    budget = sparsity.budget
+    return [
+        budget.resident_bytes,
+        budget.predictor_bytes,
+        budget.kv_cache_bytes,
+        budget.buffer_bytes,
+        budget.cache_bytes,
+    ]
+
+
+def test_a_method_of_the_runtime_is_a_file_here() -> None:
+    assert names("compiler.allocate") == names("runtime.sparsity")
+
+
+@pytest.mark.parametrize("method", names("compiler.allocate"))
+@pytest.mark.parametrize("format_name", names("runtime.quantization"))
+def test_the_parts_add_up_to_the_budget(model: Model, activations: Activations, method: str, format_name: str) -> None:
+    sparsity = run(config(method, "60%", format=format_name), model, activations, device_of())
+    dense = cost_model.dense_footprint_bytes(model, sparsity.format, 128)
+    assert sparsity.budget.dram_budget_bytes == dense * 60 // 100
+    assert sum(parts(sparsity)) == sparsity.budget.dram_budget_bytes
+    assert min(parts(sparsity)[2:]) > 0
+    families = tuple(entry.family for entry in sparsity.densities)
+    assert sparsity.budget.resident_bytes == cost_model.resident_bytes(model, families, sparsity.format)
+    assert all(len(entry.per_layer) == LAYERS for entry in sparsity.densities)
+
+
+@pytest.mark.parametrize(("method", "family"), [("relu", "up_down"), ("predictor", "neuron")])
+def test_exact_zeros_give_measured_densities(model: Model, activations: Activations, method: str, family: Any) -> None:
+    """Twelve layers: an order of layers by name would mix up 2 and 10."""
+    sparsity = run(config(method, "80%"), model, activations, device_of())
+    expected = [entry.family(family).density for entry in activations.layers]
+    assert list(sparsity.densities[0].per_layer) == expected
+    assert expected == pytest.approx([(i + 1) / 32 for i in range(LAYERS)], abs=0.02)
+
+
+def test_top_k_density_is_budget_over_model_size(model: Model, activations: Activations) -> None:
+    """sp = 1 - M_max / S_m (ActiveFlow 4.1)."""
+    sparsity = run(config("topk", "45%"), model, activations, device_of())
+    expected = sparsity.budget.dram_budget_bytes / cost_model.weight_bytes(model, "int8_group32")
+    for entry in sparsity.densities:
+        assert entry.per_layer == pytest.approx((expected,) * LAYERS)
+    assert run(config("topk", "100%"), model, activations, device_of()).densities[0].per_layer == (1.0,) * LAYERS
+
+
+def test_the_user_s_density_holds(model: Model, activations: Activations) -> None:
+    sparsity = run(config("topk", density=0.3), model, activations, device_of())
+    assert [entry.family for entry in sparsity.densities] == ["mlp_in", "mlp_mid"]
+    assert all(entry.per_layer == (0.3,) * LAYERS for entry in sparsity.densities)
+
+
+def test_predictors_without_exact_zeros_follow_the_budget(model: Model, activations: Activations) -> None:
+    smooth = activations.model_copy(update={"exact_zeros": False})
+    sparsity = run(config("predictor", density=0.25), model, smooth, device_of())
+    assert sparsity.densities[0].per_layer == (0.25,) * LAYERS
+    assert len(sparsity.predictor_rank) == LAYERS
+
+
+def test_sparser_layers_get_smaller_predictors(model: Model, activations: Activations) -> None:
+    ranks = run(config("predictor", "90%"), model, activations, device_of()).predictor_rank
+    assert list(ranks) == sorted(ranks)
+    assert ranks[0] < ranks[-1]
+    assert all(rank % 4 == 0 and rank >= 8 for rank in ranks)
+    assert run(config("relu", "90%"), model, activations, device_of()).predictor_rank == ()
+
+
+def test_predictors_stay_within_their_share(model: Model, activations: Activations) -> None:
+    sparsity = run(config("predictor", "50%"), model, activations, device_of())
+    free = sparsity.budget.dram_budget_bytes - sparsity.budget.resident_bytes - sparsity.budget.kv_cache_bytes
+    assert sparsity.budget.predictor_bytes == sum(
+        cost_model.predictor_bytes(model.spec, rank) for rank in sparsity.predictor_rank
+    )
+    assert sparsity.budget.predictor_bytes <= max(free * 6 // 10, cost_model.predictor_bytes(model.spec, 8 * LAYERS))
+
+
+def test_a_budget_too_small_is_refused_with_its_parts(model: Model, activations: Activations) -> None:
+    resident = cost_model.resident_bytes(model, ("mlp_in", "mlp_mid"), "int8_group32")
+    with pytest.raises(DoesNotFitError) as error:
+        run(config("topk", resident), model, activations, device_of())
+    text = str(error.value)
+    assert f"{resident:,} bytes was asked for" in text
+    assert f"{resident:,} resident tensors in int8_group32" in text
+    assert f"{cost_model.kv_cache_bytes(model.spec, 128):,} KV cache of 128 tokens" in text
+    assert "shorter context_length or a smaller format" in text
+    assert "\n" not in text
+
+
+def test_the_least_budget_that_fits_is_accepted(model: Model, activations: Activations) -> None:
+    with pytest.raises(DoesNotFitError) as error:
+        run(config("topk", 1, density=0.5), model, activations, device_of())
+    needed = int(str(error.value).split("asked for, ")[1].split(" ")[0].replace(",", ""))
+    sparsity = run(config("topk", needed, density=0.5), model, activations, device_of())
+    assert sum(parts(sparsity)) == needed
+    with pytest.raises(DoesNotFitError):
+        run(config("topk", needed - 1, density=0.5), model, activations, device_of())
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"method": "relu", "density": 0.5}, ColdpressError, "leave density out"),
+        ({"method": "dense", "density": 0.5}, ColdpressError, "leave density out"),
+        ({"method": "topk", "cache": "lruu"}, UnknownNameError, "unknown cache 'lruu'"),
+        ({"method": "topk", "context_length": 257}, ColdpressError, "exceeds the 256 tokens"),
+        ({"method": "topk", "dram_budget": "9GiB"}, DoesNotFitError, "device test has 8,589,934,592"),
+        ({"method": "topk", "dram_budget": "much"}, ColdpressError, "'much' is not an amount of memory"),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    model: Model, activations: Activations, settings: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        run(config(**settings), model, activations, device_of())
+
+
+def test_relu_needs_exact_zeros_and_bits(model: Model, activations: Activations) -> None:
+    with pytest.raises(ColdpressError, match="needs activations that are exactly zero"):
+        run(config("relu"), model, activations.model_copy(update={"exact_zeros": False}), device_of())
+    first = activations.layers[0].model_copy(update={"families": ()})
+    with pytest.raises(ColdpressError, match="layer 0: no activation bits of family up_down"):
+        run(
+            config("relu"),
+            model,
+            activations.model_copy(update={"layers": (first, *activations.layers[1:])}),
+            device_of(),
+        )
+
+
+def test_the_log_says_what_to_expect(model: Model, activations: Activations, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run(config("predictor", "70%"), model, activations, device_of())
+    assert "KV cache" in caplog.text
+    assert "tokens/s on test at a hit rate of 0." in caplog.text

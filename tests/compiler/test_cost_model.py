@@ -1,0 +1,148 @@
+"""cost_model: amounts of memory as text, bytes that equal what is stored, and the papers' equations."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiler import cost_model
+from compiler.cost_model import budget_bytes, buffers_for, parse_bytes, parse_share, stored_format
+from runtime._plugins import load, names
+from schemas.device import flash_seconds
+from schemas.errors import ColdpressError
+from tests.support.statistics import device_of, model_of, shapes_of
+
+FORMATS = names("runtime.quantization")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        ("3GB", 3 * 10**9),
+        ("3 gb", 3 * 10**9),
+        ("1.5GiB", 3 << 29),
+        ("512MiB", 512 << 20),
+        ("9007199254740993", 9007199254740993),
+    ],
+)
+def test_amounts_of_memory(text: int | str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "3 apples", "-1GB", "3G B", "0", "0.1", "50%", "1e9", "nan"])
+def test_what_is_no_amount_of_memory_is_named(text: str) -> None:
+    with pytest.raises(ColdpressError, match=f"^'{text}' is"):
+        parse_bytes(text)
+
+
+def test_budgets_in_percent_are_shares_of_the_dense_footprint() -> None:
+    assert parse_share("50%") == 0.5
+    assert parse_share("3GB") is None
+    assert budget_bytes("12.5%", 1001) == 125
+    assert budget_bytes("2kB", 1001) == 2000
+    for text in ("0%", "101%"):
+        with pytest.raises(ColdpressError, match="more than 0% and at most 100%"):
+            budget_bytes(text, 1000)
+
+
+@given(st.integers(1, 2**53 - 1))
+def test_whole_bytes_survive(value: int) -> None:
+    assert parse_bytes(str(value)) == value
+    assert parse_bytes(f"{value}kB") == 1000 * value
+
+
+def test_storage_rule() -> None:
+    assert stored_format("layers.11.q_proj.weight", "int4_group32") == "int4_group32"
+    assert stored_format("layers.0.down_proj.weight", "fp16") == "fp16"
+    assert stored_format("embed_tokens.weight", "int4_group32") == "int8_group32"
+    assert stored_format("lm_head.weight", "fp16") == "fp16"
+    for role in ("norm.weight", "layers.1.q_proj.bias", "layers.1.k_norm.weight", "embed_positions.weight"):
+        assert stored_format(role, "int4_group32") is None
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("shape", [(3, 64), (5, 172), (1, 1), (2, 33)])
+def test_tensor_bytes_are_those_of_the_codes(format_name: str, shape: tuple[int, int]) -> None:
+    codes = load("runtime.quantization", format_name).encode(np.ones(shape, np.float32))
+    assert cost_model.tensor_bytes("layers.0.up_proj.weight", shape, format_name) == codes.nbytes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("families", [("neuron",), ("up_down",), ("mlp_in", "mlp_mid"), ("mlp_mid",)])
+@pytest.mark.parametrize("gated", [True, False])
+def test_every_weight_is_counted_once(families: tuple, gated: bool) -> None:
+    """In fp16 with whole groups, resident and flash bytes are 2 per weight and 4 per norm, wherever the line is."""
+    model = model_of(gated_mlp=gated, tie_word_embeddings=True)
+    shapes = shapes_of(model.spec)
+    vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1) + model.spec.rotary_dim // 2
+    matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    resident = cost_model.resident_bytes(model, families, "fp16")
+    assert resident + cost_model.flash_bytes(families, model.spec, "fp16") == 2 * matrices + 4 * vectors
+    assert cost_model.weight_bytes(model, "fp16") == 2 * matrices + 4 * vectors
+
+
+def test_a_tied_head_is_stored_once() -> None:
+    tied, untied = model_of(tie_word_embeddings=True), model_of(tie_word_embeddings=False)
+    extra = cost_model.weight_bytes(untied, "int8_group32") - cost_model.weight_bytes(tied, "int8_group32")
+    assert extra == 384 * 2 * 34  # 64 values are two groups of 32 bytes and a scale
+    listed = tied.model_copy(update={"tensors": untied.tensors})
+    assert cost_model.weight_bytes(listed, "int8_group32") == cost_model.weight_bytes(tied, "int8_group32")
+
+
+def test_footprint_is_weights_and_kv_cache() -> None:
+    model = model_of(num_hidden_layers=3)
+    kv_cache = 2 * 2 * 3 * 2 * 16 * 100  # keys and values, fp16, layers, heads, head_dim, tokens
+    assert cost_model.dense_footprint_bytes(model, "fp16", 100) == cost_model.weight_bytes(model, "fp16") + kv_cache
+
+
+def test_buffers_hold_a_unit_and_stay_within_their_shares() -> None:
+    spec = model_of(hidden_size=1024, intermediate_size=4096).spec
+    unit = 3 * 1024 * 2
+    roomy = buffers_for(spec, "fp16", {"neuron": (0.1, 0.2)}, 1 << 30, 4096)
+    assert roomy.read_buffer_bytes == cost_model.PEAK_READ_BYTES
+    assert roomy.staging_slots == (("neuron", 820),)  # a token's active units of the denser layer
+    assert roomy.total_bytes == roomy.read_buffer_bytes + 820 * unit
+    tight = buffers_for(spec, "fp16", {"neuron": (0.1, 0.2)}, 1 << 20, 4096)
+    assert tight.read_buffer_bytes == 1 << 17
+    assert tight.staging_slots == (("neuron", (1 << 18) // unit),)
+    floor = buffers_for(spec, "fp16", {"neuron": (0.1, 0.2)}, -5, 4096)
+    assert floor.read_buffer_bytes == 3 * 4096  # a unit of 6,144 bytes touches three pages at most
+    assert floor.staging_slots == (("neuron", cost_model.MIN_STAGING_SLOTS),)
+
+
+def test_activeflow_equations() -> None:
+    """One layer group of 2 layers of 100 MB at sparsity 0.6, hit rate 0.5, similarity 0.8."""
+    m_cl = cost_model.group_bytes(1e8, 0.6, 2)
+    assert m_cl == pytest.approx(8e7)
+    t_load = cost_model.load_seconds(m_cl, 0.5, 1e9)
+    t_comp = cost_model.comp_seconds(m_cl, 4e10)
+    t_onload = cost_model.onload_seconds(1e8, 0.6, 0.5, 0.8, 1e9)
+    t_preload = cost_model.preload_seconds(m_cl, 0.5, 4e9)
+    assert (t_load, t_comp, t_onload, t_preload) == pytest.approx((0.04, 0.002, 0.004, 0.01))
+    t_overlap = cost_model.overlap_seconds(t_onload, t_preload, t_comp)
+    assert t_overlap == pytest.approx(0.014)
+    assert cost_model.decode_seconds(t_load, t_overlap, t_comp) == pytest.approx(0.056)
+    assert cost_model.pipeline_bytes(m_cl, 1e7, 2e7) == pytest.approx(1.1e8)
+    assert cost_model.fits(100, 100)
+    assert not cost_model.fits(101, 100)
+    assert cost_model.llm_sparsity(3, 4) == 0.25
+    assert cost_model.llm_sparsity(5, 4) == 0.0
+
+
+def test_token_time_is_flash_then_dram() -> None:
+    device = device_of()
+    expected = flash_seconds(device.flash, 1000, 4096000) + 3e8 / 3e10
+    assert cost_model.modelled_token_seconds(device, 1000, 4096000, 3e8) == expected
+    assert cost_model.modelled_token_seconds(device, 0, 0, 3e8) == 0.01
+
+
+@given(free=st.integers(0, 1 << 22), density=st.floats(0.05, 1))
+def test_buffers_exceed_what_is_free_only_by_their_least_sizes(free: int, density: float) -> None:
+    spec = model_of().spec
+    densities = {"mlp_in": (density,) * 2, "mlp_mid": (density,) * 2}
+    least = buffers_for(spec, "int8_group32", densities, 0, 4096).total_bytes  # type: ignore[arg-type]
+    found = buffers_for(spec, "int8_group32", densities, free, 4096).total_bytes  # type: ignore[arg-type]
+    assert least <= found <= max(least, free)
