@@ -1,0 +1,165 @@
+"""layout: arithmetic only. The one place where offsets of flash.img are made, and the plan that the runtime follows.
+
+Reads the model's shape, what `allocate` granted, how many units `place` pinned and the device's page size. Sections
+follow each other by layer, then family, each from a multiple of 64 KiB, dense inside: padding a 7 KB bundle to a page
+would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). What the budget leaves is cache (runtime/budget.py, DIP A).
+"""
+
+from typing import NamedTuple
+
+from pydantic import Field
+
+from compiler.cost_model import Buffers, buffers_for, kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
+from runtime._plugins import load
+from runtime.budget import cache_slots
+from schemas.base import Record
+from schemas.device import DeviceProfile, Flash
+from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.families import FamilyName, families_of, num_units
+from schemas.layout import SECTION_ALIGN_BYTES, Layout, Plan, Section, SectionPlan
+from schemas.model import Model, ModelSpec
+from schemas.placement import Placement
+from schemas.predictors import Predictors
+from schemas.sparsity import Sparsity
+
+
+class LayoutConfig(Record):
+    """Settings of `layout`."""
+
+    cache: str = Field(default="lru", description="cache policy: a file of runtime/cache, such as lru, lfu or static")
+
+
+def run(
+    config: LayoutConfig,
+    model: Model,
+    sparsity: Sparsity,
+    placement: Placement,
+    device: DeviceProfile,
+    predictors: tuple[Predictors, ...] | None,
+) -> Layout:
+    """All offsets, and one plan for the budget that `allocate` divided.
+
+    Raises:
+        UnknownNameError: if there is no such cache policy.
+        DoesNotFitError: if resident tensors, predictors, KV cache, buffers and pinned units exceed the budget.
+    """
+    load("runtime.cache", config.cache)
+    sections = make_sections(model.spec, sparsity)
+    pinned = _num_pinned(sections, placement)
+    fixed = _fixed_bytes(model, sparsity, predictors or ())
+    buffers = _buffers(model.spec, sparsity, device, sparsity.budget.dram_budget_bytes - sum(fixed))
+    free_bytes = _free_bytes(sparsity.budget.dram_budget_bytes, fixed, buffers, sections, pinned)
+    without_slots = Plan(
+        name="default",
+        method=sparsity.method,
+        cache=config.cache,
+        dram_budget_bytes=sparsity.budget.dram_budget_bytes,
+        context_length=sparsity.context_length,
+        resident_bytes=fixed.resident,
+        predictor_bytes=fixed.predictors,
+        kv_cache_bytes=fixed.kv_cache,
+        read_buffer_bytes=buffers.read_buffer_bytes,
+        staging_slots=buffers.staging_slots,
+        collapse_gap_bytes=break_even_gap_bytes(device.flash),
+        queue_depth=device.flash.queue_depth.value,
+        sections=_section_plans(sections, sparsity, pinned, [0] * len(sections)),
+    )
+    slots = cache_slots(without_slots, sections, pinned, free_bytes)
+    plan = without_slots.model_copy(update={"sections": _section_plans(sections, sparsity, pinned, slots)})
+    page_bytes, end_bytes = device.flash.page_bytes.value, sections[-1].offset_bytes + sections[-1].length_bytes
+    return Layout(page_bytes=page_bytes, sections=sections, flash_bytes=_round_up(end_bytes), plans=(plan,))
+
+
+def make_sections(spec: ModelSpec, sparsity: Sparsity) -> tuple[Section, ...]:
+    """One section per layer and family, in that order, each from the next multiple of 64 KiB."""
+    found: list[Section] = []
+    offset_bytes = 0
+    for layer in range(spec.num_hidden_layers):
+        for family in families_of(sparsity.method, spec):
+            section = Section(
+                layer=layer,
+                family=family,
+                offset_bytes=offset_bytes,
+                num_units=num_units(family, spec),
+                unit_bytes=unit_bytes(family, spec, sparsity.format),
+            )
+            found.append(section)
+            offset_bytes = _round_up(offset_bytes + section.length_bytes)
+    return tuple(found)
+
+
+def _section_plans(
+    sections: tuple[Section, ...], sparsity: Sparsity, pinned: list[int], slots: list[int]
+) -> tuple[SectionPlan, ...]:
+    return tuple(
+        SectionPlan(
+            layer=section.layer,
+            family=section.family,
+            density=sparsity.density(section.family, section.layer),
+            num_pinned=num_pinned,
+            cache_slots=num_slots,
+        )
+        for section, num_pinned, num_slots in zip(sections, pinned, slots, strict=True)
+    )
+
+
+def break_even_gap_bytes(flash: Flash) -> int:
+    """The gap that costs as much to read as a second read costs to start: peak bandwidth over IOPS (Ripple 5.1)."""
+    return int(flash.bytes_per_s // flash.iops)
+
+
+class _Fixed(NamedTuple):
+    """Bytes that do not depend on the cache."""
+
+    resident: int
+    predictors: int
+    kv_cache: int
+
+
+def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: tuple[Predictors, ...]) -> _Fixed:
+    families = families_of(sparsity.method, model.spec)
+    ranks = [layer.rank for part in predictors for layer in part.layers]
+    return _Fixed(
+        resident=resident_bytes(model, families, sparsity.format),
+        predictors=sum(predictor_bytes(model.spec, rank) for rank in ranks),
+        kv_cache=kv_cache_bytes(model.spec, sparsity.context_length),
+    )
+
+
+def _buffers(spec: ModelSpec, sparsity: Sparsity, device: DeviceProfile, free_bytes: int) -> Buffers:
+    densities: dict[FamilyName, tuple[float, ...]] = {
+        family: tuple(sparsity.density(family, layer) for layer in range(spec.num_hidden_layers))
+        for family in families_of(sparsity.method, spec)
+    }
+    return buffers_for(spec, sparsity.format, densities, free_bytes, device.flash.page_bytes.value)
+
+
+def _num_pinned(sections: tuple[Section, ...], placement: Placement) -> list[int]:
+    pinned = {(entry.layer, entry.family): entry.num_pinned for entry in placement.layers}
+    for section in sections:
+        count = pinned.get((section.layer, section.family))
+        if count is None or count > section.num_units:
+            raise ColdpressError(
+                f"the placement pins {count} of {section.num_units} {section.family} units in layer {section.layer}; "
+                "it was made for another model or method: run place again"
+            )
+    return [pinned[section.layer, section.family] for section in sections]
+
+
+def _free_bytes(
+    budget_bytes: int, fixed: _Fixed, buffers: Buffers, sections: tuple[Section, ...], pinned: list[int]
+) -> int:
+    """What the budget leaves for cache slots."""
+    pinned_bytes = sum(section.unit_bytes * count for section, count in zip(sections, pinned, strict=True))
+    free_bytes = budget_bytes - sum(fixed) - buffers.total_bytes - pinned_bytes
+    if free_bytes < 0:
+        raise DoesNotFitError(
+            f"a DRAM budget of {budget_bytes} bytes was asked for, {budget_bytes - free_bytes} are needed: "
+            f"{fixed.resident} resident, {fixed.predictors} predictors, {fixed.kv_cache} KV cache, "
+            f"{buffers.total_bytes} buffers, {pinned_bytes} pinned units; raise dram_budget or shorten context_length"
+        )
+    return free_bytes
+
+
+def _round_up(value: int) -> int:
+    return -(-value // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES

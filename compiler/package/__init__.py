@@ -1,0 +1,206 @@
+"""package: the only writer of artifacts. Streams the units to flash.img in flash order, and everything else beside it.
+
+Reads all records of a build; writes the folder that schemas/FORMAT.md describes and publishes it in one step, so that
+what is visible is always whole. Same records, same bytes: nothing depends on time, host, path, cores or chunks. The
+mirror image is runtime/artifact.py, which opens the folder once before it is published.
+"""
+
+import errno
+import hashlib
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from compiler import __version__
+from compiler.package._contents import (
+    join_codes,
+    join_orders,
+    join_predictors,
+    predictors_to_write,
+    resident_to_write,
+    tables_to_write,
+)
+from compiler.package._documents import Inputs, input_digests, write_documents
+from compiler.package._files import Written
+from compiler.package._flash import write_flash
+from compiler.package._publish import publishing
+from compiler.package._tensors import write_tensors
+from runtime.artifact import open_artifact
+from schemas.base import Record
+from schemas.corpus import Corpus
+from schemas.device import DeviceProfile
+from schemas.errors import DoesNotFitError
+from schemas.families import families_of, slices
+from schemas.layout import Layout, Section
+from schemas.manifest import (
+    FEATURES,
+    FLASH_FILE,
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    FORMAT_NAME,
+    MANIFEST_FILE,
+    PREDICTORS_FILE,
+    RESIDENT_FILE,
+    TABLES_FILE,
+    FamilyFormat,
+    Features,
+    FlashImage,
+    Format,
+    LayerPredictorInfo,
+    Manifest,
+    Source,
+)
+from schemas.model import Model
+from schemas.order import Order
+from schemas.package import Package
+from schemas.placement import Placement
+from schemas.predictors import Predictors
+from schemas.quantized import Quantized
+from schemas.sparsity import Sparsity
+
+logger = logging.getLogger(__name__)
+SLACK_BYTES = 64 << 20
+"""Room for tokenizer, documents, tables and the file system's own structures in the check before writing."""
+
+
+class PackageConfig(Record):
+    """Settings of `package`."""
+
+    artifact: str = Field(description="path of the artifact to publish, a folder whose name ends in .coldpress")
+
+
+def run(
+    config: PackageConfig,
+    model: Model,
+    corpus: Corpus,
+    sparsity: Sparsity,
+    device: DeviceProfile,
+    layout: Layout,
+    order: tuple[Order, ...],
+    placement: Placement,
+    quantized: tuple[Quantized, ...],
+    predictors: tuple[Predictors, ...] | None,
+) -> Package:
+    """Writes and publishes the artifact; one that stands there is replaced, and kept if anything fails.
+
+    Raises:
+        ColdpressError: if the records do not belong together, or something else stands at the path.
+        DoesNotFitError: if the disk has too little room.
+        ArtifactError: if the reader refuses what was written, naming the field.
+    """
+    inputs = Inputs(
+        model=model,
+        corpus=corpus,
+        sparsity=sparsity,
+        device=device,
+        layout=layout,
+        order=order,
+        placement=placement,
+        codes=join_codes(quantized, model, sparsity.format),
+        predictors=join_predictors(predictors or (), model),
+    )
+    target = Path(config.artifact).absolute()
+    _check_room(target, layout)
+    try:
+        with publishing(target) as folder:
+            package = _write(folder, target, inputs)
+            open_artifact(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DoesNotFitError(
+            f"no space left for {target.name} on its disk, which needs about {_needed_bytes(layout)} bytes; free some "
+            "or choose another build_dir"
+        ) from error
+    return package
+
+
+def _needed_bytes(layout: Layout) -> int:
+    plan = layout.plans[0]
+    return layout.flash_bytes + plan.resident_bytes + plan.predictor_bytes + SLACK_BYTES
+
+
+def _check_room(target: Path, layout: Layout) -> None:
+    existing = next(path for path in target.parents if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < _needed_bytes(layout):
+        raise DoesNotFitError(
+            f"{target.name} needs {_needed_bytes(layout)} bytes of disk, {free_bytes} are free; free some or choose "
+            "another build_dir"
+        )
+
+
+def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
+    """All files, the manifest last."""
+    written = Written(folder)
+    orders = join_orders(inputs.order)
+    with written.new(FLASH_FILE) as file:
+
+        def units(section: Section) -> np.ndarray:
+            logger.info(
+                "package: layer %d of %d, %s", section.layer + 1, inputs.model.spec.num_hidden_layers, section.family
+            )
+            return inputs.codes.units(section)
+
+        page_crc32c = write_flash(file, inputs.layout, units, orders.order)
+    with written.new(RESIDENT_FILE) as file:
+        write_tensors(file, resident_to_write(inputs.codes))
+    with written.new(TABLES_FILE) as file:
+        write_tensors(file, tables_to_write(inputs.layout, orders, inputs.placement, page_crc32c))
+    if inputs.predictors:
+        with written.new(PREDICTORS_FILE) as file:
+            write_tensors(file, predictors_to_write(inputs.predictors))
+    digests = input_digests(inputs)
+    write_documents(written, inputs, digests)
+    manifest = make_manifest(inputs, written, digests).to_json().encode()
+    written.add(MANIFEST_FILE, manifest)
+    plan = inputs.layout.plans[0]
+    return Package(
+        folder=str(target),
+        manifest_sha256=hashlib.sha256(manifest).hexdigest(),
+        artifact_bytes=sum(file.size_bytes for file in written.files),
+        flash_bytes=inputs.layout.flash_bytes,
+        resident_bytes=plan.resident_bytes,
+        predictor_bytes=plan.predictor_bytes,
+    )
+
+
+def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> Manifest:
+    """The manifest over the files that have been written."""
+    model, layout, format_name = inputs.model, inputs.layout, inputs.sparsity.format
+    unit_bytes = {section.family: section.unit_bytes for section in layout.sections}
+    return Manifest(
+        format=Format(name=FORMAT_NAME, major=FORMAT_MAJOR, minor=FORMAT_MINOR),
+        features=Features(required=FEATURES, optional=()),
+        compiler_version=__version__,
+        model=model.spec,
+        source=Source(
+            name=model.name,
+            source=model.source,
+            revision=model.revision,
+            license=model.license,
+            weights_sha256=model.weights_sha256,
+        ),
+        device=inputs.device,
+        files=tuple(sorted(written.files, key=lambda file: file.path)),
+        flash=FlashImage(size_bytes=layout.flash_bytes, page_bytes=layout.page_bytes, sections=layout.sections),
+        families=tuple(
+            FamilyFormat(
+                family=family,
+                format=format_name,
+                slices=slices(family, model.spec),
+                unit_bytes=unit_bytes[family],
+            )
+            for family in families_of(inputs.sparsity.method, model.spec)
+        ),
+        resident=inputs.codes.resident,
+        predictors=tuple(
+            LayerPredictorInfo(layer=entry.layer, rank=entry.rank, threshold=entry.threshold)
+            for entry in inputs.predictors
+        ),
+        plans=layout.plans,
+        inputs=digests,
+    )

@@ -1,0 +1,156 @@
+"""The files of an artifact that people and tools read: tokenizer, licence, provenance, and the model card.
+
+All of it is a function of the records and of files' contents: no time, host or path.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from compiler import __version__
+from compiler._io import digest, load_arrays
+from compiler.package._contents import Codes
+from compiler.package._files import Written
+from schemas.corpus import Corpus
+from schemas.device import DeviceProfile
+from schemas.layout import Layout
+from schemas.manifest import FLASH_FILE, RESIDENT_FILE
+from schemas.model import Model
+from schemas.order import Order
+from schemas.placement import Placement
+from schemas.predictors import LayerPredictor
+from schemas.sparsity import Sparsity
+
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+MAX_LICENSE_BYTES = 1 << 20
+PROVENANCE_FILE = "provenance/build.json"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The records that an artifact is described by."""
+
+    model: Model
+    corpus: Corpus
+    sparsity: Sparsity
+    device: DeviceProfile
+    layout: Layout
+    order: tuple[Order, ...]
+    placement: Placement
+    codes: Codes
+    predictors: tuple[LayerPredictor, ...]
+
+
+def input_digests(inputs: Inputs) -> dict[str, str]:
+    """Digests of what the artifact was built from, by content.
+
+    The records' own files are not hashed: they hold paths, and array files the fingerprint of their stage's inputs.
+    """
+    found = {"text": inputs.corpus.text_sha256, "weights": inputs.model.weights_sha256}
+    for blocks in inputs.corpus.splits:
+        tokens = load_arrays(blocks.arrays, "tokens")["tokens"].astype("<i4")
+        found[f"{blocks.split}_tokens"] = hashlib.sha256(tokens.tobytes()).hexdigest()
+    settings = (inputs.sparsity.to_json(), inputs.device.to_json(), inputs.codes.algorithm, inputs.placement.solver)
+    found["settings"] = digest(*settings, inputs.layout.to_json())
+    return found
+
+
+def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
+    """Tokenizer, licences, provenance and README.md; flash.img and resident.safetensors are there already."""
+    _copy_tokenizer(written, inputs.model)
+    _copy_licenses(written, inputs.model)
+    provenance = json.dumps(_provenance(inputs, digests), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    written.add(PROVENANCE_FILE, provenance.encode())
+    written.add("README.md", _card(written, inputs).encode())
+
+
+def _copy_tokenizer(written: Written, model: Model) -> None:
+    for name in TOKENIZER_FILES:
+        source = Path(model.folder) / name
+        if source.is_file():
+            written.add(f"tokenizer/{name}", source.read_bytes())
+
+
+def _copy_licenses(written: Written, model: Model) -> None:
+    """LICENSE* of the ingested folder, else of the folders that hold the weights."""
+    folders = [model.folder, *sorted({str(Path(source.file).parent) for source in model.tensors.values()})]
+    taken: set[str] = set()
+    for folder in folders:
+        for source in sorted(Path(folder).glob("LICENSE*")):
+            name = re.sub(r"[^A-Za-z0-9._-]", "_", source.name)  # the reader wants names that are safe anywhere
+            if name not in taken and source.is_file() and source.stat().st_size <= MAX_LICENSE_BYTES:
+                taken.add(name)
+                written.add(name, source.read_bytes())
+
+
+def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
+    entries = [entry for part in inputs.order for entry in part.entries]
+    placement = inputs.placement
+    return {
+        "compiler": {"name": "coldpress", "version": __version__},
+        "inputs": digests,
+        "corpus": inputs.corpus.name,
+        "source_files": [file.model_dump() for file in inputs.model.files],
+        "sparsity": inputs.sparsity.model_dump(mode="json"),
+        "quantization": {"algorithm": inputs.codes.algorithm, "format": inputs.sparsity.format},
+        "placement": {
+            "solver": placement.solver,
+            "objective": placement.objective,
+            "gap": placement.gap,
+            "pinned_bytes": placement.pinned_bytes,
+        },
+        "order": [
+            {
+                "layer": entry.layer,
+                "family": entry.family,
+                "heuristic": entry.heuristic,
+                "adjacent_coactivation": entry.adjacent_coactivation,
+            }
+            for entry in sorted(entries, key=lambda entry: (entry.layer, entry.family))
+        ],
+        "predictors": [
+            {key: getattr(entry, key) for key in ("layer", "rank", "recall", "precision", "predicted_density")}
+            for entry in inputs.predictors
+        ],
+    }
+
+
+def _card(written: Written, inputs: Inputs) -> str:
+    plan = inputs.layout.plans[0]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.get_template("card.md.j2").render(
+        model=inputs.model,
+        sparsity=inputs.sparsity,
+        device=inputs.device,
+        layout=inputs.layout,
+        corpus=inputs.corpus,
+        plan=plan,
+        algorithm=inputs.codes.algorithm,
+        flash_bytes=written.size_bytes(FLASH_FILE),
+        resident_bytes=written.size_bytes(RESIDENT_FILE),
+        num_pinned=sum(section.num_pinned for section in plan.sections),
+        densities=[
+            (entry.family, sum(entry.per_layer) / len(entry.per_layer), min(entry.per_layer), max(entry.per_layer))
+            for entry in inputs.sparsity.densities
+        ],
+    )

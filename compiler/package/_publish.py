@@ -1,0 +1,142 @@
+"""Publishing a folder so that, whatever happens, the visible one is whole: the old one, the new one, or none.
+
+Everything is written into a hidden folder beside the target, synced bottom-up, and then takes the target's name in one
+step; a folder that was there is exchanged, not deleted first. A builder holds a lock on its hidden folder, so that the
+next one can tell the leftovers of a killed run from the work of a running one.
+"""
+
+import ctypes
+import errno
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from schemas.errors import ColdpressError
+from schemas.manifest import MANIFEST_FILE
+
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+EXCHANGE_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+
+
+@contextmanager
+def publishing(target: Path) -> Iterator[Path]:
+    """Yields an empty folder; when the block ends it takes the place of `target`, when it fails it goes.
+
+    Raises:
+        ColdpressError: if something that is no artifact stands at `target`.
+        OSError: of the file system, such as ENOSPC.
+    """
+    _refuse_foreign(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(target)
+    folder, lock = _create_locked(target)
+    try:
+        yield folder
+        _sync(folder)
+        _replace(folder, target)
+        _sync_folder(target.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # after an exchange, this is the artifact that was replaced
+        os.close(lock)
+
+
+def _refuse_foreign(target: Path) -> None:
+    empty = target.is_dir() and not any(target.iterdir())
+    if target.is_symlink() or (target.exists() and not empty and not (target / MANIFEST_FILE).is_file()):
+        raise ColdpressError(
+            f"{target} exists and is no artifact (a folder with {MANIFEST_FILE}); remove it or choose another path"
+        )
+
+
+def _hidden(target: Path) -> Path:
+    """A new hidden name beside `target`; not the process id, which builders in two containers may share."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _create_locked(target: Path) -> tuple[Path, int]:
+    """A hidden folder of this process, and the descriptor that holds its lock."""
+    while True:
+        folder = _hidden(target)
+        folder.mkdir()
+        try:  # another builder may take it for a leftover before it is locked
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Hidden folders whose builder is gone; a lock that is held by a running one is respected."""
+    for folder in sorted(target.parent.glob(f".{glob.escape(target.name)}.*.tmp")):
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
+
+
+def _sync(folder: Path) -> None:
+    """Brings every folder's entries to the disk, the innermost first; files were synced when they were finished."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        _sync_folder(Path(path))
+
+
+def _sync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _replace(folder: Path, target: Path) -> None:
+    """`folder` becomes `target`; what was `target` becomes `folder`."""
+    while True:
+        try:
+            if not target.exists():
+                folder.rename(target)
+            elif not _exchange(folder, target):
+                _swap_aside(folder, target)
+            return
+        except FileNotFoundError:
+            if not folder.exists():
+                raise
+        except OSError as error:  # another builder published in between: next time round there is one to exchange with
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swaps two folders in one step; False where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in EXCHANGE_UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(second))
+
+
+def _swap_aside(folder: Path, target: Path) -> None:
+    """Two renames: for a moment there is no artifact, but never a partial one."""
+    aside = _hidden(target)
+    target.rename(aside)
+    folder.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)

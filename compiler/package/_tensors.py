@@ -1,0 +1,73 @@
+"""safetensors files written as a stream: the header from known shapes, then one tensor after another.
+
+The library's own writer wants all tensors in memory and is not reproducible with several metadata keys; the format
+itself is a length, a JSON header and the bytes. Tensors with larger elements come first, so that each begins on a
+multiple of its element size; among equals, by name.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.package._files import HashingFile
+from schemas.errors import ColdpressError
+
+CODES = {"float32": "F32", "float16": "F16", "uint32": "U32", "int32": "I32", "uint8": "U8"}
+BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class TensorToWrite:
+    """A tensor whose values are loaded when its turn comes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], np.ndarray]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the values."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+def of_array(name: str, array: np.ndarray) -> TensorToWrite:
+    """A tensor that is in memory already."""
+    return TensorToWrite(name, array.dtype.name, array.shape, lambda: array)
+
+
+def write_tensors(file: HashingFile, tensors: Iterable[TensorToWrite]) -> None:
+    """Writes a whole safetensors file, little-endian, without metadata.
+
+    Raises:
+        ColdpressError: if a loaded tensor is not of the shape and type that the header says.
+    """
+    ordered = sorted(tensors, key=lambda tensor: (-np.dtype(tensor.dtype).itemsize, tensor.name))
+    file.write(_header(ordered))
+    for tensor in ordered:
+        values = tensor.load()
+        if values.dtype.name != tensor.dtype or values.shape != tensor.shape:
+            raise ColdpressError(
+                f"tensor {tensor.name} is {values.dtype} {list(values.shape)}, expected {tensor.dtype} "
+                f"{list(tensor.shape)}; its record was made for another model or format: run its stage again"
+            )
+        data = np.ascontiguousarray(values, np.dtype(tensor.dtype).newbyteorder("<")).reshape(-1).view(np.uint8)
+        for start in range(0, data.size, BLOCK_BYTES):
+            file.write(data[start : start + BLOCK_BYTES])
+
+
+def _header(tensors: list[TensorToWrite]) -> bytes:
+    entries: dict[str, object] = {}
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + tensor.size_bytes
+        entries[tensor.name] = {
+            "dtype": CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

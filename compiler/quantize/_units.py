@@ -1,0 +1,92 @@
+"""Weights into codes, a block of slices at a time.
+
+Rows are read as they are needed. Columns need their whole matrix, so memory is at most one matrix in float32 and the
+codes of a layer. A slice is encoded on its own, so the size of a block changes no byte.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+
+from compiler.checkpoint import read_role, read_rows, rotary_inv_freq
+from runtime._plugins import load
+from schemas.errors import CheckpointError, ColdpressError
+from schemas.families import FamilyName, FormatName, num_units, slice_length, slices
+from schemas.model import Model
+from schemas.quantized import ResidentTensor
+
+BLOCK_BYTES = 8 << 20
+"""float32 bytes that are read, transposed and encoded at a time."""
+
+
+def encode_units(
+    algorithm: ModuleType, model: Model, layer: int, family: FamilyName, format_name: FormatName
+) -> np.ndarray:
+    """One family of one layer: uint8 [num_units, unit_bytes], unit i at row i, its slices in the family's order.
+
+    Raises:
+        CheckpointError: if a value is beyond what the format can hold.
+    """
+    nbytes = load("runtime.quantization", format_name).nbytes
+    pieces = slices(family, model.spec)
+    lengths = [slice_length(piece, model.spec) for piece in pieces]
+    units = np.empty((num_units(family, model.spec), sum(map(nbytes, lengths))), np.uint8)
+    stop = 0
+    for piece, length in zip(pieces, lengths, strict=True):
+        start, stop = stop, stop + nbytes(length)
+        role = f"layers.{layer}.{piece.role}.weight"
+        blocks = _rows(model, role) if piece.axis == "row" else _columns(model, role)
+        _encode(algorithm, blocks, length, role, format_name, units[:, start:stop])
+    return units
+
+
+def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor) -> np.ndarray:
+    """A tensor that stays in DRAM: float32 as it is, or a matrix's rows as codes uint8 [rows, row_bytes].
+
+    Raises:
+        CheckpointError: if a value is beyond what the format can hold.
+    """
+    if tensor.role == "rotary.inv_freq":  # computed from the configuration, not stored in checkpoints
+        return np.asarray(rotary_inv_freq(model), np.float32)
+    if tensor.format is None:
+        return read_role(model, tensor.role)
+    length = tensor.shape[1]
+    codes = np.empty((tensor.shape[0], load("runtime.quantization", tensor.format).nbytes(length)), np.uint8)
+    _encode(algorithm, _rows(model, tensor.role), length, tensor.role, tensor.format, codes)
+    return codes
+
+
+Blocks = Callable[[int, int], np.ndarray]
+"""(start, stop) -> the slices from start to stop, float32 [stop - start, length]."""
+
+
+def _rows(model: Model, role: str) -> Blocks:
+    return lambda start, stop: read_rows(model, role, start, stop)
+
+
+def _columns(model: Model, role: str) -> Blocks:
+    rows, columns = model.tensors[role].shape
+    weight = np.empty((rows, columns), np.float32)
+    step = _per_block(columns)
+    for start in range(0, rows, step):
+        weight[start : start + step] = read_rows(model, role, start, min(start + step, rows))
+    return lambda start, stop: weight[:, start:stop].T
+
+
+def _encode(
+    algorithm: ModuleType, blocks: Blocks, length: int, role: str, format_name: FormatName, codes: np.ndarray
+) -> None:
+    """Fills `codes` uint8 [n, nbytes(length)] with n slices of `length` values."""
+    step = _per_block(length)
+    for start in range(0, len(codes), step):
+        stop = min(start + step, len(codes))
+        values = np.ascontiguousarray(blocks(start, stop))
+        try:
+            codes[start:stop] = algorithm.quantize(values, format_name)
+        except ColdpressError as error:
+            raise CheckpointError(f"{role}: {error}") from error
+
+
+def _per_block(length: int) -> int:
+    return max(1, BLOCK_BYTES // (4 * length))

@@ -1,0 +1,74 @@
+"""report: one self-contained HTML page about the finished artifact, and metrics.json, its figures.
+
+Reads the records of the stages whose decisions the figures show, and what `verify` measured; measures nothing itself.
+The speed on the device is modelled from the reads that were counted (design, section 6). The page works offline:
+inline styles, inline SVG, no scripts, no links.
+"""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from compiler._io import replacing
+from compiler.report._figures import make_metrics
+from compiler.report._page import Inputs, render
+from schemas.activations import Activations
+from schemas.base import Record
+from schemas.device import DeviceProfile
+from schemas.errors import ColdpressError
+from schemas.layout import Layout
+from schemas.metrics import Metrics, Verification
+from schemas.model import Model
+from schemas.order import Order
+from schemas.package import Package
+from schemas.placement import Placement
+from schemas.predictors import Predictors
+from schemas.sparsity import Sparsity
+
+
+class ReportConfig(Record):
+    """Settings of `report`."""
+
+    html: str = Field(description="path of the HTML page to write")
+
+
+def run(
+    config: ReportConfig,
+    model: Model,
+    device: DeviceProfile,
+    activations: Activations,
+    sparsity: Sparsity,
+    placement: Placement,
+    order: tuple[Order, ...],
+    predictors: tuple[Predictors, ...] | None,
+    layout: Layout,
+    package: Package,
+    verification: Verification,
+) -> Metrics:
+    """Writes the page to `config.html` and gives the figures.
+
+    Raises:
+        ColdpressError: if the verification is of another artifact.
+    """
+    if verification.artifact_sha256 != package.manifest_sha256:
+        raise ColdpressError(
+            f"the verification is of artifact {verification.artifact_sha256[:12]}, the package is "
+            f"{package.manifest_sha256[:12]}; run verify again"
+        )
+    metrics = make_metrics(model, device, sparsity, layout, package, verification)
+    predictors_by_layer = sorted((entry for part in predictors or () for entry in part.layers), key=lambda it: it.layer)
+    inputs = Inputs(
+        model=model,
+        device=device,
+        activations=activations,
+        sparsity=sparsity,
+        placement=placement,
+        order=order,
+        predictors=tuple(predictors_by_layer),
+        layout=layout,
+        package=package,
+        verification=verification,
+    )
+    with replacing(Path(config.html)) as temporary:
+        temporary.write_text(render(metrics, inputs), encoding="utf-8")
+    return metrics

@@ -1,0 +1,124 @@
+"""Charts as inline SVG that follows the page's colours, light or dark. The only place that imports matplotlib.
+
+Text stays text, and colours are CSS variables: matplotlib draws in placeholder colours that are replaced afterwards.
+The result is a function of its data alone: fixed id salt, no date, no creator.
+"""
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+SERIES = ("#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05", "#0a0b06")
+INK, GRID = "#0a0b0a", "#0a0b0b"
+VARIABLES = {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, start=1)}
+VARIABLES |= {INK: "var(--ink)", GRID: "var(--grid)"}
+WIDTH, HEIGHT = 6.4, 3.2
+CURVE_POINTS = 160
+
+
+def per_layer(label: str, series: Mapping[str, Mapping[int, float]], percent: bool = True) -> str:
+    """Lines over layer numbers: {name: {layer: value}}."""
+
+    def draw(axes: Any) -> None:
+        for colour, (name, values) in zip(cycle(SERIES), series.items(), strict=False):
+            layers = sorted(values)
+            scale = 100 if percent else 1
+            heights = [scale * values[layer] for layer in layers]
+            axes.plot(layers, heights, color=colour, marker="o", markersize=3, linewidth=1.6, label=name)
+        axes.set_xlabel("layer")
+        axes.set_ylabel(label + (", %" if percent else ""))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylim(bottom=0, top=105 if percent and axes.get_ylim()[1] > 75 else None)
+
+    return _svg(label, draw)
+
+
+def stacked(label: str, series: Mapping[str, Sequence[float]], layers: Sequence[int]) -> str:
+    """Bars over layer numbers, shares stacked: {name: share per layer}."""
+
+    def draw(axes: Any) -> None:
+        below = np.zeros(len(layers))
+        for colour, (name, values) in zip(cycle(SERIES), series.items(), strict=False):
+            heights = 100 * np.asarray(values)
+            axes.bar(layers, heights, bottom=below, color=colour, width=0.7, label=name)
+            below += heights
+        axes.set_xlabel("layer")
+        axes.set_ylabel(label + ", %")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylim(0, 105)
+
+    return _svg(label, draw)
+
+
+def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
+    """Activation frequency over rank, both logarithmic, where a power law is a straight line (PowerInfer Fig. 5)."""
+
+    def draw(axes: Any) -> None:
+        for colour, (name, values) in zip(cycle(SERIES), curves.items(), strict=False):
+            ranks = np.unique(np.geomspace(1, values.size, CURVE_POINTS).astype(int))
+            kept = ranks[values[ranks - 1] > 0]
+            axes.plot(100 * kept / values.size, 100 * values[kept - 1], color=colour, linewidth=1.6, label=name)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("units, most active first, %")
+        axes.set_ylabel(label + ", %")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+
+    return _svg(label, draw)
+
+
+def _svg(label: str, draw: Callable[[Any], None]) -> str:
+    """Draws on new axes and gives an <svg> element; `label` is its accessible name."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": label,
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "text.color": INK,
+        "axes.edgecolor": GRID,
+        "axes.labelcolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+    }
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes)
+        if axes.get_legend_handles_labels()[1]:
+            figure.legend(loc="outside upper left", ncols=3)
+        stream = io.StringIO()
+        empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(stream, format="svg", transparent=True, metadata=empty)
+    return _clean(stream.getvalue(), label)
+
+
+def _clean(svg: str, label: str) -> str:
+    """The <svg> element alone, with variables for colours and no ids but those that are used."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    svg = re.sub(r" font-family: [^;\"]*;?", "", svg)  # the page's own
+    svg = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # would apply to the page
+    box = re.search(r'viewBox="[^"]*"', svg)
+    opening = f'<svg class="chart" role="img" aria-label="{label}" {box[0] if box else ""}>'
+    return opening + svg[svg.index(">") + 1 :]

@@ -1,0 +1,174 @@
+"""The numbers behind the report: plain arithmetic on records and activation counts, nothing is drawn here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler._io import load_arrays
+from compiler.cost_model import modelled_token_seconds, stored_format, tensor_bytes
+from schemas.activations import Activations, FamilyStatistics
+from schemas.device import DeviceProfile
+from schemas.families import FamilyName
+from schemas.layout import Layout, Plan
+from schemas.metrics import Metrics, RunMetrics, Verification
+from schemas.model import Model
+from schemas.package import Package
+from schemas.sparsity import Sparsity
+
+HOT_SHARE = 0.8
+"""The share of activations that `hot_units` accounts for (PowerInfer 3.1 and Fig. 5 use the same)."""
+
+
+@dataclass(frozen=True)
+class BudgetPart:
+    """One use of the DRAM budget."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FrequencyCurve:
+    """How often the units of one family of one layer are active, most often first."""
+
+    layer: int
+    family: FamilyName
+    frequency: np.ndarray
+    """float64 [num_units], share of tokens, descending."""
+
+    @property
+    def hot_units(self) -> float:
+        """Smallest share of units that makes HOT_SHARE of all activations; 0 without activations."""
+        total = np.cumsum(self.frequency)
+        if total[-1] == 0:
+            return 0.0
+        return float(np.searchsorted(total, HOT_SHARE * total[-1]) + 1) / total.size
+
+
+@dataclass(frozen=True)
+class Adjacency:
+    """Share of activations whose flash neighbour is active on the same token, in two orders."""
+
+    layer: int
+    family: FamilyName
+    ordered: float
+    structural: float
+
+
+def make_metrics(
+    model: Model, device: DeviceProfile, sparsity: Sparsity, layout: Layout, package: Package, found: Verification
+) -> Metrics:
+    """metrics.json."""
+    run, plan = found.run, layout.plans[0]
+    return Metrics(
+        model=model.name,
+        device=device.name,
+        method=sparsity.method,
+        format=sparsity.format,
+        artifact_bytes=package.artifact_bytes,
+        flash_bytes=package.flash_bytes,
+        resident_bytes=package.resident_bytes,
+        budget_bytes=plan.dram_budget_bytes,
+        flash_bytes_per_token=run.read_bytes / run.num_tokens,
+        reads_per_token=run.reads / run.num_tokens,
+        hit_rate=run.hit_rate,
+        ppl_source=found.ppl_source,
+        ppl_artifact=found.ppl_artifact,
+        tokens_per_s=run.num_tokens / run.decode_s,
+        modelled_tokens_per_s=1 / modelled_seconds(model, device, sparsity, layout, run),
+    )
+
+
+def modelled_seconds(model: Model, device: DeviceProfile, sparsity: Sparsity, layout: Layout, run: RunMetrics) -> float:
+    """Seconds of a decoded token on `device`: the reads that were counted, and what computing moves through DRAM."""
+    in_dram = computed_bytes(model, sparsity, layout.plans[0]) + active_bytes(layout, run)
+    return modelled_token_seconds(device, run.reads / run.num_tokens, run.read_bytes / run.num_tokens, in_dram)
+
+
+def computed_bytes(model: Model, sparsity: Sparsity, plan: Plan) -> int:
+    """Bytes of DRAM that a token's computing reads besides units: all resident tensors but lookup tables, of which it
+    reads one row, the predictors, and a KV cache that is half full."""
+    tables = ["embed_positions.weight"] + ["embed_tokens.weight"] * (not model.spec.tie_word_embeddings)
+    looked_up = sum(
+        tensor_bytes(role, model.tensors[role].shape, sparsity.format) for role in tables if role in model.tensors
+    )
+    return plan.resident_bytes - looked_up + plan.predictor_bytes + plan.kv_cache_bytes // 2
+
+
+def active_bytes(layout: Layout, run: RunMetrics) -> float:
+    """Bytes of the units that a token used: those looked up, at the mean size of a planned unit."""
+    weights = [part.density * section.num_units for part, section in _planned(layout)]
+    bytes_used = sum(
+        weight * section.unit_bytes for weight, (_, section) in zip(weights, _planned(layout), strict=True)
+    )
+    mean_unit_bytes = bytes_used / sum(weights) if sum(weights) else 0.0
+    return (run.hits + run.misses) / run.num_tokens * mean_unit_bytes
+
+
+def _planned(layout: Layout):
+    return zip(layout.plans[0].sections, layout.sections, strict=True)
+
+
+def budget_parts(layout: Layout) -> tuple[BudgetPart, ...]:
+    """What the DRAM budget is spent on; the parts sum to it."""
+    plan = layout.plans[0]
+    unit_bytes = {section.family: section.unit_bytes for section in layout.sections}
+    staging = sum(count * unit_bytes[family] for family, count in plan.staging_slots)
+    pinned = sum(part.num_pinned * section.unit_bytes for part, section in _planned(layout))
+    slots = sum(part.cache_slots * section.unit_bytes for part, section in _planned(layout))
+    parts = [
+        BudgetPart("resident weights", plan.resident_bytes),
+        BudgetPart("predictors", plan.predictor_bytes),
+        BudgetPart("KV cache", plan.kv_cache_bytes),
+        BudgetPart("read buffer and staging", plan.read_buffer_bytes + staging),
+        BudgetPart("pinned units", pinned),
+        BudgetPart("cached units", slots),
+    ]
+    parts.append(BudgetPart("unused", plan.dram_budget_bytes - sum(part.bytes for part in parts)))
+    return tuple(part for part in parts if part.bytes)
+
+
+def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[FrequencyCurve, ...]:
+    """One curve per layer and family that was counted."""
+    return tuple(
+        FrequencyCurve(layer, statistics.family, np.sort(_counts(statistics))[::-1] / activations.num_tokens)
+        for layer, statistics in _counted(activations, sparsity)
+    )
+
+
+def _counts(statistics: FamilyStatistics) -> np.ndarray:
+    return load_arrays(statistics.arrays, "counts")["counts"]
+
+
+def _counted(activations: Activations, sparsity: Sparsity) -> Iterator[tuple[int, FamilyStatistics]]:
+    """Families that the artifact has on flash, where a density was known when they were counted."""
+    families = {densities.family for densities in sparsity.densities}
+    for entry in activations.layers:
+        for statistics in entry.families:
+            if statistics.family in families and statistics.density is not None:
+                yield entry.layer, statistics
+
+
+def structural_adjacency(activations: Activations, sparsity: Sparsity) -> dict[tuple[int, FamilyName], float]:
+    """Share of activations whose neighbour in the model's own order is active too: what `order` improves on."""
+    return {
+        (layer, statistics.family): adjacent_share(load_arrays(statistics.arrays, "bits")["bits"])
+        for layer, statistics in _counted(activations, sparsity)
+    }
+
+
+def adjacent_share(bits: np.ndarray) -> float:
+    """Share of set bits with the same bit set in the row before or behind: uint8 [num_units, num_bytes] -> [0, 1]."""
+    together = bits[:-1] & bits[1:]
+    beside = np.zeros_like(bits)
+    beside[1:] |= together
+    beside[:-1] |= together
+    total = int(np.bitwise_count(bits).sum(dtype=np.int64))
+    return int(np.bitwise_count(beside).sum(dtype=np.int64)) / total if total else 0.0
+
+
+def resident_formats(model: Model, sparsity: Sparsity) -> dict[str, str]:
+    """How embeddings and attention are stored, for the table."""
+    embedding = stored_format("embed_tokens.weight", sparsity.format) or "float32"
+    return {"embeddings": embedding, "attention": sparsity.format}

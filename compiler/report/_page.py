@@ -1,0 +1,281 @@
+"""The HTML page: one file, no links, no scripts. Puts words and charts to the numbers of `_figures`."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from compiler import __version__
+from compiler.cost_model import weight_bytes
+from compiler.report import _charts
+from compiler.report._figures import (
+    BudgetPart,
+    FrequencyCurve,
+    budget_parts,
+    frequency_curves,
+    structural_adjacency,
+)
+from schemas.activations import Activations
+from schemas.device import DeviceProfile
+from schemas.families import FamilyName
+from schemas.layout import Layout
+from schemas.metrics import Metrics, RunMetrics, Verification
+from schemas.model import Model
+from schemas.order import Order
+from schemas.package import Package
+from schemas.placement import Placement
+from schemas.predictors import LayerPredictor
+from schemas.sparsity import Sparsity
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+NUM_CURVES = 5
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that the page tells about."""
+
+    model: Model
+    device: DeviceProfile
+    activations: Activations
+    sparsity: Sparsity
+    placement: Placement
+    order: tuple[Order, ...]
+    predictors: tuple[LayerPredictor, ...]
+    layout: Layout
+    package: Package
+    verification: Verification
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of the page."""
+
+    title: str
+    svg: str
+    caption: str
+
+
+def size(num_bytes: float) -> str:
+    """`num_bytes` with a decimal unit and three digits, as storage is sold."""
+    for unit in UNITS:
+        if abs(num_bytes) < 999.5 or unit == UNITS[-1]:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    raise AssertionError("unreachable: the last unit takes any size")
+
+
+def render(metrics: Metrics, inputs: Inputs) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["size"] = size
+    curves = frequency_curves(inputs.activations, inputs.sparsity)
+    return environment.get_template("template.html.j2").render(
+        metrics=metrics,
+        device=inputs.device,
+        plan=inputs.layout.plans[0],
+        verification=inputs.verification,
+        weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
+        cards=_cards(metrics, inputs.device),
+        budget=_with_unused_last(budget_parts(inputs.layout)),
+        charts=list(_charts_of(inputs, curves)),
+        measured=_measured(metrics, inputs.verification),
+        families=_families(inputs.layout),
+        hot=_hot_units(curves),
+        origins=_origins(inputs),
+    )
+
+
+def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
+    worse = metrics.ppl_artifact / metrics.ppl_source - 1
+    return [
+        (size(metrics.artifact_bytes), "artifact"),
+        (f"{size(metrics.resident_bytes)} / {size(metrics.budget_bytes)}", "always in DRAM / budget"),
+        (size(metrics.flash_bytes_per_token), "read from flash per token"),
+        (f"{metrics.reads_per_token:.1f}", "reads per token"),
+        (f"{100 * metrics.hit_rate:.1f} %", "cache hit rate"),
+        (
+            f"{metrics.ppl_source:.2f} → {metrics.ppl_artifact:.2f}",
+            f"perplexity, source → artifact ({100 * worse:+.1f} %)",
+        ),
+        (_rate(metrics.tokens_per_s), "tokens/s on the machine that built this"),
+        (_rate(metrics.modelled_tokens_per_s), f"tokens/s modelled for {device.title}"),
+    ]
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.2f}"
+
+
+def _with_unused_last(parts: tuple[BudgetPart, ...]) -> list[BudgetPart]:
+    return sorted(parts, key=lambda part: part.name == "unused")
+
+
+def _charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]):
+    yield _density_chart(inputs)
+    yield _share_chart(inputs.layout)
+    if curves:
+        yield _frequency_chart(curves)
+        yield _order_chart(inputs)
+    if inputs.predictors:
+        yield _predictor_chart(inputs.predictors)
+
+
+def _density_chart(inputs: Inputs) -> Chart:
+    series: dict[str, dict[int, float]] = {}
+    for densities in inputs.sparsity.densities:
+        series[f"{densities.family} planned"] = dict(enumerate(densities.per_layer))
+        measured = {
+            entry.layer: found.density
+            for entry in inputs.activations.layers
+            for found in entry.families
+            if found.family == densities.family and found.density is not None
+        }
+        if measured and measured != series[f"{densities.family} planned"]:
+            series[f"{densities.family} active"] = measured
+    if inputs.predictors:
+        series["predicted"] = {entry.layer: entry.predicted_density for entry in inputs.predictors}
+    caption = "Share of a family's units that a token uses: what allocate planned, what calibration text activates."
+    return Chart("Density", _charts.per_layer("density", series), caption)
+
+
+def _share_chart(layout: Layout) -> Chart:
+    """Of all flash bytes of a layer, how many are pinned or have a cache slot."""
+    pinned, cached, total = defaultdict(int), defaultdict(int), defaultdict(int)
+    for part, section in zip(layout.plans[0].sections, layout.sections, strict=True):
+        pinned[part.layer] += part.num_pinned * section.unit_bytes
+        cached[part.layer] += part.cache_slots * section.unit_bytes
+        total[part.layer] += section.length_bytes
+    layers = sorted(total)
+    series = {
+        "pinned": [pinned[layer] / total[layer] for layer in layers],
+        "cache slots": [cached[layer] / total[layer] for layer in layers],
+    }
+    caption = "Share of each layer's flash bytes that DRAM has room for: pinned for good, and slots that change hands."
+    return Chart("Kept in DRAM", _charts.stacked("share of the layer's units", series, layers), caption)
+
+
+def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:
+    chosen = [curves[i] for i in sorted({round(i) for i in np.linspace(0, len(curves) - 1, NUM_CURVES)})]
+    several = len({curve.family for curve in curves}) > 1
+    names = {f"layer {curve.layer}" + (f" {curve.family}" if several else ""): curve.frequency for curve in chosen}
+    hot = float(np.mean([curve.hot_units for curve in curves]))
+    caption = (
+        f"How often a unit is active, most active first. On average {100 * hot:.0f} % of the units make 80 % of the "
+        "activations; a power law is a straight line."
+    )
+    return Chart("Activation frequency", _charts.frequencies("tokens on which it is active", names), caption)
+
+
+def _order_chart(inputs: Inputs) -> Chart:
+    entries = [entry for part in inputs.order for entry in part.entries]
+    before = structural_adjacency(inputs.activations, inputs.sparsity)
+    series: dict[str, dict[int, float]] = {}
+    for entry in entries:
+        if (entry.layer, entry.family) in before:
+            series.setdefault(f"{entry.family} as ordered", {})[entry.layer] = entry.adjacent_coactivation
+            series.setdefault(f"{entry.family} in the model's order", {})[entry.layer] = before[
+                entry.layer, entry.family
+            ]
+    caption = "Share of activations whose flash neighbour is active on the same token, so that one read serves both."
+    return Chart("Order on flash", _charts.per_layer("adjacent activations", series), caption)
+
+
+def _predictor_chart(predictors: tuple[LayerPredictor, ...]) -> Chart:
+    series = {
+        "recall": {entry.layer: entry.recall for entry in predictors},
+        "precision": {entry.layer: entry.precision for entry in predictors},
+    }
+    caption = (
+        "On validation tokens: share of the active units that are predicted, and of the predicted that are active."
+    )
+    return Chart("Predictors", _charts.per_layer("recall and precision", series), caption)
+
+
+def _measured(metrics: Metrics, found: Verification) -> list[tuple[str, str, str]]:
+    run = found.run
+    rows = [
+        ("perplexity of the source", f"{found.ppl_source:.4f}", "dense, as published"),
+        (
+            "perplexity of the artifact",
+            f"{found.ppl_artifact:.4f}",
+            f"{metrics.ppl_artifact / metrics.ppl_source:.4f} times",
+        ),
+        ("same first choice", f"{100 * found.top1_agreement:.1f} %", "of the next tokens, artifact and source"),
+        ("largest dense logit error", f"{found.max_logit_error:.2e}", "of the largest logit: what the format costs"),
+        (
+            "simulation",
+            "equal" if found.simulated_equals_real else "different",
+            "hits, misses, evictions, reads and bytes",
+        ),
+        ("flash per token", size(metrics.flash_bytes_per_token), _reads_note(run)),
+        ("read amplification", _amplification(run), "bytes moved over bytes of units that were needed"),
+        (
+            "time in flash reads",
+            f"{1000 * run.flash_s / run.num_tokens:.3f} ms",
+            "per token, on the machine that built this",
+        ),
+        ("decoding", f"{1000 * run.decode_s / run.num_tokens:.3f} ms", "per token, on the machine that built this"),
+        ("evictions", f"{run.evictions / run.num_tokens:.1f}", "per token"),
+        ("DRAM in use", size(run.dram_used_bytes), f"of {size(run.dram_budget_bytes)}, by the runtime's count"),
+        (
+            "process",
+            size(run.peak_rss_bytes),
+            "largest resident set while decoding, interpreter and libraries included",
+        ),
+    ]
+    return rows
+
+
+def _reads_note(run: RunMetrics) -> str:
+    if not run.reads:
+        return "no reads"
+    return f"{run.reads / run.num_tokens:.1f} reads of {size(run.read_bytes / run.reads)} on average"
+
+
+def _amplification(run: RunMetrics) -> str:
+    return f"{run.read_bytes / run.used_bytes:.2f}" if run.used_bytes else "no reads"
+
+
+def _families(layout: Layout) -> list[dict[str, Any]]:
+    rows: dict[FamilyName, dict[str, Any]] = {}
+    densities: dict[FamilyName, list[float]] = defaultdict(list)
+    for part, section in zip(layout.plans[0].sections, layout.sections, strict=True):
+        row = rows.setdefault(section.family, {"family": section.family, "bytes": 0, "num_pinned": 0, "num_slots": 0})
+        row |= {"num_units": section.num_units, "unit_bytes": section.unit_bytes}
+        row["bytes"] += section.length_bytes
+        row["num_pinned"] += part.num_pinned
+        row["num_slots"] += part.cache_slots
+        densities[section.family].append(part.density)
+    return [row | {"density": float(np.mean(densities[family]))} for family, row in rows.items()]
+
+
+def _hot_units(curves: tuple[FrequencyCurve, ...]) -> dict[FamilyName, float]:
+    found: dict[FamilyName, list[float]] = defaultdict(list)
+    for curve in curves:
+        found[curve.family].append(curve.hot_units)
+    return {family: float(np.mean(values)) for family, values in found.items()}
+
+
+def _origins(inputs: Inputs) -> list[tuple[str, str]]:
+    model, heuristics = inputs.model, {entry.heuristic for part in inputs.order for entry in part.entries}
+    at = f" at {model.revision}" if model.revision else ""
+    return [
+        ("artifact", inputs.package.manifest_sha256),
+        ("source", f"{model.name} ({model.source}{at}), {model.num_parameters:,} parameters"),
+        ("weights", model.weights_sha256),
+        ("licence", model.license or "not stated"),
+        ("order", ", ".join(sorted(heuristics))),
+        ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
+        ("collapse gap", f"{inputs.layout.plans[0].collapse_gap_bytes} bytes"),
+        ("compiler", f"coldpress {__version__}"),
+    ]

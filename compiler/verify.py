@@ -1,0 +1,207 @@
+"""verify: opens the finished artifact with the runtime that will run it, and holds it against its source.
+
+Every byte is checked (hashes, pages, layout: runtime/artifact.py and runtime/integrity.py have the rules). Then test
+text is decoded token by token through selector, cache and flash, as in use: perplexity, agreement with the source, and
+the reads that it took; dense logits are compared with the source's own. Ends in a record, or in an error where a gate
+fails.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import Field
+
+from compiler._io import load_arrays
+from runtime.artifact import open_artifact
+from runtime.generate import Quality, Session
+from runtime.integrity import verify_artifact
+from runtime.simulate import simulate
+from runtime.trace import Recorder
+from schemas.base import Record
+from schemas.corpus import Corpus
+from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.metrics import RunMetrics, Verification
+from schemas.model import Model
+from schemas.package import Package
+
+logger = logging.getLogger(__name__)
+DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes", "prefill_reads", "prefill_read_bytes")
+"""What must not depend on whether flash is real or simulated; the digest over all extents joins them."""
+
+
+class VerifyConfig(Record):
+    """Settings of `verify`."""
+
+    test_tokens: int = Field(default=512, ge=2, description="tokens of test text that are decoded one by one")
+    max_ppl_ratio: float | None = Field(
+        default=None, gt=0, description="fail where the artifact's perplexity is more than so many times the source's"
+    )
+
+
+def run(config: VerifyConfig, model: Model, corpus: Corpus, package: Package) -> Verification:
+    """Checks the published artifact.
+
+    Raises:
+        ArtifactError: if it is damaged, naming the place.
+        DoesNotFitError: if the run takes more DRAM than the budget.
+        ColdpressError: if another artifact stands there, a simulation decides otherwise than the run, or quality is
+            below the gate.
+    """
+    artifact = open_artifact(package.folder)
+    if artifact.sha256 != package.manifest_sha256:
+        raise ColdpressError(
+            f"{package.folder}: the artifact is {artifact.sha256[:12]}, the package says "
+            f"{package.manifest_sha256[:12]}; run package again"
+        )
+    num_bytes = verify_artifact(artifact)
+    logger.info("verify: %d bytes in %d files are as the manifest says", num_bytes, len(artifact.manifest.files))
+    blocks = take_blocks(corpus, config.test_tokens, artifact.manifest.plans[0].context_length)
+    equal = simulation_equals(package.folder, blocks[:1])
+    decoded = decode(package.folder, blocks)
+    logger.info("verify: perplexity %.4f of the artifact on %d tokens", decoded.quality.perplexity, blocks.size)
+    compared = compare(model, package.folder, blocks, decoded.first_choices)
+    logger.info("verify: perplexity %.4f of the source", compared.ppl_source)
+    found = Verification(
+        artifact_sha256=artifact.sha256,
+        num_test_tokens=decoded.quality.num_predicted,
+        ppl_source=compared.ppl_source,
+        ppl_artifact=decoded.quality.perplexity,
+        max_logit_error=compared.max_logit_error,
+        top1_agreement=compared.top1_agreement,
+        simulated_equals_real=equal,
+        run=decoded.quality.metrics,
+    )
+    check_gates(found, config.max_ppl_ratio)
+    return found
+
+
+def take_blocks(corpus: Corpus, num_tokens: int, context_length: int) -> np.ndarray:
+    """The first test blocks with about `num_tokens` tokens, int32 [num_blocks, at most `context_length`].
+
+    Raises:
+        ColdpressError: if a block is too short for a token to be decoded and predicted.
+    """
+    tokens = load_arrays(corpus.split("test").arrays, "tokens")["tokens"][:, :context_length]
+    if tokens.shape[1] < 3:
+        raise ColdpressError(
+            f"test blocks of {tokens.shape[1]} tokens leave nothing to decode, expected at least 3; "
+            "raise context_length"
+        )
+    return tokens[: max(1, num_tokens // tokens.shape[1])]
+
+
+@dataclass
+class Decoded:
+    """Test text through selector and store."""
+
+    quality: Quality
+    first_choices: np.ndarray
+    """int64 [num_blocks, block_tokens - 1], the likeliest token after each but the last."""
+
+
+@dataclass
+class _Watch:
+    """Takes down the likeliest token of every row of logits."""
+
+    choices: list[np.ndarray] = field(default_factory=list)
+
+    def __call__(self, logits: np.ndarray) -> None:
+        self.choices.append(logits.argmax(axis=1))
+
+
+def decode(folder: str, blocks: np.ndarray) -> Decoded:
+    """Teacher-forced decoding of `blocks` int32 [num_blocks, block_tokens] under the artifact's own plan."""
+    watch = _Watch()
+    quality = Session(folder).perplexity(blocks, sparse=True, on_logits=watch)
+    return Decoded(quality, np.concatenate(watch.choices).reshape(len(blocks), -1)[:, : blocks.shape[1] - 1])
+
+
+def simulation_equals(folder: str, blocks: np.ndarray) -> bool:
+    """Whether replaying a run on simulated flash makes the same hits, misses, evictions, extents and bytes."""
+    recorder = Recorder()
+    session = Session(folder, recorder=recorder)
+    real = session.perplexity(blocks, sparse=True).metrics
+    simulated = simulate(session.artifact, session.plan, recorder.events)
+    return _decisions(real) == _decisions(simulated)
+
+
+def _decisions(metrics: RunMetrics) -> dict[str, object]:
+    return {name: getattr(metrics, name) for name in (*DECISIONS, "extents_sha256")}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The artifact against its source."""
+
+    ppl_source: float
+    max_logit_error: float
+    top1_agreement: float
+
+
+def compare(model: Model, folder: str, blocks: np.ndarray, first_choices: np.ndarray) -> Compared:
+    """Dense logits of the artifact against the source's, and the sparse first choices against the source's.
+
+    Args:
+        model: The source, run with transformers one layer at a time.
+        folder: The artifact.
+        blocks: int32 [num_blocks, block_tokens].
+        first_choices: What the artifact chose, int64 [num_blocks, block_tokens - 1].
+    """
+    decoder = Session(folder).decoder
+    nll, error, largest, agreeing = 0.0, 0.0, 0.0, 0
+    for block, choices, expected in zip(blocks, first_choices, source_logits(model, blocks), strict=True):
+        decoder.begin(len(block))
+        found = decoder.prefill(block.astype(np.int64))
+        error = max(error, float(np.abs(found - expected).max()))
+        largest = max(largest, float(np.abs(expected).max()))
+        nll += sum_nll(expected[:-1], block[1:])
+        agreeing += int((expected[:-1].argmax(axis=1) == choices).sum())
+    return Compared(math.exp(nll / first_choices.size), error / largest, agreeing / first_choices.size)
+
+
+def source_logits(model: Model, blocks: np.ndarray) -> Iterator[np.ndarray]:
+    """The source's logits, float32 [block_tokens, vocab_size], block by block of int32 [num_blocks, block_tokens]."""
+    from compiler.forward import LayerStream  # here, since it loads torch
+
+    stream = LayerStream(model)
+    hidden = stream.last_hidden(blocks.astype(np.int64))
+    for block in range(len(blocks)):
+        yield stream.head(hidden[block : block + 1])[0].numpy()
+
+
+def sum_nll(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Sum of -log softmax(logits)[target] in nats, float64: logits [T, vocab_size], targets int [T]."""
+    rows = logits.astype(np.float64)
+    top = rows.max(axis=1)
+    log_sums = np.log(np.exp(rows - top[:, None]).sum(axis=1)) + top
+    return float((log_sums - rows[np.arange(len(targets)), targets]).sum())
+
+
+def check_gates(found: Verification, max_ppl_ratio: float | None) -> None:
+    """Refuses an artifact that is not what it should be.
+
+    Raises:
+        DoesNotFitError: if the run took more DRAM than the budget.
+        ColdpressError: if the simulation differs, or the perplexity is beyond the gate.
+    """
+    run = found.run
+    if run.dram_used_bytes > run.dram_budget_bytes:
+        raise DoesNotFitError(
+            f"the run used {run.dram_used_bytes} bytes of DRAM, the budget is {run.dram_budget_bytes}; "
+            "raise dram_budget"
+        )
+    if not found.simulated_equals_real:
+        raise ColdpressError(
+            "a simulation of the same tokens makes other reads than the real run, expected equal ones; the artifact or "
+            "the runtime is at fault: rebuild, and report it if it stays"
+        )
+    ratio = found.ppl_artifact / found.ppl_source
+    if max_ppl_ratio is not None and not ratio <= max_ppl_ratio:
+        raise ColdpressError(
+            f"the artifact's perplexity is {found.ppl_artifact:.4f}, {ratio:.4f} times the source's "
+            f"{found.ppl_source:.4f}, expected at most {max_ppl_ratio} times; raise density or dram_budget, choose a "
+            "wider format, or turn distill on"
+        )

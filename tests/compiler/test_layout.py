@@ -1,0 +1,181 @@
+"""layout: offsets by hand, the budget kept exactly, and the reader's own rules on any shape."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compiler.layout import LayoutConfig, break_even_gap_bytes, run
+from runtime._checks import check_manifest
+from runtime._errors import FieldError
+from runtime.budget import refit, used_bytes
+from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
+from schemas.layout import SECTION_ALIGN_BYTES, Layout
+from tests.support.records import (
+    describe,
+    manifest_of,
+    tensor_shapes,
+    tiny_device,
+    tiny_placement,
+    tiny_predictors,
+    tiny_sparsity,
+    tiny_spec,
+)
+
+
+def records(folder, method="topk", format_name="int8_group32", num_pinned=3, share=0.5, page_bytes=4096, **changes):
+    spec = tiny_spec(**changes)
+    model = describe(spec, tensor_shapes(spec), Path("nowhere/model.safetensors"))
+    sparsity = tiny_sparsity(model, method, format_name, share)
+    return model, sparsity, tiny_placement(folder, model, sparsity, num_pinned), tiny_device(page_bytes)
+
+
+def lay_out(model, sparsity, placement, device, cache="lru", predictors=None):
+    return run(LayoutConfig(cache=cache), model, sparsity, placement, device, predictors)
+
+
+def test_offsets_by_hand(tmp_path):
+    # mlp_in: 64 units of a gate and an up column, 72 values each in 3 groups of 34 bytes; mlp_mid: 72 of 2 groups.
+    layout = lay_out(*records(tmp_path))
+    found = [(part.layer, part.family, part.offset_bytes, part.num_units, part.unit_bytes) for part in layout.sections]
+    assert found == [
+        (0, "mlp_in", 0, 64, 204),
+        (0, "mlp_mid", 65536, 72, 68),
+        (1, "mlp_in", 131072, 64, 204),
+        (1, "mlp_mid", 196608, 72, 68),
+    ]
+    assert layout.flash_bytes == 262144
+
+
+def test_sections_longer_than_the_alignment_are_packed_from_the_next_multiple(tmp_path):
+    layout = lay_out(*records(tmp_path, "dense", "fp16", intermediate_size=1000))
+    assert [part.offset_bytes for part in layout.sections] == [0, 6 * SECTION_ALIGN_BYTES]  # 384,000 bytes each
+    assert layout.flash_bytes == 12 * SECTION_ALIGN_BYTES
+
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "intermediate_size": st.integers(1, 700),
+        "hidden_size": st.integers(1, 5).map(lambda n: 16 * n),
+        "num_hidden_layers": st.integers(1, 5),
+        "gated_mlp": st.booleans(),
+        "tie_word_embeddings": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=SHAPES,
+    method=st.sampled_from(("dense", "relu", "predictor", "topk")),
+    format_name=st.sampled_from(("fp16", "int8_group32", "int4_group32")),
+    cache=st.sampled_from(("lru", "lfu", "static")),
+    page_bytes=st.sampled_from((512, 4096, 16384, 65536)),
+    share=st.floats(0, 3),
+    num_pinned=st.integers(0, 1),
+)
+def test_any_layout_keeps_the_readers_rules(tmp_path, shape, method, format_name, cache, page_bytes, share, num_pinned):
+    model, sparsity, placement, device = records(tmp_path, method, format_name, num_pinned, share, page_bytes, **shape)
+    predictors = (tiny_predictors(tmp_path, model, sparsity),) if method == "predictor" else ()
+    try:
+        layout = lay_out(model, sparsity, placement, device, cache, predictors)
+    except DoesNotFitError:
+        return
+    check_layout(model, sparsity, placement, device, layout, predictors)
+
+
+def check_layout(model, sparsity, placement, device, layout, predictors=()):
+    """Aligned, no overlap, no hole, every unit once, budget kept: the reader's rules, and what the runtime sums up."""
+    manifest = manifest_of(
+        model, sparsity, placement, device, layout, tuple(entry for part in predictors for entry in part.layers)
+    )
+    check_manifest(manifest)
+    plan = layout.plans[0]
+    slack = plan.dram_budget_bytes - used_bytes(manifest, plan)
+    assert slack >= 0
+    full = all(
+        part.num_pinned + part.cache_slots == section.num_units
+        for part, section in zip(plan.sections, layout.sections, strict=True)
+    )
+    rounding = sum(section.unit_bytes for section in layout.sections)
+    assert full or plan.cache == "static" or slack < rounding
+    assert refit(manifest, plan, plan.dram_budget_bytes) == plan
+
+
+def test_the_checker_sees_what_is_wrong(tmp_path):
+    """A layout that is off by a byte, a unit or a slot must not pass, or the test above says nothing."""
+    given = records(tmp_path)
+    good = lay_out(*given)
+    sections, plan = good.sections, good.plans[0]
+
+    def changed(index, **values):
+        return tuple(part.model_copy(update=values) if i == index else part for i, part in enumerate(sections))
+
+    much = plan.sections[0].model_copy(update={"cache_slots": 10**6})
+    parts = (plan.model_copy(update={"sections": (much, *plan.sections[1:])}),)
+    for update in (
+        {"sections": changed(1, offset_bytes=sections[1].offset_bytes + 1)},
+        {"sections": changed(1, offset_bytes=sections[1].offset_bytes + SECTION_ALIGN_BYTES)},
+        {"sections": changed(2, offset_bytes=0)},
+        {"sections": changed(0, num_units=63)},
+        {"sections": (*sections[:3], sections[2])},
+        {"sections": sections[:3]},
+        {"flash_bytes": good.flash_bytes + SECTION_ALIGN_BYTES},
+        {"plans": parts},
+        {"plans": (plan.model_copy(update={"dram_budget_bytes": plan.dram_budget_bytes - 10_000}),)},
+    ):
+        bad: Layout = good.model_copy(update=update)
+        with pytest.raises(FieldError):
+            check_layout(*given, bad)
+
+
+def test_cache_slots_are_even_over_layers_and_leave_room_for_pinned_units(tmp_path):
+    layout = lay_out(*records(tmp_path, num_pinned=3, num_hidden_layers=4))
+    by_family: dict[str, set[int]] = {}
+    for part in layout.plans[0].sections:
+        assert part.num_pinned == 3
+        assert part.cache_slots > 0
+        by_family.setdefault(part.family, set()).add(part.cache_slots)
+    assert all(len(counts) == 1 for counts in by_family.values())
+
+
+def test_a_static_cache_has_no_slots(tmp_path):
+    plan = lay_out(*records(tmp_path), cache="static").plans[0]
+    assert {part.cache_slots for part in plan.sections} == {0}
+    assert {part.num_pinned for part in plan.sections} == {3}
+
+
+def test_predictors_are_counted_as_they_are(tmp_path):
+    model, sparsity, placement, device = records(tmp_path, "predictor")
+    fitted = tiny_predictors(tmp_path, model, sparsity)
+    smaller = fitted.model_copy(
+        update={"layers": tuple(entry.model_copy(update={"rank": 4}) for entry in fitted.layers)}
+    )
+    assert lay_out(model, sparsity, placement, device, predictors=(fitted,)).plans[0].predictor_bytes == 2 * 2 * 8 * 136
+    assert (
+        lay_out(model, sparsity, placement, device, predictors=(smaller,)).plans[0].predictor_bytes == 2 * 2 * 4 * 136
+    )
+
+
+def test_a_budget_that_is_too_small_is_refused_with_both_numbers(tmp_path):
+    model, sparsity, placement, device = records(tmp_path)
+    budget = sparsity.budget.model_copy(update={"dram_budget_bytes": 30_000})
+    with pytest.raises(DoesNotFitError, match=r"budget of 30000 bytes was asked for, \d+ are needed: \d+ resident"):
+        lay_out(model, sparsity.model_copy(update={"budget": budget}), placement, device)
+
+
+def test_the_gap_is_where_two_reads_cost_as_much_as_one(tmp_path):
+    flash = tiny_device().flash  # 2 GB/s over 100,000 reads per second
+    assert break_even_gap_bytes(flash) == 20_000
+    assert lay_out(*records(tmp_path)).plans[0].collapse_gap_bytes == 20_000
+    assert lay_out(*records(tmp_path)).plans[0].queue_depth == 32
+
+
+def test_unknown_cache_and_foreign_placement(tmp_path):
+    model, sparsity, placement, device = records(tmp_path)
+    with pytest.raises(UnknownNameError, match=r"unknown cache 'lur'\. Did you mean 'lru'"):
+        lay_out(model, sparsity, placement, device, cache="lur")
+    short = placement.model_copy(update={"layers": placement.layers[:2]})
+    with pytest.raises(ColdpressError, match="pins None of 64 mlp_in units in layer 1"):
+        lay_out(model, sparsity, short, device)

@@ -1,0 +1,331 @@
+"""package: the bytes are where the layout says, the same for the same records, and visible whole or not at all."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from compiler._io import load_arrays
+from compiler.package import _flash, _publish
+from compiler.package._files import HashingFile
+from runtime.artifact import open_artifact
+from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
+from schemas.manifest import FLASH_FILE, MANIFEST_FILE
+from tests.support.records import Build, tiny_spec
+
+POLYNOMIAL = 0x82F63B78
+
+
+def crc32c(data: bytes) -> int:
+    """CRC32C bit by bit, by its definition."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ POLYNOMIAL * (crc & 1)
+    return crc ^ 0xFFFFFFFF
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+@pytest.mark.parametrize("method", ["dense", "relu", "predictor", "topk"])
+def test_units_lie_in_flash_order_with_zeros_behind(tmp_path, method):
+    build = Build(tmp_path, method=method, format_name="int4_group32")
+    build.package()
+    image = np.fromfile(build.artifact / FLASH_FILE, np.uint8)
+    assert image.size == build.layout.flash_bytes
+    used = np.zeros(image.size, bool)
+    orders = {(entry.layer, entry.family): entry.arrays for part in build.order for entry in part.entries}
+    for section in build.layout.sections:
+        codes = load_arrays(build.quantized[0].layers[section.layer].arrays)[f"units.{section.family}"]
+        order = load_arrays(orders[section.layer, section.family])["order"]
+        rows = slice(section.offset_bytes, section.offset_bytes + section.length_bytes)
+        assert np.array_equal(image[rows].reshape(section.num_units, section.unit_bytes), codes[order])
+        used[rows] = True
+    assert not image[~used].any()
+
+
+def test_page_checksums_and_file_digests_are_of_what_lies_on_disk(tmp_path):
+    build = Build(tmp_path, page_bytes=512)
+    package = build.package()
+    manifest = json.loads((build.artifact / MANIFEST_FILE).read_text())
+    image = (build.artifact / FLASH_FILE).read_bytes()
+    found = load_file(build.artifact / "tables.safetensors")["page_crc32c"]
+    assert found.size == len(image) // 512
+    pages = [0, 1, 20, found.size - 1]
+    assert [int(found[page]) for page in pages] == [crc32c(image[page * 512 : (page + 1) * 512]) for page in pages]
+    listed = {entry["path"]: entry["sha256"] for entry in manifest["files"]}
+    on_disk = contents(build.artifact)
+    assert package.manifest_sha256 == on_disk.pop(MANIFEST_FILE)
+    assert listed == on_disk
+    sizes = [path.stat().st_size for path in build.artifact.rglob("*") if path.is_file()]
+    assert package.artifact_bytes == sum(sizes)
+
+
+def test_the_reader_finds_every_tensor(tmp_path):
+    build = Build(tmp_path, method="predictor")
+    build.package()
+    artifact = open_artifact(build.artifact)
+    arrays = load_arrays(build.quantized[0].shared)
+    for layer in build.quantized[0].layers:
+        arrays |= {f"layers.{layer.layer}.{name}": array for name, array in load_arrays(layer.arrays).items()}
+    assert set(artifact.resident) == {name for name in arrays if ".units." not in name}
+    for role, array in artifact.resident.items():
+        assert np.array_equal(array.reshape(arrays[role].shape), arrays[role]), role
+    for layer in build.predictors.layers:
+        expected = load_arrays(layer.arrays)
+        found = artifact.predictors[layer.layer]
+        assert np.array_equal(found.fc1, expected["fc1"])
+        assert np.array_equal(found.fc2, expected["fc2"])
+        assert found.threshold == 0.25
+    tiers = load_arrays(build.placement.arrays)
+    for section in build.layout.sections:
+        pinned = np.flatnonzero(tiers[f"{section.layer}.{section.family}"])
+        assert sorted(artifact.pinned(section.layer, section.family)) == pinned.tolist()
+    assert artifact.manifest.plans == build.layout.plans
+    assert artifact.manifest.source.license == "MIT"
+
+
+def test_tensors_begin_on_multiples_of_their_elements(tmp_path):
+    build = Build(tmp_path, spec=tiny_spec(vocab_size=383, hidden_size=48, head_dim=12, rotary_dim=12))
+    build.package()
+    data = (build.artifact / "resident.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    sizes = {"F32": 4, "F16": 2, "U8": 1}
+    assert length % 8 == 0
+    assert all(entry["data_offsets"][0] % sizes[entry["dtype"]] == 0 for entry in header.values())
+
+
+def test_same_records_same_bytes_in_any_folder_and_chunking(tmp_path, monkeypatch):
+    first = Build(tmp_path / "a", method="predictor", layers_per_job=2)
+    second = Build(tmp_path / "some" / "other place", method="predictor", layers_per_job=1)
+    first.package()
+    monkeypatch.setattr(_flash, "BLOCK_BYTES", 65536)
+    identity = second.package(order=second.order[::-1], quantized=second.quantized[::-1]).manifest_sha256
+    assert contents(first.artifact) == contents(second.artifact)
+    assert identity == hashlib.sha256((first.artifact / MANIFEST_FILE).read_bytes()).hexdigest()
+    everything = b"".join(path.read_bytes() for path in first.artifact.rglob("*") if path.is_file())
+    assert str(tmp_path).encode() not in everything
+
+
+@pytest.mark.parametrize("block_bytes", [65536, 8 << 20])
+def test_units_longer_than_what_is_left_of_a_block_are_cut_and_joined(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr(_flash, "BLOCK_BYTES", block_bytes)
+    spec = tiny_spec(intermediate_size=1100, num_hidden_layers=1)
+    build = Build(tmp_path, method="dense", format_name="fp16", spec=spec)  # 384 bytes a unit: 65536 is no multiple
+    build.package()
+    codes = load_arrays(build.quantized[0].layers[0].arrays)["units.neuron"]
+    order = load_arrays(build.order[0].entries[0].arrays)["order"]
+    image = np.fromfile(build.artifact / FLASH_FILE, np.uint8)
+    assert np.array_equal(image[: codes.size].reshape(codes.shape), codes[order])
+
+
+def test_a_second_run_succeeds_with_the_same_identity_and_repairs_damage(tmp_path):
+    build = Build(tmp_path)
+    first = build.package()
+    before = contents(build.artifact)
+    (build.artifact / FLASH_FILE).write_bytes(b"damaged")
+    assert build.package() == first
+    assert contents(build.artifact) == before
+    assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_another_build_replaces_the_artifact(tmp_path, monkeypatch, exchange):
+    build = Build(tmp_path)
+    build.package()
+    if not exchange:
+        monkeypatch.setattr(_publish, "_exchange", lambda first, second: False)
+    other = Build(tmp_path / "other", format_name="int4_group32")
+    result = other.package()
+    shutil.rmtree(other.artifact)
+    other.folder = tmp_path
+    assert other.package() == result.model_copy(update={"folder": str(build.artifact)})
+    assert open_artifact(build.artifact).manifest.families[0].format == "int4_group32"
+    assert hidden(tmp_path) == []
+
+
+def test_a_failed_run_leaves_the_old_artifact_and_nothing_else(tmp_path, monkeypatch):
+    build = Build(tmp_path)
+    build.package()
+    before = contents(build.artifact)
+
+    def full(self, block):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(HashingFile, "write", full)
+    with pytest.raises(DoesNotFitError, match=r"no space left for tiny\.coldpress .* bytes; free some"):
+        build.package()
+    assert contents(build.artifact) == before
+    assert hidden(tmp_path) == []
+
+
+def test_too_little_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    build = Build(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 5000, 5000))
+    with pytest.raises(DoesNotFitError, match=r"tiny\.coldpress needs \d+ bytes of disk, 5000 are free"):
+        build.package()
+    assert not build.artifact.exists()
+
+
+def test_what_is_no_artifact_is_not_replaced(tmp_path):
+    build = Build(tmp_path)
+    build.artifact.mkdir()
+    (build.artifact / "thesis.txt").write_text("years of work")
+    with pytest.raises(ColdpressError, match=r"exists and is no artifact"):
+        build.package()
+    assert (build.artifact / "thesis.txt").read_text() == "years of work"
+    shutil.rmtree(build.artifact)
+    build.artifact.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ColdpressError, match=r"exists and is no artifact"):
+        build.package()
+
+
+def test_leftovers_of_killed_runs_go_and_those_of_running_ones_stay(tmp_path):
+    build = Build(tmp_path)
+    dead, alive = tmp_path / ".tiny.coldpress.1.tmp", tmp_path / ".tiny.coldpress.2.tmp"
+    for folder in (dead, alive):
+        folder.mkdir()
+        (folder / "flash.img").write_bytes(b"half")
+    lock = os.open(alive, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    build.package()
+    os.close(lock)
+    assert hidden(tmp_path) == [alive.name]
+    assert build.artifact.is_dir()
+
+
+def killed_at(build: Build, step: int) -> bool:
+    """Runs `package` in a child that kills itself at its `step`-th change of the disk; False if it got through."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _arm(step)
+            build.package()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def _arm(step: int) -> None:
+    count = iter(range(step))
+
+    def counted(function):
+        def call(*arguments, **named):
+            if next(count, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+
+        return call
+
+    for name in ("fsync", "mkdir", "rename", "unlink", "rmdir"):
+        setattr(os, name, counted(getattr(os, name)))
+    HashingFile.write = counted(HashingFile.write)
+    _publish._exchange = counted(_publish._exchange)
+
+
+def test_killed_at_any_step_the_visible_artifact_is_whole(tmp_path):
+    old, new = Build(tmp_path / "old"), Build(tmp_path / "new", format_name="int4_group32")
+    old.package()
+    new.package()
+    whole = [contents(old.artifact), contents(new.artifact)]
+    shutil.rmtree(new.artifact)
+    for present in (False, True):
+        step, got_through = 0, False
+        while not got_through:
+            if present:
+                shutil.rmtree(new.artifact, ignore_errors=True)
+                shutil.copytree(old.artifact, new.artifact)
+            elif new.artifact.exists():
+                shutil.rmtree(new.artifact)
+            got_through = not killed_at(new, step)
+            if new.artifact.exists():
+                assert contents(new.artifact) in whole[0 if present else 1 :], step
+            else:
+                assert not present
+            step += 5 if step > 6 else 2
+        assert step > 20  # the kills did hit the writing
+    new.package()
+    assert contents(new.artifact) == whole[1]
+    assert hidden(new.folder) == []
+
+
+def test_records_that_do_not_belong_together(tmp_path):
+    build = Build(tmp_path, method="predictor", layers_per_job=1)
+    wrong = build.predictors.model_copy(update={"weights_sha256": "f" * 64})
+    bad_plan = build.layout.plans[0].model_copy(update={"resident_bytes": 5})
+    doubled = build.order[0].entries[0]
+    same = np.zeros(72, np.int32)
+    from compiler._io import save_arrays
+
+    arrays = save_arrays(tmp_path / "same.safetensors", {"order": same})
+    no_permutation = build.order[0].model_copy(update={"entries": (doubled.model_copy(update={"arrays": arrays}),)})
+    for changes, text in (
+        ({"quantized": build.quantized[:1]}, r"cover layers \[0\] and 1 of them"),
+        ({"quantized": (*build.quantized, build.quantized[1])}, r"cover layers \[0, 1, 1\]"),
+        (
+            {"quantized": Build(tmp_path / "b", method="predictor", format_name="fp16").quantized},
+            "the format int8_group32",
+        ),
+        ({"quantized": Build(tmp_path / "c").quantized}, "units.neuron"),
+        ({"predictors": (wrong,)}, "the predictors belong to weights ffffffffffff"),
+        ({"order": build.order[:1]}, "no order for layer 1, family neuron"),
+        ({"order": (no_permutation, build.order[1])}, "the order is no permutation of 72 units"),
+        ({"layout": build.layout.model_copy(update={"plans": (bad_plan,)})}, r"plans\[0\]\.resident_bytes is 5"),
+    ):
+        with pytest.raises(ColdpressError, match=text):
+            build.package(**changes)
+        assert not build.artifact.exists()
+        assert hidden(tmp_path) == []
+
+
+def test_a_manifest_that_the_reader_refuses_is_not_published(tmp_path):
+    build = Build(tmp_path)
+    sections = build.layout.plans[0].sections
+    parts = (sections[0].model_copy(update={"cache_slots": 10**6}), *sections[1:])
+    plan = build.layout.plans[0].model_copy(update={"sections": parts})
+    with pytest.raises(ArtifactError, match=r"plans\[0\]\.sections\[0\]"):
+        build.package(layout=build.layout.model_copy(update={"plans": (plan,)}))
+    assert not build.artifact.exists()
+
+
+def test_tokenizer_licence_card_and_provenance(tmp_path):
+    build = Build(tmp_path)
+    build.package()
+    assert (build.artifact / "tokenizer" / "tokenizer.json").read_bytes() == (
+        tmp_path / "model" / "tokenizer.json"
+    ).read_bytes()
+    assert (build.artifact / "LICENSE").read_text() == "Do with it what you like.\n"
+    card = (build.artifact / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: coldpress\n")
+    assert 'license: "MIT"' in card
+    assert "| mlp_in | 25.0 % | 25.0 % | 25.0 % |" in card
+    assert "base_model" not in card
+    provenance = json.loads((build.artifact / "provenance" / "build.json").read_text())
+    assert provenance["inputs"] == json.loads((build.artifact / MANIFEST_FILE).read_text())["inputs"]
+    assert provenance["order"][0] == {
+        "layer": 0,
+        "family": "mlp_in",
+        "heuristic": "test",
+        "adjacent_coactivation": 0.5,
+    }

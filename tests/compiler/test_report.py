@@ -1,0 +1,180 @@
+"""report: figures by hand, and one page that stands alone and says the same twice."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from compiler.cost_model import modelled_token_seconds
+from compiler.report import ReportConfig, _figures, _page, run
+from schemas.errors import ColdpressError
+from tests.support.records import Build, tiny_activations, tiny_verification
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    return Build(tmp_path_factory.mktemp("report"), method="predictor")
+
+
+def report(build, folder, **changes):
+    package = build.package()
+    records = {
+        "model": build.model,
+        "device": build.device,
+        "activations": tiny_activations(folder, build.model, build.sparsity),
+        "sparsity": build.sparsity,
+        "placement": build.placement,
+        "order": build.order,
+        "predictors": (build.predictors,) if build.method == "predictor" else None,
+        "layout": build.layout,
+        "package": package,
+        "verification": tiny_verification(build.layout, package.manifest_sha256),
+    }
+    metrics = run(ReportConfig(html=str(folder / "report.html")), **(records | changes))
+    return metrics, (folder / "report.html").read_text(encoding="utf-8")
+
+
+class Elements(HTMLParser):
+    """Tags, attributes and text; checks that every element is closed in turn."""
+
+    VOID = ("meta", "br", "path", "use", "rect", "line")
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes, self.text, self.open = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_figures_by_hand(build, tmp_path):
+    metrics, _ = report(build, tmp_path)
+    assert (metrics.flash_bytes_per_token, metrics.reads_per_token) == (40960.0, 5.0)
+    assert metrics.hit_rate == 0.75
+    assert metrics.tokens_per_s == 200.0
+    assert (metrics.ppl_source, metrics.ppl_artifact) == (8.0, 8.2)
+    plan = build.layout.plans[0]
+    assert metrics.budget_bytes == plan.dram_budget_bytes
+    # DRAM per token: all that is resident but the embedding table (384 rows of two groups), the predictors, half of the
+    # KV cache, and 80 units of three slices.
+    embeddings, unit = 384 * 2 * 34, 3 * 2 * 34
+    in_dram = plan.resident_bytes - embeddings + plan.predictor_bytes + plan.kv_cache_bytes // 2 + 80 * unit
+    assert metrics.modelled_tokens_per_s == pytest.approx(
+        1 / modelled_token_seconds(build.device, 5.0, 40960.0, in_dram)
+    )
+
+
+@pytest.mark.parametrize("method", ["dense", "relu", "predictor", "topk"])
+def test_the_budget_is_divided_without_rest(tmp_path, method):
+    layout = Build(tmp_path, method=method).layout
+    parts = _figures.budget_parts(layout)
+    assert sum(part.bytes for part in parts) == layout.plans[0].dram_budget_bytes
+    assert all(part.bytes > 0 for part in parts)
+
+
+def test_hot_units_and_adjacency_by_hand():
+    curve = _figures.FrequencyCurve(0, "neuron", np.array([0.5, 0.3, 0.1, 0.1, 0.0]))
+    assert curve.hot_units == 0.4  # two of five make 0.8 of the sum 1.0
+    rows = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 1]], np.uint8)
+    packed = np.packbits(rows, axis=1, bitorder="little")
+    assert _figures.adjacent_share(packed) == 4 / 6
+    assert _figures.adjacent_share(np.zeros_like(packed)) == 0.0
+
+
+def test_the_page_stands_alone(build, tmp_path):
+    _, html = report(build, tmp_path)
+    page = Elements()
+    page.feed(html)
+    assert page.open == []
+    assert "http" not in html
+    assert not {"script", "link", "img", "iframe", "a"} & set(page.tags)
+    assert not [value for name, value in page.attributes if name in ("src", "href") and not value.startswith("#")]
+    assert "url(#" in html
+    assert not re.search(r"url\((?!#)|@import", html)
+    targets = [value for name, value in page.attributes if name == "id"]
+    assert len(targets) == len(set(targets))
+    used = {value[1:] for name, value in page.attributes if name == "href"} | set(re.findall(r"url\(#([^)]+)\)", html))
+    assert used <= set(targets)
+    assert page.tags.count("svg") == 5
+    assert "prefers-color-scheme: dark" in html
+    assert not re.search(r"#0a0b0\w", html)  # every placeholder colour has become a variable
+    assert str(tmp_path) not in html
+
+
+def test_the_page_shows_the_figures(build, tmp_path):
+    metrics, html = report(build, tmp_path)
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html.replace("&#39;", "'")))
+    for part in (
+        "tiny on Tiny phone",
+        f"{_page.size(metrics.resident_bytes)} / {_page.size(metrics.budget_bytes)}",
+        "75.0 %",
+        "200",
+        "perplexity, source → artifact (+2.5 %)",
+        "8.00 → 8.20",
+        "5.0 reads of 8.19 kB on average",
+        "10.24",
+        "neuron in the model's order",
+        "recall",
+        build.package().manifest_sha256,
+        "DRAM in use",
+    ):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("method", ["dense", "topk", "relu"])
+def test_every_method_has_a_page(tmp_path, method):
+    build = Build(tmp_path, method=method)
+    _, html = report(build, tmp_path)
+    assert html.count("<svg") == 4
+
+
+def test_activations_without_bits_leave_their_charts_out(build, tmp_path):
+    found = tiny_activations(tmp_path, build.model, build.sparsity)
+    layers = tuple(
+        layer.model_copy(
+            update={"families": tuple(entry.model_copy(update={"density": None}) for entry in layer.families)}
+        )
+        for layer in found.layers
+    )
+    _, html = report(build, tmp_path, activations=found.model_copy(update={"layers": layers}))
+    assert "Activation frequency" not in html
+
+
+def test_same_records_same_page(build, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert report(build, tmp_path / "a")[1] == report(build, tmp_path / "b")[1]
+
+
+def test_names_are_text_and_not_markup(build, tmp_path):
+    model = build.model.model_copy(update={"name": "<b>&\"bold'"})
+    _, html = report(build, tmp_path, model=model)
+    assert "<b>&" not in html
+    assert "&lt;b&gt;" in html
+
+
+def test_a_verification_of_another_artifact(build, tmp_path):
+    with pytest.raises(ColdpressError, match="verification is of artifact ffffffffffff"):
+        report(build, tmp_path, verification=tiny_verification(build.layout, "f" * 64))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1234, "1.23 kB"), (5e15, "5e+03 TB")]
+)
+def test_sizes(num_bytes, text):
+    assert _page.size(num_bytes) == text

@@ -1,0 +1,132 @@
+"""verify: a sound artifact passes with figures that make sense, and every kind of unsound one is refused."""
+
+import numpy as np
+import pytest
+
+from compiler import ingest, verify
+from compiler._io import Workspace
+from compiler.verify import VerifyConfig, check_gates, run, simulation_equals, sum_nll, take_blocks
+from schemas.errors import ArtifactError, ColdpressError, CorruptPageError, DoesNotFitError
+from schemas.manifest import FLASH_FILE
+from tests.support.data import data_folder
+from tests.support.records import Build, tiny_spec, tiny_verification
+
+SPEC = tiny_spec(num_hidden_layers=3)
+CONFIG = VerifyConfig(test_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    made = Build(tmp_path_factory.mktemp("verify"), method="topk", spec=SPEC)
+    made.package()
+    return made
+
+
+@pytest.mark.parametrize("cache", ["lru", "lfu", "static"])
+def test_a_dense_fp16_artifact_is_its_source(tmp_path, cache):
+    build = Build(tmp_path, method="dense", format_name="fp16", spec=SPEC, cache=cache, budget_share=0.3)
+    found = run(CONFIG, build.model, build.corpus, build.package())
+    assert found.max_logit_error < 2e-3
+    assert found.ppl_artifact == pytest.approx(found.ppl_source, rel=2e-3)
+    assert found.top1_agreement > 0.95
+    assert found.simulated_equals_real
+    assert found.num_test_tokens == 2 * 31
+    assert found.run.num_tokens == 2 * 30  # the first token of each block is the prompt, the second its prediction
+    lookups = 60 * SPEC.num_hidden_layers * SPEC.intermediate_size
+    assert found.run.hits + found.run.misses == lookups
+    assert found.run.dram_used_bytes <= found.run.dram_budget_bytes
+
+
+@pytest.mark.needs_data
+@pytest.mark.parametrize("name", ["stories260k", "tinystories656k-relu", "tinystories-opt-0.9m"])
+def test_a_real_checkpoint_is_its_source(tmp_path, name):
+    work = Workspace(tmp_path / "ingest", "f")
+    model = ingest.run(ingest.IngestConfig(model=str(data_folder() / "models" / name)), work)
+    build = Build(tmp_path, method="dense", format_name="fp16", source=model, budget_share=0.3)
+    found = run(CONFIG, model, build.corpus, build.package())
+    assert found.max_logit_error < 2e-3
+    assert found.top1_agreement > 0.95
+
+
+@pytest.mark.parametrize("method", ["relu", "predictor", "topk"])
+def test_a_sparse_artifact_reads_what_it_selects(tmp_path, method):
+    build = Build(tmp_path, method=method, spec=SPEC)
+    found = run(CONFIG, build.model, build.corpus, build.package())
+    assert found.simulated_equals_real
+    assert (
+        0
+        < found.run.hits + found.run.misses
+        < 60 * SPEC.num_hidden_layers * (SPEC.intermediate_size + SPEC.hidden_size)
+    )
+    assert found.max_logit_error < 0.05  # dense logits: what int8 costs, whatever the selector
+    assert found.artifact_sha256 == build.package().manifest_sha256
+
+
+def test_the_perplexity_of_the_source_is_that_of_transformers(build):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    found = run(CONFIG, build.model, build.corpus, build.package())
+    model = transformers.AutoModelForCausalLM.from_pretrained(build.model.folder, dtype=torch.float32)
+    blocks = torch.from_numpy(take_blocks(build.corpus, 64, 64).astype(np.int64))
+    with torch.no_grad():
+        loss = model(input_ids=blocks, labels=blocks).loss
+    assert found.ppl_source == pytest.approx(float(loss.exp()), rel=1e-4)
+
+
+def test_test_blocks_are_cut_to_the_context(build):
+    assert take_blocks(build.corpus, 64, 64).shape == (2, 32)
+    assert take_blocks(build.corpus, 64, 20).shape == (3, 20)
+    assert take_blocks(build.corpus, 5, 64).shape == (1, 32)
+    assert take_blocks(build.corpus, 10**6, 64).shape == (4, 32)
+    with pytest.raises(ColdpressError, match="test blocks of 2 tokens leave nothing to decode"):
+        take_blocks(build.corpus, 64, 2)
+
+
+def test_nll_by_hand():
+    logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32)) + 3
+    assert sum_nll(logits, np.array([1, 2])) == pytest.approx(np.log(4) + np.log(1.25))
+
+
+def test_a_flipped_bit_is_found(tmp_path):
+    build = Build(tmp_path, spec=SPEC)
+    package = build.package()
+    path = build.artifact / FLASH_FILE
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises((CorruptPageError, ArtifactError), match=r"flash\.img"):
+        run(CONFIG, build.model, build.corpus, package)
+
+
+def test_another_artifact_in_its_place(build):
+    package = build.package().model_copy(update={"manifest_sha256": "f" * 64})
+    with pytest.raises(ColdpressError, match=r"the package says ffffffffffff; run package again"):
+        run(CONFIG, build.model, build.corpus, package)
+
+
+def test_a_simulation_that_differs_is_noticed(build, monkeypatch):
+    blocks = take_blocks(build.corpus, 32, 64)
+    assert simulation_equals(str(build.artifact), blocks)
+    simulate = verify.simulate
+
+    def wrong(*arguments):
+        found = simulate(*arguments)
+        return found.model_copy(update={"evictions": found.evictions + 1})
+
+    monkeypatch.setattr(verify, "simulate", wrong)
+    assert not simulation_equals(str(build.artifact), blocks)
+
+
+def test_gates(build):
+    found = tiny_verification(build.layout, "a" * 64)
+    check_gates(found, None)
+    check_gates(found, 1.03)
+    with pytest.raises(
+        ColdpressError, match=r"8\.2000, 1\.0250 times the source's 8\.0000, expected at most 1\.02 times"
+    ):
+        check_gates(found, 1.02)
+    over = found.run.model_copy(update={"dram_used_bytes": found.run.dram_budget_bytes + 1})
+    with pytest.raises(DoesNotFitError, match=r"used \d+ bytes of DRAM, the budget is \d+"):
+        check_gates(found.model_copy(update={"run": over}), None)
+    with pytest.raises(ColdpressError, match="simulation of the same tokens makes other reads"):
+        check_gates(found.model_copy(update={"simulated_equals_real": False}), None)
