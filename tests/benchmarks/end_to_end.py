@@ -39,16 +39,21 @@ MODELS = {
 }
 
 
-def measure(model: str, device: str, folder: Path) -> dict[str, float]:
-    """Builds one model and returns its figures; the keys are KEYS."""
+def settings(model: str, device: str) -> dict[str, object]:
+    """What to say to snakemake for one of MODELS."""
     corpus, budget = MODELS[model]
     config: dict[str, object] = {"model": model, "device": device, "dram_budget": budget}
-    if corpus is not None:
-        data = find_data_folder()
-        if data is None:
-            raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder, or pass --models demo")
-        config |= {"model": data / "models" / model, "corpus": data / corpus, "context_length": 256}
-    metrics = json.loads((build(folder, **config) / "metrics.json").read_text())
+    if corpus is None:
+        return config
+    data = find_data_folder()
+    if data is None:
+        raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder, or pass --models demo")
+    return config | {"model": data / "models" / model, "corpus": data / corpus, "context_length": 256}
+
+
+def measure(model: str, device: str, folder: Path) -> dict[str, float]:
+    """Builds one model and returns its figures; the keys are KEYS."""
+    metrics = json.loads((build(folder, **settings(model, device)) / "metrics.json").read_text())
     return {key: metrics[key] for key in KEYS}
 
 

@@ -1,0 +1,44 @@
+# make demo · make test · make check: each sets up what it needs by itself, in .venv.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check lint
+
+PYTHON ?= python3
+BIN := $(CURDIR)/.venv/bin
+STAMP := .venv/.installed
+export PATH := $(BIN):$(PATH)
+
+help:
+	@echo "make demo    compile the demonstration model for a phone and run it"
+	@echo "make test    run the tests"
+	@echo "make check   everything that CI runs: style, types, import contracts, tests"
+	@echo "make env     only create .venv; the others do it by themselves"
+
+env: $(STAMP)
+
+# The native core is built while installing, so its sources count.
+$(STAMP): pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcard runtime/native/src/*)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with make PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (a few minutes, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compiler,dev,slurm]' --constraint constraints.txt
+	@touch $@
+
+demo: $(STAMP)
+	@snakemake --config model=demo device=pixel6 2>&1 | python -m compiler.progress
+	@python -m compiler.summary build/demo/pixel6
+
+test: $(STAMP)
+	@pytest -n 2 --dist loadgroup
+
+check: lint test
+
+lint: $(STAMP)
+	ruff check .
+	ruff format --check .
+	pyright
+	lint-imports
+	snakefmt --check Snakefile rules
+	codespell

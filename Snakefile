@@ -1,0 +1,33 @@
+# coldpress: compile a language model for a device. Names and paths only; what a stage does is in compiler/<stage>.
+#
+#   snakemake --config model=demo device=pixel6
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+include: "rules/common.smk"
+include: "rules/device.smk"
+include: "rules/ingest.smk"
+include: "rules/tokenize.smk"
+include: "rules/calibrate.smk"
+include: "rules/allocate.smk"
+include: "rules/distill.smk"
+include: "rules/recalibrate.smk"
+include: "rules/predict.smk"
+include: "rules/place.smk"
+include: "rules/order.smk"
+include: "rules/quantize.smk"
+include: "rules/layout.smk"
+include: "rules/package.smk"
+include: "rules/verify.smk"
+include: "rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        f"{DEVICE}/metrics.json",
+        f"{DEVICE}/report.html",
+    localrule: True

@@ -1,0 +1,146 @@
+"""Measures the machine at hand: DRAM read bandwidth, and its storage as the runtime reads it.
+
+The storage is read through the runtime's own native reader (O_DIRECT, checksums, many reads in flight), so the figures
+are what an artifact will get, not what the device could do. Reads go to random places of a file of random bytes.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from runtime import _native
+from schemas.errors import ColdpressError
+
+PAGE_BYTES = 4096
+READ_SIZES = tuple(4096 << step for step in range(11))
+"""4 KiB to 4 MiB."""
+DEPTHS = (1, 2, 4, 8, 16, 32)
+DEPTH_SUFFICES = 0.9
+"""The queue depth is the smallest that reaches this share of the best rate of small reads."""
+BLOCK_BYTES = 16 << 20
+ROUND_BYTES = 128 << 20
+"""A measurement reads at most this much, and at most `ROUND_READS` times."""
+ROUND_READS = 4096
+DRAM_BYTES = 256 << 20
+DRAM_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class FlashFigures:
+    """What storage gave: seconds of one small read alone, reads in flight, bytes per second by read size."""
+
+    latency_s: float
+    queue_depth: int
+    curve: tuple[tuple[int, float], ...]
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def dram_bytes() -> int:
+    """Physical memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def dram_bytes_per_s() -> float:
+    """Bytes per second that all cores together read from memory far larger than the caches: the best of some rounds."""
+    threads = num_cores()
+    parts = np.array_split(np.ones(DRAM_BYTES // 8, dtype=np.float64), threads)
+    seconds = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(DRAM_ROUNDS):
+            start = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            seconds.append(time.perf_counter() - start)
+    return DRAM_BYTES / min(seconds)
+
+
+def measure_flash(folder: Path, file_bytes: int) -> FlashFigures:
+    """Reads a new file of `file_bytes` random bytes in `folder`, which is removed afterwards.
+
+    Raises:
+        ColdpressError: if the file is too small to read from, or the file system refuses O_DIRECT.
+    """
+    if file_bytes < 2 * READ_SIZES[-1]:
+        raise ColdpressError(
+            f"a file of {file_bytes} bytes is too small to measure; at least {2 * READ_SIZES[-1]} are needed"
+        )
+    with _random_file(folder, file_bytes) as (descriptor, checksums):
+        reader = _Reader(descriptor, file_bytes, checksums)
+        latency_s = statistics.median(reader.seconds(PAGE_BYTES, 1, seed) for seed in range(200))
+        rates = {depth: reader.bytes_per_s(PAGE_BYTES, depth) for depth in DEPTHS}
+        depth = next(depth for depth in DEPTHS if rates[depth] >= DEPTH_SUFFICES * max(rates.values()))
+        curve = tuple((size, reader.bytes_per_s(size, depth)) for size in READ_SIZES)
+    return FlashFigures(latency_s, depth, curve)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Random reads of one open file."""
+
+    descriptor: int
+    file_bytes: int
+    checksums: np.ndarray
+
+    def seconds(self, size: int, count: int, seed: int = 0, depth: int = 1) -> float:
+        """Seconds for `count` reads of `size` bytes at random pages, `depth` at once."""
+        rng = np.random.default_rng(seed)
+        starts = rng.integers(0, (self.file_bytes - size) // PAGE_BYTES, count, endpoint=True).astype(np.uint64)
+        offsets, lengths = starts * PAGE_BYTES, np.full(count, size, dtype=np.uint64)
+        buffer = _native.aligned_buffer(size * count)
+        places = np.arange(count, dtype=np.uint64) * size
+        buffer[::PAGE_BYTES] = 1  # the pages exist before the clock starts
+        start = time.perf_counter()
+        bad = _native.read_extents(self.descriptor, offsets, lengths, buffer, places, PAGE_BYTES, self.checksums, depth)
+        elapsed = time.perf_counter() - start
+        if bad >= 0:
+            raise ColdpressError(f"page {bad} of the measured file was not read back as written; the storage is faulty")
+        return elapsed
+
+    def bytes_per_s(self, size: int, depth: int) -> float:
+        """The median rate of three rounds."""
+        count = max(1, min(ROUND_READS, ROUND_BYTES // size))
+        return size * count / statistics.median(self.seconds(size, count, seed, depth) for seed in range(3))
+
+
+@contextmanager
+def _random_file(folder: Path, file_bytes: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(descriptor for direct reads, checksum of each page) of a file that nobody else sees."""
+    path = folder / f".coldpress-measure.{os.getpid()}.tmp"
+    try:
+        checksums = _write(path, file_bytes)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError as error:
+            raise ColdpressError(
+                f"the file system of {folder} refuses reads that bypass the page cache; name another with --folder"
+            ) from error
+        try:
+            yield descriptor, checksums
+        finally:
+            os.close(descriptor)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write(path: Path, file_bytes: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    sums = []
+    with path.open("wb") as file:
+        for start in range(0, file_bytes, BLOCK_BYTES):
+            block = rng.integers(0, 256, min(BLOCK_BYTES, file_bytes - start), dtype=np.uint8)
+            sums.append(_native.crc32c_pages(block, PAGE_BYTES))
+            file.write(block.data)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return np.concatenate(sums)

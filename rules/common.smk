@@ -1,0 +1,77 @@
+# Paths and the code hash, nothing else: the configuration is checked in compiler/config.py.
+
+import os
+import sys
+from pathlib import Path
+
+# The compiler of this checkout, here and in the jobs, whether or not it is installed.
+sys.path.insert(0, workflow.basedir)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.environ.get("PYTHONPATH")]))
+
+from compiler import config as settings
+from compiler._code import stage_digest
+from compiler._lock import hold
+from schemas.errors import ColdpressError
+
+
+def checked(function, *arguments):
+    """The function's result; bad input ends snakemake with one sentence and exit code 2."""
+    try:
+        return function(*arguments)
+    except ColdpressError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if settings.ROOT != Path(workflow.basedir).resolve():
+    # an editable install wins over PYTHONPATH, and its stages would run unseen instead of these
+    sys.exit(f"error: {sys.executable} runs the coldpress of {settings.ROOT}; run make env in {workflow.basedir}")
+
+CONFIG = checked(settings.resolve, config)
+
+MODEL = f"{CONFIG.build_dir}/{CONFIG.model.name}"
+DEVICE = f"{MODEL}/{CONFIG.device.name}"
+ARTIFACT = f"{DEVICE}/{CONFIG.model.name}-{CONFIG.device.name}.coldpress"
+# The model that is compiled: the checkpoint, or what distillation made of it.
+SOURCE = f"{DEVICE}/distill.json" if CONFIG.distill else f"{MODEL}/ingest.json"
+CHUNKS = settings.chunks(CONFIG)
+RUN = "OMP_NUM_THREADS={threads} {sys.executable} -m compiler"
+
+# `package` publishes the artifact by itself, whole or not at all, so snakemake is told of its record only. A record
+# whose artifact somebody deleted is stale.
+if os.path.exists(f"{DEVICE}/package.json") and not os.path.isdir(ARTIFACT):
+    os.remove(f"{DEVICE}/package.json")
+
+
+wildcard_constraints:
+    chunk=r"\d{3}-\d{3}",
+
+
+def layers(wildcards):
+    """The layer numbers of a chunk such as 004-007."""
+    first, last = map(int, wildcards.chunk.split("-"))
+    return list(range(first, last + 1))
+
+
+def per_chunk(stage):
+    """The records of a layer-wise stage, in the order of layers."""
+    return expand(f"{DEVICE}/{stage}/{{chunk}}.json", chunk=CHUNKS)
+
+
+# Flags of what a build may do without.
+PREDICTORS = per_chunk("predict") if settings.needs_predictors(CONFIG) else []
+PREDICTORS_FLAG = " --predictors {input.predictors:q}" if PREDICTORS else ""
+DENSITY_FLAG = "" if CONFIG.density is None else " --density {params.density}"
+LICENSE_FLAG = "" if CONFIG.model.license is None else " --license {params.license:q}"
+REVISION_FLAG = "" if CONFIG.model.revision is None else " --revision {params.revision}"
+
+
+onstart:
+    LOCK = checked(hold, Path(MODEL))
+
+
+onerror:
+    # a stage that refused its input ended with code 2, and so does snakemake
+    with open(log[0] if isinstance(log, list) else log, encoding="utf-8") as lines:
+        if "returned non-zero exit status 2." in lines.read():
+            sys.exit(2)

@@ -1,0 +1,18 @@
+rule distill:
+    input:
+        model=f"{MODEL}/ingest.json",
+        corpus=f"{MODEL}/tokenize.json",
+        sparsity=f"{DEVICE}/allocate.json",
+    output:
+        f"{DEVICE}/distill.json",
+    log:
+        f"{DEVICE}/logs/distill.log",
+    benchmark:
+        f"{DEVICE}/benchmarks/distill.tsv"
+    threads: 8
+    params:
+        code=stage_digest("distill"),
+        seed=CONFIG.seed,
+    shell:
+        RUN + " distill --seed {params.seed} --model {input.model:q} --corpus {input.corpus:q}"
+        " --sparsity {input.sparsity:q} --threads {threads} --output {output:q} 2> {log:q}"

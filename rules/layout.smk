@@ -1,0 +1,22 @@
+rule layout:
+    input:
+        model=SOURCE,
+        sparsity=f"{DEVICE}/allocate.json",
+        placement=f"{DEVICE}/place.json",
+        device=f"{DEVICE}/device.json",
+        predictors=PREDICTORS,
+    output:
+        f"{DEVICE}/layout.json",
+    log:
+        f"{DEVICE}/logs/layout.log",
+    benchmark:
+        f"{DEVICE}/benchmarks/layout.tsv"
+    threads: 1
+    params:
+        code=stage_digest("layout"),
+        cache=CONFIG.cache,
+    shell:
+        RUN + " layout --cache {params.cache:q} --model {input.model:q} --sparsity {input.sparsity:q}"
+        " --placement {input.placement:q} --device {input.device:q}"
+        + PREDICTORS_FLAG
+        + " --output {output:q} 2> {log:q}"

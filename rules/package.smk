@@ -1,0 +1,27 @@
+rule package:
+    input:
+        model=SOURCE,
+        corpus=f"{MODEL}/tokenize.json",
+        sparsity=f"{DEVICE}/allocate.json",
+        device=f"{DEVICE}/device.json",
+        layout=f"{DEVICE}/layout.json",
+        order=per_chunk("order"),
+        placement=f"{DEVICE}/place.json",
+        quantized=per_chunk("quantize"),
+        predictors=PREDICTORS,
+    output:
+        f"{DEVICE}/package.json",
+    log:
+        f"{DEVICE}/logs/package.log",
+    benchmark:
+        f"{DEVICE}/benchmarks/package.tsv"
+    threads: 1
+    params:
+        code=stage_digest("package"),
+        artifact=ARTIFACT,
+    shell:
+        RUN + " package --artifact {params.artifact:q} --model {input.model:q} --corpus {input.corpus:q}"
+        " --sparsity {input.sparsity:q} --device {input.device:q} --layout {input.layout:q} --order {input.order:q}"
+        " --placement {input.placement:q} --quantized {input.quantized:q}"
+        + PREDICTORS_FLAG
+        + " --output {output:q} 2> {log:q}"

@@ -1,0 +1,17 @@
+rule quantize:
+    input:
+        model=SOURCE,
+        sparsity=f"{DEVICE}/allocate.json",
+    output:
+        f"{DEVICE}/quantize/{{chunk}}.json",
+    log:
+        f"{DEVICE}/logs/quantize/{{chunk}}.log",
+    benchmark:
+        f"{DEVICE}/benchmarks/quantize/{{chunk}}.tsv"
+    threads: 1
+    params:
+        code=stage_digest("quantize"),
+        layers=layers,
+    shell:
+        RUN + " quantize --model {input.model:q} --sparsity {input.sparsity:q} --layers {params.layers}"
+        " --output {output:q} 2> {log:q}"

@@ -1,0 +1,100 @@
+"""How the repository hangs together: stage = rule = module = test, and what may be imported where."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.__main__ import STAGES
+from tests.support.data import ROOT
+
+RULES = ROOT / "rules"
+WITHOUT_TORCH = ("order", "place", "quantize", "layout", "package", "verify", "report", "allocate")
+
+
+def module_of(stage: str) -> Path:
+    single, package = ROOT / "compiler" / f"{stage}.py", ROOT / "compiler" / stage / "__init__.py"
+    assert single.exists() != package.exists(), f"{stage} must be a module or a package"
+    return single if single.exists() else package
+
+
+def imported(code: str) -> set[str]:
+    """Top packages that a fresh interpreter has loaded after running `code`."""
+    script = f"import sys\n{code}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_is_a_module_a_rule_and_a_test(stage: str) -> None:
+    assert module_of(stage)
+    rule = (RULES / f"{stage}.smk").read_text()
+    assert re.findall(r"^rule (\w+):", rule, re.MULTILINE) == [stage]
+    assert f"-m compiler {stage} " in rule or f'" {stage} ' in rule
+    assert f'code=stage_digest("{stage}")' in rule
+    assert list((ROOT / "tests" / "compiler").glob(f"test_{stage}*.py"))
+
+
+def test_there_are_no_other_rules() -> None:
+    assert {path.stem for path in RULES.glob("*.smk")} == {*STAGES, "common", "device"}
+    included = re.findall(r'include: "rules/(\w+)\.smk"', (ROOT / "Snakefile").read_text())
+    assert included == ["common", "device", *STAGES]
+
+
+@pytest.mark.parametrize("rule", sorted(path.stem for path in RULES.glob("*.smk") if path.stem != "common"))
+def test_every_rule_logs_and_is_timed_and_has_no_code(rule: str) -> None:
+    text = (RULES / f"{rule}.smk").read_text()
+    for directive in ("input:", "output:", "log:", "benchmark:", "params:", "shell:"):
+        assert f"    {directive}" in text, directive
+    assert "2> {log:q}" in text
+    assert not re.search(r"^\s+(run|script|notebook|wrapper|checkpoint):", text, re.MULTILINE)
+    assert not re.search(r"^(def|import|from|if|for) ", text, re.MULTILINE)
+
+
+def test_the_snakefile_has_no_logic() -> None:
+    lines = (ROOT / "Snakefile").read_text().splitlines()
+    assert len(lines) <= 45
+    assert not [line for line in lines if re.match(r"(def|if|for|import) ", line)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_is_enough_and_imports_no_torch(stage: str) -> None:
+    code = (
+        "import contextlib, io\n"
+        "from compiler.__main__ import main\n"
+        "out = io.StringIO()\n"
+        "with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
+        f"    main(['{stage}', '--help'])\n"
+        "text = out.getvalue()\n"
+        "assert '--output' in text and len(text) > 400, text\n"
+    )
+    assert not imported(code) & {"torch", "transformers", "datasets"}
+
+
+@pytest.mark.parametrize("stage", WITHOUT_TORCH)
+def test_no_torch_in_stages_that_decide_or_write(stage: str) -> None:
+    """Not even inside a function; only `verify` may, which asks transformers for the source's logits."""
+    folder = module_of(stage)
+    files = folder.parent.glob("*.py") if folder.name == "__init__.py" else [folder]
+    found = [file.name for file in files if re.search(r"^\s*(import|from) torch\b", file.read_text(), re.MULTILINE)]
+    assert not found or stage == "verify"
+
+
+def test_the_runtime_imports_neither_torch_nor_the_compiler() -> None:
+    assert not imported("import runtime.__main__") & {"torch", "transformers", "compiler", "datasets", "numba", "pulp"}
+
+
+def test_parsing_the_workflow_imports_no_torch() -> None:
+    assert not imported("from compiler.config import resolve; resolve({})") & {"torch", "transformers", "datasets"}
+
+
+def test_no_machine_paths_in_the_text() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".smk", ".yaml", ".yml", ".toml") and path.is_file():
+            assert not re.search(r"(?<![\w.])/(home|root|Users)/\w", path.read_text(encoding="utf-8")), name

@@ -1,0 +1,91 @@
+"""Whole builds of a tiny model: what they leave, that they are reproducible, and that a kill leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from compiler.__main__ import STAGES
+from compiler._io import sha256_of
+from schemas.metrics import Metrics
+from tests.workflow.conftest import Workflow
+
+
+def contents(artifact: Path) -> dict[str, str]:
+    """Digest of every file of an artifact."""
+    return {str(file.relative_to(artifact)): sha256_of(file) for file in sorted(artifact.rglob("*")) if file.is_file()}
+
+
+def test_a_build_leaves_artifact_report_and_metrics(built: Workflow) -> None:
+    metrics = Metrics.model_validate_json((built.device / "metrics.json").read_text())
+    assert (metrics.model, metrics.device, metrics.format) == ("tiny", "pixel6", "int8_group32")
+    assert metrics.flash_bytes_per_token > 0
+    assert "<html" in (built.device / "report.html").read_text().lower()
+    assert built.identity() == sha256_of(built.artifact / "manifest.json")
+
+
+def test_nothing_in_the_artifact_names_where_or_when_it_was_built(built: Workflow) -> None:
+    for file in built.artifact.rglob("*"):
+        if file.is_file():
+            assert str(built.folder).encode() not in file.read_bytes()
+            assert str(built.tree).encode() not in file.read_bytes()
+
+
+def test_every_rule_logs_and_is_timed(built: Workflow) -> None:
+    for stage in STAGES:
+        if stage != "distill":
+            assert logs_of(built, stage)
+            assert [path for top in tops(built) for path in (top / "benchmarks").glob(f"{stage}*")]
+
+
+def tops(built: Workflow) -> tuple[Path, Path]:
+    return built.device.parent, built.device
+
+
+@pytest.mark.slow
+def test_cores_chunks_and_folder_change_no_byte(built: Workflow, tmp_path: Path) -> None:
+    other = built.at(tmp_path / "elsewhere" / "deeper", layers_per_job=1)
+    other.build(cores=1)
+    assert contents(other.artifact) == contents(built.artifact)
+    assert other.identity() == built.identity()
+
+
+@pytest.mark.slow
+def test_killed_in_any_stage_the_next_run_completes(built: Workflow, tmp_path: Path) -> None:
+    victim = built.at(tmp_path)
+    for stage, delay_s in (("calibrate", 1.0), ("quantize", 0.0), ("predict", 2.0), ("package", 0.2)):
+        kill_during(victim, stage, delay_s)
+        assert not victim.artifact.exists() or contents(victim.artifact) == contents(built.artifact)
+    victim.build()
+    assert contents(victim.artifact) == contents(built.artifact)
+    assert not [path for path in victim.device.iterdir() if path.name.endswith(".tmp")]
+
+
+def kill_during(victim: Workflow, stage: str, delay_s: float) -> None:
+    """Starts a build and kills it with all its jobs `delay_s` after `stage` has opened its log."""
+    for log in logs_of(victim, stage):
+        log.unlink()
+    process = subprocess.Popen(
+        victim.command(),
+        cwd=victim.folder,
+        env=victim.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and not logs_of(victim, stage):
+        assert time.monotonic() < deadline, f"{stage} did not start"
+        time.sleep(0.02)
+    assert process.poll() is None, f"the build ended before {stage} was seen"
+    time.sleep(delay_s)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def logs_of(victim: Workflow, stage: str) -> list[Path]:
+    folders = [top / "logs" for top in tops(victim)]
+    return [log for folder in folders for log in (*folder.glob(f"{stage}.log"), *folder.glob(f"{stage}/*.log"))]

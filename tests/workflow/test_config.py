@@ -1,0 +1,42 @@
+"""Bad configuration: one sentence and exit code 2 from snakemake itself, and nothing written."""
+
+import pytest
+
+from tests.workflow.conftest import Workflow
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"model": "dmeo"}, "error: unknown model 'dmeo'. Did you mean 'demo'? Known: "),
+        ({"device": "pixel66"}, "error: unknown device 'pixel66'. Did you mean 'pixel6'? Known: "),
+        ({"formt": "fp16"}, "error: unknown config key 'formt'. Did you mean 'format'? Known: "),
+        ({"density": "2"}, "error: config key 'density' is 2, expected the share of units used per token"),
+    ],
+)
+def test_bad_configuration(workflow: Workflow, tmp_path, config: dict[str, object], sentence: str) -> None:
+    elsewhere = workflow.at(tmp_path)
+    done = elsewhere.run(**config)
+    assert done.returncode == 2
+    *notes, line = done.stderr.splitlines()
+    assert line.startswith(sentence)
+    assert [note for note in notes if not note.startswith("Using workflow specific profile")] == []
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_build_that_runs_already_is_not_disturbed(built: Workflow) -> None:
+    from compiler._lock import hold
+
+    with hold(built.device.parent):
+        done = built.run("--forcerun", "report")
+    assert done.returncode == 2
+    assert "another build runs in build/tiny" in done.stderr
+
+
+def test_a_budget_that_cannot_hold_the_resident_part(built: Workflow, tmp_path) -> None:
+    """A stage that refuses gives its own sentence, exit code 2 and no artifact."""
+    refused = built.at(tmp_path, dram_budget=1000)
+    done = refused.run()
+    assert done.returncode == 2
+    assert "error: " in done.stdout + done.stderr
+    assert not refused.artifact.exists()
