@@ -17,7 +17,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from compiler._io import Workspace, code_digest, digest, load_record, save_record, sha256_of
+from compiler._code import stage_digest
+from compiler._io import Workspace, digest, load_record, save_record, sha256_of
 from schemas.base import Record
 from schemas.errors import ColdpressError, UnknownNameError
 
@@ -134,8 +135,7 @@ def execute(stage: str, argv: list[str]) -> None:
         if name in parameters:
             inputs[name] = tuple(arguments.layers) if name == "layers" else arguments.threads
     if "work" in parameters:
-        code = code_digest(f"compiler/{stage}", f"compiler/{stage}.py", "schemas", "runtime")
-        fingerprint = digest(stage, code, inputs["config"].to_json(), *input_digests)
+        fingerprint = digest(stage, stage_digest(stage), inputs["config"].to_json(), *input_digests)
         inputs["work"] = Workspace(arguments.output.resolve().with_suffix(""), fingerprint)
     save_record(importlib.import_module(f"compiler.{stage}").run(**inputs), arguments.output)
 

@@ -139,13 +139,3 @@ class Workspace:
                 return (file.metadata() or {}).get(FINGERPRINT_KEY) == self.fingerprint
         except SafetensorError:
             return False
-
-
-def code_digest(*modules: str) -> str:
-    """Digest of the source files of `modules`: files or packages under the repository root, those that exist."""
-    root = Path(__file__).resolve().parent.parent
-    files: list[Path] = []
-    for module in modules:
-        target = root / module
-        files += sorted(target.rglob("*.py")) if target.is_dir() else [target] if target.exists() else []
-    return digest(*(text for file in files for text in (file.relative_to(root).as_posix(), file.read_text("utf-8"))))

@@ -42,7 +42,7 @@ class PredictConfig(Record):
     overprediction: float = Field(
         default=1.75, ge=1, description="predicted over true density up to which a predictor counts as large enough"
     )
-    steps: PositiveCount = Field(default=160, description="updates per rank that is tried")
+    steps: PositiveCount = Field(default=120, description="updates per rank that is tried")
     batch_tokens: PositiveCount = Field(default=1024, description="tokens per update")
     held_out_share: float = Field(
         default=0.2, gt=0, lt=1, description="share of the calibration tokens kept for choosing and for judging"
@@ -172,9 +172,10 @@ def _grow(
         )
         threshold = training.choose_threshold(weights, chosen_by, config.target_recall)
         predicted = training.quality(weights, threshold, chosen_by).predicted_density
-        if rank >= max_rank or predicted <= config.overprediction * density:
+        excess = predicted / max(config.overprediction * density, 1e-9)
+        if rank >= max_rank or excess <= 1:
             return weights
-        rank = min(max_rank, -(-round(rank * GROWTH) // RANK_STEP) * RANK_STEP)
+        rank = min(max_rank, -(-round(rank * max(GROWTH, excess)) // RANK_STEP) * RANK_STEP)
 
 
 def _gate(model: Model, exact_zeros: bool, layer: int, seed: int) -> "torch.Tensor":
