@@ -28,6 +28,7 @@ include: "rules/report.smk"
 rule all:
     default_target: True
     input:
+        f"{DEVICE}/package.json",
         f"{DEVICE}/metrics.json",
         f"{DEVICE}/report.html",
     localrule: True

@@ -8,6 +8,7 @@ import argparse
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from compiler._io import load_record
@@ -63,7 +64,7 @@ def show(folder: Path, prompt: str) -> str:
     table = "\n".join(f"  {name:18s}{value}" for name, value in rows(metrics))
     title = f"{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}"
     return (
-        f"\n{title}\n\n  {prompt}{text}\n\n{table}\n\n"
+        f"\n{title}\n\n{textwrap.indent(prompt + text, '  ')}\n\n{table}\n\n"
         f"  {'artifact':18s}{_shown(Path(package.folder))}\n  {'report':18s}{_shown(folder / 'report.html')}"
     )
 

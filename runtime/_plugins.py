@@ -1,6 +1,7 @@
 """A plug-in is a file; its file name is its name in the config. No registry, no import side effects."""
 
 import importlib
+import importlib.util
 import pkgutil
 from types import ModuleType
 
@@ -8,8 +9,9 @@ from schemas.errors import UnknownNameError
 
 
 def names(package: str) -> tuple[str, ...]:
-    """The plug-ins of a package, such as `runtime.cache`: its public modules, sorted."""
-    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    """The plug-ins of a package, such as `runtime.cache`: its public modules, sorted. Nothing of it is imported."""
+    spec = importlib.util.find_spec(package)
+    found = pkgutil.iter_modules((spec and spec.submodule_search_locations) or [])
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 

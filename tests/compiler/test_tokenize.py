@@ -239,8 +239,8 @@ def test_rows_without_text(model: Model, tmp_path: Path, line: str, expected: st
 
 
 def test_text_that_is_no_utf8(model: Model, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-    assert refusal(model, tmp_path / "a.txt", tmp_path / "w") == "a.txt: the text is not UTF-8 at byte 3; convert it"
+    (tmp_path / "a.txt").write_bytes(b"na\xefve")
+    assert refusal(model, tmp_path / "a.txt", tmp_path / "w") == "a.txt: the text is not UTF-8 at byte 2; convert it"
 
 
 def test_blocks_that_leave_nothing_to_predict(model: Model, text: Path, tmp_path: Path) -> None:

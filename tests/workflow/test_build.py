@@ -46,21 +46,15 @@ def tops(built: Workflow) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_cores_chunks_and_folder_change_no_byte(built: Workflow, tmp_path: Path) -> None:
-    other = built.at(tmp_path / "elsewhere" / "deeper", layers_per_job=1)
-    other.build(cores=1)
-    assert contents(other.artifact) == contents(built.artifact)
-    assert other.identity() == built.identity()
-
-
-@pytest.mark.slow
-def test_killed_in_any_stage_the_next_run_completes(built: Workflow, tmp_path: Path) -> None:
-    victim = built.at(tmp_path)
+def test_cores_chunks_folder_and_kills_change_no_byte(built: Workflow, tmp_path: Path) -> None:
+    """The same build on one core, in other chunks, elsewhere, and killed in stage after stage."""
+    victim = built.at(tmp_path / "elsewhere" / "deeper", layers_per_job=1)
     for stage, delay_s in (("calibrate", 1.0), ("quantize", 0.0), ("predict", 2.0), ("package", 0.2)):
         kill_during(victim, stage, delay_s)
         assert not victim.artifact.exists() or contents(victim.artifact) == contents(built.artifact)
-    victim.build()
+    victim.build(cores=1)
     assert contents(victim.artifact) == contents(built.artifact)
+    assert victim.identity() == built.identity()
     assert not [path for path in victim.device.iterdir() if path.name.endswith(".tmp")]
 
 
@@ -69,7 +63,7 @@ def kill_during(victim: Workflow, stage: str, delay_s: float) -> None:
     for log in logs_of(victim, stage):
         log.unlink()
     process = subprocess.Popen(
-        victim.command(),
+        victim.command(cores=1),
         cwd=victim.folder,
         env=victim.environment(),
         stdout=subprocess.DEVNULL,

@@ -1,7 +1,13 @@
 """Bad configuration: one sentence and exit code 2 from snakemake itself, and nothing written."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from compiler._lock import hold
+from runtime.artifact import open_artifact
+from runtime.integrity import verify_artifact
 from tests.workflow.conftest import Workflow
 
 
@@ -10,11 +16,11 @@ from tests.workflow.conftest import Workflow
     [
         ({"model": "dmeo"}, "error: unknown model 'dmeo'. Did you mean 'demo'? Known: "),
         ({"device": "pixel66"}, "error: unknown device 'pixel66'. Did you mean 'pixel6'? Known: "),
-        ({"formt": "fp16"}, "error: unknown config key 'formt'. Did you mean 'format'? Known: "),
+        ({"formatt": "fp16"}, "error: unknown config key 'formatt'. Did you mean 'format'? Known: "),
         ({"density": "2"}, "error: config key 'density' is 2, expected the share of units used per token"),
     ],
 )
-def test_bad_configuration(workflow: Workflow, tmp_path, config: dict[str, object], sentence: str) -> None:
+def test_bad_configuration(workflow: Workflow, tmp_path: Path, config: dict[str, object], sentence: str) -> None:
     elsewhere = workflow.at(tmp_path)
     done = elsewhere.run(**config)
     assert done.returncode == 2
@@ -25,18 +31,19 @@ def test_bad_configuration(workflow: Workflow, tmp_path, config: dict[str, objec
 
 
 def test_a_build_that_runs_already_is_not_disturbed(built: Workflow) -> None:
-    from compiler._lock import hold
-
     with hold(built.device.parent):
         done = built.run("--forcerun", "report")
     assert done.returncode == 2
     assert "another build runs in build/tiny" in done.stderr
 
 
-def test_a_budget_that_cannot_hold_the_resident_part(built: Workflow, tmp_path) -> None:
-    """A stage that refuses gives its own sentence, exit code 2 and no artifact."""
-    refused = built.at(tmp_path, dram_budget=1000)
-    done = refused.run()
+def test_a_budget_that_cannot_hold_the_resident_part(built: Workflow, tmp_path: Path) -> None:
+    """A stage that refuses gives its own sentence, exit code 2, and leaves the artifact that was there."""
+    copy = built.at(tmp_path / "copy")
+    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True)
+    done = copy.run(dram_budget=1000)
     assert done.returncode == 2
     assert "error: " in done.stdout + done.stderr
-    assert not refused.artifact.exists()
+    assert "1000" in done.stdout + done.stderr
+    assert copy.identity() == built.identity()
+    assert verify_artifact(open_artifact(copy.artifact)) > 0

@@ -1,0 +1,67 @@
+"""compiler/summary.py: the screen after a build, from the build's own records."""
+
+from pathlib import Path
+
+import pytest
+
+from compiler import summary
+from compiler._io import save_record
+from schemas.metrics import Metrics
+from schemas.package import Package
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    metrics = Metrics(
+        model="demo",
+        device="pixel6",
+        method="predictor",
+        format="int8_group32",
+        artifact_bytes=4_600_000,
+        flash_bytes=3_000_000,
+        resident_bytes=813_600,
+        budget_bytes=2_200_000,
+        flash_bytes_per_token=123_456.0,
+        reads_per_token=55.04,
+        hit_rate=0.191,
+        ppl_source=23.912,
+        ppl_artifact=25.288,
+        tokens_per_s=46.4,
+        modelled_tokens_per_s=1241.0,
+    )
+    package = Package(
+        folder=str(tmp_path / "demo.coldpress"),
+        manifest_sha256="0" * 64,
+        artifact_bytes=4_600_000,
+        flash_bytes=3_000_000,
+        resident_bytes=813_600,
+        predictor_bytes=0,
+    )
+    save_record(metrics, tmp_path / "metrics.json")
+    save_record(package, tmp_path / "package.json")
+    return tmp_path
+
+
+def test_the_screen_has_text_figures_and_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "generate", lambda artifact, prompt, num_tokens: f" [{artifact.name} {num_tokens}]")
+    text = summary.show(folder, "Once")
+    assert "Once [demo.coldpress 48]" in text
+    for figure in ("4.6 MB", "813.6 kB", "2.2 MB", "123.5 kB", "55.0 reads", "19.1%", "23.91", "25.29", "46 tokens/s"):
+        assert figure in text, figure
+    assert str(folder / "demo.coldpress") in text
+    assert str(folder / "report.html") in text
+
+
+def test_what_is_missing_is_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert summary.main([str(folder)]) == 2  # the artifact is not there: the runtime's own sentence
+    assert capsys.readouterr().err.startswith("error: ")
+    (folder / "metrics.json").unlink()
+    assert summary.main([str(folder)]) == 2
+    assert "no such Metrics record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (4.2e9, "4.2 GB")]
+)
+def test_sizes(num_bytes: float, text: str) -> None:
+    assert summary.size(num_bytes) == text
