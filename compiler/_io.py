@@ -6,6 +6,7 @@ Snakemake deletes a failed rule's declared outputs, but not these array files, a
 everything it was made from.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -98,7 +99,12 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], fingerprint: str =
     """
     contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
     with replacing(path) as temporary:
-        save_file(contiguous, temporary, metadata={FINGERPRINT_KEY: fingerprint} if fingerprint else None)
+        try:
+            save_file(contiguous, temporary, metadata={FINGERPRINT_KEY: fingerprint} if fingerprint else None)
+        except SafetensorError as error:  # it tells of a full disk in words only
+            if "No space left" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+            raise
     return ArrayFile(array_file=str(path.resolve()), sha256=sha256_of(path))
 
 
@@ -126,10 +132,16 @@ class Workspace:
 
     def once(self, key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> ArrayFile:
         """The array file `key`: the one an interrupted run of the same inputs left, else `make()` saved."""
-        path = self.folder / f"{key}.safetensors"
-        if self._is_current(path):
-            return ArrayFile(array_file=str(path.resolve()), sha256=sha256_of(path))
-        return save_arrays(path, make(), self.fingerprint)
+        return self.current(key) or save_arrays(self.path(key), make(), self.fingerprint)
+
+    def path(self, key: str) -> Path:
+        """Where the array file `key` lies."""
+        return self.folder / f"{key}.safetensors"
+
+    def current(self, key: str) -> ArrayFile | None:
+        """The array file `key` if a run of the same inputs left it whole."""
+        path = self.path(key)
+        return ArrayFile(array_file=str(path.resolve()), sha256=sha256_of(path)) if self._is_current(path) else None
 
     def _is_current(self, path: Path) -> bool:
         if not path.exists():
