@@ -18,16 +18,18 @@ from schemas.package import Package
 
 PROMPT = "The for statement is used to"
 NUM_TOKENS = 48
+TEMPERATURE, SEED = "0.6", "7"
+"""Greedily, a model of four million parameters soon repeats itself."""
 
 
 def generate(artifact: Path, prompt: str, num_tokens: int) -> str:
-    """Text that the runtime continues `prompt` with.
+    """Text that the runtime continues `prompt` with, sampled with a fixed seed.
 
     Raises:
         ColdpressError: with the runtime's own sentence, if it refuses.
     """
     command = [sys.executable, "-m", "runtime", "generate", str(artifact), "--prompt", prompt]
-    command += ["--max-new-tokens", str(num_tokens), "--json"]
+    command += ["--max-new-tokens", str(num_tokens), "--temperature", TEMPERATURE, "--seed", SEED, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ColdpressError(done.stderr.strip().removeprefix("error: ") or f"generate ended with {done.returncode}")
