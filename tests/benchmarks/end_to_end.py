@@ -33,7 +33,7 @@ MODELS = {
     "stories260k": ("corpora/tinystories/calib.jsonl", "90%"),
     "tinystories656k": ("corpora/tinystories/calib.jsonl", "80%"),
     "tinystories656k-relu": ("corpora/tinystories/calib.jsonl", "80%"),
-    "tinystories-opt-0.9m": ("corpora/tinystories/calib.jsonl", "80%"),
+    "tinystories-opt-0.9m": ("corpora/tinystories/calib.jsonl", "90%"),
     "prose7m": ("corpora/wikitext-2", "60%"),
     "prose7m-relu": ("corpora/wikitext-2", "60%"),
 }
@@ -48,7 +48,7 @@ def settings(model: str, device: str) -> dict[str, object]:
     data = find_data_folder()
     if data is None:
         raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder, or pass --models demo")
-    return config | {"model": data / "models" / model, "corpus": data / corpus, "context_length": 256}
+    return config | {"model": data / "models" / model, "corpus": data / corpus, "context_length": 128}
 
 
 def measure(model: str, device: str, folder: Path) -> dict[str, float]:
