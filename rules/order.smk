@@ -1,7 +1,10 @@
 rule order:
     input:
+        model=SOURCE,
         activations=f"{DEVICE}/recalibrate.json",
         sparsity=f"{DEVICE}/allocate.json",
+        placement=f"{DEVICE}/place.json",
+        device=f"{DEVICE}/device.json",
     output:
         f"{DEVICE}/order/{{chunk}}.json",
     log:
@@ -12,7 +15,9 @@ rule order:
     params:
         code=stage_digest("order"),
         heuristic=CONFIG.order,
+        seed=CONFIG.seed,
         layers=layers,
     shell:
-        RUN + " order --heuristic {params.heuristic:q} --activations {input.activations:q}"
-        " --sparsity {input.sparsity:q} --layers {params.layers} --output {output:q} 2> {log:q}"
+        RUN + " order --heuristic {params.heuristic:q} --seed {params.seed} --model {input.model:q}"
+        " --activations {input.activations:q} --sparsity {input.sparsity:q} --placement {input.placement:q}"
+        " --device {input.device:q} --layers {params.layers} --output {output:q} 2> {log:q}"

@@ -6,7 +6,7 @@ population count of the AND of two rows, 64 tokens at a time, with two rows of e
 
 import numpy as np
 
-from compiler.order._numba import compiled
+from compiler.order._numba import compiled, population_count
 
 BLOCK_BYTES = 1 << 20
 """Rows that are compared with each other at a time: both blocks stay in a core's cache."""
@@ -45,14 +45,6 @@ def adjacent_share(bits: np.ndarray, order: np.ndarray) -> float:
 
 
 @compiled
-def _population(word):
-    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return (word * np.uint64(0x0101010101010101)) >> np.uint64(56)
-
-
-@compiled
 def _count_pairs(words, counts, block):
     n, num_words = words.shape
     for row_start in range(0, n, block):
@@ -67,8 +59,8 @@ def _count_pairs(words, counts, block):
                     c00 = c01 = c10 = c11 = np.uint64(0)
                     for w in range(num_words):
                         a, b, c, d = words[i, w], words[i2, w], words[j, w], words[j2, w]
-                        c00 += _population(a & c)
-                        c01 += _population(a & d)
-                        c10 += _population(b & c)
-                        c11 += _population(b & d)
+                        c00 += population_count(a & c)
+                        c01 += population_count(a & d)
+                        c10 += population_count(b & c)
+                        c11 += population_count(b & d)
                     counts[i, j], counts[i, j2], counts[i2, j], counts[i2, j2] = c00, c01, c10, c11

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+from numba import types
+from numba.extending import intrinsic
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -12,3 +14,16 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return numba.njit(cache=True)(function)
     except RuntimeError:  # a read-only installation without a writable cache folder
         return numba.njit(function)
+
+
+@intrinsic
+def _population_count(typing_context: Any, word: Any) -> Any:
+    """Set bits of a uint64 in compiled code: the processor's own instruction, in vector form where it has one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+population_count: Any = _population_count  # called with the word alone: the compiler adds the context

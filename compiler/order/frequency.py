@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from compiler.order._problem import Problem
 
-def arrange(bits: np.ndarray, num_tokens: int) -> np.ndarray:
-    """Unit ids by falling activation count, int32 [num_units]; `bits` as in schemas/activations.py."""
-    counts = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
+
+def arrange(problem: Problem) -> np.ndarray:
+    """Unit ids by falling activation count, int32 [num_units]."""
+    counts = np.bitwise_count(problem.bits).sum(axis=1, dtype=np.int64)
     return np.argsort(-counts, kind="stable").astype(np.int32)

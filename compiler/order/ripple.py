@@ -12,19 +12,15 @@ import numpy as np
 
 from compiler.order._coactivation import pair_counts
 from compiler.order._numba import compiled
+from compiler.order._problem import Problem
 
 RUN_PAIRS = 1 << 23
 """Pairs sorted at a time: 8 bytes each."""
 
 
-def arrange(bits: np.ndarray, num_tokens: int) -> np.ndarray:
-    """The order on flash, int32 [num_units]: unit ids by position.
-
-    Args:
-        bits: uint8 [num_units, ceil(num_tokens / 8)] packed activations (schemas/activations.py).
-        num_tokens: Tokens in `bits`.
-    """
-    return join_links(pair_counts(bits, num_tokens))
+def arrange(problem: Problem) -> np.ndarray:
+    """The order of all units on flash, pinned or not, as published; int32 [num_units]: unit ids by position."""
+    return join_links(pair_counts(problem.bits, problem.num_tokens))
 
 
 def join_links(counts: np.ndarray, run_pairs: int = RUN_PAIRS) -> np.ndarray:

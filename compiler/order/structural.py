@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from compiler.order._problem import Problem
 
-def arrange(bits: np.ndarray, num_tokens: int) -> np.ndarray:
+
+def arrange(problem: Problem) -> np.ndarray:
     """The identity, int32 [num_units]."""
-    return np.arange(len(bits), dtype=np.int32)
+    return np.arange(len(problem.bits), dtype=np.int32)

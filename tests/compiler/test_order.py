@@ -8,12 +8,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compiler._io import load_arrays
-from compiler.order import OrderConfig, run
-from compiler.order._coactivation import adjacent_share, pair_counts
+from compiler._io import Workspace, load_arrays
+from compiler.order import OrderConfig, collapse
+from compiler.order import run as run_stage
+from compiler.order._coactivation import adjacent_share, pair_counts, to_words
 from compiler.order.ripple import arrange, join_links
+from schemas.activations import Activations
 from schemas.errors import ColdpressError, UnknownNameError
-from tests.support.statistics import activations_of, pack, sparsity_of, workspace
+from schemas.order import Order
+from schemas.sparsity import Sparsity
+from tests.support.statistics import (
+    activations_of,
+    device_of,
+    model_of,
+    pack,
+    placement_of,
+    problem_of,
+    sparsity_of,
+    workspace,
+)
+
+
+def run(
+    config: OrderConfig, activations: Activations, sparsity: Sparsity, layers: tuple[int, ...], work: Workspace
+) -> Order:
+    """The stage, with nothing pinned."""
+    shapes = [
+        {found.family: np.empty((found.num_units, 0)) for found in entry.families} for entry in activations.layers
+    ]
+    shapes[0] |= {found.family: np.empty((1, 0)) for found in sparsity.densities if found.family not in shapes[0]}
+    placement = placement_of(work.folder, shapes)
+    return run_stage(config, model_of(len(shapes)), activations, sparsity, placement, device_of(), layers, work)
 
 
 def algorithm_1(counts: np.ndarray) -> list[int]:
@@ -56,9 +81,9 @@ def test_links_are_joined_as_published(counts: np.ndarray, run_pairs: int) -> No
 
 
 def test_larger_graphs_are_joined_as_published() -> None:
-    bits = pack(planted(90, 400, 6))
-    counts = np.triu(pair_counts(bits, 400), 1)
-    assert arrange(bits, 400).tolist() == algorithm_1(counts)
+    active = planted(90, 400, 6)
+    counts = np.triu(pair_counts(pack(active), 400), 1)
+    assert arrange(problem_of(active)).tolist() == algorithm_1(counts)
     assert join_links(counts, 100).tolist() == algorithm_1(counts)
 
 
@@ -66,7 +91,7 @@ def test_units_that_never_fire_together_are_joined_by_id() -> None:
     """2 and 4 first; then pairs of count 0, by i and j: 0-1, 0-2, 1-3, 3-5. The path's ends are 4 and 5."""
     active = np.zeros((6, 16), bool)
     active[2, :5] = active[4, :5] = True
-    assert arrange(pack(active), 16).tolist() == [4, 2, 0, 1, 3, 5]
+    assert arrange(problem_of(active)).tolist() == [4, 2, 0, 1, 3, 5]
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,7 +126,7 @@ def test_adjacent_share_counts_either_neighbour() -> None:
 def test_planted_groups_are_found() -> None:
     active = planted(400, 1000, 10)
     bits = pack(active)
-    ripple, structural = adjacent_share(bits, arrange(bits, 1000)), adjacent_share(bits, np.arange(400))
+    ripple, structural = adjacent_share(bits, arrange(problem_of(active))), adjacent_share(bits, np.arange(400))
     assert structural < 0.35
     assert ripple > 2 * structural
 
@@ -110,7 +135,7 @@ def test_planted_groups_are_found() -> None:
 def test_never_worse_than_the_model_s_order(seed: int) -> None:
     active = np.random.default_rng(seed).random((120, 256)) < 0.15
     bits = pack(active)
-    assert adjacent_share(bits, arrange(bits, 256)) >= adjacent_share(bits, np.arange(120))
+    assert adjacent_share(bits, arrange(problem_of(active))) >= adjacent_share(bits, np.arange(120))
 
 
 def test_stage_orders_the_layers_it_is_given(tmp_path: Path) -> None:
@@ -126,7 +151,7 @@ def test_stage_orders_the_layers_it_is_given(tmp_path: Path) -> None:
     ]
     expected = pack(layers[10]["mlp_mid"])
     found = load_arrays(order.entries[1].arrays)["order"]
-    assert (found == arrange(expected, 100)).all()
+    assert (found == arrange(problem_of(layers[10]["mlp_mid"]))).all()
     assert order.entries[1].heuristic == "ripple"
     assert order.entries[1].adjacent_coactivation == adjacent_share(expected, found)
 
@@ -158,3 +183,46 @@ def test_missing_bits_and_unknown_heuristics_are_named(tmp_path: Path) -> None:
         run(OrderConfig(), activations, sparsity, (0,), workspace(tmp_path / "o"))
     with pytest.raises(UnknownNameError, match="Did you mean 'ripple'"):
         run(OrderConfig(heuristic="riple"), activations, sparsity, (0,), workspace(tmp_path / "o"))
+
+
+def reads_cost(active: np.ndarray, order: np.ndarray, gap_cost: float) -> float:
+    """The cost that `collapse` lowers, token by token: a first read, then the cheaper of bytes and read."""
+    total = 0.0
+    for token in active[order].T:
+        places = np.flatnonzero(token)
+        total += (1.0 if places.size else 0.0) + np.minimum((np.diff(places) - 1) * gap_cost, 1.0).sum()
+    return total
+
+
+@pytest.mark.parametrize("gap_cost", [0.02, 0.1, 0.3, 1.0, 4.0])
+def test_the_search_knows_its_own_cost_and_lowers_it(gap_cost: float) -> None:
+    active = planted(90, 300, 6)
+    order = np.random.default_rng(0).permutation(90)
+    start = order.copy()
+    friends = collapse.nearest_friends(pair_counts(pack(active), 300), active.sum(axis=1))
+    before, after = collapse.improve(to_words(pack(active)), order, friends, gap_cost, 20_000, 0)
+    assert sorted(order) == list(range(90))
+    assert before == pytest.approx(reads_cost(active, start, min(1.0, gap_cost)))
+    assert after == pytest.approx(reads_cost(active, order, min(1.0, gap_cost)))
+    assert after < 0.9 * before
+
+
+def test_pinned_units_lie_last_and_the_others_cost_less_than_algorithm_1() -> None:
+    active = planted(120, 400, 6)
+    pinned = tuple(np.argsort(-active.sum(axis=1), kind="stable")[:24].tolist())
+    problem = problem_of(active, pinned, gap_cost=0.1)
+    order = collapse.arrange(problem)
+    assert order[-24:].tolist() == sorted(pinned)
+    read = active & ~problem.pinned[:, None]
+    assert reads_cost(read, order, 0.1) < reads_cost(read, arrange(problem), 0.1)
+
+
+def test_friends_share_the_most_tokens() -> None:
+    active = planted(40, 200, 4)
+    friends = collapse.nearest_friends(pair_counts(pack(active), 200), active.sum(axis=1))
+    for unit, found in enumerate(friends):
+        both = (active & active[unit]).sum(axis=1)
+        likeness = both / np.maximum((active | active[unit]).sum(axis=1), 1)
+        likeness[unit] = -1
+        assert unit not in found
+        assert likeness[found].min() >= np.sort(likeness)[-len(found)] - 1e-6

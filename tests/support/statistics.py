@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from compiler._io import Workspace, save_arrays
+from compiler.order._problem import Problem
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName, Method
 from schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource
+from schemas.placement import LayerPlacement, Placement
 from schemas.sparsity import Budget, Densities, Sparsity
 
 
@@ -22,6 +24,28 @@ def workspace(folder: Path) -> Workspace:
 def pack(active: np.ndarray) -> np.ndarray:
     """bool [num_units, num_tokens] as the packed bits of an activation file."""
     return np.packbits(active, axis=1, bitorder="little")
+
+
+def problem_of(active: np.ndarray, pinned: tuple[int, ...] = (), gap_cost: float = 0.25) -> Problem:
+    """An ordering problem from bool [num_units, num_tokens]."""
+    mask = np.zeros(len(active), bool)
+    mask[list(pinned)] = True
+    return Problem(pack(active), active.shape[1], mask, gap_cost)
+
+
+def placement_of(folder: Path, layers: list[Mapping[FamilyName, np.ndarray]]) -> Placement:
+    """A placement that pins nothing; `layers` as in `activations_of`."""
+    pairs = [(number, family, active) for number, families in enumerate(layers) for family, active in families.items()]
+    arrays = {f"{number}.{family}": np.ones(len(active), np.int8) for number, family, active in pairs}
+    return Placement(
+        solver="none",
+        tiers=("dram", "flash"),
+        layers=tuple(LayerPlacement(layer=n, family=f, num_pinned=0, min_pinned=0) for n, f, _ in pairs),
+        arrays=save_arrays(folder / "placement.safetensors", arrays),
+        objective=0.0,
+        gap=0.0,
+        pinned_bytes=0,
+    )
 
 
 def statistics_of(folder: Path, layer: int, family: FamilyName, active: np.ndarray) -> FamilyStatistics:
