@@ -1,12 +1,12 @@
-"""PowerInfer's placement problem (6.3) over batches of units: built, shrunk without losing an optimum, read back.
+"""PowerInfer's placement problem (6.3) over batches of units and any number of memory tiers, fastest first.
 
-A group is one family of one layer. Its units, sorted by impact, form batches of equal size (6.3.3) and one remainder,
-so some optimum takes the first k batches of a group: only k, and whether the remainder is taken, are open. `shrink`
-bounds k from both sides with a Lagrange multiplier: a k is dropped when even the relaxation that is forced to it stays
-below a known solution. The rest is a small integer program (`Program`), the same for every solver.
+A group is one family of one layer. Its units, sorted by impact, form batches of equal size (6.3.3) and one remainder.
+Equal batches are interchangeable but for their impact, so some optimum gives the first c_0 batches of a group to the
+fastest tier, the next c_1 to the second, and so on: exchanging two batches that lie otherwise loses nothing (the
+rearrangement inequality) and moves no byte. What is open per group are these counts and the remainder's tier, instead
+of one binary per batch and tier; tests hold this to brute force over the paper's own variables.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,276 +25,139 @@ class Group:
     family: FamilyName
     unit_bytes: int
     batch_units: int
-    min_units: int
-    """C_l (Eq. 4): the group pins none or at least so many units."""
+    min_units: tuple[int, ...]
+    """C_l (Eq. 4) per fast tier: the tier gets none of the group's units or at least so many."""
+    worth: tuple[int, ...]
+    """Per fast tier, descending: what an impact of 1 counts there; (1,) where there is one fast tier (Eq. 2)."""
     units: np.ndarray
     """int64 [num_units]: unit ids, descending impact, ties by id."""
-    batch_values: np.ndarray
-    """int64 [num_full_batches], descending."""
-    remainder_units: int
-    remainder_value: int
+    values: np.ndarray
+    """int64 [num_batches + 1]: summed impact of the first k full batches, concave in k."""
+    rest_units: int
+    rest_value: int
 
     @property
-    def reachable(self) -> bool:
-        """Whether the group has C_l units at all."""
-        return self.min_units <= self.units.size
+    def num_batches(self) -> int:
+        """Full batches."""
+        return self.values.size - 1
 
-    def first_allowed(self, with_remainder: bool) -> int:
-        """Fewest full batches that reach C_l."""
-        lacking = self.min_units - (self.remainder_units if with_remainder else 0)
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a full batch."""
+        return self.batch_units * self.unit_bytes
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes of the remainder."""
+        return self.rest_units * self.unit_bytes
+
+    @property
+    def gains(self) -> tuple[int, ...]:
+        """Worth of a tier over the next one: an impact among the first c_0 + … + c_j batches counts gains[j] more."""
+        return tuple(here - below for here, below in zip(self.worth, (*self.worth[1:], 0), strict=True))
+
+    def reachable(self, tier: int) -> bool:
+        """Whether the group has C_l units at all."""
+        return self.min_units[tier] <= self.units.size
+
+    def first_allowed(self, tier: int, with_rest: bool) -> int:
+        """Fewest full batches that reach C_l in a tier, together with the remainder or without it."""
+        lacking = self.min_units[tier] - (self.rest_units if with_rest else 0)
         return max(0, -(-lacking // self.batch_units))
 
 
 def make_group(
-    layer: int, family: FamilyName, counts: np.ndarray, unit_bytes: int, min_units: int, batch_units: int
+    layer: int,
+    family: FamilyName,
+    counts: np.ndarray,
+    unit_bytes: int,
+    min_units: tuple[int, ...],
+    batch_units: int,
+    worth: tuple[int, ...] = (1,),
 ) -> Group:
     """Sorts units by impact and cuts them into batches; `counts` int64 [num_units]."""
-    units = np.lexsort((np.arange(counts.size), -counts))
-    full = counts.size // batch_units
+    units = np.argsort(-counts, kind="stable")
     ordered = counts[units]
-    values = ordered[: full * batch_units].reshape(full, batch_units).sum(axis=1)
-    rest = ordered[full * batch_units :]
-    return Group(layer, family, unit_bytes, batch_units, min_units, units, values, rest.size, int(rest.sum()))
+    totals = np.concatenate([[0], np.cumsum(ordered)])
+    values = totals[: counts.size // batch_units * batch_units + 1 : batch_units].copy()
+    rest_units, rest_value = counts.size % batch_units, int(totals[-1] - values[-1])
+    return Group(layer, family, unit_bytes, batch_units, min_units, worth, units, values, rest_units, rest_value)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """All groups and the bytes of both tiers (Eq. 6); `slow_bytes` None: the slow tier holds everything."""
+    """All groups and the bytes of every tier (Eq. 6); `last_bytes` None: the slowest tier holds everything."""
 
     groups: tuple[Group, ...]
-    fast_bytes: int
-    slow_bytes: int | None = None
+    fast_bytes: tuple[int, ...]
+    last_bytes: int | None = None
 
     @property
     def least_fast_bytes(self) -> int:
-        """What does not fit the slow tier must be in the fast one, since every unit is in one of them (Eq. 3)."""
+        """What does not fit the slowest tier must be in a faster one, since every unit is in one of them (Eq. 3)."""
         total = sum(group.units.size * group.unit_bytes for group in self.groups)
-        return 0 if self.slow_bytes is None else max(0, total - self.slow_bytes)
+        return 0 if self.last_bytes is None else max(0, total - self.last_bytes)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is pinned of a group: its first `num_batches` full batches, and its remainder or not."""
+    """Where a group lies: full batches per fast tier, and the remainder's tier (the number of fast tiers: slowest)."""
 
-    num_batches: int
-    remainder: bool
-
-
-def pinned_units(group: Group, choice: Choice) -> np.ndarray:
-    """Ids of the pinned units, int64, descending impact."""
-    full = group.batch_values.size * group.batch_units
-    rest = group.units[full:] if choice.remainder else group.units[:0]
-    return np.concatenate([group.units[: choice.num_batches * group.batch_units], rest])
+    counts: tuple[int, ...]
+    rest_tier: int
 
 
-def value_of(group: Group, choice: Choice) -> int:
-    """Summed impact of what is pinned."""
-    return int(group.batch_values[: choice.num_batches].sum()) + choice.remainder * group.remainder_value
+def nowhere(problem: Problem) -> tuple[Choice, ...]:
+    """All units in the slowest tier."""
+    tiers = len(problem.fast_bytes)
+    return tuple(Choice((0,) * tiers, tiers) for _ in problem.groups)
+
+
+def tiers_of(group: Group, choice: Choice) -> np.ndarray:
+    """int8 [num_units] by unit id: the tier's index, 0 the fastest."""
+    tier = np.full(group.units.size, len(choice.counts), np.int8)
+    ends = np.cumsum(choice.counts) * group.batch_units
+    for number, (count, end) in enumerate(zip(choice.counts, ends.tolist(), strict=True)):
+        tier[group.units[end - count * group.batch_units : end]] = number
+    tier[group.units[group.units.size - group.rest_units :]] = choice.rest_tier
+    return tier
+
+
+def units_of(group: Group, choice: Choice, tier: int) -> int:
+    """Units of the group in a fast tier."""
+    return choice.counts[tier] * group.batch_units + (choice.rest_tier == tier) * group.rest_units
 
 
 def bytes_of(group: Group, choice: Choice) -> int:
-    """Bytes of what is pinned."""
-    return (choice.num_batches * group.batch_units + choice.remainder * group.remainder_units) * group.unit_bytes
+    """Bytes in all fast tiers together."""
+    return sum(units_of(group, choice, tier) for tier in range(len(choice.counts))) * group.unit_bytes
 
 
-# Shrinking
+def impact_of(group: Group, choice: Choice) -> int:
+    """Summed impact of all units that are not in the slowest tier."""
+    return int(group.values[sum(choice.counts)]) + (choice.rest_tier < len(choice.counts)) * group.rest_value
 
 
-@dataclass(frozen=True)
-class Span:
-    """The choices of one group that remain open: off, or from `low` to `high` full batches."""
-
-    may_be_off: bool
-    may_be_on: bool
-    low: int
-    high: int
+def value_of(group: Group, choice: Choice) -> int:
+    """The group's part of the objective (Eq. 2): impacts weighted by their tier's worth."""
+    levels = np.cumsum(choice.counts).tolist()
+    value = sum(gain * int(group.values[level]) for gain, level in zip(group.gains, levels, strict=True))
+    return value + (*group.worth, 0)[choice.rest_tier] * group.rest_value
 
 
-@dataclass(frozen=True)
-class Relaxation:
-    """A bound on the optimum, a multiplier that gives it, and the value of a known solution (None: none known)."""
-
-    bound: float
-    multiplier: float
-    known: int | None
-
-
-def _batch_bytes(group: Group) -> int:
-    return group.batch_units * group.unit_bytes
-
-
-def _priced(group: Group, price: float) -> np.ndarray:
-    """float64 [num_full_batches + 1]: value minus price x bytes of k batches and the remainder if that pays.
-
-    A relaxation of Eq. 7: k below the reach of C_l even with the remainder is -inf, all others are allowed.
-    """
-    steps = group.batch_values - price * _batch_bytes(group)
-    totals = np.concatenate([[0.0], np.cumsum(steps)])
-    totals += max(0.0, group.remainder_value - price * group.remainder_units * group.unit_bytes)
-    totals[: group.first_allowed(with_remainder=True)] = -np.inf
-    return totals if group.reachable else np.full_like(totals, -np.inf)
-
-
-def _bound(problem: Problem, price: float) -> float:
-    """Lagrange bound at `price` per byte (negative: a premium for what the slow tier cannot hold)."""
-    limit = problem.fast_bytes if price >= 0 else problem.least_fast_bytes
-    return price * limit + sum(max(0.0, float(_priced(group, price).max())) for group in problem.groups)
-
-
-def relax(problem: Problem, num_steps: int = 60) -> Relaxation:
-    """The best Lagrange bound, by ternary search over the price (the bound is convex in it), and a greedy solution."""
-    highest = max((float(g.batch_values.max(initial=0)) / _batch_bytes(g) for g in problem.groups), default=0.0)
-    highest = max([highest, *(g.remainder_value / (g.unit_bytes * max(1, g.remainder_units)) for g in problem.groups)])
-    low, high = (-highest if problem.least_fast_bytes else 0.0), highest
-    for _ in range(num_steps):
-        third = (high - low) / 3
-        if _bound(problem, low + third) <= _bound(problem, high - third):
-            high -= third
-        else:
-            low += third
-    price = min((low, high, 0.0), key=lambda value: _bound(problem, value))
-    return Relaxation(_bound(problem, price), price, _known_value(problem, price))
-
-
-def _known_value(problem: Problem, price: float) -> int | None:
-    """Value of a feasible solution: groups in the order of their worth at `price`, then the best batches that fit."""
-    if problem.least_fast_bytes:
-        return None
-    room, taken = problem.fast_bytes, dict.fromkeys(range(len(problem.groups)), 0)
-    worth = [float(_priced(group, price).max()) for group in problem.groups]
-    for index in sorted(taken, key=lambda i: (-worth[i], i)):
-        group = problem.groups[index]
-        first, size = group.first_allowed(with_remainder=False), _batch_bytes(group)
-        wanted = max(first, int((group.batch_values > price * size).sum()))
-        wanted = min(wanted, room // size)
-        if worth[index] > 0 and group.batch_values.size >= wanted >= first:
-            taken[index], room = wanted, room - wanted * size
-    value = sum(value_of(group, Choice(taken[i], False)) for i, group in enumerate(problem.groups))
-    return value + _fill(problem, taken, room)
-
-
-def _fill(problem: Problem, taken: dict[int, int], room: int) -> int:
-    """Value of further batches of the groups in use that fit into `room`, best value per byte first."""
-    added = 0
-    while True:
-        open_groups = [
-            (group.batch_values[taken[i]] / _batch_bytes(group), -i)
-            for i, group in enumerate(problem.groups)
-            if (taken[i] or not group.min_units) and taken[i] < group.batch_values.size and _batch_bytes(group) <= room
-        ]
-        if not open_groups:
-            return added
-        index = -max(open_groups)[1]
-        added += int(problem.groups[index].batch_values[taken[index]])
-        room -= _batch_bytes(problem.groups[index])
-        taken[index] += 1
-
-
-def shrink(problem: Problem, relaxation: Relaxation) -> tuple[Span, ...]:
-    """Per group, the choices that may be part of an optimum."""
-    spans: list[Span] = []
-    for group in problem.groups:
-        priced = _priced(group, relaxation.multiplier)
-        best = max(0.0, float(priced.max()))
-        # Forcing a group to a choice lowers the bound by what the choice lacks; the margin covers rounding of floats.
-        lacking = -np.inf if relaxation.known is None else relaxation.known - relaxation.bound
-        lacking -= 1e-9 * (1 + abs(relaxation.bound))
-        may_be_off = -best >= lacking
-        open_counts = np.flatnonzero(np.isfinite(priced) & (priced - best >= lacking))
-        on = open_counts.size > 0
-        spans.append(Span(may_be_off, on, int(open_counts[0]) if on else 0, int(open_counts[-1]) if on else 0))
-    return tuple(spans)
-
-
-# The integer program
-
-
-@dataclass(frozen=True)
-class Column:
-    """An integer variable from 0 to `upper`: batches of equal value and size, or a group's remainder."""
-
-    upper: int
-    value: int
-    units: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """One group of the program: y_l, what y_l = 1 brings by itself, and the columns that need y_l = 1."""
-
-    may_be_off: bool
-    base_value: int
-    base_units: int
-    base_size: int
-    min_units: int
-    columns: tuple[Column, ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """Maximize the value; sizes (bytes over their common divisor) between `least_size` and `most_size`."""
-
-    rows: tuple[Row, ...]
-    least_size: int
-    most_size: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A solver's values of y (bool per row) and of the columns (ints per row), and its proven upper bound."""
-
-    on: tuple[bool, ...]
-    columns: tuple[tuple[int, ...], ...]
-    bound: float
-
-
-def to_program(problem: Problem, spans: tuple[Span, ...]) -> Program:
-    """The open part of the problem; groups that can only be off are left out."""
-    divisor = math.gcd(*(group.unit_bytes for group in problem.groups))
-    rows = tuple(
-        _row(group, span, divisor) for group, span in zip(problem.groups, spans, strict=True) if span.may_be_on
-    )
-    return Program(rows, -(-problem.least_fast_bytes // divisor), problem.fast_bytes // divisor)
-
-
-def _row(group: Group, span: Span, divisor: int) -> Row:
-    unit_size = group.unit_bytes // divisor
-    base = Choice(span.low, remainder=False)
-    values, repeats = np.unique(-group.batch_values[span.low : span.high], return_counts=True)
-    columns = [
-        Column(int(times), int(-value), group.batch_units, group.batch_units * unit_size)
-        for value, times in zip(values, repeats, strict=True)
-    ]
-    if group.remainder_units:
-        size = group.remainder_units * unit_size
-        columns.append(Column(1, group.remainder_value, group.remainder_units, size))
-    base_units = span.low * group.batch_units
-    return Row(
-        span.may_be_off, value_of(group, base), base_units, base_units * unit_size, group.min_units, tuple(columns)
-    )
-
-
-def to_choices(problem: Problem, spans: tuple[Span, ...], answer: Answer) -> tuple[Choice, ...]:
-    """What is pinned of every group; units that never fire are left out where Eqs. 6 and 7 allow."""
-    found = iter(zip(answer.on, answer.columns, strict=True))
-    choices: list[Choice] = []
-    for group, span in zip(problem.groups, spans, strict=True):
-        on, values = next(found) if span.may_be_on else (False, ())
-        if not on:
-            choices.append(Choice(0, remainder=False))
+def without_idle(group: Group, choice: Choice) -> Choice:
+    """`choice` with the units that never fire in the slowest tier, as far as C_l lets their tiers go without them."""
+    tiers = len(choice.counts)
+    rest_tier = tiers if group.rest_value == 0 else choice.rest_tier
+    open_busy, counts = int((np.diff(group.values) > 0).sum()), []
+    for tier, count in enumerate(choice.counts):
+        busy = min(open_busy, count)
+        open_busy -= busy
+        has_rest = choice.rest_tier == tier
+        if busy == 0 and (not has_rest or group.rest_value == 0):
+            counts.append(0)
             continue
-        of_remainder = sum(values[len(values) - bool(group.remainder_units) :])
-        choice = Choice(span.low + sum(values) - of_remainder, bool(of_remainder))
-        choices.append(choice if problem.least_fast_bytes else _without_idle(group, choice))
-    return tuple(choices)
-
-
-def _without_idle(group: Group, choice: Choice) -> Choice:
-    if value_of(group, choice) == 0:
-        return Choice(0, remainder=False)
-    remainder, num_batches = choice.remainder, choice.num_batches
-    if remainder and group.remainder_value == 0 and num_batches >= group.first_allowed(with_remainder=False):
-        remainder = False
-    busy = int((group.batch_values > 0).sum())
-    return Choice(min(num_batches, max(busy, group.first_allowed(remainder))), remainder)
+        if has_rest and rest_tier != tier and count < group.first_allowed(tier, with_rest=False):
+            rest_tier = tier  # without it the tier would fall below C_l
+        counts.append(max(busy, min(count, group.first_allowed(tier, with_rest=rest_tier == tier))))
+    return Choice(tuple(counts), rest_tier)

@@ -1,58 +1,56 @@
-"""The placement program (PowerInfer Eqs. 2-8) with OR-Tools CP-SAT: integer arithmetic throughout, one thread.
+"""The placement program with OR-Tools CP-SAT: integer arithmetic throughout, one thread.
 
 A second opinion on `pulp_highs`, from a solver that shares nothing with it; tests hold them to the same objective.
 It runs in a process of its own: the wheels of OR-Tools and of highspy carry different HiGHS libraries of one name, and
 whichever is loaded second fails.
 """
 
+import functools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
-from compiler.place._problem import Answer, Program
+from compiler.place._program import Answer, Program
 from schemas.errors import ColdpressError
 
 
-def solve(program: Program, gap: float) -> Answer:
-    """An answer whose value is within the relative `gap` of the optimum.
+def solve(program: Program, gap: float) -> Answer | None:
+    """An answer whose value is within the relative `gap` of the optimum; None: there is no solution.
 
     Raises:
-        ColdpressError: if the program has no solution or the solver fails.
+        ColdpressError: if the solver fails.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(_solve, program, gap).result()
+    return _process().submit(_solve, program, gap).result()
 
 
-def _solve(program: Program, gap: float) -> Answer:
+@functools.cache
+def _process() -> ProcessPoolExecutor:
+    """Kept for the next program: loading OR-Tools takes longer than most solutions."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _solve(program: Program, gap: float) -> Answer | None:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    on: list[cp_model.IntVar] = []
-    chosen: list[list[cp_model.IntVar]] = []
-    value, size = [], []
-    for number, row in enumerate(program.rows):
-        y = model.new_int_var(0 if row.may_be_off else 1, 1, f"y_{number}")
-        a = [model.new_int_var(0, column.upper, f"a_{number}_{i}") for i, column in enumerate(row.columns)]
-        units = sum(x * column.units for x, column in zip(a, row.columns, strict=True))
-        model.add(units + (row.base_units - row.min_units) * y >= 0)  # Eq. 7
-        if row.may_be_off:
-            for x, column in zip(a, row.columns, strict=True):
-                model.add(x <= column.upper * y)  # Eq. 8
-        value += [row.base_value * y, *(x * column.value for x, column in zip(a, row.columns, strict=True))]
-        size += [row.base_size * y, *(x * column.size for x, column in zip(a, row.columns, strict=True))]
-        on.append(y)
-        chosen.append(a)
-    model.add(sum(size) <= program.most_size)  # Eq. 6
-    model.add(sum(size) >= program.least_size)  # Eq. 6 of the slow tier, with Eq. 3
-    model.maximize(sum(value))  # Eq. 2
+    columns = [
+        model.new_int_var(least, most, f"x{i}")
+        for i, (least, most) in enumerate(zip(program.lower, program.upper, strict=True))
+    ]
+    for constraint in program.constraints:
+        form = sum(columns[index] * weight for index, weight in constraint.terms)
+        if constraint.least is not None:
+            model.add(form >= constraint.least)
+        if constraint.most is not None:
+            model.add(form <= constraint.most)
+    model.maximize(sum(x * value for x, value in zip(columns, program.value, strict=True)))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
+    solver.parameters.linearization_level = 2  # without it the linear relaxation is too weak to prove a gap
     solver.parameters.relative_gap_limit = gap
     status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        return None
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise ColdpressError(f"CP-SAT found no placement (status {solver.status_name(status)}); try place=pulp_highs")
-    return Answer(
-        tuple(solver.value(y) == 1 for y in on),
-        tuple(tuple(solver.value(x) for x in a) for a in chosen),
-        solver.best_objective_bound,
-    )
+    return Answer(tuple(solver.value(x) for x in columns), solver.best_objective_bound)

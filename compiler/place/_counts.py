@@ -1,0 +1,126 @@
+"""Activation counts and traces out of the statistics' packed bits, for all tokens, for the first ones, for the rest.
+
+A family that is always used (density 1) needs no bits: every token counts all its units.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler._io import load_arrays
+from schemas.activations import Activations, LayerStatistics
+from schemas.errors import ColdpressError
+from schemas.families import FamilyName, families_of, num_units
+from schemas.model import ModelSpec
+from schemas.sparsity import Sparsity
+
+Counts = dict[tuple[int, FamilyName], np.ndarray]
+"""int64 [num_units] per layer and family."""
+TAIL_SHARE = 0.25
+"""Share of the tokens that is held out: placements are compared on tokens that they were not made from."""
+MAX_LAYERS = 4
+MAX_TOKENS = 256
+WARM_TOKENS = 128
+"""What is replayed at most: evenly spaced layers, and of each so many tokens to fill the cache and to measure."""
+
+
+def all_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity) -> Counts:
+    """Counts over all tokens (Eq. 1).
+
+    Raises:
+        ColdpressError: if a family has no counts.
+    """
+    found: Counts = {}
+    for entry in activations.layers:
+        for family in families_of(sparsity.method, spec):
+            if _always_used(sparsity, entry, family):
+                found[entry.layer, family] = np.full(num_units(family, spec), activations.num_tokens, np.int64)
+            else:
+                found[entry.layer, family] = _array(entry, family, "counts").astype(np.int64)
+    return found
+
+
+def head_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity, num_tokens: int) -> Counts:
+    """Counts over the first `num_tokens` tokens."""
+    found: Counts = {}
+    for entry in activations.layers:
+        for family in families_of(sparsity.method, spec):
+            if _always_used(sparsity, entry, family):
+                found[entry.layer, family] = np.full(num_units(family, spec), num_tokens, np.int64)
+                continue
+            bits = _array(entry, family, "bits")[:, : -(-num_tokens // 8)].copy()
+            if num_tokens % 8:
+                bits[:, -1] &= (1 << num_tokens % 8) - 1
+            found[entry.layer, family] = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
+    return found
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Tokens that are replayed: from `start` to warm up, from `measured` on to count, up to `stop`."""
+
+    start: int
+    measured: int
+    stop: int
+
+
+def split_tokens(num_tokens: int) -> tuple[int, Tail]:
+    """How many tokens placements are made from, and which ones they are compared on.
+
+    Raises:
+        ColdpressError: if there are fewer than two.
+    """
+    if num_tokens < 2:
+        raise ColdpressError(
+            f"{num_tokens} calibration tokens: expected at least 2 to choose what is pinned on tokens that the "
+            "placement was not made from; raise calibration_tokens or set pinned_share"
+        )
+    head = num_tokens - max(1, int(num_tokens * TAIL_SHARE))
+    return head, Tail(max(0, head - WARM_TOKENS), head, min(num_tokens, head + MAX_TOKENS))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What consecutive tokens want of one family of one layer."""
+
+    layer: int
+    family: FamilyName
+    ids: tuple[np.ndarray, ...]
+    """Per token the unit ids, int64 ascending."""
+    num_warm: int
+    """The first tokens only fill the cache."""
+
+
+def traces_of(spec: ModelSpec, activations: Activations, sparsity: Sparsity, tail: Tail) -> tuple[Trace, ...]:
+    """Traces of the sampled layers, all their families, in the order of layers."""
+    layers = activations.layers
+    picked = np.unique(np.linspace(0, len(layers) - 1, min(MAX_LAYERS, len(layers))).round().astype(int))
+    found: list[Trace] = []
+    for entry in (layers[number] for number in picked.tolist()):
+        for family in families_of(sparsity.method, spec):
+            if _always_used(sparsity, entry, family):
+                ids = (np.arange(num_units(family, spec)),) * (tail.stop - tail.start)
+            else:
+                ids = _ids(_array(entry, family, "bits"), tail.start, tail.stop)
+            found.append(Trace(entry.layer, family, ids, tail.measured - tail.start))
+    return tuple(found)
+
+
+def _ids(bits: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, ...]:
+    first = start // 8
+    window = np.unpackbits(bits[:, first : -(-stop // 8)], axis=1, bitorder="little")
+    return tuple(np.flatnonzero(window[:, token - 8 * first]) for token in range(start, stop))
+
+
+def _always_used(sparsity: Sparsity, entry: LayerStatistics, family: FamilyName) -> bool:
+    return sparsity.density(family, entry.layer) >= 1
+
+
+def _array(entry: LayerStatistics, family: FamilyName, name: str) -> np.ndarray:
+    statistics = next((known for known in entry.families if known.family == family), None)
+    if statistics is None or statistics.density is None:
+        raise ColdpressError(
+            f"layer {entry.layer}: no activation counts of family {family}; "
+            "run recalibrate at the densities that allocate chose"
+        )
+    return load_arrays(statistics.arrays, name)[name]

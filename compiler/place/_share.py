@@ -1,0 +1,121 @@
+"""How much of the units' DRAM is pinned, and how much is left to the dynamic cache: decided by replaying tokens.
+
+For each candidate share the placement is made from the first tokens, and the plan's own cache policy (runtime/cache)
+runs over the tokens held out; misses become reads by the runtime's own planner and seconds by the device profile. Units
+lie in natural order, since the order on flash is found at the same time as the placement; all shares are compared under
+the same order.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from compiler.place._counts import Trace
+from compiler.place._problem import Choice, Group, Problem, tiers_of
+from runtime import planner
+from runtime._extents import span_bytes
+from runtime._plugins import load
+from runtime.budget import cache_slots
+from runtime.store import MAX_READ_BYTES
+from schemas.device import DeviceProfile, flash_seconds
+from schemas.layout import Plan, Section, SectionPlan
+from schemas.placement import PinnedShare
+from schemas.sparsity import Sparsity
+
+SHARES = tuple(tenth / 10 for tenth in range(11))
+
+
+class Cache(Protocol):
+    """What is used of a cache policy; see `runtime.cache._policy.Policy`."""
+
+    def touch(self, ids: np.ndarray) -> np.ndarray:
+        """Which of the wanted units are in."""
+        ...
+
+    def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the missing units come in, and which go out."""
+        ...
+
+
+def cheapest(tried: Sequence[PinnedShare]) -> float:
+    """The share with the least flash time; of equal ones the largest, since pinned units need no bookkeeping."""
+    return min(tried, key=lambda entry: (entry.flash_s_per_token, -entry.share)).share
+
+
+def replay(
+    policy: str,
+    problem: Problem,
+    choices: tuple[Choice, ...],
+    sparsity: Sparsity,
+    device: DeviceProfile,
+    traces: tuple[Trace, ...],
+) -> float:
+    """Modelled flash seconds of a token in all layers, from those that have traces."""
+    pinned = [np.flatnonzero(tiers_of(*pair) < len(problem.fast_bytes)) for pair in _pairs(problem, choices)]
+    slots = _slots(policy, problem, pinned, sparsity, device)
+    known = {(group.layer, group.family): number for number, group in enumerate(problem.groups)}
+    total = 0.0
+    for trace in traces:
+        number = known[trace.layer, trace.family]
+        group = problem.groups[number]
+        cache = load("runtime.cache", policy).Cache(group.units.size, slots[number], pinned[number])
+        total += _flash_seconds(cache, group, trace, device) / max(1, len(trace.ids) - trace.num_warm)
+    return total * len(problem.groups) / len(traces)
+
+
+def _pairs(problem: Problem, choices: tuple[Choice, ...]) -> list[tuple[Group, Choice]]:
+    return list(zip(problem.groups, choices, strict=True))
+
+
+def _flash_seconds(cache: Cache, group: Group, trace: Trace, device: DeviceProfile) -> float:
+    flash, page_bytes = device.flash, device.flash.page_bytes.value
+    gap_bytes = int(flash.bytes_per_s // flash.iops)
+    max_bytes = max(MAX_READ_BYTES, span_bytes(group.unit_bytes, page_bytes))
+    seconds = 0.0
+    for token, ids in enumerate(trace.ids):
+        missing = ids[~cache.touch(ids)]
+        if missing.size:
+            cache.admit(missing)
+        if missing.size and token >= trace.num_warm:
+            extents = planner.plan_reads(0, group.unit_bytes, missing, page_bytes, gap_bytes, max_bytes).extents
+            seconds += flash_seconds(flash, len(extents), extents.num_bytes)
+    return seconds
+
+
+def _slots(
+    policy: str, problem: Problem, pinned: list[np.ndarray], sparsity: Sparsity, device: DeviceProfile
+) -> list[int]:
+    """Cache slots per group, divided as the plan will divide them (runtime/budget.py)."""
+    groups = problem.groups
+    sections = tuple(
+        Section(layer=g.layer, family=g.family, offset_bytes=0, num_units=g.units.size, unit_bytes=g.unit_bytes)
+        for g in groups
+    )
+    plan = Plan(
+        name="default",
+        method=sparsity.method,
+        cache=policy,
+        dram_budget_bytes=sparsity.budget.dram_budget_bytes,
+        context_length=sparsity.context_length,
+        resident_bytes=sparsity.budget.resident_bytes,
+        predictor_bytes=sparsity.budget.predictor_bytes,
+        kv_cache_bytes=sparsity.budget.kv_cache_bytes,
+        read_buffer_bytes=max(1, sparsity.budget.buffer_bytes),
+        staging_slots=(),
+        collapse_gap_bytes=0,
+        queue_depth=device.flash.queue_depth.value,
+        sections=tuple(
+            SectionPlan(
+                layer=g.layer,
+                family=g.family,
+                density=sparsity.density(g.family, g.layer),
+                num_pinned=ids.size,
+                cache_slots=0,
+            )
+            for g, ids in zip(groups, pinned, strict=True)
+        ),
+    )
+    taken = sum(ids.size * group.unit_bytes for group, ids in zip(groups, pinned, strict=True))
+    room = max(0, sparsity.budget.cache_bytes - taken)
+    return cache_slots(plan, sections, [ids.size for ids in pinned], room)
