@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ SHARES: dict[Split, int] = {"calibration": 8, "validation": 1, "test": 1}
 MIN_PIECES = 30
 DOCUMENT_CHARS = 2048
 TEXT_FIELDS = ("text", "story", "content")
+TASK_FIELD = "task"
+"""Field of a row that says which task its text is of; optional."""
+MAX_TASK_CHARS = 100
 TEST_NAME = re.compile(r"(^|[^a-z])(test|eval)", re.IGNORECASE)
 PYDOC = "pydoc"
 
@@ -38,6 +41,8 @@ class Documents:
     name: str
     splits: Mapping[Split, tuple[str, ...]]
     text_sha256: str
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    """Documents whose row names a task, and its name."""
 
 
 def read_corpus(corpus: str, seed: int) -> Documents:
@@ -54,7 +59,8 @@ def read_corpus(corpus: str, seed: int) -> Documents:
         tests = [file for file in files if TEST_NAME.search(file.stem)] if len(files) > 1 else []
         others = [file for file in files if file not in tests] or files
         tests = tests if others is not files else []
-        return _cut(path.resolve().name, _read_all(others), _read_all(tests), seed)
+        tasks: dict[str, str] = {}
+        return _cut(path.resolve().name, _read_all(others, tasks), _read_all(tests, tasks), seed, tasks)
     if not HUB_ID.fullmatch(corpus.partition(":")[0]):
         raise ColdpressError(
             f"there is no corpus {corpus}; expected {PYDOC}, a .txt or .jsonl file, a folder of them, or a hub dataset "
@@ -83,7 +89,8 @@ def _files(path: Path) -> list[Path]:
     return texts
 
 
-def _read_all(files: Sequence[Path]) -> list[str]:
+def _read_all(files: Sequence[Path], tasks: dict[str, str]) -> list[str]:
+    """The documents of files; `tasks` gets the names of theirs."""
     documents: list[str] = []
     remaining = MAX_TEXT_BYTES
     for file in files:
@@ -92,22 +99,22 @@ def _read_all(files: Sequence[Path]) -> list[str]:
         if len(data) > remaining:
             log.info("%s: only the first %d bytes of the corpus are used", file.name, MAX_TEXT_BYTES)
             data = data[:remaining].rpartition(b"\n")[0]
-        documents += _read_file(file, data)
+        documents += _read_file(file, data, tasks)
         remaining -= len(data)
         if remaining <= 0:
             break
     return documents
 
 
-def _read_file(file: Path, data: bytes) -> list[str]:
+def _read_file(file: Path, data: bytes, tasks: dict[str, str]) -> list[str]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ColdpressError(f"{file.name}: the text is not UTF-8 at byte {error.start}; convert it") from error
-    return list(_rows(file.name, text)) if file.suffix == ".jsonl" else pieces(text)
+    return list(_rows(file.name, text, tasks)) if file.suffix == ".jsonl" else pieces(text)
 
 
-def _rows(name: str, text: str) -> Iterator[str]:
+def _rows(name: str, text: str, tasks: dict[str, str]) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -115,7 +122,16 @@ def _rows(name: str, text: str) -> Iterator[str]:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             raise ColdpressError(f"{name}: line {number} is not JSON") from error
-        yield _field(name, number, row)
+        yield _document(name, number, row, tasks)
+
+
+def _document(name: str, number: int, row: Any, tasks: dict[str, str]) -> str:
+    """A row's text; `tasks` gets the task that it names."""
+    text = _field(name, number, row)
+    task = row.get(TASK_FIELD)
+    if isinstance(task, str) and task.strip() and text not in tasks:
+        tasks[text] = task.strip()[:MAX_TASK_CHARS]
+    return text
 
 
 def _field(name: str, number: int, row: Any) -> str:
@@ -152,7 +168,7 @@ def _parts(text: str) -> tuple[list[str], str]:
     return parts, glue
 
 
-def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int) -> Documents:
+def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int, tasks: Mapping[str, str]) -> Documents:
     """Splits documents by size; with `tests` the test split is that, and nothing of it is in the others."""
     used: list[Split] = ["calibration", "validation"] if tests else list(SPLITS)
     held_out = set(tests)
@@ -167,17 +183,19 @@ def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int) -> Do
         found[used[next(index for index, bound in enumerate(bounds) if middle <= bound)]].append(text)
         done += len(text)
     found["test"] += tests
-    return _documents(name, found, seed)
+    return _documents(name, found, seed, tasks)
 
 
-def _documents(name: str, splits: Mapping[Split, Sequence[str]], seed: int) -> Documents:
+def _documents(
+    name: str, splits: Mapping[Split, Sequence[str]], seed: int, tasks: Mapping[str, str] | None = None
+) -> Documents:
     ordered: dict[Split, tuple[str, ...]] = {split: _ordered(splits[split], seed) for split in SPLITS}
     if not any(ordered.values()):
         raise ColdpressError(f"the corpus {name} is empty, expected text to calibrate on")
     hasher = hashlib.sha256()
     for text in sorted({text for texts in ordered.values() for text in texts}):
         hasher.update(hashlib.sha256(text.encode()).digest())
-    return Documents(name, ordered, hasher.hexdigest())
+    return Documents(name, ordered, hasher.hexdigest(), tasks or {})
 
 
 def _ordered(texts: Iterator[str] | Sequence[str], seed: int) -> tuple[str, ...]:
@@ -198,16 +216,17 @@ def _read_dataset(corpus: str, seed: int) -> Documents:
         raise ColdpressError(
             f"the dataset {corpus} cannot be loaded ({reason}); give a local text file instead"
         ) from error
-    texts = {str(split): list(_limited(corpus, rows)) for split, rows in found.items()}
+    tasks: dict[str, str] = {}
+    texts = {str(split): list(_limited(corpus, rows, tasks)) for split, rows in found.items()}
     tests = texts.pop("test", []) if len(texts) > 1 else []
     others = [text for split in sorted(texts) for text in texts[split]]
-    return _cut(hub_id, others, tests, seed)
+    return _cut(hub_id, others, tests, seed, tasks)
 
 
-def _limited(corpus: str, rows: Any) -> Iterator[str]:
+def _limited(corpus: str, rows: Any, tasks: dict[str, str]) -> Iterator[str]:
     size = 0
     for number, row in enumerate(rows, 1):
-        text = _field(corpus, number, row)
+        text = _document(corpus, number, row, tasks)
         size += len(text)
         if size > MAX_TEXT_BYTES:
             return

@@ -7,31 +7,41 @@ exact, so its activity is known now; for the others only magnitudes are, until `
 
 from pydantic import Field
 
-from compiler._io import Workspace, load_arrays
-from compiler.forward import LayerStream
-from compiler.statistics import Activity, collect
+from compiler._calibration import PassConfig, count_activity
+from compiler._io import Workspace
+from compiler._layer_counts import Activity
+from compiler._shards import merge
 from runtime._plugins import load
 from schemas.activations import Activations
-from schemas.base import Record
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.families import Method, families_of
 from schemas.model import Model
 
 
-class CalibrateConfig(Record):
+class CalibrateConfig(PassConfig):
     """Settings of `calibrate`."""
 
     method: Method = Field(description="dense, relu, predictor or topk: decides the families that are counted")
-    device: str = Field(default="cpu", description="torch's name of the device that computes; results differ in bits")
 
 
-def run(config: CalibrateConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Activations:
+def run(
+    config: CalibrateConfig,
+    model: Model,
+    corpus: Corpus,
+    work: Workspace,
+    threads: int,
+    shards: tuple[Activations, ...] | None = None,
+) -> Activations:
     """Statistics of every layer; activity only where it is exact zeros that make a unit inactive.
 
+    With `shards` nothing is computed: they are put together.
+
     Raises:
-        ColdpressError: if the method needs a ReLU model and this is none.
+        ColdpressError: if the method needs a ReLU model and this is none, or the shards are not those of the text.
     """
+    if shards:
+        return merge(shards, work)
     relu = model.spec.hidden_act == "relu"
     if load("runtime.sparsity", config.method).NEEDS_EXACT_ZEROS and not relu:
         raise ColdpressError(
@@ -39,12 +49,5 @@ def run(config: CalibrateConfig, model: Model, corpus: Corpus, work: Workspace, 
             "choose topk or predictor"
         )
     families = families_of(config.method, model.spec)
-    tokens = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
     activity = Activity(exact_zeros=relu and "mlp_in" not in families)
-    layers = collect(LayerStream(model, threads, config.device), tokens, families, activity, work)
-    return Activations(
-        num_tokens=tokens.size,
-        exact_zeros=activity.exact_zeros,
-        weights_sha256=model.weights_sha256,
-        layers=layers,
-    )
+    return count_activity(config, model, corpus, families, activity, work, threads)

@@ -29,6 +29,26 @@ def read_role(model: Model, role: str) -> np.ndarray:
     return read_entry(Path(source.file), entry, source.row_start, source.row_stop)
 
 
+def stored_dtype(model: Model, role: str) -> str:
+    """One of `FLOAT_DTYPES`: what a role's tensor is stored in.
+
+    Raises:
+        CheckpointError: as `read_role`.
+    """
+    return _locate(model, role)[1].dtype
+
+
+def read_stored(model: Model, role: str, into: np.ndarray) -> None:
+    """Fills contiguous uint8 `into` with the bytes of a tensor as they are stored.
+
+    Raises:
+        CheckpointError: as `read_role`.
+    """
+    source, entry = _locate(model, role)
+    row_bytes = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
+    _read_bytes(Path(source.file), entry.start_bytes + source.row_start * row_bytes, into)
+
+
 def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
     """Rows `start` to `stop` of a tensor, float32 [stop - start, …].
 
@@ -58,7 +78,9 @@ def rotary_inv_freq(model: Model) -> np.ndarray:
 def decode_floats(data: np.ndarray, dtype: str) -> np.ndarray:
     """Stored bytes uint8 [n * item] as float32 [n]; `dtype` is one of `FLOAT_DTYPES`."""
     if dtype == "BF16":
-        return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        values = data.view("<u2").astype(np.uint32)
+        values <<= 16  # in place: the largest matrix of a layer is one of the largest things in memory
+        return values.view(np.float32)
     return data.view("<f2" if dtype == "F16" else "<f4").astype(np.float32)
 
 

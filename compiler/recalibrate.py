@@ -7,13 +7,11 @@ density are the active ones, and each layer sees what the layers before it left 
 
 import logging
 
-from pydantic import Field
-
-from compiler._io import Workspace, load_arrays
-from compiler.forward import LayerStream
-from compiler.statistics import Activity, Densities, collect
+from compiler._calibration import PassConfig, count_activity
+from compiler._io import Workspace
+from compiler._layer_counts import Activity, Densities
+from compiler._shards import merge
 from schemas.activations import Activations
-from schemas.base import Record
 from schemas.corpus import Corpus
 from schemas.families import families_of
 from schemas.model import Model
@@ -22,10 +20,8 @@ from schemas.sparsity import Sparsity
 log = logging.getLogger(__name__)
 
 
-class RecalibrateConfig(Record):
+class RecalibrateConfig(PassConfig):
     """Settings of `recalibrate`."""
-
-    device: str = Field(default="cpu", description="torch's name of the device that computes; results differ in bits")
 
 
 def run(
@@ -36,21 +32,20 @@ def run(
     activations: Activations,
     work: Workspace,
     threads: int,
+    shards: tuple[Activations, ...] | None = None,
 ) -> Activations:
-    """Statistics with activity, or `activations` as they are where they hold already."""
+    """Statistics with activity, or `activations` as they are where they hold already.
+
+    With `shards`, where something had to be counted, they are put together.
+    """
     same_weights = activations.weights_sha256 == model.weights_sha256
     whole = all(share == 1.0 for found in sparsity.densities for share in found.per_layer)
     if same_weights and (activations.exact_zeros or whole):
         log.info("recalibrate: the first statistics hold, nothing is computed again")
         return activations
+    if shards:
+        return merge(shards, work)
     densities: Densities = {found.family: found.per_layer for found in sparsity.densities}
     activity = Activity(activations.exact_zeros, None if activations.exact_zeros or whole else densities)
     families = families_of(sparsity.method, model.spec)
-    tokens = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
-    layers = collect(LayerStream(model, threads, config.device), tokens, families, activity, work)
-    return Activations(
-        num_tokens=tokens.size,
-        exact_zeros=activations.exact_zeros,
-        weights_sha256=model.weights_sha256,
-        layers=layers,
-    )
+    return count_activity(config, model, corpus, families, activity, work, threads)

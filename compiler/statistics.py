@@ -1,24 +1,26 @@
 """Activation statistics of a model on calibration text, one layer at a time: shared by calibrate and recalibrate.
 
-Hidden states of all tokens are carried from layer to layer; per layer and family the signals are counted: which units
-are active on which token, how often, and a histogram of magnitudes fine enough to give the threshold of any density
-later (TEAL). Activity is a signal that is not zero, or the top k of a chosen density, and then the pass goes on with
-what is left (ActiveFlow 4.1, DIP 3.2). Every layer's results are kept, so that an interrupted run resumes.
+Hidden states of all tokens are carried from layer to layer in a file; in memory are one layer and the blocks that run.
+Per layer and family the signals are counted (compiler/_signals.py): which units are active on which token, how often,
+in which context and task, and a histogram of magnitudes fine enough to give the threshold of any density later (TEAL).
+Activity is a signal that is not zero, or the top k of a chosen density, and then the pass goes on with what is left
+(ActiveFlow 4.1, DIP 3.2). Every layer's results are kept, so that an interrupted run resumes.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler._io import Workspace, load_arrays
-from compiler.forward import LayerStream, MlpHooks
-from runtime.sparsity import topk
-from schemas.activations import FamilyStatistics, LayerStatistics
+from compiler._array_rows import RowReader, RowWriter, writing_rows
+from compiler._io import Workspace, load_arrays, save_arrays
+from compiler._layer_counts import TOP_DENSITIES, Activity, LayerCounts, Text, Watch, keys_of, top_selected
+from compiler.forward import LayerStream
+from schemas.activations import FamilyStatistics, LayerStatistics, TopPrecision
 from schemas.base import ArrayFile
+from schemas.errors import ColdpressError
 from schemas.families import FamilyName, num_units
 
 if TYPE_CHECKING:
@@ -26,238 +28,179 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHUNK_ROWS = 1024
-OCTAVE_BINS = 32
-FIRST_OCTAVE, LAST_OCTAVE = -24, 16
-"""Magnitudes from 2**-24 to 2**16 are told apart; the first bin is all below, zeros included, the last all above."""
-FLOAT_BIAS, MANTISSA_BITS = 127, 23
-BIN_SHIFT = MANTISSA_BITS - OCTAVE_BINS.bit_length() + 1
-FIRST_BIN = (FIRST_OCTAVE + FLOAT_BIAS) * OCTAVE_BINS
-NUM_BINS = (LAST_OCTAVE - FIRST_OCTAVE) * OCTAVE_BINS + 2
-
-Densities = Mapping[FamilyName, tuple[float, ...]]
-"""Per family, the share of units to use in each layer."""
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What counts as active: signals that are not zero, the top k of `densities`, or (neither) nothing yet."""
-
-    exact_zeros: bool
-    densities: Densities | None = None
-
-
-def magnitude_edges() -> np.ndarray:
-    """Bounds of the histogram's bins, float32 [num_bins + 1]: 32 equal steps per power of two, zero and the largest."""
-    inner = (np.arange(NUM_BINS - 1, dtype=np.uint32) + np.uint32(FIRST_BIN)) << np.uint32(BIN_SHIFT)
-    return np.concatenate(([np.float32(0)], inner.view(np.float32), [np.finfo(np.float32).max])).astype(np.float32)
-
-
-def magnitude_histogram(signal: np.ndarray) -> np.ndarray:
-    """Counts of |signal| in the bins of `magnitude_edges`, int64 [num_bins]; a float's leading bits are its bin."""
-    bits = np.ascontiguousarray(signal, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
-    bins = (bits >> np.uint32(BIN_SHIFT)).astype(np.int64) - (FIRST_BIN - 1)
-    return np.bincount(np.clip(bins, 0, NUM_BINS - 1).ravel(), minlength=NUM_BINS)
+ACCELERATOR_TOKENS = 4096
+"""Tokens that an accelerator gets at a time; a core of the processor gets one block."""
 
 
 def collect(
-    stream: LayerStream, tokens: np.ndarray, families: tuple[FamilyName, ...], activity: Activity, work: Workspace
+    stream: LayerStream, text: Text, families: tuple[FamilyName, ...], activity: Activity, work: Workspace
 ) -> tuple[LayerStatistics, ...]:
     """Statistics of every layer, in order.
 
     Args:
         stream: The model.
-        tokens: Calibration blocks, int32 [num_blocks, block_tokens].
+        text: What it runs on.
         families: What to count.
         activity: What counts as active.
         work: Keeps the arrays, and between layers the hidden states.
     """
+    collector = _Collector(stream, text, families, activity, work)
     found: list[LayerStatistics] = []
     for layer in range(stream.spec.num_hidden_layers):
-        previous = found[-1].inputs if found else None
-        one = _Layer(stream, tokens, families, activity, work, layer, previous)
-        found.append(one.statistics())
-        (work.folder / f"{_hidden_key(layer)}.safetensors").unlink(missing_ok=True)
+        found.append(collector.layer(layer))
+        work.path(_hidden_key(layer)).unlink(missing_ok=True)
         log.info("layer %d/%d", layer + 1, stream.spec.num_hidden_layers)
     return tuple(found)
+
+
+def layer_record(
+    layer: int, families: Mapping[FamilyName, tuple[int, ArrayFile]], inputs: ArrayFile, num_tokens: int, counted: bool
+) -> LayerStatistics:
+    """The record of one layer's array files.
+
+    Args:
+        layer: Its number.
+        families: Units and arrays of each family.
+        inputs: The layer's own arrays.
+        num_tokens: Tokens that the arrays are about.
+        counted: Whether the families' arrays have activity.
+    """
+    found = []
+    for family, (units, arrays) in families.items():
+        total = int(load_arrays(arrays, "counts")["counts"].sum()) if counted else None
+        density = None if total is None else total / (units * num_tokens)
+        found.append(FamilyStatistics(family=family, num_units=units, density=density, arrays=arrays))
+    similarity, precision = _across_layers(inputs, num_tokens) if layer else (None, ())
+    return LayerStatistics(
+        layer=layer, families=tuple(found), inputs=inputs, input_similarity=similarity, top_precision=precision
+    )
+
+
+def _across_layers(inputs: ArrayFile, num_tokens: int) -> tuple[float, tuple[TopPrecision, ...]]:
+    """(mean cosine, precision of the largest inputs) with the layer before; each block has as many tokens."""
+    arrays = load_arrays(inputs, "block_similarity", "top_shared")
+    with RowReader(inputs.array_file) as reader:
+        hidden_size = reader.shape("mlp_inputs")[1]
+    selected = num_tokens * np.array(top_selected(hidden_size))
+    shares = arrays["top_shared"].sum(axis=0) / selected
+    precision = (TopPrecision(density=at, precision=float(p)) for at, p in zip(TOP_DENSITIES, shares, strict=True))
+    return float(arrays["block_similarity"].mean()), tuple(precision)
 
 
 def _hidden_key(layer: int) -> str:
     return f"hidden.{layer:03d}"
 
 
-class _Block:
-    """Takes down, and masks, one block's MLP in one layer."""
-
-    def __init__(self, layer: int, families: tuple[FamilyName, ...], activity: Activity) -> None:
-        self._layer, self._families, self._activity = layer, families, activity
-        self.inputs = np.empty(0)
-        self.seen: dict[FamilyName, _Seen] = {}
-
-    def hooks(self) -> MlpHooks:
-        return MlpHooks(on_input=self._on_input, on_activation=self._on_activation, on_inner=self._on_inner)
-
-    def _on_input(self, part: "Tensor") -> "Tensor | None":
-        largest = np.finfo(np.float16).max
-        self.inputs = np.clip(part.cpu().numpy(), -largest, largest).astype(np.float16)
-        return self._see(part, "mlp_in")
-
-    def _on_activation(self, part: "Tensor") -> "Tensor | None":
-        # without its activation a unit gives nothing: masking it here is what leaving out its up and down does
-        return self._see(part, "up_down")
-
-    def _on_inner(self, part: "Tensor") -> "Tensor | None":
-        return self._see(part, "neuron") if "neuron" in self._families else self._see(part, "mlp_mid")
-
-    def _see(self, part: "Tensor", family: FamilyName) -> "Tensor | None":
-        """Counts a family's signal [T, num_units]; gives what is left of it where a density is chosen."""
-        import torch
-
-        if family not in self._families:
-            return None
-        signal = part.cpu().numpy()
-        histogram = magnitude_histogram(signal)
-        if self._activity.densities:
-            active = top_units(signal, self._activity.densities[family][self._layer])
-            self.seen[family] = _Seen(histogram, _pack(active), active.sum(axis=0, dtype=np.int64))
-            return torch.where(torch.from_numpy(active).to(part.device), part, 0.0)
-        if self._activity.exact_zeros:
-            active = signal != 0
-            self.seen[family] = _Seen(histogram, _pack(active), active.sum(axis=0, dtype=np.int64))
-        else:
-            self.seen[family] = _Seen(histogram, None, None)
-        return None
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What one block showed of one family."""
-
-    histogram: np.ndarray
-    bits: np.ndarray | None
-    """uint8 [num_units, ceil(T / 8)]."""
-    counts: np.ndarray | None
-
-
-def _pack(active: np.ndarray) -> np.ndarray:
-    return np.packbits(active.T, axis=1, bitorder="little")
-
-
-def top_units(signal: np.ndarray, density: float) -> np.ndarray:
-    """Which units of each token the selector `topk` takes, bool as `signal` float32 [T, num_units]."""
-    parameters = topk.fit(signal.shape[1], density, {})
-    cached = np.zeros(signal.shape[1], bool)
-    active = np.zeros(signal.shape, bool)
-    for row, token in zip(active, signal, strict=True):
-        row[topk.select(token, parameters, cached)] = True
-    return active
-
-
-class _Layer:
-    """One layer's arrays: computed at most once, and only if some of them are not there from an earlier run."""
+class _Collector:
+    """Runs layer after layer; a layer's arrays are computed only if some are not there from an earlier run."""
 
     def __init__(
         self,
         stream: LayerStream,
-        tokens: np.ndarray,
+        text: Text,
         families: tuple[FamilyName, ...],
         activity: Activity,
         work: Workspace,
-        layer: int,
-        previous: ArrayFile | None,
     ) -> None:
-        self._stream, self._tokens, self._families, self._activity = stream, tokens, families, activity
-        self._work, self._layer, self._previous = work, layer, previous
+        self._stream, self._text, self._families, self._activity = stream, text, families, activity
+        self._work = work
+        self._counted = activity.exact_zeros or bool(activity.densities)
 
-    def statistics(self) -> LayerStatistics:
-        """The layer's record, its arrays in files."""
-        families = []
-        for family in self._families:
-            arrays = self._work.once(f"{self._layer:03d}.{family}", self._arrays_of(family))
-            counts = load_arrays(arrays).get("counts")
-            units = num_units(family, self._stream.spec)
-            density = None if counts is None else float(counts.sum() / (units * self._tokens.size))
-            families.append(FamilyStatistics(family=family, num_units=units, density=density, arrays=arrays))
-        inputs = self._work.once(f"{self._layer:03d}.inputs", lambda: self._results["inputs"])
-        similarity = load_arrays(inputs, "input_similarity")["input_similarity"]
-        return LayerStatistics(
-            layer=self._layer,
-            families=tuple(families),
-            inputs=inputs,
-            input_similarity=float(similarity[0]) if similarity.size else None,
-        )
+    def layer(self, layer: int) -> LayerStatistics:
+        """One layer's record, its arrays in files."""
+        files = self._present(layer)
+        if files is None:
+            self._compute(layer)
+            files = self._present(layer)
+        if files is None:
+            raise ColdpressError(f"{self._work.folder}: the arrays of layer {layer} vanished while they were written")
+        *arrays, inputs = files
+        sizes = [num_units(family, self._stream.spec) for family in self._families]
+        families = dict(zip(self._families, zip(sizes, arrays, strict=True), strict=True))
+        return layer_record(layer, families, inputs, self._text.tokens.size, self._counted)
 
-    def _arrays_of(self, family: FamilyName) -> Callable[[], Mapping[str, np.ndarray]]:
-        return lambda: self._results[family]
+    def _present(self, layer: int) -> list[ArrayFile] | None:
+        """The layer's files, inputs last, if all are there."""
+        found = [self._work.current(key) for key in (*self._family_keys(layer), _inputs_key(layer))]
+        present = [file for file in found if file is not None]
+        return present if len(present) == len(found) else None
 
-    @cached_property
-    def _results(self) -> dict[str, dict[str, np.ndarray]]:
-        """Runs the layer over all blocks; the next hidden states are saved before anything that hangs on them."""
-        blocks = [_Block(self._layer, self._families, self._activity) for _ in self._tokens]
-        following = self._stream.run_layer(self._layer, self._hidden(), lambda block: blocks[block].hooks())
-        if self._layer + 1 < self._stream.spec.num_hidden_layers:
-            self._work.once(_hidden_key(self._layer + 1), lambda: {"hidden": following.numpy()})
-        inputs = np.concatenate([block.inputs for block in blocks])
-        found: dict[str, dict[str, np.ndarray]] = {
-            family: _merged([block.seen[family] for block in blocks], self._tokens.shape[1])
-            for family in self._families
+    def _family_keys(self, layer: int) -> list[str]:
+        return [f"{layer:03d}.{family}" for family in self._families]
+
+    def _compute(self, layer: int) -> None:
+        """Writes the layer's files: the next hidden states before what hangs on them, the inputs last."""
+        if layer and self._work.current(_hidden_key(layer)) is None:
+            self._from_the_start(layer)
+        num_blocks, num_tokens = len(self._text.tokens), self._text.tokens.size
+        specs: dict[str, tuple[str, tuple[int, ...]]] = {
+            "mlp_inputs": ("float16", (num_tokens, self._stream.spec.hidden_size))
         }
-        return found | {"inputs": {"mlp_inputs": inputs, "input_similarity": _similarity(self._previous, inputs)}}
+        if layer:
+            specs["block_similarity"] = ("float64", (num_blocks,))
+            specs["top_shared"] = ("int64", (num_blocks, len(TOP_DENSITIES)))
+        previous = RowReader(str(self._work.path(_inputs_key(layer - 1)))) if layer else nullcontext()
+        inputs = writing_rows(self._work.path(_inputs_key(layer)), specs, self._work.fingerprint)
+        with previous as before, inputs as writer:
+            run = self._run(layer, writer, before)
+            for family, key in zip(self._families, self._family_keys(layer), strict=True):
+                save_arrays(self._work.path(key), run.arrays(family), self._work.fingerprint)
+            if layer:
+                writer.write("block_similarity", 0, run.similarity)
+                writer.write("top_shared", 0, run.shared)
 
-    def _hidden(self) -> "Tensor":
-        """Hidden states before the layer: from the file that the layer before it left, else from the start."""
+    def _from_the_start(self, layer: int) -> None:
+        """Hidden states before `layer` once more: only where somebody has removed the file."""
+        for earlier in range(layer):
+            self._run(earlier, None, None)
+            self._work.path(_hidden_key(earlier)).unlink(missing_ok=True)
+
+    def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
+        """Runs the layer over all blocks and leaves the hidden states behind it, unless it is the last, in a file."""
+        run = LayerCounts(layer, self._text, self._families, self._activity, inputs, previous)
+        num_blocks, block_tokens = self._text.tokens.shape
+        step = 1 if self._stream.device.type == "cpu" else max(1, ACCELERATOR_TOKENS // block_tokens)
+        loaded = self._stream.load_layer(layer, block_tokens)
+        with self._hidden(layer) as read, self._following(layer) as writer:
+
+            def batch(index: int) -> None:
+                start, stop = index * step, min(num_blocks, (index + 1) * step)
+                out = loaded.run(read(start, stop), Watch(run, start, stop - start).hooks())
+                if writer:
+                    writer.write("hidden", start, keys_of(out))
+
+            self._stream.each(batch, -(-num_blocks // step))
+        return run
+
+    @contextmanager
+    def _hidden(self, layer: int) -> "Iterator[Callable[[int, int], Tensor]]":
+        """Gives the hidden states before the layer, [stop - start, T, hidden_size], of the blocks asked for."""
         import torch
 
-        if self._layer == 0:
-            return self._stream.embed(self._tokens)
-        saved = self._work.once(_hidden_key(self._layer), self._from_the_start)
-        return torch.from_numpy(load_arrays(saved, "hidden")["hidden"]).clone()
+        if layer == 0:
+            yield lambda start, stop: self._stream.embed(self._text.tokens[start:stop])
+            return
+        size = (self._text.tokens.shape[1], self._stream.spec.hidden_size)
+        with RowReader(str(self._work.path(_hidden_key(layer)))) as reader:
 
-    def _from_the_start(self) -> dict[str, np.ndarray]:
-        """All layers before this one again: only where somebody has removed a file."""
-        hidden = self._stream.embed(self._tokens)
-        for layer in range(self._layer):
-            blocks = [_Block(layer, self._families, self._activity) for _ in self._tokens]
-            hidden = self._stream.run_layer(layer, hidden, lambda block, blocks=blocks: blocks[block].hooks())
-        return {"hidden": hidden.numpy()}
+            def read(start: int, stop: int) -> "Tensor":
+                hidden = torch.empty((stop - start, *size), dtype=self._stream.dtype)
+                reader.read("hidden", start, keys_of(hidden))
+                return hidden
 
+            yield read
 
-def _merged(blocks: list[_Seen], block_tokens: int) -> dict[str, np.ndarray]:
-    """A family's arrays over all blocks."""
-    arrays = {
-        "magnitude_edges": magnitude_edges(),
-        "magnitude_histogram": np.sum([block.histogram for block in blocks], axis=0).astype(np.uint64),
-    }
-    bits = [block.bits for block in blocks if block.bits is not None]
-    counts = [block.counts for block in blocks if block.counts is not None]
-    if bits:
-        arrays["bits"] = _joined(bits, block_tokens)
-        arrays["counts"] = np.sum(counts, axis=0, dtype=np.int64)
-    return arrays
+    @contextmanager
+    def _following(self, layer: int) -> Iterator[RowWriter | None]:
+        """The file of the hidden states behind the layer; the bits of floats, which safetensors takes as integers."""
+        if layer + 1 == self._stream.spec.num_hidden_layers:
+            yield None
+            return
+        kind = "uint16" if self._stream.dtype.itemsize == 2 else "uint32"
+        specs = {"hidden": (kind, (*self._text.tokens.shape, self._stream.spec.hidden_size))}
+        with writing_rows(self._work.path(_hidden_key(layer + 1)), specs, self._work.fingerprint) as writer:
+            yield writer
 
 
-def _joined(blocks: list[np.ndarray], block_tokens: int) -> np.ndarray:
-    """Packed blocks uint8 [num_units, ceil(block_tokens / 8)] one after another, without the padding between them."""
-    if block_tokens % 8 == 0:
-        return np.concatenate(blocks, axis=1)
-    units = len(blocks[0])
-    joined = np.empty((units, -(-len(blocks) * block_tokens // 8)), np.uint8)
-    for start in range(0, units, CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
-        active = [np.unpackbits(block[rows], axis=1, count=block_tokens, bitorder="little") for block in blocks]
-        joined[rows] = np.packbits(np.concatenate(active, axis=1), axis=1, bitorder="little")
-    return joined
-
-
-def _similarity(previous: ArrayFile | None, inputs: np.ndarray) -> np.ndarray:
-    """Mean cosine between this layer's MLP inputs and the previous layer's (ActiveFlow 2.2), float64 [1]; or [0]."""
-    if previous is None:
-        return np.empty(0)
-    before = load_arrays(previous, "mlp_inputs")["mlp_inputs"]
-    total = 0.0
-    for start in range(0, len(inputs), CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
-        one, two = inputs[rows].astype(np.float64), before[rows].astype(np.float64)
-        norms = np.sqrt((one * one).sum(axis=1) * (two * two).sum(axis=1))
-        total += float(((one * two).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)).sum())
-    return np.array([total / len(inputs)])
+def _inputs_key(layer: int) -> str:
+    return f"{layer:03d}.inputs"

@@ -1,4 +1,4 @@
-"""tokenize: blocks of calibration, validation and test tokens from disjoint text.
+"""tokenize: blocks of calibration, validation and test tokens from disjoint text, and the task of each token.
 
 Reads the corpus (compiler/_text.py decides which document is in which split) and the model's own tokenizer. Documents
 follow each other, two newlines between them, and are cut into blocks of one length; each block begins with the model's
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
+MAX_TASKS = 256
+"""With more names than this, the field that names tasks says something else: every count is kept per task."""
 
 
 class TokenizeConfig(Record):
@@ -44,7 +46,7 @@ class TokenizeConfig(Record):
 
 
 def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
-    """The blocks of each split, int32 [num_blocks, block_tokens] under the name `tokens`.
+    """The blocks of each split, int32 [num_blocks, block_tokens] under the name `tokens`, and `tasks` where named.
 
     Raises:
         ColdpressError: if the corpus is missing, empty, or too short for one block of some split.
@@ -70,7 +72,8 @@ def _split(
 ) -> TokenBlocks:
     wanted_tokens = config.calibration_tokens if split == "calibration" else config.evaluation_tokens
     wanted = max(1, wanted_tokens // block_tokens)
-    blocks = make_blocks(documents.splits[split], tokenizer, wanted, block_tokens, bos)
+    texts = documents.splits[split]
+    blocks, places = make_blocks(texts, tokenizer, wanted, block_tokens, bos)
     if not len(blocks):
         raise ColdpressError(
             f"the corpus {documents.name} is too short: its {split} text has less than one block of {block_tokens} "
@@ -78,14 +81,25 @@ def _split(
         )
     if len(blocks) < wanted:
         log.info("tokenize: %s has %d blocks of %d tokens, %d wanted", split, len(blocks), block_tokens, wanted)
-    arrays = save_arrays(work.folder / f"{split}.safetensors", {"tokens": blocks})
-    return TokenBlocks(split=split, arrays=arrays, num_blocks=len(blocks), block_tokens=block_tokens)
+    found = {"tokens": blocks}
+    names = [documents.tasks.get(text) for text in texts[: 1 + int(places.max())]]
+    tasks = sorted({name for name in names if name is not None})
+    if len(tasks) > MAX_TASKS:
+        log.info("tokenize: %s names %d tasks, more than %d: they are left out", split, len(tasks), MAX_TASKS)
+        tasks = []
+    if tasks:
+        numbers = np.array([-1 if name is None else tasks.index(name) for name in names], np.int16)
+        found["tasks"] = numbers[places]
+    arrays = save_arrays(work.folder / f"{split}.safetensors", found)
+    return TokenBlocks(
+        split=split, arrays=arrays, num_blocks=len(blocks), block_tokens=block_tokens, tasks=tuple(tasks)
+    )
 
 
 def make_blocks(
     documents: Iterable[str], tokenizer: "Tokenizer", num_blocks: int, block_tokens: int, bos: int | None
-) -> np.ndarray:
-    """Token ids int32 [at most num_blocks, block_tokens] of the documents' text, in order.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids int32 [at most num_blocks, block_tokens] of the documents' text, and the document of each, alike.
 
     Args:
         documents: Texts; no more of them are tokenized than needed.
@@ -96,10 +110,16 @@ def make_blocks(
     """
     payload = block_tokens - (bos is not None)
     ids: list[int] = []
-    for document in documents:
-        ids += tokenizer.encode(document + SEPARATOR, add_special_tokens=False).ids
+    places: list[np.ndarray] = []
+    for place, document in enumerate(documents):
+        found = tokenizer.encode(document + SEPARATOR, add_special_tokens=False).ids
+        ids += found
+        places.append(np.full(len(found), place, np.int32))
         if len(ids) >= num_blocks * payload:
             break
     count = min(num_blocks, len(ids) // payload)
     blocks = np.array(ids[: count * payload], np.int32).reshape(count, payload)
-    return blocks if bos is None else np.insert(blocks, 0, bos, axis=1)
+    documents_of = np.concatenate([*places, np.empty(0, np.int32)])[: count * payload].reshape(count, payload)
+    if bos is None:
+        return blocks, documents_of
+    return np.insert(blocks, 0, bos, axis=1), np.insert(documents_of, 0, documents_of[:, 0], axis=1)

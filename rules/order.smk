@@ -15,9 +15,11 @@ rule order:
     params:
         code=stage_digest("order"),
         heuristic=CONFIG.order,
+        cache=CONFIG.cache,
         seed=CONFIG.seed,
         layers=layers,
     shell:
-        RUN + " order --heuristic {params.heuristic:q} --seed {params.seed} --model {input.model:q}"
-        " --activations {input.activations:q} --sparsity {input.sparsity:q} --placement {input.placement:q}"
-        " --device {input.device:q} --layers {params.layers} --output {output:q} 2> {log:q}"
+        RUN + " order --heuristic {params.heuristic:q} --cache {params.cache:q} --seed {params.seed}"
+        " --model {input.model:q} --activations {input.activations:q} --sparsity {input.sparsity:q}"
+        " --placement {input.placement:q} --device {input.device:q} --layers {params.layers} --output {output:q}"
+        " 2> {log:q}"

@@ -2,10 +2,18 @@
 
 Arrays of a family (safetensors): `bits` uint8 [num_units, ceil(num_tokens / 8)], unit-major, bit t & 7 of byte t >> 3
 is token t (little bit order), padding bits 0; `counts` int64 [num_units], tokens on which the unit is active;
-`magnitude_histogram` uint64 [num_bins] of |signal| over all units and tokens with `magnitude_edges` float32
-[num_bins + 1]. `bits` and `counts` are absent while no density has been chosen and activations are not exact zeros.
-Arrays of a layer: `mlp_inputs` float16 [num_tokens, hidden_size], the MLP's input after its norm.
+`context_counts` uint16 (uint32 for longer blocks) [num_blocks, num_units], the same for each block of tokens, which is
+what the model saw as one context; `task_counts` int64 [num_tasks, num_units], the same for each task of the corpus,
+absent where it names none (ActiveFlow Fig. 6); `magnitude_histogram` uint64 [num_bins] of |signal| over all units and
+tokens with `magnitude_edges` float32 [num_bins + 1]. `bits` and all counts are absent while no density has been chosen
+and activations are not exact zeros.
+
+Arrays of a layer: `mlp_inputs` float16 [num_tokens, hidden_size], the MLP's input after its norm; after the first
+layer, `block_similarity` float64 [num_blocks], each block's mean cosine with the layer before, and `top_shared` int64
+[num_blocks, num_densities], the channels that both layers have among their largest, summed over the block's tokens.
 """
+
+from typing import Literal
 
 from schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
 from schemas.families import FamilyName
@@ -21,6 +29,15 @@ class FamilyStatistics(Record):
     arrays: ArrayFile
 
 
+class TopPrecision(Record):
+    """How well one layer's largest inputs tell the next layer's (ActiveFlow 2.2, Fig. 4a)."""
+
+    density: Share
+    """Share of channels that count as largest."""
+    precision: Share
+    """Mean share of the largest channels of this layer's MLP input that are so in the previous layer's, too."""
+
+
 class LayerStatistics(Record):
     """Statistics of one layer."""
 
@@ -29,18 +46,35 @@ class LayerStatistics(Record):
     inputs: ArrayFile
     input_similarity: float | None
     """Mean cosine between this layer's MLP input and the previous layer's (ActiveFlow 2.2); None for layer 0."""
+    top_precision: tuple[TopPrecision, ...] = ()
+    """By ascending density; empty for layer 0."""
 
     def family(self, name: FamilyName) -> FamilyStatistics:
         """The statistics of one family."""
         return next(found for found in self.families if found.family == name)
 
 
+class TaskTokens(Record):
+    """A task of the corpus."""
+
+    name: str
+    num_tokens: Count
+
+
 class Activations(Record):
     """What `calibrate` gives: one entry per layer, in the order of layer numbers."""
 
     num_tokens: PositiveCount
+    block_tokens: PositiveCount | None = None
+    """Tokens of a context; None in records made by hand."""
+    first_block: Count = 0
+    """Where the text begins among the calibration blocks: above 0 in shards only."""
     exact_zeros: bool
     """Whether activity is |signal| > 0 (ReLU) rather than a chosen density."""
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    """What the pass computed in; None in records made by hand."""
+    tasks: tuple[TaskTokens, ...] = ()
+    """The rows of `task_counts`."""
     weights_sha256: Sha256 | None = None
     """The weights that ran (`Model.weights_sha256`); None in records made by hand."""
     layers: tuple[LayerStatistics, ...]

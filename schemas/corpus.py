@@ -9,12 +9,17 @@ SPLITS: tuple[Split, ...] = ("calibration", "validation", "test")
 
 
 class TokenBlocks(Record):
-    """One split: `tokens` int32 [num_blocks, block_tokens] in the array file."""
+    """One split: `tokens` int32 [num_blocks, block_tokens] in the array file.
+
+    Where documents name their task, `tasks` int16 alike: the index in `tasks` of each token's, -1 for none.
+    """
 
     split: Split
     arrays: ArrayFile
     num_blocks: PositiveCount
     block_tokens: PositiveCount
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks in the text, sorted; empty where no document names one."""
 
 
 class Corpus(Record):

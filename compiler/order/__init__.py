@@ -1,12 +1,15 @@
 """Decides the order of every family's units on flash, layer by layer, from what is active together (Ripple 4).
 
-Reads packed activation bits, and which units `place` pinned; returns a permutation per layer and family with the share
-of activations that find their flash neighbour active too. A family that is always used whole has nothing to gain from
-an order and keeps the model's.
+Reads packed activation bits, which units `place` pinned, and the device's flash; returns a permutation per layer and
+family with the share of activations that find their flash neighbour active too, and the collapse gap and modelled flash
+time on the last calibration tokens. A family that is always used whole has nothing to gain and keeps the model's order.
 """
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,13 +17,14 @@ from pydantic import Field
 from compiler._io import Workspace, load_arrays
 from compiler.cost_model import unit_bytes
 from compiler.order._coactivation import adjacent_share
+from compiler.order._plan import slots_of
 from compiler.order._problem import Problem
 from runtime._plugins import load
 from schemas.activations import Activations, FamilyStatistics
-from schemas.base import Record
+from schemas.base import PositiveCount, Record
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName
+from schemas.families import FamilyName, num_units
 from schemas.model import Model
 from schemas.order import FamilyOrder, Order
 from schemas.placement import Placement
@@ -34,9 +38,17 @@ class OrderConfig(Record):
     """Settings of `order`."""
 
     heuristic: str = Field(
-        default="ripple", description="a file of compiler/order: ripple, collapse, frequency or structural"
+        default="ripple", description="a file of compiler/order, such as auto, collapse, ripple or frequency"
     )
+    cache: str = Field(default="lru", description="cache policy that will manage the DRAM not pinned")
     seed: int = Field(default=0, ge=0, description="seed of heuristics that draw; each layer derives its own")
+    max_tokens: PositiveCount | None = Field(
+        default=None, description="calibration tokens to use, evenly spread; without it all of them"
+    )
+    search_tokens: PositiveCount = Field(
+        default=8192, description="tokens that a search looks at, evenly spread; counts are always of all"
+    )
+    counting: Literal["cpu", "gpu"] = Field(default="cpu", description="where co-activation is counted: cpu or gpu")
 
 
 def run(
@@ -48,42 +60,80 @@ def run(
     device: DeviceProfile,
     layers: tuple[int, ...],
     work: Workspace,
+    threads: int = 1,
 ) -> Order:
-    """Orders the families of `layers`.
+    """Orders the families of `layers`, `threads` of them side by side; each needs two counts per pair of units.
 
     Raises:
-        UnknownNameError: if there is no such heuristic.
-        ColdpressError: if a family that is used in part has no activation bits.
+        UnknownNameError: if there is no such heuristic or cache policy.
+        ColdpressError: if a family that is used in part has no activation bits, or flash is no tier of the placement.
     """
     load("compiler.order", config.heuristic)
-    inputs = _Inputs(model, activations, sparsity, placement, device)
-    return Order(
-        entries=tuple(
-            _order_family(config, inputs, layer, densities.family, work)
-            for layer in layers
-            for densities in sparsity.densities
-        )
-    )
+    load("runtime.cache", config.cache)
+    if "flash" not in placement.tiers:
+        raise ColdpressError(f"the placement has tiers {', '.join(placement.tiers)} and no flash to order units on")
+    inputs = Inputs(config, model, activations, sparsity, placement, device)
+    wanted: list[tuple[int, FamilyName]] = [
+        (layer, densities.family) for layer in layers for densities in sparsity.densities
+    ]
+    with ThreadPoolExecutor(threads) as pool:
+        done = [pool.submit(_order_family, inputs, layer, family, work) for layer, family in wanted]
+        return Order(entries=tuple(entry.result() for entry in done))
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class Inputs:
+    """The stage's settings and records."""
+
+    config: OrderConfig
     model: Model
     activations: Activations
     sparsity: Sparsity
     placement: Placement
     device: DeviceProfile
 
-    def problem(self, layer: int, family: FamilyName, bits: np.ndarray, num_tokens: int, seed: int) -> Problem:
+    @cached_property
+    def slots(self) -> dict[tuple[int, FamilyName], int]:
+        """Units that the dynamic cache holds, per layer and family."""
+        sizes: dict[FamilyName, tuple[int, int]] = {
+            densities.family: (num_units(densities.family, self.model.spec), self.unit_bytes(densities.family))
+            for densities in self.sparsity.densities
+        }
+        return slots_of(self.config.cache, self.sparsity, self.placement, sizes)
+
+    def unit_bytes(self, family: FamilyName) -> int:
+        """Bytes of one unit."""
+        return unit_bytes(family, self.model.spec, self.sparsity.format)
+
+    def problem(self, layer: int, family: FamilyName, bits: np.ndarray, num_tokens: int) -> Problem:
         """What a heuristic gets to know of one family of one layer."""
-        flash, name = self.device.flash, f"{layer}.{family}"
-        size = unit_bytes(family, self.model.spec, self.sparsity.format)
+        name = f"{layer}.{family}"
         tiers = load_arrays(self.placement.arrays, name)[name]
-        pinned = tiers != self.placement.tiers.index("flash")
-        return Problem(bits, num_tokens, pinned, size * flash.iops / flash.bytes_per_s, seed + layer)
+        bits, num_tokens = _thinned(bits, num_tokens, self.config.max_tokens or num_tokens)
+        return Problem(
+            bits=bits,
+            num_tokens=num_tokens,
+            pinned=tiers != self.placement.tiers.index("flash"),
+            cache=self.config.cache,
+            cache_slots=self.slots[layer, family],
+            unit_bytes=self.unit_bytes(family),
+            flash=self.device.flash,
+            search_tokens=self.config.search_tokens,
+            seed=self.config.seed + layer,
+            gpu=self.config.counting == "gpu",
+        )
 
 
-def _order_family(config: OrderConfig, inputs: _Inputs, layer: int, family: FamilyName, work: Workspace) -> FamilyOrder:
+def _thinned(bits: np.ndarray, num_tokens: int, max_tokens: int) -> tuple[np.ndarray, int]:
+    """At most `max_tokens` tokens, in groups of eight that are evenly spread; all where there are no more."""
+    if num_tokens <= max_tokens:
+        return bits, num_tokens
+    step = -(-num_tokens // max(8, max_tokens))
+    kept = np.ascontiguousarray(bits[:, : num_tokens // 8 : step])
+    return kept, 8 * kept.shape[1]
+
+
+def _order_family(inputs: Inputs, layer: int, family: FamilyName, work: Workspace) -> FamilyOrder:
     statistics = _statistics(inputs.activations, layer, family)
     whole = inputs.sparsity.density(family, layer) >= 1
     if statistics is None or (statistics.density is None and not whole):
@@ -93,17 +143,45 @@ def _order_family(config: OrderConfig, inputs: _Inputs, layer: int, family: Fami
         )
     if whole:
         LOG.info("order: layer %d %s is always used whole and keeps the model's order", layer, family)
-    heuristic = WHOLE_FAMILY_HEURISTIC if whole else config.heuristic
     if statistics.density is None:
         bits, num_tokens = np.full((statistics.num_units, 1), 1, np.uint8), 1  # every unit, on one token
     else:
         bits, num_tokens = load_arrays(statistics.arrays, "bits")["bits"], inputs.activations.num_tokens
-    problem = inputs.problem(layer, family, bits, num_tokens, config.seed)
+    heuristic = WHOLE_FAMILY_HEURISTIC if whole else inputs.config.heuristic
+    problem = inputs.problem(layer, family, bits, num_tokens)
+    arrays = work.once(f"{layer}.{family}", lambda: _arrays(problem, heuristic))
+    found = load_arrays(arrays)
+    entry = FamilyOrder(
+        layer=layer,
+        family=family,
+        heuristic=bytes(found["heuristic"]).decode(),
+        arrays=arrays,
+        adjacent_coactivation=adjacent_share(bits, found["order"]),
+        collapse_gap_bytes=int(found["collapse_gap_bytes"][0]),
+        flash_s_per_token=float(found["flash_s_per_token"][0]),
+    )
+    LOG.info(
+        "order: layer %d %s by %s, %.1f %% of activations beside another, %.3g ms of flash per token",
+        layer,
+        family,
+        entry.heuristic,
+        100 * entry.adjacent_coactivation,
+        1e3 * entry.flash_s_per_token,
+    )
+    return entry
+
+
+def _arrays(problem: Problem, heuristic: str) -> dict[str, np.ndarray]:
+    """What one family's file keeps: the order, whose it is, and what it costs (schemas/order.py)."""
     plugin = load("compiler.order", heuristic)
-    arrays = work.once(f"{layer}.{family}", lambda: {"order": plugin.arrange(problem)})
-    adjacent = adjacent_share(bits, load_arrays(arrays, "order")["order"])
-    LOG.info("order: layer %d %s, %.1f %% of activations beside another", layer, family, 100 * adjacent)
-    return FamilyOrder(layer=layer, family=family, heuristic=heuristic, arrays=arrays, adjacent_coactivation=adjacent)
+    chosen, order = plugin.choose(problem) if hasattr(plugin, "choose") else (heuristic, plugin.arrange(problem))
+    judged = problem.judge(order)
+    return {
+        "order": order,
+        "heuristic": np.frombuffer(chosen.encode(), np.uint8),
+        "collapse_gap_bytes": np.array([judged.gap_bytes], np.int64),
+        "flash_s_per_token": np.array([judged.seconds]),
+    }
 
 
 def _statistics(activations: Activations, layer: int, family: FamilyName) -> FamilyStatistics | None:

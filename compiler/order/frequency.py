@@ -7,5 +7,4 @@ from compiler.order._problem import Problem
 
 def arrange(problem: Problem) -> np.ndarray:
     """Unit ids by falling activation count, int32 [num_units]."""
-    counts = np.bitwise_count(problem.bits).sum(axis=1, dtype=np.int64)
-    return np.argsort(-counts, kind="stable").astype(np.int32)
+    return np.argsort(-problem.totals, kind="stable").astype(np.int32)

@@ -10,8 +10,7 @@ link never matters again, pairs are sorted in runs of falling count, each among 
 
 import numpy as np
 
-from compiler.order._coactivation import pair_counts
-from compiler.order._numba import compiled
+from compiler._compiled import compiled
 from compiler.order._problem import Problem
 
 RUN_PAIRS = 1 << 23
@@ -20,16 +19,22 @@ RUN_PAIRS = 1 << 23
 
 def arrange(problem: Problem) -> np.ndarray:
     """The order of all units on flash, pinned or not, as published; int32 [num_units]: unit ids by position."""
-    return join_links(pair_counts(problem.bits, problem.num_tokens))
+    return join_links(problem.counts)
 
 
-def join_links(counts: np.ndarray, run_pairs: int = RUN_PAIRS) -> np.ndarray:
-    """Algorithm 1 on co-activation counts [n, n], of which only [i, j] with i < j is read; int32 [n].
+def join_links(counts: np.ndarray, units: np.ndarray | None = None, run_pairs: int = RUN_PAIRS) -> np.ndarray:
+    """Algorithm 1 on weights; ids by position, int32 [n] or [m].
 
-    `run_pairs` bounds memory and changes nothing else.
+    Args:
+        counts: Co-activation counts or other whole weights, unsigned [n, n], of which only [i, j] with i < j is read.
+        units: Ids of the units to order, ascending [m]; without it all of them.
+        run_pairs: Bounds memory and changes nothing else.
     """
     num_units = len(counts)
     neighbours = np.full((num_units, 2), -1, np.int32)
+    if units is not None:
+        neighbours[:, 1] = num_units  # as if inside a link, hence out of the game
+        neighbours[units, 1] = -1
     parents = np.arange(num_units, dtype=np.int32)
     highest = int(counts.max(initial=0))
     while highest >= 0:
@@ -44,7 +49,7 @@ def join_links(counts: np.ndarray, run_pairs: int = RUN_PAIRS) -> np.ndarray:
             first, second = _sorted_pairs(counts, free, parents, tally, lowest, highest)
             _join(first, second, neighbours, parents)
         highest = lowest - 1
-    return _walk(neighbours)
+    return _walk(neighbours, num_units if units is None else len(units))
 
 
 def _run_end(tally: np.ndarray, highest: int, run_pairs: int) -> int:
@@ -125,15 +130,14 @@ def _join_equal(counts, free, count, neighbours, parents):
 
 
 @compiled
-def _walk(neighbours):
+def _walk(neighbours, num_units):
     """Unit ids along the path, from its end with the lower id."""
-    n = len(neighbours)
-    order = np.empty(n, np.int32)
+    order = np.empty(num_units, np.int32)
     current = 0
-    while n > 1 and neighbours[current, 1] >= 0:
+    while num_units and neighbours[current, 1] >= 0:
         current += 1
     before = -1
-    for position in range(n):
+    for position in range(num_units):
         order[position] = current
         following = neighbours[current, 0] if neighbours[current, 0] != before else neighbours[current, 1]
         before, current = current, following

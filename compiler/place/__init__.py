@@ -17,7 +17,7 @@ from compiler.cost_model import unit_bytes
 from compiler.place import _search
 from compiler.place._counts import Counts, all_counts, head_counts, split_tokens, traces_of
 from compiler.place._problem import Choice, Group, Problem, bytes_of, impact_of, make_group, tiers_of, units_of
-from compiler.place._share import SHARES, cheapest, replay
+from compiler.place._share import SHARES, choose_share, replay
 from compiler.place._tiers import accelerator_of, min_units, tiers_named, worth
 from runtime._plugins import load
 from schemas.activations import Activations
@@ -44,7 +44,7 @@ class PlaceConfig(Record):
     pinned_share: Share | None = Field(
         default=None,
         description="share of the units' DRAM that is pinned; without it 1 where the cache admits nothing, else the "
-        "one with the least modelled flash time on held-out tokens",
+        "smallest one with nearly the least modelled flash time on held-out tokens",
     )
     batch_units: PositiveCount | None = Field(
         default=None,
@@ -139,9 +139,9 @@ def _pinned_share(
         return config.pinned_share, ()
     if not admits:  # what no policy may use has to be pinned
         return 1.0, ()
-    head, tail = split_tokens(activations.num_tokens)
+    head, windows = split_tokens(activations.num_tokens)
     counts = head_counts(spec, activations, sparsity, head)
-    traces = traces_of(spec, activations, sparsity, tail)
+    traces = traces_of(spec, activations, sparsity, windows)
     solve = load("compiler.place", config.solver).solve
     tried: list[PinnedShare] = []
     for share in SHARES:
@@ -150,7 +150,7 @@ def _pinned_share(
         seconds = replay(config.cache, problem, choices, sparsity, device, traces)
         tried.append(PinnedShare(share=share, flash_s_per_token=seconds))
         LOG.info("place: %3.0f %% of the units' DRAM pinned: %.4g s of flash a token", 100 * share, seconds)
-    return cheapest(tried), tuple(tried)
+    return choose_share(tried), tuple(tried)
 
 
 def _layer_placement(group: Group, choice: Choice) -> LayerPlacement:

@@ -19,9 +19,9 @@ Counts = dict[tuple[int, FamilyName], np.ndarray]
 TAIL_SHARE = 0.25
 """Share of the tokens that is held out: placements are compared on tokens that they were not made from."""
 MAX_LAYERS = 4
-MAX_TOKENS = 256
-WARM_TOKENS = 128
-"""What is replayed at most: evenly spaced layers, and of each so many tokens to fill the cache and to measure."""
+MAX_WINDOWS, WINDOW_TOKENS, WARM_TOKENS = 8, 32, 64
+"""What is replayed at most: evenly spaced layers, and evenly spaced windows of the tokens held out, since a text right
+after those seen is much like them. Before each window come tokens that only bring the cache up to date."""
 
 
 def all_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity) -> Counts:
@@ -56,16 +56,16 @@ def head_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity, n
 
 
 @dataclass(frozen=True)
-class Tail:
-    """Tokens that are replayed: from `start` to warm up, from `measured` on to count, up to `stop`."""
+class Window:
+    """Consecutive tokens to replay: from `start` to warm up, from `measured` on to count, up to `stop`."""
 
     start: int
     measured: int
     stop: int
 
 
-def split_tokens(num_tokens: int) -> tuple[int, Tail]:
-    """How many tokens placements are made from, and which ones they are compared on.
+def split_tokens(num_tokens: int) -> tuple[int, tuple[Window, ...]]:
+    """How many tokens placements are made from, and the windows they are compared on.
 
     Raises:
         ColdpressError: if there are fewer than two.
@@ -76,40 +76,63 @@ def split_tokens(num_tokens: int) -> tuple[int, Tail]:
             "placement was not made from; raise calibration_tokens or set pinned_share"
         )
     head = num_tokens - max(1, int(num_tokens * TAIL_SHARE))
-    return head, Tail(max(0, head - WARM_TOKENS), head, min(num_tokens, head + MAX_TOKENS))
+    num_windows = max(1, min(MAX_WINDOWS, (num_tokens - head) // WINDOW_TOKENS))
+    starts = np.linspace(head, max(head, num_tokens - WINDOW_TOKENS), num_windows).astype(int).tolist()
+    ends = [min(num_tokens, start + WINDOW_TOKENS) for start in starts]
+    before = [0, *ends]
+    return head, tuple(
+        Window(max(done, start - WARM_TOKENS), start, end)
+        for done, start, end in zip(before, starts, ends, strict=False)
+    )
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the tokens of a window want of one family of one layer."""
+
+    ids: tuple[np.ndarray, ...]
+    """Per token the unit ids, int64 ascending."""
+    num_warm: int
+    """The first tokens only bring the cache up to date."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What consecutive tokens want of one family of one layer."""
+    """All windows of one family of one layer."""
 
     layer: int
     family: FamilyName
-    ids: tuple[np.ndarray, ...]
-    """Per token the unit ids, int64 ascending."""
-    num_warm: int
-    """The first tokens only fill the cache."""
+    contexts: tuple[Context, ...]
+
+    @property
+    def num_measured(self) -> int:
+        """Tokens that count."""
+        return sum(len(context.ids) - context.num_warm for context in self.contexts)
 
 
-def traces_of(spec: ModelSpec, activations: Activations, sparsity: Sparsity, tail: Tail) -> tuple[Trace, ...]:
+def traces_of(
+    spec: ModelSpec, activations: Activations, sparsity: Sparsity, windows: tuple[Window, ...]
+) -> tuple[Trace, ...]:
     """Traces of the sampled layers, all their families, in the order of layers."""
     layers = activations.layers
     picked = np.unique(np.linspace(0, len(layers) - 1, min(MAX_LAYERS, len(layers))).round().astype(int))
     found: list[Trace] = []
     for entry in (layers[number] for number in picked.tolist()):
         for family in families_of(sparsity.method, spec):
-            if _always_used(sparsity, entry, family):
-                ids = (np.arange(num_units(family, spec)),) * (tail.stop - tail.start)
-            else:
-                ids = _ids(_array(entry, family, "bits"), tail.start, tail.stop)
-            found.append(Trace(entry.layer, family, ids, tail.measured - tail.start))
+            bits = None if _always_used(sparsity, entry, family) else _array(entry, family, "bits")
+            contexts = tuple(_context(part, bits, num_units(family, spec)) for part in windows)
+            found.append(Trace(entry.layer, family, contexts))
     return tuple(found)
 
 
-def _ids(bits: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, ...]:
-    first = start // 8
-    window = np.unpackbits(bits[:, first : -(-stop // 8)], axis=1, bitorder="little")
-    return tuple(np.flatnonzero(window[:, token - 8 * first]) for token in range(start, stop))
+def _context(part: Window, bits: np.ndarray | None, num_units: int) -> Context:
+    """From packed bits; None: every token wants all units."""
+    if bits is None:
+        return Context((np.arange(num_units),) * (part.stop - part.start), part.measured - part.start)
+    first = part.start // 8
+    active = np.unpackbits(bits[:, first : -(-part.stop // 8)], axis=1, bitorder="little")
+    ids = tuple(np.flatnonzero(active[:, token - 8 * first]) for token in range(part.start, part.stop))
+    return Context(ids, part.measured - part.start)
 
 
 def _always_used(sparsity: Sparsity, entry: LayerStatistics, family: FamilyName) -> bool:

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from compiler._io import replacing
 from compiler.report._figures import make_metrics
-from compiler.report._page import Inputs, render
+from compiler.report._page import render
+from compiler.report._page_charts import Inputs
 from schemas.activations import Activations
 from schemas.base import Record
 from schemas.device import DeviceProfile

@@ -54,6 +54,19 @@ def stacked(label: str, series: Mapping[str, Sequence[float]], layers: Sequence[
     return _svg(label, draw)
 
 
+def line(across: str, up: str, points: Mapping[float, float]) -> str:
+    """One line through points {x: y}, from zero up."""
+
+    def draw(axes: Any) -> None:
+        places = sorted(points)
+        axes.plot(places, [points[x] for x in places], color=SERIES[0], marker="o", markersize=3, linewidth=1.6)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.set_ylim(bottom=0)
+
+    return _svg(up, draw)
+
+
 def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
     """Activation frequency over rank, both logarithmic, where a power law is a straight line (PowerInfer Fig. 5)."""
 

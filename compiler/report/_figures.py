@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler._io import load_arrays
-from compiler.cost_model import modelled_token_seconds, stored_format, tensor_bytes
+from compiler.cost_model import modelled_token_seconds, tensor_bytes
 from schemas.activations import Activations, FamilyStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName
@@ -18,6 +18,9 @@ from schemas.sparsity import Sparsity
 
 HOT_SHARE = 0.8
 """The share of activations that `hot_units` accounts for (PowerInfer 3.1 and Fig. 5 use the same)."""
+
+HOT_UNITS = 0.2
+"""The share of units that count as hottest where texts are compared."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,15 @@ class FrequencyCurve:
 
 
 @dataclass(frozen=True)
-class Adjacency:
-    """Share of activations whose flash neighbour is active on the same token, in two orders."""
+class HotOverlap:
+    """How many of the hottest units of all text are so in a part of it: near 1, one placement suits every text."""
 
     layer: int
     family: FamilyName
-    ordered: float
-    structural: float
+    context: float
+    """Mean over contexts: consecutive tokens that the model saw together."""
+    task: float | None
+    """Mean over the tasks that the corpus names; None if it names none."""
 
 
 def make_metrics(
@@ -137,6 +142,39 @@ def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[Freq
     )
 
 
+def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverlap, ...]:
+    """Of each layer and family that was counted by context (ActiveFlow Fig. 6 shows the same of channels)."""
+    found: list[HotOverlap] = []
+    for layer, statistics in _counted(activations, sparsity):
+        arrays = load_arrays(statistics.arrays)
+        if "context_counts" not in arrays:
+            continue
+        hot = _hottest(arrays["counts"])
+        tasks = arrays.get("task_counts", np.empty((0, hot.size)))
+        tasks = tasks[tasks.any(axis=1)]
+        found.append(
+            HotOverlap(
+                layer=layer,
+                family=statistics.family,
+                context=_mean_overlap(hot, arrays["context_counts"]),
+                task=_mean_overlap(hot, tasks) if len(tasks) else None,
+            )
+        )
+    return tuple(found)
+
+
+def _hottest(counts: np.ndarray) -> np.ndarray:
+    """bool [num_units], the HOT_UNITS most active ones; ties go to the lower unit."""
+    hot = np.zeros(counts.size, bool)
+    hot[np.argsort(-counts.astype(np.int64), kind="stable")[: max(1, round(HOT_UNITS * counts.size))]] = True
+    return hot
+
+
+def _mean_overlap(hot: np.ndarray, parts: np.ndarray) -> float:
+    """Mean share of `hot` that is hottest in each row of counts [num_parts, num_units], too."""
+    return float(np.mean([(hot & _hottest(counts)).sum() / hot.sum() for counts in parts]))
+
+
 def _counts(statistics: FamilyStatistics) -> np.ndarray:
     return load_arrays(statistics.arrays, "counts")["counts"]
 
@@ -166,9 +204,3 @@ def adjacent_share(bits: np.ndarray) -> float:
     beside[:-1] |= together
     total = int(np.bitwise_count(bits).sum(dtype=np.int64))
     return int(np.bitwise_count(beside).sum(dtype=np.int64)) / total if total else 0.0
-
-
-def resident_formats(model: Model, sparsity: Sparsity) -> dict[str, str]:
-    """How embeddings and attention are stored, for the table."""
-    embedding = stored_format("embed_tokens.weight", sparsity.format) or "float32"
-    return {"embeddings": embedding, "attention": sparsity.format}

@@ -1,7 +1,6 @@
 """The HTML page: one file, no links, no scripts. Puts words and charts to the numbers of `_figures`."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,53 +9,14 @@ import numpy as np
 
 from compiler import __version__
 from compiler.cost_model import weight_bytes
-from compiler.report import _charts
-from compiler.report._figures import (
-    BudgetPart,
-    FrequencyCurve,
-    budget_parts,
-    frequency_curves,
-    structural_adjacency,
-)
-from schemas.activations import Activations
+from compiler.report._figures import BudgetPart, FrequencyCurve, budget_parts, frequency_curves
+from compiler.report._page_charts import Inputs, charts_of
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName
 from schemas.layout import Layout
 from schemas.metrics import Metrics, RunMetrics, Verification
-from schemas.model import Model
-from schemas.order import Order
-from schemas.package import Package
-from schemas.placement import Placement
-from schemas.predictors import LayerPredictor
-from schemas.sparsity import Sparsity
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
-NUM_CURVES = 5
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """All that the page tells about."""
-
-    model: Model
-    device: DeviceProfile
-    activations: Activations
-    sparsity: Sparsity
-    placement: Placement
-    order: tuple[Order, ...]
-    predictors: tuple[LayerPredictor, ...]
-    layout: Layout
-    package: Package
-    verification: Verification
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure of the page."""
-
-    title: str
-    svg: str
-    caption: str
 
 
 def size(num_bytes: float) -> str:
@@ -87,7 +47,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
         cards=_cards(metrics, inputs.device),
         budget=_with_unused_last(budget_parts(inputs.layout)),
-        charts=list(_charts_of(inputs, curves)),
+        charts=list(charts_of(inputs, curves)),
         measured=_measured(metrics, inputs.verification),
         families=_families(inputs.layout),
         hot=_hot_units(curves),
@@ -118,87 +78,6 @@ def _rate(per_s: float) -> str:
 
 def _with_unused_last(parts: tuple[BudgetPart, ...]) -> list[BudgetPart]:
     return sorted(parts, key=lambda part: part.name == "unused")
-
-
-def _charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]):
-    yield _density_chart(inputs)
-    yield _share_chart(inputs.layout)
-    if curves:
-        yield _frequency_chart(curves)
-        yield _order_chart(inputs)
-    if inputs.predictors:
-        yield _predictor_chart(inputs.predictors)
-
-
-def _density_chart(inputs: Inputs) -> Chart:
-    series: dict[str, dict[int, float]] = {}
-    for densities in inputs.sparsity.densities:
-        series[f"{densities.family} planned"] = dict(enumerate(densities.per_layer))
-        measured = {
-            entry.layer: found.density
-            for entry in inputs.activations.layers
-            for found in entry.families
-            if found.family == densities.family and found.density is not None
-        }
-        if measured and measured != series[f"{densities.family} planned"]:
-            series[f"{densities.family} active"] = measured
-    if inputs.predictors:
-        series["predicted"] = {entry.layer: entry.predicted_density for entry in inputs.predictors}
-    caption = "Share of a family's units that a token uses: what allocate planned, what calibration text activates."
-    return Chart("Density", _charts.per_layer("density", series), caption)
-
-
-def _share_chart(layout: Layout) -> Chart:
-    """Of all flash bytes of a layer, how many are pinned or have a cache slot."""
-    pinned, cached, total = defaultdict(int), defaultdict(int), defaultdict(int)
-    for part, section in zip(layout.plans[0].sections, layout.sections, strict=True):
-        pinned[part.layer] += part.num_pinned * section.unit_bytes
-        cached[part.layer] += part.cache_slots * section.unit_bytes
-        total[part.layer] += section.length_bytes
-    layers = sorted(total)
-    series = {
-        "pinned": [pinned[layer] / total[layer] for layer in layers],
-        "cache slots": [cached[layer] / total[layer] for layer in layers],
-    }
-    caption = "Share of each layer's flash bytes that DRAM has room for: pinned for good, and slots that change hands."
-    return Chart("Kept in DRAM", _charts.stacked("share of the layer's units", series, layers), caption)
-
-
-def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:
-    chosen = [curves[i] for i in sorted({round(i) for i in np.linspace(0, len(curves) - 1, NUM_CURVES)})]
-    several = len({curve.family for curve in curves}) > 1
-    names = {f"layer {curve.layer}" + (f" {curve.family}" if several else ""): curve.frequency for curve in chosen}
-    hot = float(np.mean([curve.hot_units for curve in curves]))
-    caption = (
-        f"How often a unit is active, most active first. On average {100 * hot:.0f} % of the units make 80 % of the "
-        "activations; a power law is a straight line."
-    )
-    return Chart("Activation frequency", _charts.frequencies("tokens on which it is active", names), caption)
-
-
-def _order_chart(inputs: Inputs) -> Chart:
-    entries = [entry for part in inputs.order for entry in part.entries]
-    before = structural_adjacency(inputs.activations, inputs.sparsity)
-    series: dict[str, dict[int, float]] = {}
-    for entry in entries:
-        if (entry.layer, entry.family) in before:
-            series.setdefault(f"{entry.family} as ordered", {})[entry.layer] = entry.adjacent_coactivation
-            series.setdefault(f"{entry.family} in the model's order", {})[entry.layer] = before[
-                entry.layer, entry.family
-            ]
-    caption = "Share of activations whose flash neighbour is active on the same token, so that one read serves both."
-    return Chart("Order on flash", _charts.per_layer("adjacent activations", series), caption)
-
-
-def _predictor_chart(predictors: tuple[LayerPredictor, ...]) -> Chart:
-    series = {
-        "recall": {entry.layer: entry.recall for entry in predictors},
-        "precision": {entry.layer: entry.precision for entry in predictors},
-    }
-    caption = (
-        "On validation tokens: share of the active units that are predicted, and of the predicted that are active."
-    )
-    return Chart("Predictors", _charts.per_layer("recall and precision", series), caption)
 
 
 def _measured(metrics: Metrics, found: Verification) -> list[tuple[str, str, str]]:

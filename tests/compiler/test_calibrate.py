@@ -13,7 +13,6 @@ from compiler._io import Workspace, load_arrays, save_arrays
 from compiler.calibrate import CalibrateConfig
 from compiler.forward import LayerStream
 from compiler.ingest import IngestConfig
-from compiler.statistics import magnitude_edges, magnitude_histogram
 from schemas.activations import Activations
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.errors import ColdpressError
@@ -26,9 +25,9 @@ BLOCKS, BLOCK_TOKENS, LAYERS = 3, 21, 3  # 21: blocks do not end on whole bytes
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]:
-    def ingested(kind: str = "llama", relu: bool = True) -> Model:
+    def ingested(kind: str = "llama", relu: bool = True, dtype: str = "float32") -> Model:
         folder = tmp_path_factory.mktemp("model") / "tiny"
-        write_model(folder, kind, num_hidden_layers=LAYERS, relu=relu, overrides={"sliding_window": None})
+        write_model(folder, kind, num_hidden_layers=LAYERS, relu=relu, dtype=dtype, overrides={"sliding_window": None})
         return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
 
     return ingested
@@ -58,8 +57,10 @@ def corpus_of(folder: Path, num_blocks: int, block_tokens: int) -> Corpus:
     return Corpus(name="random", text_sha256="0" * 64, splits=tuple(blocks))
 
 
-def run(model: Model, corpus: Corpus, work: Path, method: Any = "predictor", threads: int = 1) -> Activations:
-    return calibrate.run(CalibrateConfig(method=method), model, corpus, Workspace(work, "test"), threads)
+def run(
+    model: Model, corpus: Corpus, work: Path, method: Any = "predictor", threads: int = 1, **config: Any
+) -> Activations:
+    return calibrate.run(CalibrateConfig(method=method, **config), model, corpus, Workspace(work, "test"), threads)
 
 
 def active_of(found: Activations, layer: int, family: FamilyName) -> np.ndarray:
@@ -68,18 +69,18 @@ def active_of(found: Activations, layer: int, family: FamilyName) -> np.ndarray:
     return np.unpackbits(bits, axis=1, count=found.num_tokens, bitorder="little").astype(bool)
 
 
-def by_transformers(model: Model, corpus: Corpus, module: str) -> list[np.ndarray]:
+def by_transformers(model: Model, corpus: Corpus, module: str, dtype: str = "float32") -> list[np.ndarray]:
     """Per layer, what goes into a module of the whole model, float32 [num_tokens, size]."""
     import torch
     from transformers import AutoModelForCausalLM
 
     whole: Any = AutoModelForCausalLM.from_pretrained(
-        Path(next(iter(model.tensors.values())).file).parent, dtype=torch.float32
+        Path(next(iter(model.tensors.values())).file).parent, dtype=dtype
     ).eval()
     seen: list[np.ndarray] = []
     for layer in whole.get_submodule("model.layers"):
         layer.get_submodule(module).register_forward_pre_hook(
-            lambda _, inputs: seen.append(inputs[0].flatten(0, 1).numpy().copy())
+            lambda _, inputs: seen.append(inputs[0].flatten(0, 1).float().numpy().copy())
         )
     with torch.no_grad():
         whole(torch.from_numpy(load_arrays(corpus.split("calibration").arrays)["tokens"]).long())
@@ -173,23 +174,45 @@ def test_magnitudes_give_the_threshold_of_any_density(silu: Model, corpus: Corpu
                 assert threshold == pytest.approx(exact, rel=0.04)
 
 
-def test_histogram_bins_are_what_the_edges_say() -> None:
-    edges = magnitude_edges()
-    assert edges.dtype == np.float32
-    assert (np.diff(edges.astype(np.float64)) > 0).all()
-    assert edges[1] == 2.0**-24
-    assert edges[-2] == 2.0**16
-    rng = np.random.default_rng(0)
-    values = (rng.normal(size=5000) * 10.0 ** rng.uniform(-9, 6, 5000)).astype(np.float32)
-    values = np.concatenate([values, [0, -0.0, 2**-24, -(2**16), 3e38], edges[1:-1]]).astype(np.float32)
-    expected = np.histogram(np.abs(values), edges)[0]
-    assert np.array_equal(magnitude_histogram(values), expected)
-    ratio = edges[2:-1] / edges[1:-2]
-    assert ratio.max() <= 1 + 1 / 32
-
-
 def test_threads_change_no_byte(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
     assert same_files(run(relu, corpus, tmp_path / "1"), run(relu, corpus, tmp_path / "2", threads=2))
+
+
+def native_bfloat16(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": native})
+
+
+@pytest.mark.parametrize("method", ["predictor", "topk"])
+def test_bfloat16_weights_are_computed_in_bfloat16(
+    make: Callable[..., Model], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """As transformers does by default; the statistics are those of its own pass but for rounding."""
+    model = make(dtype="bfloat16")
+    native_bfloat16(monkeypatch, native=True)
+    found = run(model, corpus, tmp_path / "1", method)
+    assert found.compute_dtype == "bfloat16"
+    assert same_files(found, run(model, corpus, tmp_path / "2", method, threads=2))
+    inner, inputs = (by_transformers(model, corpus, module, "bfloat16") for module in ("mlp.down_proj", "mlp"))
+    for layer in range(LAYERS):
+        stored = load_arrays(found.layers[layer].inputs, "mlp_inputs")["mlp_inputs"]
+        assert np.allclose(stored, inputs[layer], rtol=0.05, atol=0.05)
+        if method == "predictor":
+            assert (active_of(found, layer, "neuron") == (inner[layer].T != 0)).mean() > 0.99
+    exact = run(model, corpus, tmp_path / "3", method, dtype="float32")
+    assert exact.compute_dtype == "float32"
+    assert not same_files(found, exact)
+
+
+def test_what_is_computed_in(
+    make: Callable[..., Model], relu: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native_bfloat16(monkeypatch, native=False)
+    assert run(make(dtype="bfloat16"), corpus, tmp_path / "1").compute_dtype == "float32"
+    native_bfloat16(monkeypatch, native=True)
+    assert run(make(dtype="float16"), corpus, tmp_path / "2").compute_dtype == "float32"
+    assert run(relu, corpus, tmp_path / "3").compute_dtype == "float32"
 
 
 def test_blocks_of_whole_bytes_are_joined_alike(relu: Model, tmp_path: Path) -> None:
@@ -226,7 +249,7 @@ def test_an_interrupted_run_resumes(
     assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == [
         f"{layer:03d}.{name}.safetensors" for layer in range(LAYERS) for name in ("inputs", "neuron")
     ]
-    real = LayerStream.run_layer
+    real = LayerStream.load_layer
     ran: list[int] = []
 
     def until_layer_2(stream: LayerStream, layer: int, *arguments: Any) -> Any:
@@ -238,12 +261,12 @@ def test_an_interrupted_run_resumes(
         ran.append(layer)
         return real(stream, layer, *arguments)
 
-    monkeypatch.setattr(LayerStream, "run_layer", until_layer_2)
+    monkeypatch.setattr(LayerStream, "load_layer", until_layer_2)
     with pytest.raises(_Interrupted):
         run(relu, corpus, tmp_path / "w")
     if removed:
         (tmp_path / "w/hidden.002.safetensors").unlink()
-    monkeypatch.setattr(LayerStream, "run_layer", watched)
+    monkeypatch.setattr(LayerStream, "load_layer", watched)
     assert same_files(run(relu, corpus, tmp_path / "w"), expected)
     assert ran == ([0, 1, 2] if removed else [2])
     ran.clear()

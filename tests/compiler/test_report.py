@@ -6,10 +6,14 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from compiler._io import save_arrays
 from compiler.cost_model import modelled_token_seconds
 from compiler.report import ReportConfig, _figures, _page, run
+from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.errors import ColdpressError
+from schemas.placement import PinnedShare
 from tests.support.records import Build, tiny_activations, tiny_verification
+from tests.support.statistics import sparsity_of
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def test_the_page_stands_alone(build, tmp_path):
     assert len(targets) == len(set(targets))
     used = {value[1:] for name, value in page.attributes if name == "href"} | set(re.findall(r"url\(#([^)]+)\)", html))
     assert used <= set(targets)
-    assert page.tags.count("svg") == 5
+    assert page.tags.count("svg") == 7
     assert "prefers-color-scheme: dark" in html
     assert not re.search(r"#0a0b0\w", html)  # every placeholder colour has become a variable
     assert str(tmp_path) not in html
@@ -140,7 +144,29 @@ def test_the_page_shows_the_figures(build, tmp_path):
 def test_every_method_has_a_page(tmp_path, method):
     build = Build(tmp_path, method=method)
     _, html = report(build, tmp_path)
-    assert html.count("<svg") == 4
+    assert html.count("<svg") == 6
+
+
+def test_hot_units_of_parts_of_the_text(tmp_path):
+    """Ten units, of which two are hottest: 0 and 1 overall; in the second context 1 and 2, in the only task 2 and 3."""
+    contexts = np.array([[9, 8, 0, 0, 0, 0, 0, 0, 0, 0], [0, 3, 4, 1, 1, 1, 1, 0, 0, 0]], np.uint16)
+    tasks = np.array([[0, 0, 4, 3, 0, 0, 0, 0, 0, 0], [0] * 10], np.int64)
+    arrays = {"counts": contexts.sum(axis=0).astype(np.int64), "context_counts": contexts, "task_counts": tasks}
+    saved = save_arrays(tmp_path / "neuron.safetensors", arrays)
+    family = FamilyStatistics(family="neuron", num_units=10, density=0.3, arrays=saved)
+    layer = LayerStatistics(layer=11, families=(family,), inputs=saved, input_similarity=None)
+    activations = Activations(num_tokens=20, exact_zeros=True, layers=(layer,))
+    (found,) = _figures.hot_overlaps(activations, sparsity_of("relu", {"neuron": (1.0,) * 11 + (0.3,)}))
+    assert (found.layer, found.context, found.task) == (11, 0.75, 0.0)
+
+
+def test_what_was_pinned_is_shown_with_what_was_tried(build, tmp_path):
+    tried = tuple(PinnedShare(share=i / 10, flash_s_per_token=0.01 * (11 - i)) for i in range(11))
+    placement = build.placement.model_copy(update={"pinned_share": 0.7, "shares_tried": tried})
+    _, html = report(build, tmp_path, placement=placement)
+    assert "Pinned or cached" in html
+    assert "70 % is pinned." in re.sub(r"\s+", " ", html)
+    assert "Pinned or cached" not in report(build, tmp_path)[1]
 
 
 def test_activations_without_bits_leave_their_charts_out(build, tmp_path):

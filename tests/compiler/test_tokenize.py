@@ -287,3 +287,48 @@ def test_a_dataset_that_is_not_reached(model: Model, tmp_path: Path, monkeypatch
     assert refusal(model, "owner/name", tmp_path) == (
         "the dataset owner/name cannot be loaded (no route); give a local text file instead"
     )
+
+
+def labelled_rows(path: Path, *tasks: str | None) -> Path:
+    """Rows whose words say which task they name; row i of a task has the words of no other row."""
+    rows: list[dict[str, Any]] = []
+    for number in range(40):
+        for place, task in enumerate(tasks):
+            row = {"text": " ".join([f"{chr(97 + place % 3)}{number}-{place}"] * 5)}
+            rows.append(row if task is None else row | {"task": task})
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def test_each_token_has_the_task_of_its_document(model: Model, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    corpus = run(
+        model,
+        labelled_rows(tmp_path / "a.jsonl", "zeta", "alpha", None),
+        tmp_path / "w",
+        evaluation_tokens=20000,
+        calibration_tokens=20000,
+    )
+    tokenizer = Tokenizer.from_file(f"{model.folder}/tokenizer.json")
+    part = corpus.split("calibration")
+    arrays = load_arrays(part.arrays)
+    assert part.tasks == ("alpha", "zeta")
+    assert arrays["tasks"].shape == arrays["tokens"].shape
+    assert arrays["tasks"].dtype == np.int16
+    for task, letter in ((1, "a"), (0, "b"), (-1, "c")):
+        words = tokenizer.decode(arrays["tokens"][arrays["tasks"] == task].tolist())
+        assert set(words) & set("abc") == {letter}
+    assert np.array_equal(arrays["tasks"][:, 0], arrays["tasks"][:, 1])  # <s> goes with what follows
+    assert set(corpus.split("test").tasks) <= {"alpha", "zeta"}
+
+
+def test_without_tasks_there_are_none(model: Model, text: Path, tmp_path: Path) -> None:
+    corpus = run(model, text, tmp_path / "1")
+    assert [part.tasks for part in corpus.splits] == [(), (), ()]
+    assert set(load_arrays(corpus.split("test").arrays)) == {"tokens"}
+    many = labelled_rows(tmp_path / "a.jsonl", *(f"{number}" for number in range(30)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenize, "MAX_TASKS", 29)
+        part = run(model, many, tmp_path / "2", calibration_tokens=50000).split("calibration")
+    assert (part.tasks, set(load_arrays(part.arrays))) == ((), {"tokens"})

@@ -12,6 +12,8 @@ from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
 WITHOUT_TORCH = ("order", "place", "quantize", "layout", "package", "verify", "report", "allocate")
+TORCH_ON_REQUEST = {"order": {"_coactivation.py"}}
+"""Counting on a GPU (counting=gpu)."""
 
 
 def module_of(stage: str) -> Path:
@@ -31,7 +33,7 @@ def imported(code: str) -> set[str]:
 def test_a_stage_is_a_module_a_rule_and_a_test(stage: str) -> None:
     assert module_of(stage)
     rule = (RULES / f"{stage}.smk").read_text()
-    assert re.findall(r"^rule (\w+):", rule, re.MULTILINE) == [stage]
+    assert re.findall(r"^rule (\w+):", rule, re.MULTILINE) in ([stage], [stage, f"{stage}_shard"])
     assert f"-m compiler {stage} " in rule or f'" {stage} ' in rule
     assert f'code=stage_digest("{stage}")' in rule
     assert list((ROOT / "tests" / "compiler").glob(f"test_{stage}*.py"))
@@ -75,11 +77,11 @@ def test_help_is_enough_and_imports_no_torch(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", WITHOUT_TORCH)
 def test_no_torch_in_stages_that_decide_or_write(stage: str) -> None:
-    """Not even inside a function; only `verify` may, which asks transformers for the source's logits."""
+    """Not even inside a function, but for TORCH_ON_REQUEST."""
     folder = module_of(stage)
     files = folder.parent.glob("*.py") if folder.name == "__init__.py" else [folder]
-    found = [file.name for file in files if re.search(r"^\s*(import|from) torch\b", file.read_text(), re.MULTILINE)]
-    assert not found or stage == "verify"
+    found = {file.name for file in files if re.search(r"^\s*(import|from) torch\b", file.read_text(), re.MULTILINE)}
+    assert found <= TORCH_ON_REQUEST.get(stage, set())
 
 
 def test_the_runtime_imports_neither_torch_nor_the_compiler() -> None:

@@ -25,6 +25,8 @@ import numpy as np
 
 TOPIC_STRENGTH = 2.5
 HOT_SHARE, HOT_MASS = 0.26, 0.80
+TOPIC_LOGIT = 5.3
+"""What a token adds to the logits of its topic's words: about what the corpus is like, so that perplexity is sane."""
 COMMON_WORDS_SHARE = 0.2
 """Share of a document's words that belong to other topics."""
 
@@ -43,6 +45,18 @@ class Shape:
     max_position_embeddings: int
     hidden_act: str = "relu"
     num_topics: int = 64
+    head_dim: int | None = None
+    """Size of a head where it is not hidden_size / num_attention_heads."""
+
+    @property
+    def query_size(self) -> int:
+        """Rows of q_proj."""
+        return self.num_attention_heads * (self.head_dim or self.hidden_size // self.num_attention_heads)
+
+    @property
+    def key_size(self) -> int:
+        """Rows of k_proj and of v_proj."""
+        return self.query_size // self.num_attention_heads * self.num_key_value_heads
 
 
 SHAPES = {
@@ -50,6 +64,9 @@ SHAPES = {
     "llama-2-7b": Shape("llama", 4096, 11008, 32, 32, 32, 32000, 4096),
     "llama-2-70b": Shape("llama", 8192, 28672, 80, 64, 8, 32000, 4096),
     "opt-6.7b": Shape("opt", 4096, 16384, 32, 32, 32, 50272, 2048),
+    "qwen2-7b": Shape("qwen2", 3584, 18944, 28, 28, 4, 152064, 32768),
+    "qwen3-8b": Shape("qwen3", 4096, 12288, 36, 32, 8, 151936, 40960, head_dim=128),
+    "phi-3-mini": Shape("phi3", 3072, 8192, 32, 32, 32, 32064, 4096),
     "small": Shape("llama", 256, 1024, 12, 8, 4, 2048, 512, num_topics=16),
 }
 
@@ -156,107 +173,15 @@ class Plant:
         return torch.randn(rows, columns, generator=self.generator(layer, role)) * (gain / columns**0.5)
 
 
-def llama_layer(plant: Plant, layer: int) -> dict[str, Any]:
-    """Tensors of one Llama or Mistral layer; the constant direction of the input carries -theta."""
-    import torch
-
-    shape, prefix = plant.shape, f"model.layers.{layer}."
-    kv_size = shape.hidden_size // shape.num_attention_heads * shape.num_key_value_heads
-    rows, theta = plant.deciding_rows(layer)
-    rows -= theta[:, None] * (3 / shape.hidden_size) ** 0.5 * plant.directions()[-1]
-    hidden, ffn = shape.hidden_size, shape.intermediate_size
-    return {
-        prefix + "self_attn.q_proj.weight": plant.noise_matrix(layer, 10, hidden, hidden, 0.1),
-        prefix + "self_attn.k_proj.weight": plant.noise_matrix(layer, 11, kv_size, hidden, 0.1),
-        prefix + "self_attn.v_proj.weight": plant.noise_matrix(layer, 12, kv_size, hidden, 0.1),
-        prefix + "self_attn.o_proj.weight": plant.noise_matrix(layer, 13, hidden, hidden, 0.1),
-        prefix + "mlp.gate_proj.weight": rows,
-        prefix + "mlp.up_proj.weight": plant.noise_matrix(layer, 14, ffn, hidden, 1.0),
-        prefix + "mlp.down_proj.weight": plant.noise_matrix(layer, 15, hidden, ffn, 0.05),
-        prefix + "input_layernorm.weight": torch.ones(hidden),
-        prefix + "post_attention_layernorm.weight": torch.ones(hidden),
-    }
-
-
-def opt_layer(plant: Plant, layer: int) -> dict[str, Any]:
-    """Tensors of one OPT layer; fc1's bias carries -theta."""
-    import torch
-
-    shape, prefix = plant.shape, f"model.decoder.layers.{layer}."
-    hidden, ffn = shape.hidden_size, shape.intermediate_size
-    rows, theta = plant.deciding_rows(layer)
-    tensors = {
-        prefix + "fc1.weight": rows,
-        prefix + "fc1.bias": -theta,
-        prefix + "fc2.weight": plant.noise_matrix(layer, 15, hidden, ffn, 0.05),
-        prefix + "fc2.bias": torch.zeros(hidden),
-    }
-    for number, name in enumerate(("q_proj", "k_proj", "v_proj", "out_proj")):
-        tensors[f"{prefix}self_attn.{name}.weight"] = plant.noise_matrix(layer, 10 + number, hidden, hidden, 0.1)
-        tensors[f"{prefix}self_attn.{name}.bias"] = torch.zeros(hidden)
-    for name in ("self_attn_layer_norm", "final_layer_norm"):
-        tensors |= {f"{prefix}{name}.weight": torch.ones(hidden), f"{prefix}{name}.bias": torch.zeros(hidden)}
-    return tensors
-
-
-def shared_tensors(plant: Plant) -> dict[str, Any]:
-    """Tensors outside the layers; embeddings are tied to the head."""
-    import torch
-
-    shape = plant.shape
-    if shape.model_type != "opt":
-        return {"model.embed_tokens.weight": plant.embeddings(), "model.norm.weight": torch.ones(shape.hidden_size)}
-    prefix = "model.decoder."
-    return {
-        prefix + "embed_tokens.weight": plant.embeddings(),
-        prefix + "embed_positions.weight": torch.zeros(shape.max_position_embeddings + 2, shape.hidden_size),
-        prefix + "final_layer_norm.weight": torch.ones(shape.hidden_size),
-        prefix + "final_layer_norm.bias": torch.zeros(shape.hidden_size),
-    }
-
-
-def config(shape: Shape) -> dict[str, Any]:
-    """config.json of the checkpoint."""
-    common = {
-        "model_type": shape.model_type,
-        "hidden_size": shape.hidden_size,
-        "num_hidden_layers": shape.num_hidden_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
-    if shape.model_type == "opt":
-        extra = {"ffn_dim": shape.intermediate_size, "activation_function": shape.hidden_act}
-        extra |= {"do_layer_norm_before": True, "word_embed_proj_dim": shape.hidden_size, "pad_token_id": 1}
-        return common | extra | {"architectures": ["OPTForCausalLM"]}
-    names = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-    return (
-        common
-        | {
-            "architectures": [names[shape.model_type]],
-            "intermediate_size": shape.intermediate_size,
-            "num_key_value_heads": shape.num_key_value_heads,
-            "hidden_act": shape.hidden_act,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "sliding_window": None,
-        }
-        | ({} if shape.model_type == "mistral" else {"attention_bias": False, "mlp_bias": False})
-    )
-
-
 def write_weights(plant: Plant, folder: Path) -> None:
     """Sharded bfloat16 safetensors, one shard in memory at a time."""
     import torch
     from safetensors.torch import save_file
 
-    layer_of = opt_layer if plant.shape.model_type == "opt" else llama_layer
+    from tests.support._planted_tensors import layer_tensors, shared_tensors
+
     makers: list[Callable[[], dict[str, Any]]] = [lambda: shared_tensors(plant)]
-    makers += [lambda layer=layer: layer_of(plant, layer) for layer in range(plant.shape.num_hidden_layers)]
+    makers += [lambda layer=layer: layer_tensors(plant, layer) for layer in range(plant.shape.num_hidden_layers)]
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for number, make in enumerate(makers, start=1):
@@ -300,6 +225,8 @@ def write_corpus(shape: Shape, folder: Path, num_tokens: int, seed: int, documen
 
 def write(plant: Plant, folder: Path, corpus_tokens: int) -> Path:
     """Writes the whole checkpoint and its corpus; returns the folder."""
+    from tests.support._planted_tensors import config
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(plant.shape), indent=2))
     write_weights(plant, folder)

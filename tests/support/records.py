@@ -331,9 +331,12 @@ def tiny_activations(folder: Path, model: Model, sparsity: Sparsity, num_tokens:
             often = 0.9 / (1 + shuffled(f"hot {layer} {family}", count)) ** 0.5
             chance = (hashed(f"chance {layer} {family}", count, num_tokens) + 1) / 2
             active = chance < often[:, None]
+            contexts = active.reshape(count, 5, -1).sum(axis=2).T
             arrays = {
                 "bits": np.packbits(active, axis=1, bitorder="little"),
                 "counts": active.sum(axis=1).astype(np.int64),
+                "context_counts": contexts.astype(np.uint16),
+                "task_counts": np.stack([contexts[:2].sum(axis=0), contexts[2:].sum(axis=0)]).astype(np.int64),
             }
             saved = save_arrays(folder / f"activations-{layer}-{family}.safetensors", arrays)
             families.append(

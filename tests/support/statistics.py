@@ -26,21 +26,34 @@ def pack(active: np.ndarray) -> np.ndarray:
     return np.packbits(active, axis=1, bitorder="little")
 
 
-def problem_of(active: np.ndarray, pinned: tuple[int, ...] = (), gap_cost: float = 0.25) -> Problem:
-    """An ordering problem from bool [num_units, num_tokens]."""
+def topical(num_units: int, num_tokens: int, num_topics: int, seed: int = 0) -> np.ndarray:
+    """bool [num_units, num_tokens]: units fire with their topic, whose members are scattered over the ids."""
+    rng = np.random.default_rng(seed)
+    topics, texts = rng.integers(0, num_topics, num_units), rng.integers(0, num_topics, num_tokens)
+    return rng.random((num_units, num_tokens)) < np.where(topics[:, None] == texts, 0.8, 0.05)
+
+
+def problem_of(active: np.ndarray, pinned: tuple[int, ...] = (), **changes: Any) -> Problem:
+    """An ordering problem from bool [num_units, num_tokens]: no cache, units of a page; `changes` are its fields."""
     mask = np.zeros(len(active), bool)
     mask[list(pinned)] = True
-    return Problem(pack(active), active.shape[1], mask, gap_cost)
+    values: dict[str, Any] = {"cache": "static", "cache_slots": 0, "unit_bytes": 4096, "search_tokens": 8192}
+    values["flash"] = device_of().flash
+    return Problem(bits=pack(active), num_tokens=active.shape[1], pinned=mask, **(values | changes))
 
 
-def placement_of(folder: Path, layers: list[Mapping[FamilyName, np.ndarray]]) -> Placement:
-    """A placement that pins nothing; `layers` as in `activations_of`."""
+def placement_of(
+    folder: Path, layers: list[Mapping[FamilyName, np.ndarray]], pinned: tuple[int, ...] = ()
+) -> Placement:
+    """A placement that pins the units `pinned` of every family; `layers` as in `activations_of`."""
     pairs = [(number, family, active) for number, families in enumerate(layers) for family, active in families.items()]
     arrays = {f"{number}.{family}": np.ones(len(active), np.int8) for number, family, active in pairs}
+    for tiers in arrays.values():
+        tiers[list(pinned)] = 0
     return Placement(
         solver="none",
         tiers=("dram", "flash"),
-        layers=tuple(LayerPlacement(layer=n, family=f, num_pinned=0, min_pinned=0) for n, f, _ in pairs),
+        layers=tuple(LayerPlacement(layer=n, family=f, num_pinned=len(pinned), min_pinned=0) for n, f, _ in pairs),
         arrays=save_arrays(folder / "placement.safetensors", arrays),
         objective=0.0,
         gap=0.0,

@@ -1,0 +1,95 @@
+"""What an order costs: modelled flash seconds of a token, after page rounding and access collapse (Ripple 5.1).
+
+The reads are those of runtime/planner.py for a section that begins on a page: units lie packed, a read is rounded out
+to pages, and reads with at most `gap_bytes` between their pages become one. The planner's bound on the length of one
+read is left out: it adds a read per 512 KiB. Seconds are schemas.device.flash_seconds for each token of each layer.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from compiler._compiled import compiled, trailing_zeros
+from compiler.order._coactivation import to_words
+from schemas.device import Flash
+
+
+class Modelled(NamedTuple):
+    """Means per token under one collapse gap."""
+
+    seconds: float
+    reads: float
+    read_bytes: float
+    gap_bytes: int
+
+
+def gap_candidates(flash: Flash) -> np.ndarray:
+    """Collapse gaps worth trying, int64 bytes, ascending: whole pages around the break-even gap, bandwidth / IOPS."""
+    page_bytes = flash.page_bytes.value
+    even = flash.bytes_per_s / flash.iops
+    pages = even * 2.0 ** (np.arange(-10, 6) / 2) // page_bytes
+    return np.unique(np.append(pages.astype(np.int64), 0)) * page_bytes
+
+
+def best_gap(bits: np.ndarray, num_tokens: int, order: np.ndarray, unit_bytes: int, flash: Flash) -> Modelled:
+    """An order under the gap that suits it best; of equally fast ones the one with the fewest reads. See `modelled`."""
+    return min(modelled(bits, num_tokens, order, unit_bytes, flash, gap_candidates(flash)))
+
+
+def modelled(
+    bits: np.ndarray, num_tokens: int, order: np.ndarray, unit_bytes: int, flash: Flash, gaps: np.ndarray
+) -> list[Modelled]:
+    """The cost of reading `bits` in an order, for each of `gaps`.
+
+    Args:
+        bits: uint8 [num_units, ceil(num_tokens / 8)], the activations that flash is read for, packed.
+        num_tokens: Tokens in `bits`.
+        order: Unit ids by flash position.
+        unit_bytes: Bytes of a unit.
+        flash: The device's flash.
+        gaps: int64 bytes, ascending.
+    """
+    words = to_words(bits)
+    reads = np.zeros((64 * words.shape[1], gaps.size), np.int64)
+    read_bytes = np.zeros_like(reads)
+    _count_reads(words, order.astype(np.int64), unit_bytes, flash.page_bytes.value, gaps, reads, read_bytes)
+    seconds = token_seconds(flash, reads[:num_tokens], read_bytes[:num_tokens]).mean(axis=0)
+    means = zip(
+        seconds, reads[:num_tokens].mean(axis=0), read_bytes[:num_tokens].mean(axis=0), gaps.tolist(), strict=True
+    )
+    return [Modelled(float(s), float(r), float(b), gap) for s, r, b, gap in means]
+
+
+def token_seconds(flash: Flash, reads: np.ndarray, read_bytes: np.ndarray) -> np.ndarray:
+    """schemas.device.flash_seconds for arrays of reads and bytes, float64 of their shape."""
+    waves = -(-reads // flash.queue_depth.value)
+    return np.maximum(np.maximum(reads / flash.iops, read_bytes / flash.bytes_per_s), waves * flash.latency_s.value)
+
+
+@compiled
+def _count_reads(words, order, unit_bytes, page_bytes, gaps, reads, read_bytes):
+    """Adds up each token's reads and bytes, [64 * num_words, num_gaps], along the order, 64 tokens at a time."""
+    ends = np.empty(64, np.int64)
+    for w in range(words.shape[1]):
+        ends[:] = -1
+        for place in range(order.size):
+            word = words[order[place], w]
+            start = place * unit_bytes // page_bytes * page_bytes
+            end = ((place + 1) * unit_bytes + page_bytes - 1) // page_bytes * page_bytes
+            while word:
+                bit = trailing_zeros(word)
+                word &= word - np.uint64(1)
+                _add(ends, bit, start, end, gaps, reads[64 * w + bit], read_bytes[64 * w + bit])
+
+
+@compiled
+def _add(ends, bit, start, end, gaps, reads, read_bytes):
+    """One more unit of a token: behind the read so far, joined to it, or a read of its own, depending on the gap."""
+    before = ends[bit]
+    ends[bit] = end
+    for g in range(gaps.size):
+        if before < 0 or start - before > gaps[g]:
+            reads[g] += 1
+            read_bytes[g] += end - start
+        else:
+            read_bytes[g] += end - before

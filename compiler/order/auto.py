@@ -1,0 +1,48 @@
+"""The best order on text it was not made from: heuristics compete on the last calibration tokens.
+
+Each is fitted on the tokens before and judged by the modelled flash seconds of what the plan's cache misses, under the
+collapse gap that suits it best. Algorithm 1 as published (ripple) is kept unless another one beats it by MARGIN: what
+noise on a thousand tokens would decide is decided in its favour. Where it wins it is fitted again on all tokens.
+
+Candidates are those that have won anywhere (EXPERIMENTS.md): ripple, frequency, cold, and collapse, which starts from
+cold. There is headroom where few units are active, DRAM keeps some of them, and reads are shorter than the gap that
+costs as much as a read; none is left where a layer is read within one latency, where the bytes that are needed anyway
+take longest, or where most units are active on every token.
+"""
+
+import numpy as np
+
+from compiler.order import cold, collapse, frequency, ripple
+from compiler.order._problem import Problem
+
+LEAST_JUDGED_TOKENS = 64
+MARGIN = 0.005
+"""Share of ripple's seconds that another order must save on the tokens at the end."""
+
+
+def arrange(problem: Problem) -> np.ndarray:
+    """The order on flash, int32 [num_units]."""
+    return choose(problem)[1]
+
+
+def choose(problem: Problem) -> tuple[str, np.ndarray]:
+    """The name of the winner, and its order int32 [num_units]; ripple where there are too few tokens to judge by."""
+    if problem.num_judged < LEAST_JUDGED_TOKENS:
+        return "ripple", ripple.arrange(problem)
+    orders = _candidates(problem)
+    seconds = {name: problem.judge(order).seconds for name, order in orders.items()}
+    winner = min(seconds, key=lambda name: seconds[name])
+    if seconds[winner] > (1 - MARGIN) * seconds["ripple"]:
+        return "ripple", ripple.arrange(problem)
+    return winner, orders[winner]
+
+
+def _candidates(problem: Problem) -> dict[str, np.ndarray]:
+    """Orders made without the tokens at the end; cold is ripple where nothing is pinned."""
+    fitting = problem.fitting
+    start = cold.arrange(fitting)
+    orders = {"ripple": start, "frequency": frequency.arrange(fitting)}
+    if problem.pinned.any():
+        orders |= {"ripple": ripple.arrange(fitting), "cold": start}
+    gap_bytes = problem.judge(start).gap_bytes
+    return orders | {"collapse": collapse.refine(fitting, start, collapse.gap_cost(problem, gap_bytes))}

@@ -1,0 +1,174 @@
+"""Which charts the page has, and what stands below them. The numbers come from `_figures`, the drawing is `_charts`."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.report import _charts
+from compiler.report._figures import FrequencyCurve, HotOverlap, hot_overlaps, structural_adjacency
+from schemas.activations import Activations
+from schemas.device import DeviceProfile
+from schemas.layout import Layout
+from schemas.metrics import Verification
+from schemas.model import Model
+from schemas.order import Order
+from schemas.package import Package
+from schemas.placement import Placement
+from schemas.predictors import LayerPredictor
+from schemas.sparsity import Sparsity
+
+NUM_CURVES = 5
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that the page tells about."""
+
+    model: Model
+    device: DeviceProfile
+    activations: Activations
+    sparsity: Sparsity
+    placement: Placement
+    order: tuple[Order, ...]
+    predictors: tuple[LayerPredictor, ...]
+    layout: Layout
+    package: Package
+    verification: Verification
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of the page."""
+
+    title: str
+    svg: str
+    caption: str
+
+
+def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
+    """The charts that there are numbers for, in the order of the stages."""
+    yield _density_chart(inputs)
+    yield _share_chart(inputs.layout)
+    if curves:
+        yield _frequency_chart(curves)
+        yield _order_chart(inputs)
+    if overlaps := hot_overlaps(inputs.activations, inputs.sparsity):
+        yield _overlap_chart(overlaps)
+    if len(inputs.activations.layers) > 1:
+        yield _similarity_chart(inputs.activations)
+    if inputs.placement.shares_tried:
+        yield _pinned_chart(inputs.placement)
+    if inputs.predictors:
+        yield _predictor_chart(inputs.predictors)
+
+
+def _density_chart(inputs: Inputs) -> Chart:
+    series: dict[str, dict[int, float]] = {}
+    for densities in inputs.sparsity.densities:
+        series[f"{densities.family} planned"] = dict(enumerate(densities.per_layer))
+        measured = {
+            entry.layer: found.density
+            for entry in inputs.activations.layers
+            for found in entry.families
+            if found.family == densities.family and found.density is not None
+        }
+        if measured and measured != series[f"{densities.family} planned"]:
+            series[f"{densities.family} active"] = measured
+    if inputs.predictors:
+        series["predicted"] = {entry.layer: entry.predicted_density for entry in inputs.predictors}
+    caption = "Share of a family's units that a token uses: what allocate planned, what calibration text activates."
+    return Chart("Density", _charts.per_layer("density", series), caption)
+
+
+def _share_chart(layout: Layout) -> Chart:
+    """Of all flash bytes of a layer, how many are pinned or have a cache slot."""
+    pinned, cached, total = defaultdict(int), defaultdict(int), defaultdict(int)
+    for part, section in zip(layout.plans[0].sections, layout.sections, strict=True):
+        pinned[part.layer] += part.num_pinned * section.unit_bytes
+        cached[part.layer] += part.cache_slots * section.unit_bytes
+        total[part.layer] += section.length_bytes
+    layers = sorted(total)
+    series = {
+        "pinned": [pinned[layer] / total[layer] for layer in layers],
+        "cache slots": [cached[layer] / total[layer] for layer in layers],
+    }
+    caption = "Share of each layer's flash bytes that DRAM has room for: pinned for good, and slots that change hands."
+    return Chart("Kept in DRAM", _charts.stacked("share of the layer's units", series, layers), caption)
+
+
+def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:
+    chosen = [curves[i] for i in sorted({round(i) for i in np.linspace(0, len(curves) - 1, NUM_CURVES)})]
+    several = len({curve.family for curve in curves}) > 1
+    names = {f"layer {curve.layer}" + (f" {curve.family}" if several else ""): curve.frequency for curve in chosen}
+    hot = float(np.mean([curve.hot_units for curve in curves]))
+    caption = (
+        f"How often a unit is active, most active first. On average {100 * hot:.0f} % of the units make 80 % of the "
+        "activations; a power law is a straight line."
+    )
+    return Chart("Activation frequency", _charts.frequencies("tokens on which it is active", names), caption)
+
+
+def _order_chart(inputs: Inputs) -> Chart:
+    entries = [entry for part in inputs.order for entry in part.entries]
+    before = structural_adjacency(inputs.activations, inputs.sparsity)
+    series: dict[str, dict[int, float]] = {}
+    for entry in entries:
+        if (entry.layer, entry.family) in before:
+            series.setdefault(f"{entry.family} as ordered", {})[entry.layer] = entry.adjacent_coactivation
+            series.setdefault(f"{entry.family} in the model's order", {})[entry.layer] = before[
+                entry.layer, entry.family
+            ]
+    caption = "Share of activations whose flash neighbour is active on the same token, so that one read serves both."
+    return Chart("Order on flash", _charts.per_layer("adjacent activations", series), caption)
+
+
+def _predictor_chart(predictors: tuple[LayerPredictor, ...]) -> Chart:
+    series = {
+        "recall": {entry.layer: entry.recall for entry in predictors},
+        "precision": {entry.layer: entry.precision for entry in predictors},
+    }
+    caption = (
+        "On validation tokens: share of the active units that are predicted, and of the predicted that are active."
+    )
+    return Chart("Predictors", _charts.per_layer("recall and precision", series), caption)
+
+
+def _overlap_chart(overlaps: tuple[HotOverlap, ...]) -> Chart:
+    series: dict[str, dict[int, float]] = defaultdict(dict)
+    several = len({entry.family for entry in overlaps}) > 1
+    for entry in overlaps:
+        name = f" {entry.family}" if several else ""
+        series[f"in one context{name}"][entry.layer] = entry.context
+        if entry.task is not None:
+            series[f"in one task{name}"][entry.layer] = entry.task
+    caption = (
+        "Of the hottest fifth of the units over all text, the share that is so in a single context or task. What is "
+        "low here is better left to the cache, which follows the text, than pinned."
+    )
+    return Chart("Hot units by text", _charts.per_layer("still among the hottest", series), caption)
+
+
+def _similarity_chart(activations: Activations) -> Chart:
+    series: dict[str, dict[int, float]] = defaultdict(dict)
+    for entry in activations.layers:
+        if entry.input_similarity is not None:
+            series["cosine"][entry.layer] = entry.input_similarity
+        for found in entry.top_precision:
+            series[f"largest {100 * found.density:.0f} %"][entry.layer] = found.precision
+    caption = (
+        "How much the MLP input of a layer is like that of the layer before: cosine, and the share of its largest "
+        "channels that were so there, too. What is high can be read ahead one layer early."
+    )
+    return Chart("Inputs across layers", _charts.per_layer("alike", series), caption)
+
+
+def _pinned_chart(placement: Placement) -> Chart:
+    seconds = {100 * entry.share: 1000 * entry.flash_s_per_token for entry in placement.shares_tried}
+    caption = (
+        "Modelled time in flash reads per token, by the share of the units' DRAM that is pinned, the rest being "
+        f"cache; replayed on tokens that placements were not made from. {100 * (placement.pinned_share or 0):.0f} % is "
+        "pinned."
+    )
+    return Chart("Pinned or cached", _charts.line("pinned, %", "flash time per token, ms", seconds), caption)

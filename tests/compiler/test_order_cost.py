@@ -1,0 +1,134 @@
+"""What an order costs: the runtime's own reads and cache, and the plan's own cache slots."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from compiler.allocate import AllocateConfig
+from compiler.allocate import run as allocate
+from compiler.layout import LayoutConfig
+from compiler.layout import run as lay_out
+from compiler.order import OrderConfig
+from compiler.order import run as order_units
+from compiler.order._misses import read_bits
+from compiler.order._plan import slots_of
+from compiler.order._seconds import best_gap, gap_candidates, modelled
+from compiler.place import PlaceConfig
+from compiler.place import run as place
+from runtime import planner
+from runtime._plugins import load, names
+from schemas.device import Flash, flash_seconds
+from tests.support.statistics import activations_of, device_of, model_of, pack, problem_of, topical, workspace
+
+FLASH = device_of().flash
+ACTIVE = st.tuples(st.integers(1, 40), st.integers(1, 140)).flatmap(lambda shape: arrays(bool, shape))
+
+
+def planned(active: np.ndarray, order: np.ndarray, unit_bytes: int, flash: Flash, gap_bytes: int) -> np.ndarray:
+    """Mean seconds, reads and bytes of a token, through the runtime's planner, float64 [3]."""
+    totals = np.zeros(3)
+    page_bytes = flash.page_bytes.value
+    for token in active[order].T:
+        places = np.flatnonzero(token)
+        if places.size:
+            extents = planner.plan_reads(0, unit_bytes, places, page_bytes, gap_bytes, 1 << 40).extents
+            totals += flash_seconds(flash, len(extents), extents.num_bytes), len(extents), extents.num_bytes
+    return totals / active.shape[1]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    active=ACTIVE,
+    unit_bytes=st.sampled_from([100, 432, 1536, 4096, 6912, 24576]),
+    gaps=st.lists(st.sampled_from([0, 4096, 12288, 65536, 1 << 20]), min_size=1, max_size=3, unique=True).map(sorted),
+    seed=st.integers(0, 99),
+)
+def test_reads_are_those_of_the_runtime(active: np.ndarray, unit_bytes: int, gaps: list[int], seed: int) -> None:
+    order = np.random.default_rng(seed).permutation(len(active))
+    found = modelled(pack(active), active.shape[1], order, unit_bytes, FLASH, np.array(gaps))
+    for entry in found:
+        expected = planned(active, order, unit_bytes, FLASH, entry.gap_bytes)
+        assert (entry.seconds, entry.reads, entry.read_bytes) == pytest.approx(tuple(expected))
+    assert [entry.gap_bytes for entry in found] == gaps
+
+
+def test_the_best_gap_is_the_fastest_of_many() -> None:
+    active = topical(200, 300, 8)
+    order = np.random.default_rng(0).permutation(200)
+    gaps = gap_candidates(FLASH)
+    seconds = [planned(active, order, 432, FLASH, int(gap))[0] for gap in gaps]
+    found = best_gap(pack(active), 300, order, 432, FLASH)
+    assert found.seconds == pytest.approx(min(seconds))
+    assert 0 < found.gap_bytes < gaps[-1]
+    assert (np.diff(gaps) > 0).all()
+    assert (gaps % 4096 == 0).all()
+    even = FLASH.bytes_per_s / FLASH.iops
+    assert gaps[0] == 0
+    assert gaps[-1] > 4 * even
+
+
+@pytest.mark.parametrize("policy", names("runtime.cache"))
+@pytest.mark.parametrize(("num_slots", "num_tokens"), [(0, 100), (15, 700), (15, 1100)])
+def test_misses_are_those_of_the_runtime_s_cache(policy: str, num_slots: int, num_tokens: int) -> None:
+    active = topical(60, num_tokens, 5)
+    pinned = np.random.default_rng(0).random(60) < 0.2
+    found = np.unpackbits(
+        read_bits(pack(active), num_tokens, pinned, policy, num_slots), axis=1, bitorder="little"
+    ).astype(bool)
+    cache = load("runtime.cache", policy).Cache(60, num_slots, np.flatnonzero(pinned))
+    for token in range(num_tokens):
+        ids = np.flatnonzero(active[:, token])
+        missing = ids[~cache.touch(ids)]
+        if missing.size:
+            cache.admit(missing)
+        assert np.flatnonzero(found[:, token]).tolist() == missing.tolist()
+    assert not found[:, num_tokens:].any()
+    assert found[~pinned].any()
+
+
+def test_judged_reads_are_the_end_of_all_reads_where_the_warm_up_fills_the_cache() -> None:
+    active = np.random.default_rng(3).random((80, 4000)) < 0.3
+    problem = problem_of(active, (1, 5, 9), cache="lru", cache_slots=12)
+    everything = np.unpackbits(problem.reads, axis=1, bitorder="little")
+    judged = np.unpackbits(problem.judged_reads, axis=1, bitorder="little")
+    assert judged.shape[1] == problem.num_judged == 504
+    assert (judged == everything[:, -504:]).all()
+    assert problem.fitting.num_tokens == 4000 - 504
+    assert (problem.fitting.bits == problem.bits[:, : (4000 - 504) // 8]).all()
+
+
+@pytest.mark.parametrize("cache", names("runtime.cache"))
+@pytest.mark.parametrize("pinned_share", [0.0, 0.4, 1.0])
+def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_share: float) -> None:
+    """Twelve layers of different density, two families: through allocate and place to the layout's own plan."""
+    rng = np.random.default_rng(0)
+    layers = [
+        {"mlp_in": rng.random((256, 64)) < (i + 1) / 32, "mlp_mid": rng.random((1024, 64)) < (i + 2) / 32}
+        for i in range(12)
+    ]
+    model, device = model_of(12, 256, 1024, hidden_act="silu"), device_of()
+    activations = activations_of(tmp_path, layers, exact_zeros=False)
+    asked = AllocateConfig(
+        method="topk", format="int8_group32", dram_budget="60%", context_length=64, cache=cache, density=0.2
+    )
+    sparsity = allocate(asked, model, activations, device)
+    placement = place(
+        PlaceConfig(cache=cache, pinned_share=pinned_share), model, activations, sparsity, device, workspace(tmp_path)
+    )
+    plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, device, None).plans[0]
+    sections = {(part.layer, part.family): part.cache_slots for part in plan.sections}
+    units = {
+        (section.layer, section.family): (section.num_units, section.unit_bytes)
+        for section in lay_out(LayoutConfig(cache=cache), model, sparsity, placement, device, None).sections
+    }
+    sizes = {family: size for (_, family), size in units.items()}
+    assert slots_of(cache, sparsity, placement, sizes) == sections
+    assert any(sections.values()) == (cache != "static" and pinned_share < 1)
+    order = order_units(
+        OrderConfig(cache=cache), model, activations, sparsity, placement, device, (11,), workspace(tmp_path / "o")
+    )
+    assert [entry.family for entry in order.entries] == ["mlp_in", "mlp_mid"]

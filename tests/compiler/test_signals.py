@@ -1,0 +1,93 @@
+"""The loops that count signals, against plain numpy and the runtime's own selector."""
+
+import numpy as np
+import pytest
+
+from compiler._signals import (
+    magnitude_edges,
+    magnitude_histogram,
+    pack_nonzero,
+    population,
+    shared_top,
+    top_units,
+)
+from runtime.sparsity import topk
+
+
+def signals(tokens: int, units: int, zeros: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(tokens, units)).astype(np.float32)
+    return np.where(rng.random((tokens, units)) < zeros, np.float32(-0.0), values)
+
+
+def as_bfloat16(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(bits uint16, the same values as float32)."""
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_histogram_bins_are_what_the_edges_say() -> None:
+    edges = magnitude_edges()
+    assert edges.dtype == np.float32
+    assert (np.diff(edges.astype(np.float64)) > 0).all()
+    assert edges[1] == 2.0**-24
+    assert edges[-2] == 2.0**16
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=5000) * 10.0 ** rng.uniform(-9, 6, 5000)).astype(np.float32)
+    values = np.concatenate([values, [0, -0.0, 2**-24, -(2**16), 3e38], edges[1:-1]]).astype(np.float32)
+    expected = np.histogram(np.abs(values), edges)[0]
+    assert np.array_equal(magnitude_histogram(values.view(np.uint32)), expected)
+    ratio = edges[2:-1] / edges[1:-2]
+    assert ratio.max() <= 1 + 1 / 32
+
+
+def test_bfloat16_falls_into_the_same_bins() -> None:
+    bits, values = as_bfloat16(signals(40, 50, 0.5) * np.float32(1e-5))
+    assert np.array_equal(magnitude_histogram(bits), magnitude_histogram(values.view(np.uint32)))
+    assert magnitude_histogram(bits)[0] > 900  # the zeros, and what is below 2**-24
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 21, 64])
+def test_bits_of_what_is_not_zero(tokens: int) -> None:
+    values = signals(tokens, 37, 0.8)
+    expected = np.packbits((values != 0).T, axis=1, bitorder="little")
+    packed = pack_nonzero(values.view(np.uint32))
+    assert np.array_equal(packed, expected)
+    assert np.array_equal(pack_nonzero(as_bfloat16(values)[0]), expected)
+    assert np.array_equal(population(packed), (values != 0).sum(axis=0))
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("selected", [1, 7, 50, 99, 100])
+def test_the_top_units_are_those_of_the_selector(selected: int, zeros: float) -> None:
+    """Ties are many where values are rounded: to a few bits, to bfloat16, to zero."""
+    exact = signals(30, 100, zeros)
+    for values in (exact, np.round(exact, 1)):
+        rounded_bits, rounded = as_bfloat16(values)
+        for bits, seen in ((values.view(np.uint32), values), (rounded_bits, rounded)):
+            active = top_units(bits, selected)
+            for token in range(30):
+                expected = topk.select(seen[token], topk.Parameters(selected), np.zeros(100, bool))
+                assert np.array_equal(np.flatnonzero(active[token]), expected)
+
+
+def test_shared_top_units() -> None:
+    rng = np.random.default_rng(3)
+    one = np.round(rng.normal(size=(25, 60)), 1).astype(np.float16)
+    two = np.round(one + 0.5 * rng.normal(size=(25, 60)), 1).astype(np.float16)
+    selected = (1, 6, 30, 60)
+    expected = [
+        sum(
+            len(
+                np.intersect1d(
+                    *(topk.select(row.astype(np.float32), topk.Parameters(k), np.zeros(60, bool)) for row in (a, b))
+                )
+            )
+            for a, b in zip(one, two, strict=True)
+        )
+        for k in selected
+    ]
+    found = shared_top(one.view(np.uint16), two.view(np.uint16), selected)
+    assert list(found) == expected
+    assert expected[-1] == 25 * 60
+    assert expected[0] < 25

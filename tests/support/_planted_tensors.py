@@ -1,0 +1,154 @@
+"""Tensors and config.json of planted checkpoints (tests/support/planted.py), under each architecture's own names."""
+
+from typing import Any
+
+from tests.support.planted import TOPIC_LOGIT, Plant, Shape
+
+ROLES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+"""Matrices of noise; the place in this list is the seed."""
+FIRST_SEED = 10
+QUERY_KEY_GAIN = 0.1
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "opt": "OPTForCausalLM",
+}
+
+
+def layer_tensors(plant: Plant, layer: int) -> dict[str, Any]:
+    """One layer's tensors, by name."""
+    make = {"opt": _opt_layer, "phi3": _phi3_layer}.get(plant.shape.model_type, _llama_layer)
+    return make(plant, layer)
+
+
+def _noise(plant: Plant, layer: int, role: str, gain: float = QUERY_KEY_GAIN) -> Any:
+    """A random matrix of the size that its role has."""
+    shape = plant.shape
+    rows, columns = {
+        "q_proj": (shape.query_size, shape.hidden_size),
+        "k_proj": (shape.key_size, shape.hidden_size),
+        "v_proj": (shape.key_size, shape.hidden_size),
+        "o_proj": (shape.hidden_size, shape.query_size),
+        "up_proj": (shape.intermediate_size, shape.hidden_size),
+        "down_proj": (shape.hidden_size, shape.intermediate_size),
+    }[role]
+    return plant.noise_matrix(layer, FIRST_SEED + ROLES.index(role), rows, columns, gain)
+
+
+def _gate(plant: Plant, layer: int) -> Any:
+    """The deciding rows; without a bias it is the constant direction of the input that carries -theta."""
+    rows, theta = plant.deciding_rows(layer)
+    return rows - theta[:, None] * (3 / plant.shape.hidden_size) ** 0.5 * plant.directions()[-1]
+
+
+def _llama_layer(plant: Plant, layer: int) -> dict[str, Any]:
+    """Llama, Mistral, Qwen2 (biases) and Qwen3 (norms of queries and keys)."""
+    import torch
+
+    shape, prefix = plant.shape, f"model.layers.{layer}."
+    found = {f"self_attn.{role}.weight": _noise(plant, layer, role) for role in ROLES[:4]} | {
+        "mlp.gate_proj.weight": _gate(plant, layer),
+        "mlp.up_proj.weight": _noise(plant, layer, "up_proj", 1.0),
+        "mlp.down_proj.weight": _noise(plant, layer, "down_proj", 0.05),
+        "input_layernorm.weight": torch.ones(shape.hidden_size),
+        "post_attention_layernorm.weight": torch.ones(shape.hidden_size),
+    }
+    if shape.model_type == "qwen2":
+        sizes = {"q_proj": shape.query_size, "k_proj": shape.key_size, "v_proj": shape.key_size}
+        found |= {f"self_attn.{role}.bias": torch.zeros(size) for role, size in sizes.items()}
+    if shape.model_type == "qwen3":
+        size = shape.query_size // shape.num_attention_heads
+        found |= {f"self_attn.{role}.weight": torch.ones(size) for role in ("q_norm", "k_norm")}
+    return {prefix + name: tensor for name, tensor in found.items()}
+
+
+def _phi3_layer(plant: Plant, layer: int) -> dict[str, Any]:
+    """Phi-3: q, k, v in one tensor, gate and up in another."""
+    import torch
+
+    prefix, hidden_size = f"model.layers.{layer}.", plant.shape.hidden_size
+    return {
+        prefix + "self_attn.qkv_proj.weight": torch.cat([_noise(plant, layer, role) for role in ROLES[:3]]),
+        prefix + "self_attn.o_proj.weight": _noise(plant, layer, "o_proj"),
+        prefix + "mlp.gate_up_proj.weight": torch.cat([_gate(plant, layer), _noise(plant, layer, "up_proj", 1.0)]),
+        prefix + "mlp.down_proj.weight": _noise(plant, layer, "down_proj", 0.05),
+        prefix + "input_layernorm.weight": torch.ones(hidden_size),
+        prefix + "post_attention_layernorm.weight": torch.ones(hidden_size),
+    }
+
+
+def _opt_layer(plant: Plant, layer: int) -> dict[str, Any]:
+    """OPT: fc1 decides, and its bias carries -theta."""
+    import torch
+
+    prefix, hidden_size = f"model.decoder.layers.{layer}.", plant.shape.hidden_size
+    rows, theta = plant.deciding_rows(layer)
+    found = {
+        "fc1.weight": rows,
+        "fc1.bias": -theta,
+        "fc2.weight": _noise(plant, layer, "down_proj", 0.05),
+        "fc2.bias": torch.zeros(hidden_size),
+    }
+    for role, name in zip(ROLES[:4], ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True):
+        found[f"self_attn.{name}.weight"] = _noise(plant, layer, role)
+        found[f"self_attn.{name}.bias"] = torch.zeros(hidden_size)
+    for name in ("self_attn_layer_norm", "final_layer_norm"):
+        found |= {f"{name}.weight": torch.ones(hidden_size), f"{name}.bias": torch.zeros(hidden_size)}
+    return {prefix + name: tensor for name, tensor in found.items()}
+
+
+def shared_tensors(plant: Plant) -> dict[str, Any]:
+    """Tensors outside the layers; embeddings are tied to the head."""
+    import torch
+
+    shape = plant.shape
+    final = torch.full((shape.hidden_size,), 3 * TOPIC_LOGIT / shape.hidden_size)
+    if shape.model_type != "opt":
+        return {"model.embed_tokens.weight": plant.embeddings(), "model.norm.weight": final}
+    prefix = "model.decoder."
+    return {
+        prefix + "embed_tokens.weight": plant.embeddings(),
+        prefix + "embed_positions.weight": torch.zeros(shape.max_position_embeddings + 2, shape.hidden_size),
+        prefix + "final_layer_norm.weight": final,
+        prefix + "final_layer_norm.bias": torch.zeros(shape.hidden_size),
+    }
+
+
+def config(shape: Shape) -> dict[str, Any]:
+    """config.json of the checkpoint."""
+    common = {
+        "architectures": [CLASSES[shape.model_type]],
+        "model_type": shape.model_type,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    if shape.model_type == "opt":
+        extra = {"ffn_dim": shape.intermediate_size, "activation_function": shape.hidden_act}
+        return (
+            common | extra | {"do_layer_norm_before": True, "word_embed_proj_dim": shape.hidden_size, "pad_token_id": 1}
+        )
+    own: dict[str, Any] = {
+        "llama": {"attention_bias": False, "mlp_bias": False},
+        "qwen2": {"use_sliding_window": False},
+        "qwen3": {"use_sliding_window": False, "attention_bias": False, "head_dim": shape.head_dim},
+        "phi3": {"sliding_window": None, "pad_token_id": 1},
+        "mistral": {"sliding_window": None},
+    }[shape.model_type]
+    llama = {
+        "intermediate_size": shape.intermediate_size,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "hidden_act": shape.hidden_act,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+    }
+    return common | llama | own
