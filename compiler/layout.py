@@ -1,10 +1,12 @@
 """layout: arithmetic only. The one place where offsets of flash.img are made, and the plan that the runtime follows.
 
-Reads the model's shape, what `allocate` granted, how many units `place` pinned and the device's page size. Sections
+Reads the model's shape, what `allocate` granted, how many units `place` pinned, what each collapse gap costs under the
+orders that `order` found, and the device's page size. Sections
 follow each other by layer, then family, each from a multiple of 64 KiB, dense inside: padding a 7 KB bundle to a page
 would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). What the budget leaves is cache (runtime/budget.py, DIP A).
 """
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from pydantic import Field
@@ -18,6 +20,7 @@ from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.families import FamilyName, families_of, num_units
 from schemas.layout import SECTION_ALIGN_BYTES, Layout, Plan, Section, SectionPlan
 from schemas.model import Model, ModelSpec
+from schemas.order import Order
 from schemas.placement import Placement
 from schemas.predictors import Predictors
 from schemas.sparsity import Sparsity
@@ -34,6 +37,7 @@ def run(
     model: Model,
     sparsity: Sparsity,
     placement: Placement,
+    order: tuple[Order, ...],
     device: DeviceProfile,
     predictors: tuple[Predictors, ...] | None,
 ) -> Layout:
@@ -60,7 +64,7 @@ def run(
         kv_cache_bytes=fixed.kv_cache,
         read_buffer_bytes=buffers.read_buffer_bytes,
         staging_slots=buffers.staging_slots,
-        collapse_gap_bytes=break_even_gap_bytes(device.flash),
+        collapse_gap_bytes=collapse_gap_bytes(order, device.flash),
         queue_depth=device.flash.queue_depth.value,
         sections=_section_plans(sections, sparsity, pinned, [0] * len(sections)),
     )
@@ -101,6 +105,19 @@ def _section_plans(
         )
         for section, num_pinned, num_slots in zip(sections, pinned, slots, strict=True)
     )
+
+
+def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
+    """The gap with the least modelled flash time over all sections, of equal ones the smallest; break-even without any.
+
+    Break-even (Ripple 5.1) would be right if a read cost its share of IOPS and of bandwidth one after the other. The
+    device does both at once, so the best gap is where an order's reads and bytes take equally long: `order` tries some.
+    """
+    seconds: dict[int, float] = defaultdict(float)
+    for entry in (entry for part in order for entry in part.entries):
+        for cost in entry.gap_costs:
+            seconds[cost.gap_bytes] += cost.flash_s_per_token
+    return min(seconds, key=lambda gap: (seconds[gap], gap)) if seconds else break_even_gap_bytes(flash)
 
 
 def break_even_gap_bytes(flash: Flash) -> int:

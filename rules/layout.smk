@@ -3,6 +3,7 @@ rule layout:
         model=SOURCE,
         sparsity=f"{DEVICE}/allocate.json",
         placement=f"{DEVICE}/place.json",
+        order=per_chunk("order"),
         device=f"{DEVICE}/device.json",
         predictors=PREDICTORS,
     output:
@@ -17,6 +18,6 @@ rule layout:
         cache=CONFIG.cache,
     shell:
         RUN + " layout --cache {params.cache:q} --model {input.model:q} --sparsity {input.sparsity:q}"
-        " --placement {input.placement:q} --device {input.device:q}"
+        " --placement {input.placement:q} --order {input.order:q} --device {input.device:q}"
         + PREDICTORS_FLAG
         + " --output {output:q} 2> {log:q}"

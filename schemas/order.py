@@ -1,14 +1,21 @@
 """What `order` decides: for each layer and family, which unit lies at which place on flash.
 
 Arrays of an entry: `order` int32 [num_units], a permutation; order[position] is the unit id at that position. Beside it
-lie what the entry repeats: `heuristic` uint8, a name in ASCII, `collapse_gap_bytes` int64 [1], `flash_s_per_token`
-float64 [1].
+lie what the entry repeats: `heuristic` uint8, a name in ASCII, `gap_bytes` int64 and `gap_flash_s` float64 [num_gaps].
 """
 
 from pydantic import Field
 
 from schemas.base import ArrayFile, Count, Record
 from schemas.families import FamilyName
+
+
+class GapCost(Record):
+    """What a collapse gap (Ripple 5.1) costs."""
+
+    gap_bytes: Count
+    flash_s_per_token: float = Field(ge=0)
+    """Modelled flash time of a token, for what the plan's cache misses of the last calibration tokens."""
 
 
 class FamilyOrder(Record):
@@ -21,10 +28,13 @@ class FamilyOrder(Record):
     arrays: ArrayFile
     adjacent_coactivation: float
     """Share of activations whose flash neighbour is active on the same token; 0 where nothing was counted."""
-    collapse_gap_bytes: Count = 0
-    """The collapse gap (Ripple 5.1) that suits the order best on the last calibration tokens."""
-    flash_s_per_token: float = Field(default=0.0, ge=0)
-    """Modelled flash time of a token under that gap, for what the plan's cache misses of those tokens."""
+    gap_costs: tuple[GapCost, ...] = ()
+    """By ascending gap, the same gaps in every entry for one device; empty in records made by hand."""
+
+    @property
+    def flash_s_per_token(self) -> float:
+        """Modelled flash time of a token under the gap that suits the order best."""
+        return min((cost.flash_s_per_token for cost in self.gap_costs), default=0.0)
 
 
 class Order(Record):

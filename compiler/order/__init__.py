@@ -1,8 +1,9 @@
 """Decides the order of every family's units on flash, layer by layer, from what is active together (Ripple 4).
 
 Reads packed activation bits, which units `place` pinned, and the device's flash; returns a permutation per layer and
-family with the share of activations that find their flash neighbour active too, and the collapse gap and modelled flash
-time on the last calibration tokens. A family that is always used whole has nothing to gain and keeps the model's order.
+family with the share of activations that find their flash neighbour active too, and the modelled flash time on the last
+calibration tokens for each collapse gap, from which `layout` takes the plan's. A family that is always used whole has
+nothing to gain and keeps the model's order.
 """
 
 import logging
@@ -26,7 +27,7 @@ from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, num_units
 from schemas.model import Model
-from schemas.order import FamilyOrder, Order
+from schemas.order import FamilyOrder, GapCost, Order
 from schemas.placement import Placement
 from schemas.sparsity import Sparsity
 
@@ -157,8 +158,10 @@ def _order_family(inputs: Inputs, layer: int, family: FamilyName, work: Workspac
         heuristic=bytes(found["heuristic"]).decode(),
         arrays=arrays,
         adjacent_coactivation=adjacent_share(bits, found["order"]),
-        collapse_gap_bytes=int(found["collapse_gap_bytes"][0]),
-        flash_s_per_token=float(found["flash_s_per_token"][0]),
+        gap_costs=tuple(
+            GapCost(gap_bytes=gap_bytes, flash_s_per_token=seconds)
+            for gap_bytes, seconds in zip(found["gap_bytes"].tolist(), found["gap_flash_s"].tolist(), strict=True)
+        ),
     )
     LOG.info(
         "order: layer %d %s by %s, %.1f %% of activations beside another, %.3g ms of flash per token",
@@ -175,12 +178,12 @@ def _arrays(problem: Problem, heuristic: str) -> dict[str, np.ndarray]:
     """What one family's file keeps: the order, whose it is, and what it costs (schemas/order.py)."""
     plugin = load("compiler.order", heuristic)
     chosen, order = plugin.choose(problem) if hasattr(plugin, "choose") else (heuristic, plugin.arrange(problem))
-    judged = problem.judge(order)
+    judged = problem.judge_gaps(order)
     return {
         "order": order,
         "heuristic": np.frombuffer(chosen.encode(), np.uint8),
-        "collapse_gap_bytes": np.array([judged.gap_bytes], np.int64),
-        "flash_s_per_token": np.array([judged.seconds]),
+        "gap_bytes": np.array([cost.gap_bytes for cost in judged], np.int64),
+        "gap_flash_s": np.array([cost.seconds for cost in judged]),
     }
 
 

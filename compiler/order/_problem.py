@@ -10,7 +10,7 @@ import numpy as np
 
 from compiler.order._coactivation import gpu_pair_counts, pair_counts
 from compiler.order._misses import read_bits
-from compiler.order._seconds import Modelled, best_gap
+from compiler.order._seconds import Modelled, gap_candidates, modelled
 from schemas.device import Flash
 
 JUDGED_SHARE = 1 / 8
@@ -86,5 +86,10 @@ class Problem:
         return np.ascontiguousarray(found[:, (tokens - self.num_judged) // 8 :])
 
     def judge(self, order: np.ndarray) -> Modelled:
-        """What an order costs on the tokens at the end, under the collapse gap that suits it best."""
-        return best_gap(self.judged_reads, self.num_judged, order, self.unit_bytes, self.flash)
+        """What an order costs on the tokens at the end under its best gap; of equal ones, with the fewest reads."""
+        return min(self.judge_gaps(order))
+
+    def judge_gaps(self, order: np.ndarray) -> list[Modelled]:
+        """What an order costs on the tokens at the end, by ascending collapse gap."""
+        gaps = gap_candidates(self.flash)
+        return modelled(self.judged_reads, self.num_judged, order, self.unit_bytes, self.flash, gaps)

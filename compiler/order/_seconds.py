@@ -31,11 +31,6 @@ def gap_candidates(flash: Flash) -> np.ndarray:
     return np.unique(np.append(pages.astype(np.int64), 0)) * page_bytes
 
 
-def best_gap(bits: np.ndarray, num_tokens: int, order: np.ndarray, unit_bytes: int, flash: Flash) -> Modelled:
-    """An order under the gap that suits it best; of equally fast ones the one with the fewest reads. See `modelled`."""
-    return min(modelled(bits, num_tokens, order, unit_bytes, flash, gap_candidates(flash)))
-
-
 def modelled(
     bits: np.ndarray, num_tokens: int, order: np.ndarray, unit_bytes: int, flash: Flash, gaps: np.ndarray
 ) -> list[Modelled]:

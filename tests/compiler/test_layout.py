@@ -10,8 +10,10 @@ from compiler.layout import LayoutConfig, break_even_gap_bytes, run
 from runtime._checks import check_manifest
 from runtime._errors import FieldError
 from runtime.budget import refit, used_bytes
+from schemas.base import ArrayFile
 from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
 from schemas.layout import SECTION_ALIGN_BYTES, Layout
+from schemas.order import FamilyOrder, GapCost, Order
 from tests.support.records import (
     describe,
     manifest_of,
@@ -31,8 +33,8 @@ def records(folder, method="topk", format_name="int8_group32", num_pinned=3, sha
     return model, sparsity, tiny_placement(folder, model, sparsity, num_pinned), tiny_device(page_bytes)
 
 
-def lay_out(model, sparsity, placement, device, cache="lru", predictors=None):
-    return run(LayoutConfig(cache=cache), model, sparsity, placement, device, predictors)
+def lay_out(model, sparsity, placement, device, cache="lru", predictors=None, order=()):
+    return run(LayoutConfig(cache=cache), model, sparsity, placement, order, device, predictors)
 
 
 def test_offsets_by_hand(tmp_path):
@@ -165,7 +167,24 @@ def test_a_budget_that_is_too_small_is_refused_with_both_numbers(tmp_path):
         lay_out(model, sparsity.model_copy(update={"budget": budget}), placement, device)
 
 
-def test_the_gap_is_where_two_reads_cost_as_much_as_one(tmp_path):
+def ordered(tmp_path, layer, seconds):
+    """An entry whose gaps of 0, 1, 2 … pages cost `seconds`."""
+    arrays = ArrayFile(array_file=str(tmp_path / "order.safetensors"), sha256="0" * 64)
+    costs = tuple(GapCost(gap_bytes=4096 * page, flash_s_per_token=cost) for page, cost in enumerate(seconds))
+    values = {"heuristic": "ripple", "arrays": arrays, "adjacent_coactivation": 0.5, "gap_costs": costs}
+    return FamilyOrder(layer=layer, family="mlp_in", **values)
+
+
+def test_the_gap_costs_the_least_over_all_sections(tmp_path):
+    first, second = ordered(tmp_path, 0, (3.0, 1.0, 2.0)), ordered(tmp_path, 1, (9.0, 8.0, 5.0))
+    parts = (Order(entries=(first,)), Order(entries=(second,)))
+    assert lay_out(*records(tmp_path), order=parts).plans[0].collapse_gap_bytes == 8192
+    assert lay_out(*records(tmp_path), order=parts[:1]).plans[0].collapse_gap_bytes == 4096
+    equal = (Order(entries=(ordered(tmp_path, 0, (2.0, 1.0, 1.0)),)),)
+    assert lay_out(*records(tmp_path), order=equal).plans[0].collapse_gap_bytes == 4096
+
+
+def test_without_costs_the_gap_is_where_two_reads_cost_as_much_as_one(tmp_path):
     flash = tiny_device().flash  # 2 GB/s over 100,000 reads per second
     assert break_even_gap_bytes(flash) == 20_000
     assert lay_out(*records(tmp_path)).plans[0].collapse_gap_bytes == 20_000

@@ -16,7 +16,7 @@ from compiler.order import OrderConfig
 from compiler.order import run as order_units
 from compiler.order._misses import read_bits
 from compiler.order._plan import slots_of
-from compiler.order._seconds import best_gap, gap_candidates, modelled
+from compiler.order._seconds import gap_candidates, modelled
 from compiler.place import PlaceConfig
 from compiler.place import run as place
 from runtime import planner
@@ -61,7 +61,7 @@ def test_the_best_gap_is_the_fastest_of_many() -> None:
     order = np.random.default_rng(0).permutation(200)
     gaps = gap_candidates(FLASH)
     seconds = [planned(active, order, 432, FLASH, int(gap))[0] for gap in gaps]
-    found = best_gap(pack(active), 300, order, 432, FLASH)
+    found = min(modelled(pack(active), 300, order, 432, FLASH, gaps))
     assert found.seconds == pytest.approx(min(seconds))
     assert 0 < found.gap_bytes < gaps[-1]
     assert (np.diff(gaps) > 0).all()
@@ -119,11 +119,11 @@ def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_
     placement = place(
         PlaceConfig(cache=cache, pinned_share=pinned_share), model, activations, sparsity, device, workspace(tmp_path)
     )
-    plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, device, None).plans[0]
+    plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None).plans[0]
     sections = {(part.layer, part.family): part.cache_slots for part in plan.sections}
     units = {
         (section.layer, section.family): (section.num_units, section.unit_bytes)
-        for section in lay_out(LayoutConfig(cache=cache), model, sparsity, placement, device, None).sections
+        for section in lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None).sections
     }
     sizes = {family: size for (_, family), size in units.items()}
     assert slots_of(cache, sparsity, placement, sizes) == sections

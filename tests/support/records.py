@@ -425,7 +425,7 @@ class Build:
     def _layout(self) -> Layout:
         config = layout_stage.LayoutConfig(cache=self.cache)
         predictors = (self.predictors,) if self.method == "predictor" else None
-        return layout_stage.run(config, self.model, self.sparsity, self.placement, self.device, predictors)
+        return layout_stage.run(config, self.model, self.sparsity, self.placement, self.order, self.device, predictors)
 
     @property
     def artifact(self) -> Path:
