@@ -73,7 +73,7 @@ def choose_device(asked: str) -> str:
 def choose_dtype(model: Model, device: str) -> ComputeDtype:
     """bfloat16 where all weights are stored in it and the device multiplies it natively, else float32.
 
-    That is what transformers computes such a model in by default. bfloat16 runs 4 times faster here, and activity
+    That is what transformers computes such a model in by default. bfloat16 runs 2 to 4 times faster there, and activity
     differs by less than between two calibration texts.
     """
     import torch

@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from compiler._cache_slots import planned_slots, section_of
 from compiler._io import Workspace, load_arrays
 from compiler.cost_model import unit_bytes
 from compiler.order._coactivation import adjacent_share
-from compiler.order._plan import slots_of
 from compiler.order._problem import Problem
 from runtime._plugins import load
 from schemas.activations import Activations, FamilyStatistics
@@ -96,11 +96,15 @@ class Inputs:
     @cached_property
     def slots(self) -> dict[tuple[int, FamilyName], int]:
         """Units that the dynamic cache holds, per layer and family."""
-        sizes: dict[FamilyName, tuple[int, int]] = {
-            densities.family: (num_units(densities.family, self.model.spec), self.unit_bytes(densities.family))
-            for densities in self.sparsity.densities
-        }
-        return slots_of(self.config.cache, self.sparsity, self.placement, sizes)
+        entries = self.placement.layers
+        sections = tuple(
+            section_of(
+                entry.layer, entry.family, num_units(entry.family, self.model.spec), self.unit_bytes(entry.family)
+            )
+            for entry in entries
+        )
+        counts = planned_slots(self.config.cache, self.sparsity, sections, [entry.num_pinned for entry in entries])
+        return {(entry.layer, entry.family): count for entry, count in zip(entries, counts, strict=True)}
 
     def unit_bytes(self, family: FamilyName) -> int:
         """Bytes of one unit."""

@@ -26,23 +26,28 @@ def arrange(problem: Problem) -> np.ndarray:
 
 
 def choose(problem: Problem) -> tuple[str, np.ndarray]:
-    """The name of the winner, and its order int32 [num_units]; ripple where there are too few tokens to judge by."""
-    if problem.num_judged < LEAST_JUDGED_TOKENS:
-        return "ripple", ripple.arrange(problem)
-    orders = _candidates(problem)
-    seconds = {name: problem.judge(order).seconds for name, order in orders.items()}
-    winner = min(seconds, key=lambda name: seconds[name])
-    if seconds[winner] > (1 - MARGIN) * seconds["ripple"]:
-        return "ripple", ripple.arrange(problem)
-    return winner, orders[winner]
+    """The name of the winner, and its order int32 [num_units].
+
+    Ripple's without a contest where there are too few tokens to judge by, or where no order at all could beat it by
+    MARGIN: a layer that is read within one latency, or whose needed bytes take all the time.
+    """
+    if problem.num_judged >= LEAST_JUDGED_TOKENS:
+        to_beat = (1 - MARGIN) * problem.judge(ripple.arrange(problem.fitting)).seconds
+        if problem.least_seconds < to_beat:
+            rivals = _rivals(problem)
+            seconds = {name: problem.judge(order).seconds for name, order in rivals.items()}
+            winner = min(seconds, key=lambda name: seconds[name])
+            if seconds[winner] <= to_beat:
+                return winner, rivals[winner]
+    return "ripple", ripple.arrange(problem)
 
 
-def _candidates(problem: Problem) -> dict[str, np.ndarray]:
-    """Orders made without the tokens at the end; cold is ripple where nothing is pinned."""
+def _rivals(problem: Problem) -> dict[str, np.ndarray]:
+    """Orders made without the tokens at the end; cold is ripple, and no rival, where nothing is pinned."""
     fitting = problem.fitting
     start = cold.arrange(fitting)
-    orders = {"ripple": start, "frequency": frequency.arrange(fitting)}
+    orders = {"frequency": frequency.arrange(fitting)}
     if problem.pinned.any():
-        orders |= {"ripple": ripple.arrange(fitting), "cold": start}
+        orders["cold"] = start
     gap_bytes = problem.judge(start).gap_bytes
     return orders | {"collapse": collapse.refine(fitting, start, collapse.gap_cost(problem, gap_bytes))}

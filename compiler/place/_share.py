@@ -12,15 +12,14 @@ from typing import Protocol
 
 import numpy as np
 
+from compiler._cache_slots import planned_slots, section_of
 from compiler.place._counts import Trace
 from compiler.place._problem import Choice, Group, Problem, tiers_of
 from runtime import planner
 from runtime._extents import span_bytes
 from runtime._plugins import load
-from runtime.budget import cache_slots
 from runtime.store import MAX_READ_BYTES
 from schemas.device import DeviceProfile, flash_seconds
-from schemas.layout import Plan, Section, SectionPlan
 from schemas.placement import PinnedShare
 from schemas.sparsity import Sparsity
 
@@ -62,7 +61,8 @@ def replay(
 ) -> float:
     """Modelled flash seconds of a token in all layers, from those that have traces."""
     pinned = [np.flatnonzero(tiers_of(*pair) < len(problem.fast_bytes)) for pair in _pairs(problem, choices)]
-    slots = _slots(policy, problem, pinned, sparsity, device)
+    sections = tuple(section_of(g.layer, g.family, g.units.size, g.unit_bytes) for g in problem.groups)
+    slots = planned_slots(policy, sparsity, sections, [ids.size for ids in pinned])
     known = {(group.layer, group.family): number for number, group in enumerate(problem.groups)}
     total = 0.0
     for trace in traces:
@@ -92,41 +92,3 @@ def _flash_seconds(cache: Cache, group: Group, trace: Trace, device: DeviceProfi
                 extents = planner.plan_reads(0, group.unit_bytes, missing, page_bytes, gap_bytes, max_bytes).extents
                 seconds += flash_seconds(flash, len(extents), extents.num_bytes)
     return seconds
-
-
-def _slots(
-    policy: str, problem: Problem, pinned: list[np.ndarray], sparsity: Sparsity, device: DeviceProfile
-) -> list[int]:
-    """Cache slots per group, divided as the plan will divide them (runtime/budget.py)."""
-    groups = problem.groups
-    sections = tuple(
-        Section(layer=g.layer, family=g.family, offset_bytes=0, num_units=g.units.size, unit_bytes=g.unit_bytes)
-        for g in groups
-    )
-    plan = Plan(
-        name="default",
-        method=sparsity.method,
-        cache=policy,
-        dram_budget_bytes=sparsity.budget.dram_budget_bytes,
-        context_length=sparsity.context_length,
-        resident_bytes=sparsity.budget.resident_bytes,
-        predictor_bytes=sparsity.budget.predictor_bytes,
-        kv_cache_bytes=sparsity.budget.kv_cache_bytes,
-        read_buffer_bytes=max(1, sparsity.budget.buffer_bytes),
-        staging_slots=(),
-        collapse_gap_bytes=0,
-        queue_depth=device.flash.queue_depth.value,
-        sections=tuple(
-            SectionPlan(
-                layer=g.layer,
-                family=g.family,
-                density=sparsity.density(g.family, g.layer),
-                num_pinned=ids.size,
-                cache_slots=0,
-            )
-            for g, ids in zip(groups, pinned, strict=True)
-        ),
-    )
-    taken = sum(ids.size * group.unit_bytes for group, ids in zip(groups, pinned, strict=True))
-    room = max(0, sparsity.budget.cache_bytes - taken)
-    return cache_slots(plan, sections, [ids.size for ids in pinned], room)

@@ -12,10 +12,9 @@ from compiler.allocate import AllocateConfig
 from compiler.allocate import run as allocate
 from compiler.layout import LayoutConfig
 from compiler.layout import run as lay_out
-from compiler.order import OrderConfig
+from compiler.order import Inputs, OrderConfig
 from compiler.order import run as order_units
 from compiler.order._misses import read_bits
-from compiler.order._plan import slots_of
 from compiler.order._seconds import gap_candidates, modelled
 from compiler.place import PlaceConfig
 from compiler.place import run as place
@@ -121,12 +120,8 @@ def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_
     )
     plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None).plans[0]
     sections = {(part.layer, part.family): part.cache_slots for part in plan.sections}
-    units = {
-        (section.layer, section.family): (section.num_units, section.unit_bytes)
-        for section in lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None).sections
-    }
-    sizes = {family: size for (_, family), size in units.items()}
-    assert slots_of(cache, sparsity, placement, sizes) == sections
+    inputs = Inputs(OrderConfig(cache=cache), model, activations, sparsity, placement, device)
+    assert inputs.slots == sections
     assert any(sections.values()) == (cache != "static" and pinned_share < 1)
     order = order_units(
         OrderConfig(cache=cache), model, activations, sparsity, placement, device, (11,), workspace(tmp_path / "o")
