@@ -11,6 +11,7 @@ include: "rules/common.smk"
 include: "rules/device.smk"
 include: "rules/ingest.smk"
 include: "rules/tokenize.smk"
+include: "rules/preflight.smk"
 include: "rules/calibrate.smk"
 include: "rules/allocate.smk"
 include: "rules/distill.smk"
@@ -28,6 +29,7 @@ include: "rules/report.smk"
 rule all:
     default_target: True
     input:
+        f"{DEVICE}/preflight.json",
         f"{DEVICE}/package.json",
         f"{DEVICE}/metrics.json",
         f"{DEVICE}/report.html",

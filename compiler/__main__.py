@@ -25,6 +25,7 @@ from schemas.errors import ColdpressError, UnknownNameError
 STAGES = (
     "ingest",
     "tokenize",
+    "preflight",
     "calibrate",
     "allocate",
     "distill",
@@ -40,17 +41,18 @@ STAGES = (
 )
 
 
-def _parameters(stage: str) -> dict[str, typing.Any]:
+def parameters_of(stage: str) -> dict[str, typing.Any]:
+    """The parameters of a stage's `run` with their annotations, in order."""
     run = importlib.import_module(f"compiler.{stage}").run
     hints = typing.get_type_hints(run)
     return {name: hints[name] for name in inspect.signature(run).parameters}
 
 
-def _record_of(hint: typing.Any) -> tuple[type[Record], bool, bool] | None:
+def record_of(hint: typing.Any) -> tuple[type[Record], bool, bool] | None:
     """(record class, several, optional) for a parameter that is loaded from a record file, else None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [argument for argument in typing.get_args(hint) if argument is not type(None)]
-        found = _record_of(inner[0])
+        found = record_of(inner[0])
         return (found[0], found[1], True) if found else None
     if typing.get_origin(hint) is tuple:
         hint, several = typing.get_args(hint)[0], True
@@ -76,7 +78,7 @@ def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> argparse.Arg
         settings.add_argument(_flag(name), required=field.is_required(), metavar="VALUE", help=text)
     records = parser.add_argument_group("input records")
     for name, hint in parameters.items():
-        found = None if name == "config" else _record_of(hint)
+        found = None if name == "config" else record_of(hint)
         if found:
             kind, several, optional = found
             records.add_argument(
@@ -117,12 +119,12 @@ def _config_of(kind: type[Record], arguments: argparse.Namespace) -> Record:
 
 def execute(stage: str, argv: list[str]) -> None:
     """Runs one stage from its command line."""
-    parameters = _parameters(stage)
+    parameters = parameters_of(stage)
     arguments = _build_parser(stage, parameters).parse_args(argv)
     inputs: dict[str, typing.Any] = {"config": _config_of(parameters["config"], arguments)}
     input_digests: list[str] = []
     for name, hint in parameters.items():
-        found = None if name == "config" else _record_of(hint)
+        found = None if name == "config" else record_of(hint)
         if not found:
             continue
         kind, several, _ = found
@@ -137,7 +139,15 @@ def execute(stage: str, argv: list[str]) -> None:
     if "work" in parameters:
         fingerprint = digest(stage, stage_digest(stage), inputs["config"].to_json(), *input_digests)
         inputs["work"] = Workspace(arguments.output.resolve().with_suffix(""), fingerprint)
+    _remove_leftovers(arguments.output.resolve())
     save_record(importlib.import_module(f"compiler.{stage}").run(**inputs), arguments.output)
+
+
+def _remove_leftovers(output: Path) -> None:
+    """Half-written files of a job that was killed: a job is the only one that writes its record and its folder."""
+    for path in (*output.parent.glob(f".{output.name}.*.tmp"), *output.with_suffix("").rglob(".*.tmp")):
+        if path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def main(argv: list[str] | None = None) -> int:

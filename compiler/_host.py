@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
+import psutil
 
 from runtime import _native
 from schemas.errors import ColdpressError
@@ -49,6 +50,47 @@ def num_cores() -> int:
 def dram_bytes() -> int:
     """Physical memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_dram_bytes() -> int:
+    """Bytes of memory that this process may still take: what the system has available, or its control groups less."""
+    return min([psutil.virtual_memory().available, *left_in_groups()])
+
+
+def left_in_groups(root: Path = Path("/")) -> Iterator[int]:
+    """What limits of containers and cluster jobs leave, where there are any; caches count as free.
+
+    Args:
+        root: Folder in which proc/self/cgroup and sys/fs/cgroup lie.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, group = line.split(":", 2)
+        if kinds == "":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in kinds.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            top = root / "sys/fs/cgroup/memory"
+        else:
+            continue
+        path = PurePosixPath(group.lstrip("/"))
+        # the groups around count, too; in a container the path may be the host's, and only the top is to be seen
+        found = (_left(top / parent, *names) for parent in (path, *path.parents))
+        yield from (left for left in found if left is not None)
+
+
+def _left(folder: Path, limit: str, usage: str, cache: str) -> int | None:
+    """Bytes up to one group's limit; None where it has none."""
+    try:
+        most, used = ((folder / name).read_text().strip() for name in (limit, usage))
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return None
+    cached = dict(line.rsplit(maxsplit=1) for line in lines).get(cache, "0")
+    return max(0, int(most) - int(used) + int(cached)) if most.isdigit() else None
 
 
 def dram_bytes_per_s() -> float:

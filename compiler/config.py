@@ -34,7 +34,9 @@ DEFAULTS: dict[str, Any] = {
     "distill": False,
     "corpus": "pydoc",
     "calibration_tokens": 8192,
+    "calibration_shards": 1,
     "seed": 0,
+    "preflight": "auto",
 }
 """What holds where neither the user nor the model's profile says anything."""
 LONGEST_DEFAULT_CONTEXT = 1024

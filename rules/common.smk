@@ -35,6 +35,8 @@ ARTIFACT = f"{DEVICE}/{CONFIG.model.name}-{CONFIG.device.name}.coldpress"
 # The model that is compiled: the checkpoint, or what distillation made of it.
 SOURCE = f"{DEVICE}/distill.json" if CONFIG.distill else f"{MODEL}/ingest.json"
 CHUNKS = settings.chunks(CONFIG)
+# Layer-wise jobs that may share a machine's memory; where they are sent to a cluster, each has its own share of it.
+AT_A_TIME = 1 if workflow.remote_exec else len(CHUNKS)
 RUN = "OMP_NUM_THREADS={threads} {sys.executable} -m compiler"
 
 # `package` publishes the artifact by itself, whole or not at all, so snakemake is told of its record only. A record
@@ -45,6 +47,7 @@ if os.path.exists(f"{DEVICE}/package.json") and not os.path.isdir(ARTIFACT):
 
 wildcard_constraints:
     chunk=r"\d{3}-\d{3}",
+    shard=r"\d+",
 
 
 def layers(wildcards):
@@ -58,9 +61,16 @@ def per_chunk(stage):
     return expand(f"{DEVICE}/{stage}/{{chunk}}.json", chunk=CHUNKS)
 
 
+def shards_in(folder, stage):
+    """The records of a stage's shards, which it puts together; none where one job does it all."""
+    count = CONFIG.calibration_shards
+    return expand(f"{folder}/{stage}-shards/{{shard}}.json", shard=range(count)) if count > 1 else []
+
+
 # Flags of what a build may do without.
 PREDICTORS = per_chunk("predict") if settings.needs_predictors(CONFIG) else []
 PREDICTORS_FLAG = " --predictors {input.predictors:q}" if PREDICTORS else ""
+SHARDS_FLAG = " --shards {input.shards:q}" if CONFIG.calibration_shards > 1 else ""
 DENSITY_FLAG = "" if CONFIG.density is None else " --density {params.density}"
 LICENSE_FLAG = "" if CONFIG.model.license is None else " --license {params.license:q}"
 REVISION_FLAG = "" if CONFIG.model.revision is None else " --revision {params.revision}"

@@ -4,6 +4,7 @@ rule recalibrate:
         corpus=f"{MODEL}/tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
         activations=f"{MODEL}/calibrate.json",
+        shards=shards_in(DEVICE, "recalibrate"),
     output:
         f"{DEVICE}/recalibrate.json",
     log:
@@ -15,5 +16,27 @@ rule recalibrate:
         code=stage_digest("recalibrate"),
     shell:
         RUN + " recalibrate --model {input.model:q} --corpus {input.corpus:q}"
-        " --sparsity {input.sparsity:q} --activations {input.activations:q} --threads {threads}"
+        " --sparsity {input.sparsity:q} --activations {input.activations:q}" + SHARDS_FLAG + " --threads {threads}"
         " --output {output:q} 2> {log:q}"
+
+
+rule recalibrate_shard:
+    input:
+        model=SOURCE,
+        corpus=f"{MODEL}/tokenize.json",
+        sparsity=f"{DEVICE}/allocate.json",
+        activations=f"{MODEL}/calibrate.json",
+    output:
+        f"{DEVICE}/recalibrate-shards/{{shard}}.json",
+    log:
+        f"{DEVICE}/logs/recalibrate/{{shard}}.log",
+    benchmark:
+        f"{DEVICE}/benchmarks/recalibrate/{{shard}}.tsv"
+    threads: 8
+    params:
+        code=stage_digest("recalibrate"),
+        num_shards=CONFIG.calibration_shards,
+    shell:
+        RUN + " recalibrate --shard {wildcards.shard} --num-shards {params.num_shards} --model {input.model:q}"
+        " --corpus {input.corpus:q} --sparsity {input.sparsity:q} --activations {input.activations:q}"
+        " --threads {threads} --output {output:q} 2> {log:q}"

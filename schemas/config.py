@@ -14,6 +14,8 @@ from schemas.device import DeviceProfile
 from schemas.families import FormatName, Method
 
 RequestedMethod = Literal["auto", "dense", "relu", "predictor", "topk"]
+PreflightMode = Literal["auto", "always", "off"]
+"""Whether a small trial is run before the long stages: for large models, for all, or no check at all."""
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 """Names that become folders of the build: no separators, no leading or trailing dot or dash."""
 REVISION_PATTERN = r"^[0-9a-f]{40}$"
@@ -38,9 +40,11 @@ class Settings(Record):
         default=None, description="pydoc, a .txt or .jsonl file, a folder of them, or a hub dataset"
     )
     calibration_tokens: PositiveCount | None = Field(default=None, description="a whole number of tokens, at least 1")
+    calibration_shards: PositiveCount | None = Field(default=None, description="a whole number of jobs, at least 1")
     context_length: PositiveCount | None = Field(default=None, description="a whole number of tokens, at least 1")
     seed: int | None = Field(default=None, ge=0, description="a whole number, at least 0")
     layers_per_job: PositiveCount | None = Field(default=None, description="a whole number of layers, at least 1")
+    preflight: PreflightMode | None = Field(default=None, description="auto, always or off")
 
 
 class BuildRequest(Settings):
@@ -89,7 +93,10 @@ class BuildConfig(Record):
     distill: bool
     corpus: str
     calibration_tokens: PositiveCount
+    calibration_shards: PositiveCount
+    """Jobs that calibration text is shared out to."""
     context_length: PositiveCount
     seed: int
     layers_per_job: PositiveCount
+    preflight: PreflightMode
     build_dir: str

@@ -1,5 +1,7 @@
 """The streamed forward pass: threads, memory, other weights, likelihoods. Parity is in contracts/test_architectures."""
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,20 @@ def test_the_number_of_torchs_own_threads_changes_no_bit(model: Model, tokens: n
         assert np.array_equal(one, stream.logits(tokens))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_is_gone_when_nobody_holds_it(model: Model, dtype: forward.ComputeDtype) -> None:
+    """At once, not when cycles of references are collected: layers of a 7B model have no room side by side."""
+    loaded = LayerStream(model, dtype=dtype).load_layer(0, 8)
+    weights = [weakref.ref(parameter) for parameter in loaded.module.parameters()]
+    gc.disable()
+    try:
+        del loaded
+        assert weights
+        assert not [weight for weight in weights if weight() is not None]
+    finally:
+        gc.enable()
 
 
 def test_one_layer_is_read_at_a_time(model: Model, tokens: np.ndarray) -> None:

@@ -8,14 +8,29 @@ from pathlib import Path
 from tests.support.data import ROOT
 
 
+def command(*arguments: str, cores: int = 2, **config: object) -> list[str]:
+    """The command line of a build."""
+    pairs = [f"{key}={value}" for key, value in config.items()]
+    snakefile = ["-s", str(ROOT / "Snakefile"), "--cores", str(cores)]
+    return [sys.executable, "-m", "snakemake", *snakefile, *arguments, *(["--config", *pairs] if pairs else [])]
+
+
+def environment() -> dict[str, str]:
+    """This process's, with the interpreter's own folder first on the path."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
 def snakemake(folder: Path, *arguments: str, cores: int = 2, **config: object) -> subprocess.CompletedProcess[str]:
     """Runs snakemake in `folder` with the checkout's Snakefile; the caller looks at returncode, stdout and stderr."""
-    command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--cores", str(cores), *arguments]
-    if config:
-        command += ["--config", *(f"{key}={value}" for key, value in config.items())]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     folder.mkdir(parents=True, exist_ok=True)
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command(*arguments, cores=cores, **config),
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Path:

@@ -46,16 +46,16 @@ def tops(built: Workflow) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_cores_chunks_folder_and_kills_change_no_byte(built: Workflow, tmp_path: Path) -> None:
-    """The same build on one core, in other chunks, elsewhere, and killed in stage after stage."""
-    victim = built.at(tmp_path / "elsewhere" / "deeper", layers_per_job=1)
+def test_cores_chunks_shards_folder_and_kills_change_no_byte(built: Workflow, tmp_path: Path) -> None:
+    """The same build on one core, in other chunks and shards, elsewhere, and killed in stage after stage."""
+    victim = built.at(tmp_path / "elsewhere" / "deeper", layers_per_job=1, calibration_shards=2)
     for stage, delay_s in (("calibrate", 1.0), ("quantize", 0.0), ("predict", 2.0), ("package", 0.2)):
         kill_during(victim, stage, delay_s)
         assert not victim.artifact.exists() or contents(victim.artifact) == contents(built.artifact)
     victim.build(cores=1)
     assert contents(victim.artifact) == contents(built.artifact)
     assert victim.identity() == built.identity()
-    assert not [path for path in victim.device.iterdir() if path.name.endswith(".tmp")]
+    assert not [path for path in victim.folder.rglob("*.tmp") if ".snakemake" not in path.parts]
 
 
 def kill_during(victim: Workflow, stage: str, delay_s: float) -> None:

@@ -45,6 +45,12 @@ def test_distill_and_methods_change_the_graph(workflow: Workflow, tmp_path: Path
     assert "predict" not in workflow.at(tmp_path).planned(method="relu")
 
 
+def test_calibration_is_shared_out(workflow: Workflow, tmp_path: Path) -> None:
+    jobs = workflow.at(tmp_path).planned(calibration_shards=3)
+    assert (jobs["calibrate_shard"], jobs["recalibrate_shard"]) == (3, 3)
+    assert (jobs["calibrate"], jobs["recalibrate"]) == (1, 1), "which put the shards together"
+
+
 def test_every_profile_dry_runs(workflow: Workflow, tmp_path: Path) -> None:
     """Each model with one device, so that each device takes part too; in one process, to save its start."""
     devices = device_names()
@@ -73,8 +79,9 @@ def test_executor_profiles_dry_run(workflow: Workflow, tmp_path: Path, name: str
     assert settings["executor"] == plugin.replace("_", "-")
     if importlib.util.find_spec(f"snakemake_executor_plugin_{plugin}") is None:
         pytest.skip(f"the executor plugin {plugin} is not installed")
-    done = workflow.at(tmp_path).run("--dry-run", "--profile", str(profile))
+    done = workflow.at(tmp_path, calibration_shards=2).run("--dry-run", "--profile", str(profile))
     assert done.returncode == 0, done.stderr
+    assert {entry.partition("=")[0] for entry in settings["groups"]} <= set(STAGES)
 
 
 KUBECTL = """#!/usr/bin/env bash

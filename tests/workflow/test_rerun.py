@@ -29,13 +29,13 @@ def test_a_second_run_does_nothing(built: Workflow) -> None:
 
 def test_a_changed_format_reruns_what_hangs_on_it(built: Workflow) -> None:
     """The budget is divided anew, so everything from `allocate` on; no stage that reads the model or the corpus."""
-    assert set(built.planned(format="fp16")) == ALLOCATED | {"all"}
+    assert set(built.planned(format="fp16")) == ALLOCATED | {"preflight", "all"}
 
 
 @pytest.mark.parametrize(
     ("change", "reruns"),
     [
-        ({"order": "frequency"}, {"order", "package", "verify", "report"}),
+        ({"order": "frequency"}, {"order", "layout", "package", "verify", "report"}),
         ({"cache": "lfu"}, ALLOCATED),
         ({"device": "oneplus12"}, ALLOCATED | {"device"}),
         ({"layers_per_job": 2}, {"predict", "order", "quantize", "layout", "package", "verify", "report"}),
@@ -45,14 +45,14 @@ def test_a_changed_setting_reruns_what_hangs_on_it(
     built: Workflow, change: dict[str, object], reruns: set[str]
 ) -> None:
     planned = set(built.planned(**change))
-    assert planned <= reruns | {"all"}
+    assert planned <= reruns | {"preflight", "all"}
     assert planned >= {"package", "verify", "report"}
 
 
 @pytest.mark.parametrize(
     ("file", "reruns"),
     [
-        ("compiler/order/ripple.py", {"order", "package", "verify", "report"}),
+        ("compiler/order/ripple.py", {"order", "layout", "package", "verify", "report"}),
         ("compiler/package/__init__.py", {"package", "verify", "report"}),
         ("compiler/report/__init__.py", {"report"}),
         ("compiler/quantize/rtn.py", {"quantize", "package", "verify", "report"}),

@@ -1,0 +1,339 @@
+"""preflight: refusals with numbers from injected measurements, sums against real files, and the trial on two layers."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import _host, _needs, _trial, calibrate, ingest, layout, predict, preflight, quantize
+from compiler._io import Workspace, save_arrays
+from compiler.allocate import PREDICTOR_PARAMETER_SHARE
+from compiler.calibrate import CalibrateConfig
+from compiler.ingest import IngestConfig
+from compiler.place import _counts
+from compiler.preflight import PreflightConfig
+from compiler.profiles import device_file, load_device
+from compiler.quantize import QuantizeConfig
+from schemas.corpus import SPLITS, Corpus, TokenBlocks
+from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.model import Model
+from schemas.preflight import Preflight, StageNeeds
+from schemas.sparsity import Budget, Densities, Sparsity
+from tests.support.data import ROOT
+from tests.support.models import write_model
+
+LAYERS, BLOCKS, BLOCK_TOKENS = 12, 8, 128
+PIXEL6 = load_device(device_file("pixel6", Path()))
+SETTINGS: dict[str, Any] = {
+    "mode": "auto",
+    "method": "predictor",
+    "format": "int8_group32",
+    "dram_budget": "80%",
+    "context_length": 64,
+    "calibration_tokens": BLOCKS * BLOCK_TOKENS,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return ingested(tmp_path_factory.mktemp("model") / "tiny", relu=True)
+
+
+def ingested(folder: Path, **shape: Any) -> Model:
+    write_model(folder, num_hidden_layers=LAYERS, **shape)
+    return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    tokens = np.random.default_rng(5).integers(2, 384, (BLOCKS, BLOCK_TOKENS)).astype(np.int32)
+    arrays = save_arrays(tmp_path_factory.mktemp("corpus") / "tokens.safetensors", {"tokens": tokens})
+    splits = (TokenBlocks(split=name, arrays=arrays, num_blocks=BLOCKS, block_tokens=BLOCK_TOKENS) for name in SPLITS)
+    return Corpus(name="random", text_sha256="0" * 64, splits=tuple(splits))
+
+
+def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes: Any) -> Preflight:
+    config = PreflightConfig(**{**SETTINGS, "folder": str(folder), **changes})
+    return preflight.run(config, model, corpus, PIXEL6, Workspace(folder / "preflight", "test"), threads)
+
+
+# Refusals
+
+
+def test_too_little_memory(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host, "free_dram_bytes", lambda: 300_000_000)
+    with pytest.raises(
+        DoesNotFitError, match=r"verify needs 6\d\d MB of memory, this machine has 300 MB free; .*preflight=off"
+    ):
+        run(model, corpus, tmp_path)
+
+
+def test_jobs_that_run_side_by_side_need_memory_together() -> None:
+    stages = tuple(StageNeeds(stage=stage, ram_bytes=10**9, disk_bytes=0) for stage in ("calibrate", "order"))
+    preflight.check_ram(stages, 3 * 10**9, jobs=3)
+    with pytest.raises(DoesNotFitError, match=r"order needs 4\.0 GB of memory for 4 jobs at a time, .* fewer --cores"):
+        preflight.check_ram(stages, 3 * 10**9, jobs=4)
+    with pytest.raises(DoesNotFitError, match=r"calibrate needs 1\.0 GB of memory, .* lower calibration_tokens"):
+        preflight.check_ram(stages, 9 * 10**8)
+
+
+def test_only_as_many_jobs_as_cores(
+    model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(preflight, "check_ram", lambda stages, free, jobs: asked.append(jobs))
+    run(model, corpus, tmp_path, threads=2, jobs=4)
+    run(model, corpus, tmp_path, threads=8, jobs=4)
+    run(model, corpus, tmp_path, threads=8)
+    assert asked == [2, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "usage", "cache"),
+    [
+        ("0::/slurm/job_7/step_0", "slurm/job_7", "memory.max", "memory.current", "inactive_file"),
+        (
+            "4:cpu,memory:/job_7/step_0",
+            "memory/job_7",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ],
+)
+def test_the_limits_of_all_groups_around_a_job_count(
+    tmp_path: Path, line: str, folder: str, limit: str, usage: str, cache: str
+) -> None:
+    """A cluster job's limit lies some groups above its processes; caches can be given back."""
+    groups = tmp_path / "sys" / "fs" / "cgroup"
+    job = groups / folder
+    for path, most in ((job, "5000"), (job / "step_0", "max"), (job.parent, "4000")):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / limit).write_text(f"{most}\n")
+        (path / usage).write_text("3000\n")
+        (path / "memory.stat").write_text(f"anon 1\n{cache} 500\n")
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(f"9:pids:/\n{line}\n")
+    assert list(_host.left_in_groups(tmp_path)) == [2500, 1500]
+    assert list(_host.left_in_groups(tmp_path / "elsewhere")) == []
+
+
+def test_too_little_disk(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_free_disk_bytes", lambda _: 12_000_000)
+    with pytest.raises(
+        DoesNotFitError, match=r"needs 7\d MB on disk in .*, has 12 MB \(most of it, 6\d MB, for package"
+    ):
+        run(model, corpus, tmp_path)
+    assert run(model, corpus, tmp_path, mode="off").stages == ()
+
+
+def test_what_an_earlier_run_left_is_not_needed_again(tmp_path: Path) -> None:
+    needs = (StageNeeds(stage="quantize", ram_bytes=0, disk_bytes=1000),)
+    with pytest.raises(DoesNotFitError, match=r"needs 1\.0 kB on disk .* has 400 bytes"):
+        preflight.check_disk(needs, 400, tmp_path, "pixel6")
+    codes = tmp_path / "pixel6" / "quantize" / "000-003" / "layer-0.safetensors"
+    codes.parent.mkdir(parents=True)
+    codes.write_bytes(bytes(700))
+    preflight.check_disk(needs, 400, tmp_path, "pixel6")
+    with pytest.raises(DoesNotFitError):
+        preflight.check_disk((*needs, *needs), 400, tmp_path, "oneplus12")
+
+
+def test_a_budget_below_what_is_always_resident(model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(DoesNotFitError, match=r"budget of 1,000 bytes was asked for, \d{2,3},\d{3} are needed"):
+        run(model, corpus, tmp_path, dram_budget=1000)
+
+
+def test_too_few_tokens(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model's hours are not spent on a corpus that is far too short; a small one is built with a warning."""
+    assert run(model, corpus, tmp_path, calibration_tokens=1 << 20).calibration_tokens == 1024
+    monkeypatch.setattr(preflight, "LARGE_BYTES", 1)
+    with pytest.raises(ColdpressError, match="random gives 1,024 calibration tokens, 1,048,576 were asked for"):
+        run(model, corpus, tmp_path, calibration_tokens=1 << 20)
+
+
+def test_more_shards_than_text(model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    assert run(model, corpus, tmp_path, shards=BLOCKS).stages
+    with pytest.raises(ColdpressError, match="calibration_shards=9 was asked for, the text has 8 calibration blocks"):
+        run(model, corpus, tmp_path, shards=BLOCKS + 1)
+
+
+def test_the_licence_is_said(model: Model, corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    run(model, corpus, tmp_path)
+    assert "names no licence" in caplog.text
+    named = model.model_copy(update={"license": "apache-2.0"})
+    assert run(named, corpus, tmp_path).license == "apache-2.0"
+    assert "under the licence apache-2.0" in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "large", "expected"), [("auto", False, 0), ("auto", True, 2), ("always", False, 2)])
+def test_when_there_is_a_trial(
+    model: Model,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    large: bool,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(preflight, "LARGE_BYTES", 1 if large else 1 << 60)
+    monkeypatch.setattr(_trial, "run", lambda *_: 2)
+    assert run(model, corpus, tmp_path, mode=mode).trial_layers == expected
+
+
+# Sums
+
+
+def test_disk_is_what_stages_write(model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    """Never less than the files' sizes, and not much more even where all files are small."""
+    needs = _needs.disk_bytes(build_of(model))
+    calibrate.run(CalibrateConfig(method="predictor"), model, corpus, Workspace(tmp_path / "calibrate", "test"), 2)
+    densities = (Densities(family="neuron", per_layer=(0.5,) * LAYERS),)
+    budget = Budget(
+        dram_budget_bytes=1, resident_bytes=0, predictor_bytes=0, kv_cache_bytes=0, buffer_bytes=0, cache_bytes=0
+    )
+    sparsity = Sparsity(
+        method="predictor",
+        format="int8_group32",
+        context_length=64,
+        densities=densities,
+        predictor_rank=(8,) * LAYERS,
+        budget=budget,
+    )
+    quantize.run(QuantizeConfig(), model, sparsity, tuple(range(LAYERS)), Workspace(tmp_path / "quantize", "test"))
+    for stage, slack in (("calibrate", 1.5), ("quantize", 1.05)):
+        written = sum(file.stat().st_size for file in (tmp_path / stage).iterdir())
+        hidden = 2 * 4 * BLOCKS * BLOCK_TOKENS * model.spec.hidden_size if stage == "calibrate" else 0
+        headers = 2048 * LAYERS if stage == "quantize" else 0
+        assert written + hidden - headers <= needs[stage] <= slack * (written + hidden), stage
+
+
+def build_of(model: Model, **changes: Any) -> _needs.Build:
+    fields: dict[str, Any] = {
+        "model": model,
+        "method": "predictor",
+        "format": "int8_group32",
+        "num_tokens": BLOCKS * BLOCK_TOKENS,
+        "block_tokens": BLOCK_TOKENS,
+        "dram_budget_bytes": 1 << 20,
+        "distill": False,
+        "threads": 2,
+        "order": "ripple",
+        "shards": 1,
+    }
+    return _needs.Build(**{**fields, **changes})
+
+
+def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
+    disk, ram = _needs.disk_bytes(build_of(model)), _needs.ram_bytes(build_of(model))
+    assert "recalibrate" not in disk
+    assert _needs.disk_bytes(build_of(model, shards=3))["calibrate"] == 2 * disk["calibrate"]
+    counts = 2 * model.spec.intermediate_size**2
+    assert _needs.ram_bytes(build_of(model, order="auto"))["order"] == ram["order"] + counts
+    assert "distill" not in ram
+    longer = build_of(model, num_tokens=64 * BLOCKS * BLOCK_TOKENS, distill=True)
+    assert _needs.disk_bytes(longer)["recalibrate"] > 30 * disk["calibrate"]
+    assert _needs.disk_bytes(longer)["distill"] == 4 * model.num_parameters
+    assert _needs.ram_bytes(longer)["predict"] > ram["predict"]
+    assert _needs.ram_bytes(build_of(model, dram_budget_bytes=1 << 30))["verify"] > 1 << 30
+    half = model.spec.model_copy(update={"num_hidden_layers": LAYERS // 2})
+    halved = build_of(model.model_copy(update={"spec": half}))
+    assert _needs.disk_bytes(halved)["calibrate"] < 0.6 * disk["calibrate"]
+    assert _needs.ram_bytes(halved)["calibrate"] == ram["calibrate"], "memory is bounded by a layer"
+
+
+def test_limits_are_those_of_the_stages() -> None:
+    for rule in ("calibrate", "recalibrate"):
+        text = (ROOT / "rules" / f"{rule}.smk").read_text()
+        assert set(re.findall(r"threads: (\d+)", text)) == {str(_needs.PASS_THREADS)}
+    assert _needs.REPLAYED_LAYERS == _counts.MAX_LAYERS
+    assert _needs.REPLAYED_TOKENS == _counts.MAX_WINDOWS * (_counts.WINDOW_TOKENS + _counts.WARM_TOKENS)
+    assert _needs.PREDICTOR_PARAMETER_SHARE == PREDICTOR_PARAMETER_SHARE
+    assert preflight.PREDICTOR_TOKENS == predict.MIN_TOKENS
+
+
+# The trial
+
+
+@pytest.mark.parametrize(
+    ("model_type", "relu", "method", "distill"),
+    [
+        ("llama", True, "predictor", False),  # with grouped queries, as all but opt
+        ("llama", False, "topk", True),
+        ("opt", True, "relu", False),
+        ("opt", True, "topk", False),
+        ("mistral", False, "dense", False),
+    ],
+)
+def test_all_stages_run_on_two_layers(
+    corpus: Corpus,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    model_type: str,
+    relu: bool,
+    method: str,
+    distill: bool,
+) -> None:
+    caplog.set_level("INFO")
+    model = ingested(tmp_path / "tiny", model_type=model_type, relu=relu)
+    found = run(model, corpus, tmp_path / "build", 2, mode="always", method=method, distill=distill, dram_budget="95%")
+    assert found.trial_layers == 2
+    for line in ("layer 2/2", "allocate:", "place:", "order:", "quantize:", "package:", "verify:"):
+        assert line in caplog.text
+    assert ("distill:" in caplog.text) == distill
+    assert "layer 3" not in caplog.text
+    assert not list((tmp_path / "build").rglob("*"))
+
+
+def test_a_broken_stage_is_told_early(
+    model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("row 7 of 6")
+
+    monkeypatch.setattr(layout, "make_sections", broken)
+    with pytest.raises(ColdpressError, match="trial run on 2 layers, layout failed with IndexError: row 7 of 6"):
+        run(model, corpus, tmp_path / "build", mode="always")
+    assert not list((tmp_path / "build").rglob("*"))
+
+
+def test_a_stage_that_refuses_is_named(model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ColdpressError, match="on 2 layers, allocate refused: context_length 999 exceeds the 256"):
+        run(model, corpus, tmp_path / "build", mode="always", context_length=999, dram_budget="100%")
+
+
+def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_path: Path) -> None:
+    config = json.loads((Path(model.folder) / "config.json").read_text())
+    folder = tmp_path / "with-types"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**config, "layer_types": ["full_attention"] * LAYERS}))
+    few = _trial.slice_model(model.model_copy(update={"folder": str(folder)}), tmp_path / "slice")
+    cut = json.loads((tmp_path / "slice" / "config.json").read_text())
+    assert (cut["num_hidden_layers"], cut["layer_types"]) == (2, ["full_attention"] * 2)
+    layers = {role.split(".")[1] for role in few.tensors if role.startswith("layers.")}
+    assert layers == {"0", "1"}, "not 10 and 11"
+    assert {role for role in model.tensors if not role.startswith("layers.")} <= set(few.tensors)
+    assert few.weights_sha256 != model.weights_sha256
+
+
+def test_the_slice_has_the_room_per_layer_that_the_build_has(model: Model, tmp_path: Path) -> None:
+    few = _trial.slice_model(model, tmp_path / "slice")
+    settings = _trial.Settings(
+        method="predictor",
+        format="int8_group32",
+        density=None,
+        dram_budget_bytes=0,
+        context_length=64,
+        cache="lru",
+        order="ripple",
+        place="pulp_highs",
+        distill=False,
+        threads=1,
+    )
+    least, slice_least = (_trial.least_bytes(one, settings, 4096) for one in (model, few))
+    roomy = _trial.Settings(**{**vars(settings), "dram_budget_bytes": least + 12_000})
+    assert _trial.slice_budget(model, few, roomy, 4096) == slice_least + 2_000

@@ -1,0 +1,30 @@
+"""preflight in the workflow: it goes first, ends the run when it refuses, and its sums hold for whole builds."""
+
+from pathlib import Path
+
+from schemas.preflight import Preflight
+from tests.workflow.conftest import Workflow
+
+
+def test_a_refusal_comes_before_any_long_stage(workflow: Workflow, tmp_path: Path) -> None:
+    """With cores to spare, too: otherwise calibrate, which needs the same records, would start beside it."""
+    refused = workflow.at(tmp_path)
+    done = refused.run(cores=16, dram_budget=1000)
+    assert done.returncode == 2
+    assert "error: a DRAM budget of 1,000 bytes was asked for" in done.stdout + done.stderr
+    assert (refused.device / "logs" / "preflight.log").exists()
+    assert not list((refused.folder / "build").rglob("calibrate*"))
+
+
+def test_what_a_build_leaves_is_what_was_announced(built: Workflow) -> None:
+    found = Preflight.model_validate_json((built.device / "preflight.json").read_text())
+    assert found.trial_layers == 0, "a small model is simply built"
+    for needs in found.stages:
+        homes = [built.artifact] if needs.stage == "package" else [top / needs.stage for top in tops(built)]
+        written = sum(file.stat().st_size for home in homes for file in home.rglob("*") if file.is_file())
+        records = 4096 * len(list(built.device.glob(f"{needs.stage}*/*")))
+        assert written <= needs.disk_bytes + records, needs.stage
+
+
+def tops(built: Workflow) -> tuple[Path, Path]:
+    return built.device.parent, built.device
