@@ -80,8 +80,7 @@ def main_directions(part: Part, gate: torch.Tensor) -> torch.Tensor:
     covariance = inputs.T @ inputs / len(inputs)
     covariance.diagonal().add_(RIDGE * float(covariance.diagonal().mean()) + torch.finfo(torch.float32).tiny)
     root = torch.linalg.cholesky(covariance)
-    seen = gate @ root
-    _, vectors = torch.linalg.eigh(seen.T @ seen)
+    _, vectors = torch.linalg.eigh(root.T @ (gate.T @ gate) @ root)
     directions = torch.linalg.solve_triangular(root.T, vectors.flip(1), upper=True).T
     flipped = (inputs @ directions.T).mean(dim=0) < 0
     return torch.where(flipped[:, None], -directions, directions).contiguous()
@@ -92,8 +91,8 @@ def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor)
     rows = directions[:rank]
     if rank > len(directions):
         rows = torch.cat([rows, -directions[: rank - len(directions)]])
-    covariance = part.inputs.T @ part.inputs / len(part.inputs)
-    return Weights(rows.clone(), gate @ covariance @ rows.T)
+    covered = part.inputs.T @ (part.inputs @ rows.T) / len(part.inputs)  # covariance · rows.T
+    return Weights(rows.clone(), gate @ covered)
 
 
 def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
@@ -102,7 +101,14 @@ def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
 
 
 def train(
-    start: Weights, fitted: Part, chosen_by: Part, steps: int, batch_tokens: int, target_recall: float, seed: int
+    start: Weights,
+    fitted: Part,
+    chosen_by: Part,
+    steps: int,
+    batch_tokens: int,
+    target_recall: float,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
 ) -> Weights:
     """Adam from `start` with a cosine schedule; gives the fp16-rounded weights that predict least at `target_recall`.
 
@@ -114,6 +120,7 @@ def train(
         batch_tokens: Tokens of an update.
         target_recall: Recall at which weights are compared.
         seed: Of the order in which tokens come.
+        dtype: What an update is computed in; weights, Adam's state and the scores that decide are float32.
     """
     fc1, fc2 = start.fc1.clone(), start.fc2.clone()
     optimizer = torch.optim.Adam([fc1, fc2])
@@ -121,7 +128,7 @@ def train(
     batches = _Batches(len(fitted.inputs), batch_tokens, seed)
     best, lowest, stale = start.rounded(), math.inf, 0
     for step in range(steps):
-        _set_gradients(fc1, fc2, fitted, batches.take(), weight)
+        _set_gradients(fc1, fc2, fitted, batches.take(), weight, dtype)
         optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
         optimizer.step()
         if (step + 1) % max(1, steps // EVALUATIONS) == 0:
@@ -155,18 +162,20 @@ class _Batches:
         return self._order[self._position - self._size : self._position]
 
 
-def _set_gradients(fc1: torch.Tensor, fc2: torch.Tensor, part: Part, batch: torch.Tensor, weight: float) -> None:
+def _set_gradients(
+    fc1: torch.Tensor, fc2: torch.Tensor, part: Part, batch: torch.Tensor, weight: float, dtype: torch.dtype
+) -> None:
     """Gradients of the mean balanced cross-entropy, by hand: autograd's passes over [tokens, units] cost twice as much.
 
-    d loss / d score = sigmoid(score) (1 + (weight - 1) active) - weight active.
+    d loss / d score = sigmoid(score) where a unit is not active, -weight · sigmoid(-score) where it is: in this form no
+    digits cancel, which bfloat16 could not afford.
     """
-    inputs, active = part.inputs[batch], part.active[batch].float()
-    inner = torch.relu(inputs @ fc1.T)
-    error = torch.sigmoid_(inner @ fc2.T)
-    active.mul_(error.mul(weight - 1).sub_(weight))
-    error.add_(active).div_(error.numel())
-    fc2.grad = error.T @ inner
-    fc1.grad = ((error @ fc2) * (inner > 0)).T @ inputs
+    inputs, active = part.inputs[batch].to(dtype), part.active[batch].to(dtype)
+    low = fc2.to(dtype)
+    inner = torch.relu_(inputs @ fc1.to(dtype).T)
+    error = (inner @ low.T).mul_(1 - 2 * active).sigmoid_().mul_(active.mul_(-1 - weight).add_(1))
+    fc2.grad = (error.T @ inner).float() / error.numel()
+    fc1.grad = ((error @ low).mul_(inner > 0).T @ inputs).float() / error.numel()
 
 
 def scores(weights: Weights, inputs: torch.Tensor) -> torch.Tensor:

@@ -99,7 +99,7 @@ def _layer_predictor(
     fitted, chosen_by, judged_on = training.split(*_data(entry, activations.num_tokens), config.held_out_share)
 
     def make() -> dict[str, np.ndarray]:
-        weights = _grow(config, model, activations.exact_zeros, entry.layer, max_rank, fitted, chosen_by)
+        weights = _grow(config, model, activations, entry.layer, max_rank, fitted, chosen_by)
         return {"fc1": weights.fc1.half().numpy(), "fc2": weights.fc2.half().numpy()}
 
     arrays = work.once(f"layer-{entry.layer}", make)
@@ -152,23 +152,34 @@ def first_rank(density: float, hidden_size: int, max_rank: int) -> int:
 def _grow(
     config: PredictConfig,
     model: Model,
-    exact_zeros: bool,
+    activations: Activations,
     layer: int,
     max_rank: int,
     fitted: "training.Part",
     chosen_by: "training.Part",
 ) -> "training.Weights":
     """The first rank that does not predict too much; each one is trained from its own best start."""
+    import torch
+
     from compiler import _predictor_training as training
 
-    gate = _gate(model, exact_zeros, layer, config.seed)
+    # as calibrate computed: the record says it, so that no other machine comes to other bytes for that
+    dtype = torch.bfloat16 if activations.compute_dtype == "bfloat16" else torch.float32
+    gate = _gate(model, activations.exact_zeros, layer, config.seed)
     directions = training.main_directions(fitted, gate)
     density = float(chosen_by.active.float().mean())
     rank = first_rank(density, fitted.inputs.shape[1], max_rank)
     while True:
         start = training.initial(rank, directions, fitted, gate)
         weights = training.train(
-            start, fitted, chosen_by, config.steps, config.batch_tokens, config.target_recall, config.seed + layer
+            start,
+            fitted,
+            chosen_by,
+            config.steps,
+            config.batch_tokens,
+            config.target_recall,
+            config.seed + layer,
+            dtype,
         )
         threshold = training.choose_threshold(weights, chosen_by, config.target_recall)
         predicted = training.quality(weights, threshold, chosen_by).predicted_density

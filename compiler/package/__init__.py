@@ -7,15 +7,15 @@ mirror image is runtime/artifact.py, which opens the folder once before it is pu
 
 import errno
 import hashlib
-import logging
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 from pydantic import Field
 
 from compiler import __version__
 from compiler.package._contents import (
+    UnitOrders,
     join_codes,
     join_orders,
     join_predictors,
@@ -25,7 +25,7 @@ from compiler.package._contents import (
 )
 from compiler.package._documents import Inputs, input_digests, write_documents
 from compiler.package._files import Written
-from compiler.package._flash import write_flash
+from compiler.package._flash import PageChecksums, write_flash
 from compiler.package._publish import publishing
 from compiler.package._tensors import write_tensors
 from runtime.artifact import open_artifact
@@ -34,7 +34,7 @@ from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.errors import DoesNotFitError
 from schemas.families import families_of, slices
-from schemas.layout import Layout, Section
+from schemas.layout import Layout
 from schemas.manifest import (
     FEATURES,
     FLASH_FILE,
@@ -61,7 +61,6 @@ from schemas.predictors import Predictors
 from schemas.quantized import Quantized
 from schemas.sparsity import Sparsity
 
-logger = logging.getLogger(__name__)
 SLACK_BYTES = 64 << 20
 """Room for tokenizer, documents, tables and the file system's own structures in the check before writing."""
 
@@ -137,22 +136,13 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
     """All files, the manifest last."""
     written = Written(folder)
     orders = join_orders(inputs.order)
-    with written.new(FLASH_FILE) as file:
-
-        def units(section: Section) -> np.ndarray:
-            logger.info(
-                "package: layer %d of %d, %s", section.layer + 1, inputs.model.spec.num_hidden_layers, section.family
-            )
-            return inputs.codes.units(section)
-
-        page_crc32c = write_flash(file, inputs.layout, units, orders.order)
-    with written.new(RESIDENT_FILE) as file:
-        write_tensors(file, resident_to_write(inputs.codes))
+    page_crc32c = PageChecksums(inputs.layout.page_bytes)
+    with ThreadPoolExecutor(1) as beside:  # a digest cannot be shared by cores, two can
+        tensors = beside.submit(_write_tensors, written, inputs)
+        _write_image(written, inputs, orders, page_crc32c)
+        tensors.result()
     with written.new(TABLES_FILE) as file:
-        write_tensors(file, tables_to_write(inputs.layout, orders, inputs.placement, page_crc32c))
-    if inputs.predictors:
-        with written.new(PREDICTORS_FILE) as file:
-            write_tensors(file, predictors_to_write(inputs.predictors))
+        write_tensors(file, tables_to_write(inputs.layout, orders, inputs.placement, page_crc32c.values))
     digests = input_digests(inputs)
     write_documents(written, inputs, digests)
     manifest = make_manifest(inputs, written, digests).to_json().encode()
@@ -166,6 +156,19 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
         resident_bytes=plan.resident_bytes,
         predictor_bytes=plan.predictor_bytes,
     )
+
+
+def _write_image(written: Written, inputs: Inputs, orders: UnitOrders, page_crc32c: PageChecksums) -> None:
+    with written.new(FLASH_FILE, page_crc32c) as file:
+        write_flash(file, inputs.layout, inputs.codes.units, orders.order)
+
+
+def _write_tensors(written: Written, inputs: Inputs) -> None:
+    with written.new(RESIDENT_FILE) as file:
+        write_tensors(file, resident_to_write(inputs.codes))
+    if inputs.predictors:
+        with written.new(PREDICTORS_FILE) as file:
+            write_tensors(file, predictors_to_write(inputs.predictors))
 
 
 def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> Manifest:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler._io import load_arrays
+from compiler.package._mapped import MappedArray
 from compiler.package._tensors import TensorToWrite, of_array
 from runtime._plugins import load
 from schemas.base import ArrayFile
@@ -36,10 +37,9 @@ class Codes:
         """All tensors that stay in DRAM: what layers share, then layer by layer."""
         return (*self.shared_resident, *(tensor for layer in self.layers for tensor in layer.resident))
 
-    def units(self, section: Section) -> np.ndarray:
+    def units(self, section: Section) -> MappedArray:
         """uint8 [num_units, unit_bytes] of a section, in natural order."""
-        name = f"units.{section.family}"
-        return load_arrays(self.layers[section.layer].arrays, name)[name]
+        return MappedArray(self.layers[section.layer].arrays, f"units.{section.family}")
 
 
 def join_codes(parts: tuple[Quantized, ...], model: Model, format_name: str) -> Codes:
@@ -74,13 +74,13 @@ def resident_to_write(codes: Codes) -> Iterator[TensorToWrite]:
 
 
 def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWrite:
-    def values() -> np.ndarray:
-        return load_arrays(source, name)[name]
+    def mapped() -> MappedArray:
+        return MappedArray(source, name)
 
     if tensor.format is None:
-        return TensorToWrite(tensor.role, "float32", tensor.shape, values)
+        return TensorToWrite(tensor.role, "float32", tensor.shape, mapped)
     row_bytes = load("runtime.quantization", tensor.format).nbytes(tensor.shape[-1])
-    return TensorToWrite(tensor.role, "uint8", (int(np.prod(tensor.shape[:-1])), row_bytes), values)
+    return TensorToWrite(tensor.role, "uint8", (int(np.prod(tensor.shape[:-1])), row_bytes), mapped)
 
 
 @dataclass(frozen=True)

@@ -1,65 +1,49 @@
 """flash.img, section by section: units gathered from natural order into flash order, densely packed, zeros behind.
 
-Holds one section's codes and two blocks. Every page's CRC32C is taken on the way, from the bytes that are written.
+Units are copied once, from the page cache into the block that will be written; while a section is gathered, the next
+one is read. Every page's CRC32C is taken on the way, from the bytes that are written.
 """
 
+import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from compiler.package._files import HashingFile
+from compiler.package._mapped import MappedArray
 from runtime import _native
 from schemas.errors import ColdpressError
 from schemas.layout import SECTION_ALIGN_BYTES, Layout, Section
 
-BLOCK_BYTES = 8 << 20
-"""Bytes per write, a multiple of every page size."""
+logger = logging.getLogger(__name__)
 
 
-class _Pages:
-    """Turns pieces of any size into whole blocks that are checksummed and written."""
+class PageChecksums:
+    """CRC32C of every page of a file whose blocks it sees."""
 
-    def __init__(self, file: HashingFile, page_bytes: int) -> None:
-        self.checksums: list[np.ndarray] = []
-        self._file, self._page_bytes = file, page_bytes
-        self._blocks = [np.empty(BLOCK_BYTES, np.uint8) for _ in range(2)]  # one is written while one is filled
-        self._filled = 0
+    def __init__(self, page_bytes: int) -> None:
+        """`page_bytes` divides every block but the last."""
+        self._page_bytes = page_bytes
+        self._parts: list[np.ndarray] = []
 
-    def room(self) -> np.ndarray:
-        """The unfilled part of the current block, never empty."""
-        return self._blocks[0][self._filled :]
+    def __call__(self, block: np.ndarray) -> None:
+        """The next block, uint8 [n]."""
+        self._parts.append(_native.crc32c_pages(block, self._page_bytes))
 
-    def advance(self, num_bytes: int) -> None:
-        """Says that so many bytes of `room` have been filled."""
-        self._filled += num_bytes
-        if self._filled == BLOCK_BYTES:
-            self.flush()
-
-    def add(self, data: np.ndarray) -> None:
-        """Appends uint8 [n]."""
-        while data.size:
-            part = data[: self.room().size]
-            self.room()[: part.size] = part
-            self.advance(part.size)
-            data = data[part.size :]
-
-    def flush(self) -> None:
-        """Writes what is there: whole pages."""
-        block = self._blocks[0][: self._filled]
-        if block.size:
-            self.checksums.append(_native.crc32c_pages(block, self._page_bytes))
-            self._file.write(block)
-        self._blocks.reverse()
-        self._filled = 0
+    @property
+    def values(self) -> np.ndarray:
+        """uint32 [num_pages]."""
+        return np.concatenate(self._parts)
 
 
 def write_flash(
     file: HashingFile,
     layout: Layout,
-    units_of: Callable[[Section], np.ndarray],
+    units_of: Callable[[Section], MappedArray],
     order_of: Callable[[Section], np.ndarray],
-) -> np.ndarray:
-    """Writes all sections; gives the pages' checksums, uint32 [flash_bytes / page_bytes].
+) -> None:
+    """Writes all sections.
 
     Args:
         file: The new image.
@@ -70,34 +54,38 @@ def write_flash(
     Raises:
         ColdpressError: if codes or order do not fit their section.
     """
-    pages = _Pages(file, layout.page_bytes)
-    for section in layout.sections:
-        units, order = units_of(section), order_of(section)
-        _check(section, units, order)
-        _append_units(pages, units, order)
-        pages.add(np.zeros(-section.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
-    pages.flush()
+    with ThreadPoolExecutor(1) as ahead:
+        asked = ahead.submit(units_of(layout.sections[0]).ask)
+        for section, following in zip(layout.sections, (*layout.sections[1:], None), strict=True):
+            asked.result()
+            logger.info("package: layer %d of %d, %s", section.layer + 1, layout.sections[-1].layer + 1, section.family)
+            if following:
+                asked = ahead.submit(units_of(following).ask)
+            units, order = units_of(section), order_of(section)
+            _check(section, units.values, order)
+            _append_units(file, units, order)
+            file.write(np.zeros(-section.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
     if file.size_bytes != layout.flash_bytes:
         raise ColdpressError(
             f"flash.img has {file.size_bytes} bytes, the layout says {layout.flash_bytes}; run layout again"
         )
-    return np.concatenate(pages.checksums)
 
 
-def _append_units(pages: _Pages, units: np.ndarray, order: np.ndarray) -> None:
-    """Rows of `units` in the sequence `order`; a row that a block's end would cut is copied in two parts."""
-    unit_bytes = units.shape[1]
+def _append_units(file: HashingFile, units: MappedArray, order: np.ndarray) -> None:
+    """Units in the sequence `order`; one that a block's end would cut is copied in two parts."""
+    unit_bytes = units.values.shape[1]
     done = 0
     while done < order.size:
-        room = pages.room()
+        room = file.room()
         count = min(room.size // unit_bytes, order.size - done)
         if count:
             whole = room[: count * unit_bytes].reshape(count, unit_bytes)
-            np.take(units, order[done : done + count], axis=0, out=whole, mode="clip")  # `raise` would buffer `out`
-            pages.advance(count * unit_bytes)
+            np.take(units.values, order[done : done + count], axis=0, out=whole, mode="clip")  # `raise` would buffer
+            units.copied(count * unit_bytes)
+            file.advance(count * unit_bytes)
             done += count
         else:
-            pages.add(units[order[done]])
+            file.write(units.values[order[done]])
             done += 1
 
 

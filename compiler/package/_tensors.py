@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler.package._files import HashingFile
+from compiler.package._mapped import MappedArray
 from schemas.errors import ColdpressError
 
 CODES = {"float32": "F32", "float16": "F16", "uint32": "U32", "int32": "I32", "uint8": "U8"}
-BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TensorToWrite:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    load: Callable[[], np.ndarray]
+    load: Callable[[], np.ndarray | MappedArray]
 
     @property
     def size_bytes(self) -> int:
@@ -47,15 +47,15 @@ def write_tensors(file: HashingFile, tensors: Iterable[TensorToWrite]) -> None:
     ordered = sorted(tensors, key=lambda tensor: (-np.dtype(tensor.dtype).itemsize, tensor.name))
     file.write(_header(ordered))
     for tensor in ordered:
-        values = tensor.load()
+        loaded = tensor.load()
+        values = loaded.values if isinstance(loaded, MappedArray) else loaded
         if values.dtype.name != tensor.dtype or values.shape != tensor.shape:
             raise ColdpressError(
                 f"tensor {tensor.name} is {values.dtype} {list(values.shape)}, expected {tensor.dtype} "
                 f"{list(tensor.shape)}; its record was made for another model or format: run its stage again"
             )
-        data = np.ascontiguousarray(values, np.dtype(tensor.dtype).newbyteorder("<")).reshape(-1).view(np.uint8)
-        for start in range(0, data.size, BLOCK_BYTES):
-            file.write(data[start : start + BLOCK_BYTES])
+        data = np.ascontiguousarray(values, np.dtype(tensor.dtype).newbyteorder("<"))
+        file.write(data, loaded.copied if isinstance(loaded, MappedArray) else None)
 
 
 def _header(tensors: list[TensorToWrite]) -> bytes:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from compiler._io import load_arrays
-from compiler.package import _flash, _publish
+from compiler._io import load_arrays, save_arrays
+from compiler.package import _files, _flash, _mapped, _publish
 from compiler.package._files import HashingFile
+from compiler.package._mapped import MappedArray
 from runtime.artifact import open_artifact
 from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE
@@ -119,7 +120,7 @@ def test_same_records_same_bytes_in_any_folder_and_chunking(tmp_path, monkeypatc
     first = Build(tmp_path / "a", method="predictor", layers_per_job=2)
     second = Build(tmp_path / "some" / "other place", method="predictor", layers_per_job=1)
     first.package()
-    monkeypatch.setattr(_flash, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(_files, "BLOCK_BYTES", 65536)
     identity = second.package(order=second.order[::-1], quantized=second.quantized[::-1]).manifest_sha256
     assert contents(first.artifact) == contents(second.artifact)
     assert identity == hashlib.sha256((first.artifact / MANIFEST_FILE).read_bytes()).hexdigest()
@@ -129,7 +130,7 @@ def test_same_records_same_bytes_in_any_folder_and_chunking(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("block_bytes", [65536, 8 << 20])
 def test_units_longer_than_what_is_left_of_a_block_are_cut_and_joined(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(_flash, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(_files, "BLOCK_BYTES", block_bytes)
     spec = tiny_spec(intermediate_size=1100, num_hidden_layers=1)
     build = Build(tmp_path, method="dense", format_name="fp16", spec=spec)  # 384 bytes a unit: 65536 is no multiple
     build.package()
@@ -137,6 +138,76 @@ def test_units_longer_than_what_is_left_of_a_block_are_cut_and_joined(tmp_path, 
     order = load_arrays(build.order[0].entries[0].arrays)["order"]
     image = np.fromfile(build.artifact / FLASH_FILE, np.uint8)
     assert np.array_equal(image[: codes.size].reshape(codes.shape), codes[order])
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 65535, 65536, 65537, 5 * 65536 + 4097])
+def test_a_file_is_what_was_appended_with_its_digest(tmp_path, monkeypatch, size, direct):
+    monkeypatch.setattr(_files, "BLOCK_BYTES", 65536)
+    if not direct:
+        refuse_direct_writes(monkeypatch)
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    seen: list[np.ndarray] = []
+    file = HashingFile(tmp_path / "file", lambda block: seen.append(block.copy()))
+    for part in np.array_split(data, 7):
+        file.write(part)
+    assert file.finish() == hashlib.sha256(data).hexdigest()
+    file.close()
+    assert file.size_bytes == size
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert np.array_equal(np.concatenate([*seen, np.empty(0, np.uint8)]), data)
+
+
+def refuse_direct_writes(monkeypatch) -> None:
+    """As a file system that cannot write around the page cache."""
+    real = os.open
+
+    def refusing(path, flags, *arguments, **named):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+
+def test_a_failed_write_ends_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "BLOCK_BYTES", 65536)
+
+    def full(descriptor, data, place):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    file = HashingFile(tmp_path / "file")
+    with pytest.raises(OSError, match="No space left"):
+        file.write(np.zeros(2 * _files.NUM_BLOCKS * 65536, np.uint8))
+    file.close()
+
+
+def resident_bytes_of(path: Path) -> int:
+    """What of a mapped file counts as this process's memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.endswith(str(path))]
+    found = (next(line for line in lines[start:] if line.startswith("Rss:")) for start in starts)
+    return sum(1024 * int(line.split()[1]) for line in found)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc/self/smaps")
+def test_memory_does_not_grow_with_the_section(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(_mapped, "RELEASE_BYTES", 1 << 20)
+    units = np.random.default_rng(0).integers(0, 256, (1024, 8192), np.uint8)
+    source = save_arrays(tmp_path / "codes.safetensors", {"units": units})
+    peaks: list[int] = []
+    file = HashingFile(tmp_path / "image", lambda _: peaks.append(resident_bytes_of(Path(source.array_file))))
+    order = np.random.default_rng(1).permutation(len(units)).astype(np.int32)
+    mapped = MappedArray(source, "units")
+    _flash._append_units(file, mapped, order)
+    file.write(mapped.values, mapped.copied)
+    file.finish()
+    file.close()
+    assert np.array_equal(np.fromfile(tmp_path / "image", np.uint8), np.concatenate([units[order], units]).ravel())
+    assert len(peaks) == 16
+    assert max(peaks) <= 1 << 20  # of 8 MiB
 
 
 def test_a_second_run_succeeds_with_the_same_identity_and_repairs_damage(tmp_path):
@@ -169,10 +240,10 @@ def test_a_failed_run_leaves_the_old_artifact_and_nothing_else(tmp_path, monkeyp
     build.package()
     before = contents(build.artifact)
 
-    def full(self, block):
+    def full(descriptor, data, place):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(HashingFile, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(DoesNotFitError, match=r"no space left for tiny\.coldpress .* bytes; free some"):
         build.package()
     assert contents(build.artifact) == before
@@ -238,9 +309,8 @@ def _arm(step: int) -> None:
 
         return call
 
-    for name in ("fsync", "mkdir", "rename", "unlink", "rmdir"):
+    for name in ("pwrite", "truncate", "fsync", "mkdir", "rename", "unlink", "rmdir"):
         setattr(os, name, counted(getattr(os, name)))
-    HashingFile.write = counted(HashingFile.write)
     _publish._exchange = counted(_publish._exchange)
 
 
@@ -276,8 +346,6 @@ def test_records_that_do_not_belong_together(tmp_path):
     bad_plan = build.layout.plans[0].model_copy(update={"resident_bytes": 5})
     doubled = build.order[0].entries[0]
     same = np.zeros(72, np.int32)
-    from compiler._io import save_arrays
-
     arrays = save_arrays(tmp_path / "same.safetensors", {"order": same})
     no_permutation = build.order[0].model_copy(update={"entries": (doubled.model_copy(update={"arrays": arrays}),)})
     for changes, text in (

@@ -162,7 +162,8 @@ def test_threshold_reaches_the_target_exactly() -> None:
     assert (silent.recall, silent.precision, silent.predicted_density) == (1.0, 1.0, 0.0)
 
 
-def test_gradients_are_those_of_the_balanced_loss() -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_gradients_are_those_of_the_balanced_loss(dtype: torch.dtype, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(1)
     part = training.Part(
         torch.randn(20, 6, generator=generator), (torch.rand(20, 9, generator=generator) < 0.3).to(torch.uint8)
@@ -173,10 +174,11 @@ def test_gradients_are_those_of_the_balanced_loss() -> None:
     weight = torch.tensor(3.5)
     torch.nn.functional.binary_cross_entropy_with_logits(z, part.active.float(), pos_weight=weight).backward()
     ours = [fc1.detach().clone(), fc2.detach().clone()]
-    training._set_gradients(*ours, part, torch.arange(20), 3.5)
+    training._set_gradients(*ours, part, torch.arange(20), 3.5, dtype)
     for mine, expected in zip(ours, (fc1, fc2), strict=True):
         assert mine.grad is not None
-        torch.testing.assert_close(mine.grad, expected.grad)
+        assert mine.grad.dtype == torch.float32
+        torch.testing.assert_close(mine.grad, expected.grad, rtol=tolerance, atol=tolerance)
 
 
 def test_parts_are_disjoint_and_in_order() -> None:

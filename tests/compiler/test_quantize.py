@@ -49,6 +49,7 @@ def test_blocks_and_chunks_change_no_byte(tmp_path, monkeypatch):
     model = tiny_model(tmp_path / "model")
     whole = quantized(tmp_path, model, "predictor", "int4_group32", key="whole")
     monkeypatch.setattr(_units, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(_units, "BAND_ROWS", 7)
     parts = [quantized(tmp_path, model, "predictor", "int4_group32", (layer,), f"part{layer}") for layer in (1, 0)]
     assert [part.shared is None for part in parts] == [True, False]
     assert parts[1].shared_resident == whole.shared_resident

@@ -1,0 +1,36 @@
+"""Found by every Python whose PYTHONPATH has this folder: a stage's process notes at its end what it took.
+
+`python -m compiler <stage> …` under any pipeline engine leaves one JSON file in the folder that COLDPRESS_USAGE names
+(tests/support/usage.py reads them). Other processes leave nothing.
+"""
+
+import atexit
+import json
+import os
+import sys
+import time
+
+_STARTED = time.time()
+
+
+def _note() -> None:
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    text = json.dumps(
+        {
+            "stage": sys.orig_argv[3],
+            "start_s": _STARTED,
+            "stop_s": time.time(),
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "peak_rss_bytes": used.ru_maxrss * 1024,
+            "disk_read_bytes": used.ru_inblock * 512,
+            "disk_write_bytes": used.ru_oublock * 512,
+        }
+    )
+    with open(os.path.join(os.environ["COLDPRESS_USAGE"], f"{os.getpid()}.json"), "w") as file:
+        file.write(text)
+
+
+if "COLDPRESS_USAGE" in os.environ and sys.orig_argv[1:3] == ["-m", "compiler"] and len(sys.orig_argv) > 3:
+    atexit.register(_note)
