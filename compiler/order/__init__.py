@@ -47,7 +47,7 @@ class OrderConfig(Record):
         default=None, description="calibration tokens to use, evenly spread; without it all of them"
     )
     search_tokens: PositiveCount = Field(
-        default=8192, description="tokens that a search looks at, evenly spread; counts are always of all"
+        default=4096, description="tokens whose cache misses a search looks at, the last ones; other counts are of all"
     )
     counting: Literal["cpu", "gpu"] = Field(default="cpu", description="where co-activation is counted: cpu or gpu")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from compiler.order._coactivation import gpu_pair_counts, pair_counts
 from compiler.order._misses import read_bits
-from compiler.order._seconds import Modelled, gap_candidates, modelled, token_seconds
+from compiler.order._seconds import Modelled, gap_candidates, least_seconds, modelled
 from schemas.device import Flash
 
 JUDGED_SHARE = 1 / 8
@@ -33,7 +33,7 @@ class Problem:
     unit_bytes: int
     flash: Flash
     search_tokens: int
-    """Tokens that a search may look at, evenly spread; counts are always of all."""
+    """Tokens at the end that `missed` looks at; other counts are of all."""
     seed: int = 0
     threads: int = 1
     gpu: bool = False
@@ -73,13 +73,16 @@ class Problem:
         return replace(self, bits=np.ascontiguousarray(self.bits[:, : num_tokens // 8]), num_tokens=num_tokens)
 
     @cached_property
-    def reads(self) -> np.ndarray:
-        """Packed like `bits`: the activations that flash is read for, the cache starting empty."""
-        return read_bits(self.bits, self.num_tokens, self.pinned, self.cache, self.cache_slots)
+    def missed(self) -> "Problem":
+        """The last `search_tokens` tokens, with the activations only that flash is read for; the cache starts empty."""
+        first = max(0, self.num_tokens - self.search_tokens) // 8
+        num_tokens = self.num_tokens - 8 * first
+        bits = read_bits(self.bits[:, first:], num_tokens, self.pinned, self.cache, self.cache_slots)
+        return replace(self, bits=bits, num_tokens=num_tokens, cache_slots=0)
 
     @cached_property
     def judged_reads(self) -> np.ndarray:
-        """`reads` on the tokens at the end; the cache is warmed up on as many before them, where there are so many."""
+        """What flash is read for on the tokens at the end, packed like `bits`; as many before them fill the cache."""
         warm = max(0, self.num_tokens - 2 * self.num_judged) // 8
         tokens = self.num_tokens - 8 * warm
         found = read_bits(self.bits[:, warm:], tokens, self.pinned, self.cache, self.cache_slots)
@@ -96,8 +99,5 @@ class Problem:
 
     @property
     def least_seconds(self) -> float:
-        """What no order beats on the tokens at the end: each token's units side by side, in one read."""
-        wanted = np.unpackbits(self.judged_reads, axis=1, count=self.num_judged).sum(axis=0, dtype=np.int64)
-        page_bytes = self.flash.page_bytes.value
-        read_bytes = -(-wanted * self.unit_bytes // page_bytes) * page_bytes
-        return float(token_seconds(self.flash, np.minimum(wanted, 1), read_bytes).mean())
+        """What no order beats on the tokens at the end."""
+        return least_seconds(self.judged_reads, self.num_judged, self.unit_bytes, self.flash)

@@ -4,20 +4,19 @@ Each is fitted on the tokens before and judged by the modelled flash seconds of 
 collapse gap that suits it best. Algorithm 1 as published (ripple) is kept unless another one beats it by MARGIN: what
 noise on a thousand tokens would decide is decided in its favour. Where it wins it is fitted again on all tokens.
 
-Candidates are those that have won anywhere (EXPERIMENTS.md): ripple, frequency, cold, and collapse, which starts from
-cold. There is headroom where few units are active, DRAM keeps some of them, and reads are shorter than the gap that
-costs as much as a read; none is left where a layer is read within one latency, where the bytes that are needed anyway
-take longest, or where most units are active on every token.
+Candidates are those that have won anywhere (EXPERIMENTS.md): ripple, frequency, misses, and collapse, which starts from
+misses. There is headroom where DRAM keeps some units and reads are shorter than the gap that costs as much as a read;
+none is left where a layer is read within one latency or the bytes that are needed anyway take longest.
 """
 
 import numpy as np
 
-from compiler.order import cold, collapse, frequency, ripple
+from compiler.order import collapse, frequency, misses, ripple
 from compiler.order._problem import Problem
 
 LEAST_JUDGED_TOKENS = 64
-MARGIN = 0.005
-"""Share of ripple's seconds that another order must save on the tokens at the end."""
+MARGIN = 0.02
+"""Share of ripple's seconds that another order must save on the tokens at the end: what another text may take back."""
 
 
 def arrange(problem: Problem) -> np.ndarray:
@@ -43,11 +42,12 @@ def choose(problem: Problem) -> tuple[str, np.ndarray]:
 
 
 def _rivals(problem: Problem) -> dict[str, np.ndarray]:
-    """Orders made without the tokens at the end; cold is ripple, and no rival, where nothing is pinned."""
+    """Orders made without the tokens at the end, which only say how dear a gap is."""
     fitting = problem.fitting
-    start = cold.arrange(fitting)
-    orders = {"frequency": frequency.arrange(fitting)}
-    if problem.pinned.any():
-        orders["cold"] = start
+    start = misses.arrange(fitting)
     gap_bytes = problem.judge(start).gap_bytes
-    return orders | {"collapse": collapse.refine(fitting, start, collapse.gap_cost(problem, gap_bytes))}
+    return {
+        "frequency": frequency.arrange(fitting),
+        "misses": start,
+        "collapse": collapse.refine(fitting.missed, start, collapse.gap_cost(problem, gap_bytes)),
+    }

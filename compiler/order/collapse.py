@@ -7,13 +7,13 @@ units with a gap between them cost the gap's bytes or one more read, whichever i
 Order and gap are chosen together. The device takes the longer of reads / IOPS and bytes / bandwidth; under the best
 gap g of an order both are about balanced, and then a byte is worth 1 / g reads, to which comes a page for rounding out
 where units are no whole pages. That is the price of a gap in the search (_search.py), which starts from Algorithm 1
-over the units left on flash (order/cold.py). It looks at activations, cached or not: misses alone are too few to learn
-from (order/misses.py).
+over what the plan's cache misses (order/misses.py) and looks at the misses only: at the density of top-k methods that
+is worth several times what the search gains on all activations (EXPERIMENTS.md).
 """
 
 import numpy as np
 
-from compiler.order import cold
+from compiler.order import misses
 from compiler.order._coactivation import to_words
 from compiler.order._friends import nearest_friends
 from compiler.order._problem import Problem
@@ -24,8 +24,8 @@ NUM_FRIENDS = 8
 
 def arrange(problem: Problem) -> np.ndarray:
     """The order on flash, int32 [num_units]; pinned units last, by id."""
-    start = cold.arrange(problem)
-    return refine(problem, start, gap_cost(problem, problem.judge(start).gap_bytes))
+    start = misses.arrange(problem)
+    return refine(problem.missed, start, gap_cost(problem, problem.judge(start).gap_bytes))
 
 
 def gap_cost(problem: Problem, gap_bytes: int) -> float:
@@ -45,12 +45,5 @@ def refine(problem: Problem, start: np.ndarray, gap_cost: float) -> np.ndarray:
     place_of[units] = np.arange(units.size)
     order = place_of[start[: units.size]]
     visits = np.random.default_rng(problem.seed).permutation(units.size)
-    improve(to_words(_sample(problem)[units]), order, friends, gap_cost, visits)
+    improve(to_words(problem.bits[units]), order, friends, gap_cost, visits)
     return problem.with_pinned_last(units[order])
-
-
-def _sample(problem: Problem) -> np.ndarray:
-    """At most `search_tokens` tokens, whole bytes of eight, evenly spread."""
-    num_bytes = problem.bits.shape[1]
-    step = max(1, -(-num_bytes * 8 // problem.search_tokens))
-    return np.ascontiguousarray(problem.bits[:, ::step])

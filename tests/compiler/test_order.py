@@ -93,7 +93,7 @@ def test_the_record_says_what_the_order_costs(tmp_path: Path) -> None:
     costs = {cost.gap_bytes: cost.flash_s_per_token for cost in entry.gap_costs}
     assert entry.flash_s_per_token == costs[judged.gap_bytes] == judged.seconds == min(costs.values())
     assert entry.flash_s_per_token > 0
-    assert entry.heuristic in ("ripple", "frequency", "cold", "collapse")
+    assert entry.heuristic in ("ripple", "frequency", "misses", "collapse")
 
 
 def test_tokens_are_left_out_only_where_that_is_asked_for(tmp_path: Path) -> None:

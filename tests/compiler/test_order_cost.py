@@ -92,7 +92,7 @@ def test_misses_are_those_of_the_runtime_s_cache(policy: str, num_slots: int, nu
 def test_judged_reads_are_the_end_of_all_reads_where_the_warm_up_fills_the_cache() -> None:
     active = np.random.default_rng(3).random((80, 4000)) < 0.3
     problem = problem_of(active, (1, 5, 9), cache="lru", cache_slots=12)
-    everything = np.unpackbits(problem.reads, axis=1, bitorder="little")
+    everything = np.unpackbits(problem.missed.bits, axis=1, bitorder="little")
     judged = np.unpackbits(problem.judged_reads, axis=1, bitorder="little")
     assert judged.shape[1] == problem.num_judged == 504
     assert (judged == everything[:, -504:]).all()

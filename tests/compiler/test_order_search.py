@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 from compiler.order import _search, closest_friend, cold, collapse, jaccard, lift, misses, ripple
 from compiler.order._coactivation import pair_counts, to_words
 from compiler.order._friends import nearest_friends
+from compiler.order._misses import read_bits
 from compiler.order._search import SCALE, gap_step, improve, total_cost
 from compiler.order._weights import HIGHEST
 from compiler.order._weights import jaccard as jaccard_weights
@@ -103,16 +104,22 @@ def test_a_gap_costs_its_share_of_the_best_gap() -> None:
     assert collapse.gap_cost(problem_of(active, unit_bytes=4096), 0) == 1.0
 
 
-def test_the_search_looks_at_as_many_tokens_as_it_may() -> None:
-    """Tokens beyond `search_tokens` change friends only; they are thinned out evenly, eight at a time."""
+def test_the_search_looks_at_what_the_last_tokens_miss() -> None:
+    """Friends, start and search know the misses of `search_tokens` tokens at the end, and nothing of others."""
     active = topical(60, 640, 5)
-    problem = problem_of(active, search_tokens=320)
-    start = cold.arrange(problem)
-    kept = active.reshape(60, 80, 8)[:, ::2].reshape(60, 320)
-    order = start.astype(np.int64)
-    friends = nearest_friends(problem.counts, problem.totals, np.arange(60, dtype=np.int32), collapse.NUM_FRIENDS)
-    improve(to_words(pack(kept)), order, friends, 0.2, np.random.default_rng(problem.seed).permutation(60))
-    assert collapse.refine(problem, start, 0.2).tolist() == order.tolist()
+    pinned = hottest(active, 6)
+    problem = problem_of(active, pinned, search_tokens=320, cache="lru", cache_slots=10)
+    bits = read_bits(pack(active[:, 320:]), 320, problem.pinned, "lru", 10)
+    assert (problem.missed.bits == bits).all()
+    units, counts = problem.left_on_flash, pair_counts(bits, 320)
+    start = misses.arrange(problem)
+    assert start[:54].tolist() == ripple.join_links(counts, units).tolist()
+    order = np.searchsorted(units, start[:54])
+    friends = nearest_friends(counts, np.bitwise_count(bits).sum(axis=1), units, collapse.NUM_FRIENDS)
+    gap_cost = collapse.gap_cost(problem, problem.judge(start).gap_bytes)
+    visits = np.random.default_rng(problem.seed).permutation(54)
+    assert improve(to_words(bits[units]), order, friends, gap_cost, visits) > 0
+    assert collapse.arrange(problem)[:54].tolist() == units[order].tolist()
 
 
 def test_friends_share_the_most_tokens() -> None:
@@ -169,7 +176,7 @@ def test_misses_are_joined_by_what_the_cache_does_not_hold() -> None:
     active = topical(60, 400, 5)
     problem = problem_of(active, hottest(active, 6), cache="lru", cache_slots=20)
     units = problem.left_on_flash
-    counts = pair_counts(problem.reads, 400)
+    counts = pair_counts(problem.missed.bits, 400)
     assert (counts <= pair_counts(problem.bits, 400))[np.triu_indices(60, 1)].all()
     assert misses.arrange(problem)[:54].tolist() == ripple.join_links(counts, units).tolist()
     assert misses.arrange(problem).tolist() != cold.arrange(problem).tolist()

@@ -37,7 +37,7 @@ def problem_of(active: np.ndarray, pinned: tuple[int, ...] = (), **changes: Any)
     """An ordering problem from bool [num_units, num_tokens]: no cache, units of a page; `changes` are its fields."""
     mask = np.zeros(len(active), bool)
     mask[list(pinned)] = True
-    values: dict[str, Any] = {"cache": "static", "cache_slots": 0, "unit_bytes": 4096, "search_tokens": 8192}
+    values: dict[str, Any] = {"cache": "static", "cache_slots": 0, "unit_bytes": 4096, "search_tokens": 4096}
     values["flash"] = device_of().flash
     return Problem(bits=pack(active), num_tokens=active.shape[1], pinned=mask, **(values | changes))
 

@@ -1,0 +1,250 @@
+"""What each order of flash is worth in modelled seconds on text it was not made from, and what finding it takes.
+
+`python -m tests.benchmarks.order [--sources planted real] [--no-timing]`. Fitted on calibration text (`auto` and the
+collapse gap are decided on its end), counted on the same text further on and on another one, for a phone and a PC, fp16
+and int4, given the same pinned units and the same cache: DRAM for three eighths of the units, about what half of a 7B
+model's size leaves for them, half of it for the hottest, half for the runtime's lru cache. A case is a section of a
+model on a device in a format on a text; gain = device seconds of ripple over those of auto. `median_gain_break_even`
+has the gap of peak bandwidth over IOPS instead. The times are of planted layers, side by side on both cores, given the
+counts of pairs; counting is reported beside them.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from compiler.cost_model import unit_bytes
+from compiler.order import auto, ripple
+from compiler.order._coactivation import adjacent_share
+from compiler.order._problem import Problem
+from compiler.order._seconds import least_seconds, modelled
+from compiler.profiles import load_device
+from runtime._plugins import load
+from schemas.device import DeviceProfile, Flash
+from schemas.families import FormatName
+from tests.benchmarks._order_sources import Source, Text, planted_sources, real_sources
+from tests.benchmarks._report import finish, show
+from tests.support.data import ROOT
+
+BASELINES = ("structural", "frequency", "ripple", "jaccard", "lift", "closest_friend", "cold", "misses")
+DEPENDS_ON_FLASH = ("collapse", "auto")
+ORDERS = (*BASELINES, *DEPENDS_ON_FLASH)
+DEVICES = ("pixel6", "pc-high")
+FORMATS: tuple[FormatName, ...] = ("fp16", "int4_group32")
+SOURCES: dict[str, Callable[[], Iterator[Source]]] = {"planted": planted_sources, "real": real_sources}
+PINNED_SHARE = CACHED_SHARE = 3 / 16
+HEADROOM = 1.05
+"""Ripple's time over the least that any order could take, from which a gain of 1.05 is possible at all."""
+THREADS = NUM_TIMED_LAYERS = 2
+MODEL_LAYERS = 32
+COLUMNS = ("source", "device", "format", "text", "order", "adjacent", "reads", "KiB", "ms", "ms at break-even", "gain")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One order in one case, per token of one layer."""
+
+    model: str
+    family: str
+    density: str
+    device: str
+    format: str
+    text: str
+    order: str
+    adjacent_weight: float
+    """Share of activations beside another."""
+    reads: float
+    read_bytes: float
+    ms: float
+    """Under the collapse gap that was best at the end of the calibration text."""
+    ms_break_even: float
+    least_ms: float
+    """What no order beats: each token's units side by side, in one read."""
+    chosen: str
+    """Whose order it is."""
+
+    @property
+    def case(self) -> tuple[str, ...]:
+        """What is compared."""
+        return (self.model, self.family, self.density, self.device, self.format, self.text)
+
+
+def problem_of(source: Source, text: Text, flash: Flash, size_bytes: int) -> Problem:
+    """The stage's problem for a text, with what the fitted text pins."""
+    num_units = len(source.fit.bits)
+    activations = np.bitwise_count(source.fit.bits).sum(axis=1, dtype=np.int64)
+    pinned = np.zeros(num_units, bool)
+    pinned[np.argsort(-activations, kind="stable")[: round(PINNED_SHARE * num_units)]] = True
+    return Problem(
+        bits=text.bits,
+        num_tokens=text.num_tokens,
+        pinned=pinned,
+        cache="lru",
+        cache_slots=round(CACHED_SHARE * num_units),
+        unit_bytes=size_bytes,
+        flash=flash,
+        search_tokens=4096,
+        threads=THREADS,
+    )
+
+
+def on_flash(problem: Problem, flash: Flash, size_bytes: int) -> Problem:
+    """The same problem on another device; what was found without looking at it is kept."""
+    found = replace(problem, flash=flash, unit_bytes=size_bytes)
+    for name in ("counts", "totals", "judged_reads"):
+        if name in problem.__dict__:
+            found.__dict__[name] = problem.__dict__[name]
+    for name in ("fitting", "missed"):
+        if name in problem.__dict__:
+            found.__dict__[name] = on_flash(problem.__dict__[name], flash, size_bytes)
+    return found
+
+
+def rows_of(source: Source) -> Iterator[Row]:
+    """All orders on all devices, formats and texts."""
+    devices = [load_device(ROOT / "profiles" / "devices" / f"{name}.yaml") for name in DEVICES]
+    base = problem_of(source, source.fit, devices[0].flash, 1)
+    # found once, for all devices
+    _ = base.counts, base.judged_reads, base.missed.counts, base.fitting.counts, base.fitting.missed.counts
+    fixed = {name: load("compiler.order", name).arrange(base) for name in BASELINES}
+    later = {name: later_reads(source, text, devices[0].flash) for name, text in source.tests.items()}
+    for device in devices:
+        for format_name in FORMATS:
+            problem = on_flash(base, device.flash, unit_bytes(source.family, source.spec, format_name))
+            orders = {name: (name, order) for name, order in fixed.items()}
+            orders |= {"collapse": ("collapse", load("compiler.order", "collapse").arrange(problem))}
+            orders |= {"auto": auto.choose(problem)}
+            for name, (chosen, order) in orders.items():
+                case = [source, problem, device, format_name, problem.judge(order).gap_bytes]
+                for text, reads in later.items():
+                    yield row_of(*case, text, reads, name, chosen, order)
+
+
+def later_reads(source: Source, text: Text, flash: Flash) -> Text:
+    """What flash is read for in the second half of a text; the cache is warmed up on the first."""
+    reads = problem_of(source, text, flash, 1).missed.bits
+    half = text.num_tokens // 16
+    return Text(np.ascontiguousarray(reads[:, half:]), text.num_tokens - 8 * half)
+
+
+def row_of(
+    source: Source,
+    problem: Problem,
+    device: DeviceProfile,
+    format_name: str,
+    gap_bytes: int,
+    text: str,
+    reads: Text,
+    name: str,
+    chosen: str,
+    order: np.ndarray,
+) -> Row:
+    """One row, under a gap that was chosen before."""
+    even = int(device.flash.bytes_per_s // device.flash.iops)
+    gaps = sorted({gap_bytes, even})
+    costs = modelled(reads.bits, reads.num_tokens, order, problem.unit_bytes, device.flash, np.array(gaps))
+    by_gap = {cost.gap_bytes: cost for cost in costs}
+    cost = by_gap[gap_bytes]
+    return Row(
+        model=source.model,
+        family=source.family,
+        density=source.density,
+        device=device.name,
+        format=format_name,
+        text=text,
+        order=name,
+        adjacent_weight=adjacent_share(source.tests[text].bits, order),
+        reads=cost.reads,
+        read_bytes=cost.read_bytes,
+        ms=1e3 * cost.seconds,
+        ms_break_even=1e3 * by_gap[even].seconds,
+        least_ms=1e3 * least_seconds(reads.bits, reads.num_tokens, problem.unit_bytes, device.flash),
+        chosen=chosen,
+    )
+
+
+def gains(rows: list[Row], order: str, key: str = "ms") -> dict[tuple[str, ...], float]:
+    """Seconds of ripple over those of `order`, by case; 1 where neither reads anything."""
+    seconds: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows:
+        seconds.setdefault(row.case, {})[row.order] = getattr(row, key)
+    return {case: found["ripple"] / found[order] if found[order] else 1.0 for case, found in seconds.items()}
+
+
+def timed(work: Callable[[Problem], Any], problems: list[Problem]) -> float:
+    """Seconds for all layers of a model of MODEL_LAYERS, from some of them side by side."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, problems))
+    return (time.perf_counter() - start) * MODEL_LAYERS / len(problems)
+
+
+def times() -> dict[str, float]:
+    """What orders take at Mistral-7B's size, as the stage makes them: int4 on a phone, a layer per core."""
+    flash = load_device(ROOT / "profiles" / "devices" / f"{DEVICES[0]}.yaml").flash
+    source = next(found for found in planted_sources() if found.density == "10%")
+    size_bytes = unit_bytes(source.family, source.spec, "int4_group32")
+    problem = replace(problem_of(source, source.fit, flash, size_bytes), threads=1)
+    problems = [replace(problem, seed=layer) for layer in range(NUM_TIMED_LAYERS)]
+    auto.choose(replace(problem, bits=problem.bits[:512], pinned=problem.pinned[:512]))  # compiles
+    counting_s = timed(lambda layer: (layer.counts, layer.fitting.counts), problems)
+    ripple_s = timed(ripple.arrange, problems)
+    return {
+        "ripple_s_32_layers": ripple_s,
+        "ours_s_32_layers": timed(auto.choose, problems),
+        "counting_s_32_layers": counting_s,
+    }
+
+
+def main() -> None:
+    """Prints the table and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sources", nargs="+", choices=list(SOURCES), default=list(SOURCES))
+    parser.add_argument("--no-timing", action="store_true", help="leave the times out")
+    arguments = parser.parse_args()
+    figures = {} if arguments.no_timing else times()
+    sources = chain.from_iterable(SOURCES[name]() for name in arguments.sources)
+    rows = [row for source in sources for row in rows_of(source)]
+    by_order = {order: gains(rows, order) for order in ORDERS}
+    cells = [cells_of(row, by_order[row.order][row.case]) for row in rows]
+    show("per token of one layer, on text not fitted", COLUMNS, cells)
+    show("gain over ripple", ["order", "worst", "median", "best"], [summary(name, by_order[name]) for name in ORDERS])
+    found = by_order["auto"].values()
+    open_cases = {row.case for row in rows if row.order == "ripple" and row.ms > HEADROOM * row.least_ms}
+    finish(
+        figures
+        | {
+            "median_gain": median(found),
+            "worst_gain": min(found),
+            "median_gain_break_even": median(gains(rows, "auto", "ms_break_even").values()),
+            "worst_gain_break_even": min(gains(rows, "auto", "ms_break_even").values()),
+            "median_gains": {name: median(by_order[name].values()) for name in ORDERS},
+            "cases": len(found),
+            "cases_with_headroom": len(open_cases),
+            "median_gain_with_headroom": median(by_order["auto"][case] for case in open_cases) if open_cases else 1.0,
+            "rows": [vars(row) for row in rows],
+        }
+    )
+
+
+def cells_of(row: Row, gain: float) -> list[object]:
+    """A line of the first table."""
+    order = row.order if row.order == row.chosen else f"{row.order}: {row.chosen}"
+    case = [f"{row.model} {row.family} {row.density}", row.device, row.format, row.text, order]
+    return [*case, row.adjacent_weight, row.reads, row.read_bytes / 1024, row.ms, row.ms_break_even, gain]
+
+
+def summary(name: str, found: dict[tuple[str, ...], float]) -> list[object]:
+    """A line of the second table."""
+    return [name, min(found.values()), median(found.values()), max(found.values())]
+
+
+if __name__ == "__main__":
+    main()
