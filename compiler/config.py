@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS: dict[str, Any] = {
     "method": "auto",
     "format": "int4_group32",
-    "order": "ripple",
+    "order": "auto",
     "place": "pulp_highs",
     "cache": "lru",
     "distill": False,

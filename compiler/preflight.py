@@ -45,7 +45,7 @@ class PreflightConfig(Record):
     dram_budget: int | str = Field(description="DRAM in bytes, as 3GB, or as a percentage of the dense footprint")
     context_length: PositiveCount = Field(description="tokens that the KV cache holds")
     cache: str = Field(default="lru", description="cache policy of the artifact")
-    order: str = Field(default="ripple", description="ordering heuristic")
+    order: str = Field(default="auto", description="ordering heuristic")
     place: str = Field(default="pulp_highs", description="placement solver")
     distill: bool = Field(default=False, description="whether the model is distilled")
     calibration_tokens: PositiveCount = Field(description="calibration tokens that were asked for")

@@ -39,7 +39,7 @@ class OrderConfig(Record):
     """Settings of `order`."""
 
     heuristic: str = Field(
-        default="ripple", description="a file of compiler/order, such as auto, collapse, ripple or frequency"
+        default="auto", description="a file of compiler/order, such as auto, ripple, collapse or frequency"
     )
     cache: str = Field(default="lru", description="cache policy that will manage the DRAM not pinned")
     seed: int = Field(default=0, ge=0, description="seed of heuristics that draw; each layer derives its own")

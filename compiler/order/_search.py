@@ -23,9 +23,9 @@ SCALE = 1 << 20
 LAST_GAIN = 5e-4
 """A sweep that lowers the cost by a smaller share is the last one of its kind."""
 LONGEST_SEGMENT = 3
-MAX_WORDS = 3 << 30
-"""Words of activations that a search may look at, a bound on its time that is the same on every machine: a few seconds.
-One sweep over 14,336 units takes about a twelfth of it at 8,192 tokens and a reach of 8."""
+MAX_WORDS = 1 << 30
+"""Words of activations that a search may look at, a bound on its time that is the same on every machine: about a second.
+One sweep over 14,336 units takes about a quarter of it at 4,096 tokens and a reach of 8."""
 
 
 def gap_step(gap_cost: float) -> int:

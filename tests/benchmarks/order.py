@@ -5,14 +5,16 @@ collapse gap are decided on its end), counted on the same text further on and on
 and int4, given the same pinned units and the same cache: DRAM for three eighths of the units, about what half of a 7B
 model's size leaves for them, half of it for the hottest, half for the runtime's lru cache. A case is a section of a
 model on a device in a format on a text; gain = device seconds of ripple over those of auto. `median_gain_break_even`
-has the gap of peak bandwidth over IOPS instead. The times are of planted layers, side by side on both cores, given the
-counts of pairs; counting is reported beside them.
+has the gap of peak bandwidth over IOPS instead. The times are of planted layers, a job on
+each of two cores, given the counts of pairs; counting is reported beside them.
 """
 
 import argparse
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
@@ -22,7 +24,7 @@ import numpy as np
 
 from compiler.cost_model import unit_bytes
 from compiler.order import auto, ripple
-from compiler.order._coactivation import adjacent_share
+from compiler.order._coactivation import adjacent_share, dense_pair_counts, sparse_pair_counts
 from compiler.order._problem import Problem
 from compiler.order._seconds import least_seconds, modelled
 from compiler.profiles import load_device
@@ -42,7 +44,7 @@ SOURCES: dict[str, Callable[[], Iterator[Source]]] = {"planted": planted_sources
 PINNED_SHARE = CACHED_SHARE = 3 / 16
 HEADROOM = 1.05
 """Ripple's time over the least that any order could take, from which a gain of 1.05 is possible at all."""
-THREADS = NUM_TIMED_LAYERS = 2
+CORES = 2
 MODEL_LAYERS = 32
 COLUMNS = ("source", "device", "format", "text", "order", "adjacent", "reads", "KiB", "ms", "ms at break-even", "gain")
 
@@ -91,7 +93,7 @@ def problem_of(source: Source, text: Text, flash: Flash, size_bytes: int) -> Pro
         unit_bytes=size_bytes,
         flash=flash,
         search_tokens=4096,
-        threads=THREADS,
+        threads=CORES,
     )
 
 
@@ -178,29 +180,42 @@ def gains(rows: list[Row], order: str, key: str = "ms") -> dict[tuple[str, ...],
     return {case: found["ripple"] / found[order] if found[order] else 1.0 for case, found in seconds.items()}
 
 
-def timed(work: Callable[[Problem], Any], problems: list[Problem]) -> float:
-    """Seconds for all layers of a model of MODEL_LAYERS, from some of them side by side."""
-    start = time.perf_counter()
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(work, problems))
-    return (time.perf_counter() - start) * MODEL_LAYERS / len(problems)
+def compile_loops(problem: Problem) -> None:
+    """Calls on some of the units whatever an order may need: a process compiles once, not once per layer."""
+    few = replace(problem, bits=problem.bits[:2048], pinned=problem.pinned[:2048], cache_slots=512)
+    for bits in (few.bits, few.missed.bits):
+        dense_pair_counts(bits, few.num_tokens)
+        sparse_pair_counts(bits, few.num_tokens)
+    for name in ("ripple", "collapse", "auto"):
+        load("compiler.order", name).arrange(few)
 
 
-def times() -> dict[str, float]:
-    """What orders take at Mistral-7B's size, as the stage makes them: int4 on a phone, a layer per core."""
+def layer_times(seed: int) -> dict[str, float]:
+    """Seconds for one layer of Mistral-7B's size, in int4 on a phone, on one core, as in a job of the stage."""
     flash = load_device(ROOT / "profiles" / "devices" / f"{DEVICES[0]}.yaml").flash
     source = next(found for found in planted_sources() if found.density == "10%")
     size_bytes = unit_bytes(source.family, source.spec, "int4_group32")
-    problem = replace(problem_of(source, source.fit, flash, size_bytes), threads=1)
-    problems = [replace(problem, seed=layer) for layer in range(NUM_TIMED_LAYERS)]
-    auto.choose(replace(problem, bits=problem.bits[:512], pinned=problem.pinned[:512]))  # compiles
-    counting_s = timed(lambda layer: (layer.counts, layer.fitting.counts), problems)
-    ripple_s = timed(ripple.arrange, problems)
-    return {
-        "ripple_s_32_layers": ripple_s,
-        "ours_s_32_layers": timed(auto.choose, problems),
-        "counting_s_32_layers": counting_s,
+    problem = replace(problem_of(source, source.fit, flash, size_bytes), threads=1, seed=seed)
+    compile_loops(problem)
+    work: dict[str, Callable[[], Any]] = {
+        "counting": lambda: (problem.counts, problem.fitting.counts),
+        "ripple": lambda: ripple.arrange(problem),
+        "ours": lambda: auto.choose(problem),
     }
+    found = {}
+    for name, what in work.items():
+        start = time.perf_counter()
+        what()
+        found[f"{name}_s_{MODEL_LAYERS}_layers"] = time.perf_counter() - start
+    return found
+
+
+def times() -> dict[str, float]:
+    """Seconds for all layers of a model of MODEL_LAYERS: one job per core, each with its share of the layers."""
+    command = [sys.executable, "-m", "tests.benchmarks.order", "--layer"]
+    jobs = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(CORES)]
+    found = [json.loads(job.communicate()[0]) for job in jobs]
+    return {key: max(layer[key] for layer in found) * MODEL_LAYERS / CORES for key in found[0]}
 
 
 def main() -> None:
@@ -208,7 +223,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", nargs="+", choices=list(SOURCES), default=list(SOURCES))
     parser.add_argument("--no-timing", action="store_true", help="leave the times out")
+    parser.add_argument("--layer", type=int, metavar="SEED", help="print one layer's times and nothing else")
     arguments = parser.parse_args()
+    if arguments.layer is not None:
+        print(json.dumps(layer_times(arguments.layer)))
+        return
     figures = {} if arguments.no_timing else times()
     sources = chain.from_iterable(SOURCES[name]() for name in arguments.sources)
     rows = [row for source in sources for row in rows_of(source)]
