@@ -15,9 +15,10 @@ from compiler._hub import HUB_ID, snapshot
 from compiler._json import read_object
 from compiler._source_config import checked_config
 from compiler.checkpoint import MAX_CONFIG_BYTES
-from compiler.cost_model import parse_bytes, parse_share
+from compiler.cost_model import parse_share
 from compiler.profiles import device_file, load_device, load_model, model_names
 from runtime import _plugins
+from runtime._quantities import parse_bytes
 from schemas.config import NAME_PATTERN, BuildConfig, BuildRequest, ModelReference, Settings
 from schemas.errors import ColdpressError, UnknownNameError
 from schemas.families import Method

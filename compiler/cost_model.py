@@ -10,15 +10,13 @@ import re
 from dataclasses import dataclass
 
 from runtime._plugins import load
+from runtime._quantities import parse_bytes
 from runtime.budget import kv_cache_bytes
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices
 from schemas.model import MLP_ROLES, Model, ModelSpec
 
-UNITS = {"B": 1}
-UNITS |= {f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}
-UNITS |= {f"{prefix}IB": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
 READ_BUFFER_SHARE = 0.125
@@ -28,22 +26,6 @@ MIN_STAGING_SLOTS = 8
 
 
 # Text -> bytes
-
-
-def parse_bytes(value: int | str) -> int:
-    """Bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); upper and lower case are the same.
-
-    Raises:
-        ColdpressError: if it is neither, or is not at least one byte.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
-    unit = UNITS.get((match[2] or "B").upper()) if match else None
-    if match is None or unit is None:
-        raise ColdpressError(f"'{value}' is not an amount of memory; write bytes, or a number with {_known_units()}")
-    found = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
-    if found < 1:
-        raise ColdpressError(f"'{value}' is less than one byte; give a positive amount of memory")
-    return found
 
 
 def parse_share(value: int | str) -> float | None:
@@ -65,10 +47,6 @@ def budget_bytes(budget: int | str, dense_bytes: int) -> int:
     """A DRAM budget in bytes; a percentage is a share of `dense_bytes` (see `dense_footprint_bytes`)."""
     share = parse_share(budget)
     return parse_bytes(budget) if share is None else max(1, math.floor(share * dense_bytes))
-
-
-def _known_units() -> str:
-    return ", ".join(name.replace("IB", "iB") for name in UNITS)
 
 
 # Bytes of tensors

@@ -16,8 +16,8 @@ import yaml
 
 from compiler import _host
 from compiler._io import replacing, save_record
-from compiler.cost_model import parse_bytes
 from compiler.profiles import device_file, load_device
+from runtime._quantities import parse_bytes
 from schemas.device import DeviceProfile, Figure, Flash, ReadPoint
 from schemas.errors import ColdpressError
 

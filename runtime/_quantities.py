@@ -9,13 +9,13 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: int | str) -> int:
     """Bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); upper and lower case are the same.
 
     Raises:
         ColdpressError: if it is neither, or is not at least one byte.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
     units = {name.upper(): size for name, size in UNITS.items()}
     unit = units.get((match[2] or "B").upper()) if match else None
     if match is None or unit is None:

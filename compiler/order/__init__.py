@@ -17,8 +17,8 @@ from pydantic import Field
 
 from compiler._cache_slots import planned_slots, section_of
 from compiler._io import Workspace, load_arrays
+from compiler._signals import adjacent_share
 from compiler.cost_model import unit_bytes
-from compiler.order._coactivation import adjacent_share
 from compiler.order._problem import Problem
 from runtime._plugins import load
 from schemas.activations import Activations, FamilyStatistics
@@ -161,7 +161,7 @@ def _order_family(inputs: Inputs, layer: int, family: FamilyName, work: Workspac
         family=family,
         heuristic=bytes(found["heuristic"]).decode(),
         arrays=arrays,
-        adjacent_coactivation=adjacent_share(bits, found["order"]),
+        adjacent_coactivation=adjacent_share(bits[found["order"]]),
         gap_costs=tuple(
             GapCost(gap_bytes=gap_bytes, flash_s_per_token=seconds)
             for gap_bytes, seconds in zip(found["gap_bytes"].tolist(), found["gap_flash_s"].tolist(), strict=True)

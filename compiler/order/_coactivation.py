@@ -95,17 +95,6 @@ def gpu_pair_counts(bits: np.ndarray, num_tokens: int) -> np.ndarray:
     return counts.to(kind).cpu().numpy()
 
 
-def adjacent_share(bits: np.ndarray, order: np.ndarray) -> float:
-    """Share of all activations whose flash neighbour, before or behind, is active on the same token; 0 without any."""
-    rows = to_words(bits)[order]
-    together = rows[:-1] & rows[1:]
-    beside = np.zeros_like(rows)
-    beside[1:] |= together
-    beside[:-1] |= together
-    total = int(np.bitwise_count(rows).sum(dtype=np.int64))
-    return int(np.bitwise_count(beside).sum(dtype=np.int64)) / total if total else 0.0
-
-
 def _empty_counts(num_units: int, num_tokens: int) -> np.ndarray:
     return np.zeros((num_units, num_units), np.uint16 if num_tokens < 1 << 16 else np.uint32)
 

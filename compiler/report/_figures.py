@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler._io import load_arrays
+from compiler._signals import adjacent_share
 from compiler.cost_model import modelled_token_seconds, tensor_bytes
 from schemas.activations import Activations, FamilyStatistics
 from schemas.device import DeviceProfile
@@ -194,13 +195,3 @@ def structural_adjacency(activations: Activations, sparsity: Sparsity) -> dict[t
         (layer, statistics.family): adjacent_share(load_arrays(statistics.arrays, "bits")["bits"])
         for layer, statistics in _counted(activations, sparsity)
     }
-
-
-def adjacent_share(bits: np.ndarray) -> float:
-    """Share of set bits with the same bit set in the row before or behind: uint8 [num_units, num_bytes] -> [0, 1]."""
-    together = bits[:-1] & bits[1:]
-    beside = np.zeros_like(bits)
-    beside[1:] |= together
-    beside[:-1] |= together
-    total = int(np.bitwise_count(bits).sum(dtype=np.int64))
-    return int(np.bitwise_count(beside).sum(dtype=np.int64)) / total if total else 0.0

@@ -26,6 +26,7 @@ from tests.support.statistics import model_of, sparsity_of
 
 FIT_TOKENS, TEST_TOKENS = 8192, 2048
 TOP_K_DENSITY = 0.5
+AS_A_7B = ", units of a 7B"
 PLANTED_DENSITIES = (0.03, 0.10, 0.50)
 PROSE = ("corpora/wikipedia/wiki_demo.txt", "corpora/wikitext-2/test.txt")
 STORIES = ("corpora/tinystories/calib.jsonl", "corpora/tinyshakespeare/input.txt")
@@ -64,7 +65,7 @@ class Source:
 def at_7b_size(source: Source) -> Source:
     """The same activations, of units as long as a 7B model's: a layer of the small ones is read within one latency."""
     spec = source.spec.model_copy(update={"hidden_size": 4096, "intermediate_size": 14336})
-    return replace(source, model=f"{source.model}, units of a 7B", spec=spec)
+    return replace(source, model=source.model + AS_A_7B, spec=spec)
 
 
 def planted_sources() -> Iterator[Source]:

@@ -8,35 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler import cost_model
-from compiler.cost_model import budget_bytes, buffers_for, parse_bytes, parse_share, stored_format
+from compiler.cost_model import budget_bytes, buffers_for, parse_share, stored_format
 from runtime._plugins import load, names
 from schemas.device import flash_seconds
 from schemas.errors import ColdpressError
 from tests.support.statistics import device_of, model_of, shapes_of
 
 FORMATS = names("runtime.quantization")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (4096, 4096),
-        ("4096", 4096),
-        ("3GB", 3 * 10**9),
-        ("3 gb", 3 * 10**9),
-        ("1.5GiB", 3 << 29),
-        ("512MiB", 512 << 20),
-        ("9007199254740993", 9007199254740993),
-    ],
-)
-def test_amounts_of_memory(text: int | str, expected: int) -> None:
-    assert parse_bytes(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "GB", "3 apples", "-1GB", "3G B", "0", "0.1", "50%", "1e9", "nan"])
-def test_what_is_no_amount_of_memory_is_named(text: str) -> None:
-    with pytest.raises(ColdpressError, match=f"^'{text}' is"):
-        parse_bytes(text)
 
 
 def test_budgets_in_percent_are_shares_of_the_dense_footprint() -> None:
@@ -47,12 +25,6 @@ def test_budgets_in_percent_are_shares_of_the_dense_footprint() -> None:
     for text in ("0%", "101%"):
         with pytest.raises(ColdpressError, match="more than 0% and at most 100%"):
             budget_bytes(text, 1000)
-
-
-@given(st.integers(1, 2**53 - 1))
-def test_whole_bytes_survive(value: int) -> None:
-    assert parse_bytes(str(value)) == value
-    assert parse_bytes(f"{value}kB") == 1000 * value
 
 
 def test_storage_rule() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from compiler._io import Workspace, load_arrays
+from compiler._signals import adjacent_share
 from compiler.order import OrderConfig
 from compiler.order import run as run_stage
-from compiler.order._coactivation import adjacent_share
 from compiler.order.ripple import arrange
 from schemas.activations import Activations
 from schemas.errors import ColdpressError, UnknownNameError
@@ -63,7 +63,7 @@ def test_stage_orders_the_layers_it_is_given(tmp_path: Path) -> None:
         active = layers[entry.layer][entry.family]
         assert (order_of(entry) == arrange(problem_of(active))).all()
         assert entry.heuristic == "ripple"
-        assert entry.adjacent_coactivation == adjacent_share(pack(active), order_of(entry))
+        assert entry.adjacent_coactivation == adjacent_share(pack(active)[order_of(entry)])
 
 
 @pytest.mark.parametrize("heuristic", ["ripple", "collapse", "auto"])

@@ -8,7 +8,6 @@ from hypothesis.extra.numpy import arrays
 
 from compiler.order import _coactivation
 from compiler.order._coactivation import (
-    adjacent_share,
     dense_pair_counts,
     gpu_pair_counts,
     num_increments,
@@ -79,11 +78,3 @@ def test_a_gpu_counts_the_same_or_is_asked_for_in_vain() -> None:
             gpu_pair_counts(pack(active), 5000)
         return
     assert (np.triu(gpu_pair_counts(pack(active), 5000), 1) == np.triu(pair_counts(pack(active), 5000), 1)).all()
-
-
-def test_adjacent_share_counts_either_neighbour() -> None:
-    active = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]], bool)
-    bits = pack(active)
-    assert adjacent_share(bits, np.array([0, 1, 2, 3])) == 4 / 6  # unit 0 and 1 on token 1, unit 2 and 3 on token 2
-    assert adjacent_share(bits, np.array([1, 2, 0, 3])) == 2 / 6  # unit 0 and 3 on token 1
-    assert adjacent_share(bits * 0, np.arange(4)) == 0.0

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compiler.order._coactivation import adjacent_share, pair_counts
+from compiler._signals import adjacent_share
+from compiler.order._coactivation import pair_counts
 from compiler.order.ripple import arrange, join_links
 from tests.support.statistics import pack, problem_of, topical
 
@@ -75,7 +76,7 @@ def test_units_that_never_fire_together_are_joined_by_id() -> None:
 def test_planted_groups_are_found() -> None:
     active = topical(400, 1000, 10)
     bits = pack(active)
-    ripple, structural = adjacent_share(bits, arrange(problem_of(active))), adjacent_share(bits, np.arange(400))
+    ripple, structural = adjacent_share(bits[arrange(problem_of(active))]), adjacent_share(bits[np.arange(400)])
     assert structural < 0.35
     assert ripple > 2 * structural
 
@@ -84,4 +85,4 @@ def test_planted_groups_are_found() -> None:
 def test_never_worse_than_the_model_s_order(seed: int) -> None:
     active = np.random.default_rng(seed).random((120, 256)) < 0.15
     bits = pack(active)
-    assert adjacent_share(bits, arrange(problem_of(active))) >= adjacent_share(bits, np.arange(120))
+    assert adjacent_share(bits[arrange(problem_of(active))]) >= adjacent_share(bits[np.arange(120)])

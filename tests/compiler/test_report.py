@@ -91,13 +91,9 @@ def test_the_budget_is_divided_without_rest(tmp_path, method):
     assert all(part.bytes > 0 for part in parts)
 
 
-def test_hot_units_and_adjacency_by_hand():
+def test_hot_units_by_hand():
     curve = _figures.FrequencyCurve(0, "neuron", np.array([0.5, 0.3, 0.1, 0.1, 0.0]))
     assert curve.hot_units == 0.4  # two of five make 0.8 of the sum 1.0
-    rows = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 1]], np.uint8)
-    packed = np.packbits(rows, axis=1, bitorder="little")
-    assert _figures.adjacent_share(packed) == 4 / 6
-    assert _figures.adjacent_share(np.zeros_like(packed)) == 0.0
 
 
 def test_the_page_stands_alone(build, tmp_path):

@@ -273,13 +273,16 @@ def test_a_console_without_unicode_still_prints(artifact):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1", 1), ("3GB", 3 * 10**9), ("1.5 GiB", 3 << 29), ("50mb", 50 * 10**6), ("0.5KiB", 512), (" 7 B ", 7)],
+    [
+        *[(3221225472, 3 << 30), ("1", 1), ("3GB", 3 * 10**9), ("1.5 GiB", 3 << 29), ("50mb", 50 * 10**6)],
+        *[("0.5KiB", 512), (" 7 B ", 7), (f"{2**53 + 1}", 2**53 + 1), (f"{2**53 + 1}kB", (2**53 + 1) * 1000)],
+    ],
 )
 def test_amounts_of_memory_are_read(text, expected):
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GB", "3XB", "-1", "1e9", "0.2", "3 GB 2"])
+@pytest.mark.parametrize("text", ["", "GB", "3XB", "-1", "1e9", "0", "0.2", "3 GB 2", "50%", "nan"])
 def test_other_texts_are_no_amount(text):
     with pytest.raises(ColdpressError, match=f"'{text}' is "):
         parse_bytes(text)
