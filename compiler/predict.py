@@ -7,6 +7,7 @@ is reached.
 """
 
 import logging
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -168,8 +169,11 @@ def _grow(
     gate = _gate(model, activations.exact_zeros, layer, config.seed)
     directions = training.main_directions(fitted, gate)
     density = float(chosen_by.active.float().mean())
+    limit = config.overprediction * density
     rank = first_rank(density, fitted.inputs.shape[1], max_rank)
     while True:
+        # no time is spent on a rank that will not do, unless there is no larger one
+        hopeless = limit / training.REST_GAIN if rank < max_rank else math.inf
         start = training.initial(rank, directions, fitted, gate)
         weights = training.train(
             start,
@@ -180,12 +184,13 @@ def _grow(
             config.target_recall,
             config.seed + layer,
             dtype,
+            hopeless,
         )
         threshold = training.choose_threshold(weights, chosen_by, config.target_recall)
         predicted = training.quality(weights, threshold, chosen_by).predicted_density
-        excess = predicted / max(config.overprediction * density, 1e-9)
-        if rank >= max_rank or excess <= 1:
+        if rank >= max_rank or predicted <= limit:
             return weights
+        excess = predicted * (training.REST_GAIN if predicted > hopeless else 1) / max(limit, 1e-9)
         rank = min(max_rank, -(-round(rank * max(GROWTH, excess)) // RANK_STEP) * RANK_STEP)
 
 

@@ -1,7 +1,9 @@
 """predict: predictors find what they are asked to find, grow where they must, and are the same bytes every time."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from schemas.predictors import Predictors
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
 
 LAYERS, HIDDEN, UNITS, TOKENS = 3, 32, 96, 1200
+STEPS = 60
 
 
 class Setting:
@@ -42,7 +45,7 @@ class Setting:
     def run(self, name: str, *layers: int, threads: int = 1, ranks: tuple[int, ...] = (32,) * LAYERS) -> Predictors:
         sparsity = sparsity_of("predictor", {"neuron": (0.15,) * LAYERS}, predictor_rank=ranks)
         work = workspace(self.folder / name)
-        return run(PredictConfig(steps=60), self.model, self.activations, sparsity, layers, work, threads)
+        return run(PredictConfig(steps=STEPS), self.model, self.activations, sparsity, layers, work, threads)
 
 
 def with_gates(folder: Path, gates: list[np.ndarray]) -> Model:
@@ -147,6 +150,31 @@ def test_training_beats_its_start(setting: Setting) -> None:
         for w in (start.rounded(), trained)
     ]
     assert density[1] < 0.8 * density[0]
+
+
+def test_a_hopeless_rank_costs_one_evaluation(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
+    """Units that fire by chance: no rank will do, and only the largest is trained to its end."""
+    rng = np.random.default_rng(0)
+    chance = copy.copy(setting)
+    chance.activations = activations_of(
+        setting.folder / "chance-activations",
+        [{"neuron": rng.random((UNITS, TOKENS)) < 0.1}] * LAYERS,
+        [rng.normal(size=(TOKENS, HIDDEN))] * LAYERS,
+    )
+    updates: list[int] = []
+    compute = training._set_gradients
+
+    def counted(fc1: torch.Tensor, *rest: Any) -> None:
+        updates.append(len(fc1))
+        compute(fc1, *rest)
+
+    monkeypatch.setattr(training, "_set_gradients", counted)
+    (entry,) = chance.run("chance", 0).layers
+    per_rank = {rank: updates.count(rank) for rank in updates}
+    until_evaluated = STEPS // training.EVALUATIONS
+    assert entry.rank == 32 > min(per_rank)
+    assert {count for rank, count in per_rank.items() if rank < 32} == {until_evaluated}
+    assert per_rank[32] > until_evaluated
 
 
 def test_threshold_reaches_the_target_exactly() -> None:
