@@ -25,6 +25,9 @@ from schemas.placement import Placement
 from schemas.predictors import Predictors
 from schemas.sparsity import Sparsity
 
+EQUAL_SHARE = 0.005
+"""Of the least flash time, by which a collapse gap may be slower and still count as one of the best."""
+
 
 class LayoutConfig(Record):
     """Settings of `layout`."""
@@ -108,16 +111,20 @@ def _section_plans(
 
 
 def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
-    """The gap with the least modelled flash time over all sections, of equal ones the smallest; break-even without any.
+    """The gap with the least modelled flash time over all sections; of those within a hair, the nearest to break-even.
 
     Break-even (Ripple 5.1) would be right if a read cost its share of IOPS and of bandwidth one after the other. The
     device does both at once, so the best gap is where an order's reads and bytes take equally long: `order` tries some.
+    It counts the units that are active; predictors choose more, for which break-even is the safer side.
     """
     seconds: dict[int, float] = defaultdict(float)
     for entry in (entry for part in order for entry in part.entries):
         for cost in entry.gap_costs:
             seconds[cost.gap_bytes] += cost.flash_s_per_token
-    return min(seconds, key=lambda gap: (seconds[gap], gap)) if seconds else break_even_gap_bytes(flash)
+    even = break_even_gap_bytes(flash)
+    limit = (1 + EQUAL_SHARE) * min(seconds.values(), default=0.0)
+    equal = [gap for gap, found in seconds.items() if found <= limit]
+    return min(equal, key=lambda gap: (abs(gap - even), gap), default=even)
 
 
 def break_even_gap_bytes(flash: Flash) -> int:

@@ -180,8 +180,15 @@ def test_the_gap_costs_the_least_over_all_sections(tmp_path):
     parts = (Order(entries=(first,)), Order(entries=(second,)))
     assert lay_out(*records(tmp_path), order=parts).plans[0].collapse_gap_bytes == 8192
     assert lay_out(*records(tmp_path), order=parts[:1]).plans[0].collapse_gap_bytes == 4096
-    equal = (Order(entries=(ordered(tmp_path, 0, (2.0, 1.0, 1.0)),)),)
-    assert lay_out(*records(tmp_path), order=equal).plans[0].collapse_gap_bytes == 4096
+
+
+@pytest.mark.parametrize(
+    ("seconds", "gap_bytes"),
+    [((2, 1, 1), 8192), ((2, 1, 1.004, 1.006), 8192), ((1, 1, 1, 1, 1, 1, 1, 1), 20480), ((1, 2, 3), 0)],
+)
+def test_of_gaps_as_good_the_one_nearest_to_break_even_is_taken(tmp_path, seconds, gap_bytes):
+    order = (Order(entries=(ordered(tmp_path, 0, seconds),)),)
+    assert lay_out(*records(tmp_path), order=order).plans[0].collapse_gap_bytes == gap_bytes
 
 
 def test_without_costs_the_gap_is_where_two_reads_cost_as_much_as_one(tmp_path):
