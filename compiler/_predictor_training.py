@@ -18,6 +18,8 @@ REST_GAIN = 0.75
 """What the updates after the first evaluation leave of the predicted density, at the least: 0.78 was the least seen."""
 LEARNING_RATE = 0.1
 """Adam's first step size times sqrt(hidden_size): a share of the size that weights of such a layer have."""
+OVERSAMPLING, POWER_ITERATIONS = 32, 2
+"""More columns and rounds change no predictor's quality (EXPERIMENTS.md)."""
 RIDGE = 1e-3
 """Added to the inputs' covariance, relative to its mean diagonal: directions that hardly occur get no weight."""
 
@@ -72,8 +74,8 @@ def split(inputs: np.ndarray, bits: np.ndarray, held_out_share: float) -> tuple[
     return parts[0], parts[1], parts[2]
 
 
-def main_directions(part: Part, gate: torch.Tensor) -> torch.Tensor:
-    """Input directions by falling share in `gate` · x, float32 [hidden_size, hidden_size], each mostly positive.
+def main_directions(part: Part, gate: torch.Tensor, count: int) -> torch.Tensor:
+    """Input directions by falling share in `gate` · x, float32 [at most count, hidden_size], each mostly positive.
 
     The singular vectors of the gate for inputs of the covariance that `part` has: the first r rows span the best
     linear predictor of rank r. `gate` is float32 [num_units, hidden_size].
@@ -82,10 +84,28 @@ def main_directions(part: Part, gate: torch.Tensor) -> torch.Tensor:
     covariance = inputs.T @ inputs / len(inputs)
     covariance.diagonal().add_(RIDGE * float(covariance.diagonal().mean()) + torch.finfo(torch.float32).tiny)
     root = torch.linalg.cholesky(covariance)
-    _, vectors = torch.linalg.eigh(root.T @ (gate.T @ gate) @ root)
-    directions = torch.linalg.solve_triangular(root.T, vectors.flip(1), upper=True).T
+    basis = _leading_basis(gate, root, count)
+    seen = gate @ (root @ basis)
+    _, turned = torch.linalg.eigh(seen.T @ seen)
+    vectors = (basis @ turned).flip(1)[:, :count]
+    directions = torch.linalg.solve_triangular(root.T, vectors, upper=True).T
     flipped = (inputs @ directions.T).mean(dim=0) < 0
     return torch.where(flipped[:, None], -directions, directions).contiguous()
+
+
+def _leading_basis(gate: torch.Tensor, root: torch.Tensor, count: int) -> torch.Tensor:
+    """Orthonormal columns that hold the first `count` right singular vectors of gate · root, nearly.
+
+    By power iteration on a random subspace (Halko, Martinsson and Tropp 2011, Algorithm 4.4), or all columns where that
+    has half of them.
+    """
+    size, width = len(root), count + OVERSAMPLING
+    if 2 * width >= size:
+        return torch.eye(size)
+    basis = torch.randn(size, width, generator=torch.Generator().manual_seed(0))
+    for _ in range(POWER_ITERATIONS):
+        basis, _ = torch.linalg.qr(root.T @ (gate.T @ (gate @ (root @ basis))))
+    return basis
 
 
 def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor) -> Weights:

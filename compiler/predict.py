@@ -167,7 +167,7 @@ def _grow(
     # as calibrate computed: the record says it, so that no other machine comes to other bytes for that
     dtype = torch.bfloat16 if activations.compute_dtype == "bfloat16" else torch.float32
     gate = _gate(model, activations.exact_zeros, layer, config.seed)
-    directions = training.main_directions(fitted, gate)
+    directions = training.main_directions(fitted, gate, max_rank)
     density = float(chosen_by.active.float().mean())
     limit = config.overprediction * density
     rank = first_rank(density, fitted.inputs.shape[1], max_rank)

@@ -143,13 +143,29 @@ def test_training_beats_its_start(setting: Setting) -> None:
     bits = load_arrays(entry.family("neuron").arrays, "bits")["bits"]
     fitted, chosen_by, judged_on = training.split(load_arrays(entry.inputs)["mlp_inputs"], bits, 0.2)
     gate = torch.tensor(setting.gates[2])
-    start = training.initial(16, training.main_directions(fitted, gate), fitted, gate)
+    start = training.initial(16, training.main_directions(fitted, gate, 32), fitted, gate)
     trained = training.train(start, fitted, chosen_by, 120, 512, 0.95, 0)
     density = [
         training.quality(w, training.choose_threshold(w, chosen_by, 0.95), judged_on).predicted_density
         for w in (start.rounded(), trained)
     ]
     assert density[1] < 0.8 * density[0]
+
+
+def test_few_directions_are_the_first_of_all() -> None:
+    """What a random subspace finds of the gate is what all singular vectors say, within a hundredth."""
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(600, 200, generator=generator) * torch.logspace(0, -1.5, 200)
+    gate = torch.randn(500, 200, generator=generator)
+    part = training.Part(inputs, torch.zeros(600, 500, dtype=torch.uint8))
+    few, every = training.main_directions(part, gate, 20), training.main_directions(part, gate, 200)
+    assert few.shape == (20, 200)
+    assert every.shape == (200, 200)
+    seen = [float((inputs @ rows.T).square().sum()) for rows in (few, every[:20])]
+    kept = [float((gate @ (inputs.T @ (inputs @ rows.T))).square().sum()) for rows in (few, every[:20])]
+    assert seen[0] == pytest.approx(seen[1], rel=1e-2)
+    assert kept[0] == pytest.approx(kept[1], rel=1e-2)
+    assert (few == training.main_directions(part, gate, 20)).all()
 
 
 def test_a_hopeless_rank_costs_one_evaluation(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
