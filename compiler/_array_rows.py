@@ -4,8 +4,6 @@ The format is that of compiler/_io.py's array files (safetensors, at most one me
 written and read where they lie, by several threads at once.
 """
 
-import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from compiler._io import FINGERPRINT_KEY, replacing
-from compiler._safetensors import TensorEntry, read_header
+from compiler._safetensors import CODES, DTYPES, TensorEntry, make_header, read_header
 from schemas.errors import ColdpressError
 
-CODES = {"int64": "I64", "float64": "F64", "uint32": "U32", "float16": "F16", "uint16": "U16", "uint8": "U8"}
-"""safetensors' codes of dtypes, in the order in which it lays out arrays."""
 Specs = Mapping[str, tuple[str, tuple[int, ...]]]
 """Array name -> numpy's name of the dtype, and the shape."""
 
@@ -42,7 +38,9 @@ class RowWriter:
 @contextmanager
 def writing_rows(path: Path, specs: Specs, fingerprint: str) -> Iterator[RowWriter]:
     """Yields the writer of a new array file at `path`, which is there, synced, once the block ends well."""
-    header, entries = _header(specs, fingerprint)
+    names = sorted(specs, key=lambda name: (list(CODES).index(specs[name][0]), name))
+    metadata = {FINGERPRINT_KEY: fingerprint} if fingerprint else None
+    header, entries = make_header(((name, *specs[name]) for name in names), metadata)
     with replacing(path) as temporary:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -87,7 +85,7 @@ class RowReader:
 
     def dtype(self, name: str) -> str:
         """numpy's name of an array's dtype."""
-        return next(dtype for dtype, code in CODES.items() if code == self._entries[name].dtype)
+        return DTYPES[self._entries[name].dtype]
 
     def __enter__(self) -> "RowReader":
         return self
@@ -98,25 +96,3 @@ class RowReader:
 
 def _row_bytes(entry: TensorEntry) -> int:
     return (entry.stop_bytes - entry.start_bytes) // max(1, entry.shape[0])
-
-
-def _header(specs: Specs, fingerprint: str) -> tuple[bytes, dict[str, TensorEntry]]:
-    """(the file's first bytes, where each array lies)."""
-    placed: dict[str, tuple[int, int]] = {}
-    end = 0
-    for name in sorted(specs, key=lambda name: (list(CODES).index(specs[name][0]), name)):
-        start, end = end, end + np.dtype(specs[name][0]).itemsize * math.prod(specs[name][1])
-        placed[name] = (start, end)
-    described = {
-        name: {"dtype": CODES[specs[name][0]], "shape": list(specs[name][1]), "data_offsets": list(placed[name])}
-        for name in placed
-    }
-    metadata = {"__metadata__": {FINGERPRINT_KEY: fingerprint}} if fingerprint else {}
-    text = json.dumps(metadata | described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    base = 8 + len(text)
-    entries = {
-        name: TensorEntry(name, CODES[specs[name][0]], specs[name][1], base + start, base + stop)
-        for name, (start, stop) in placed.items()
-    }
-    return len(text).to_bytes(8, "little") + text, entries

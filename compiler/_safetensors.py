@@ -1,4 +1,4 @@
-"""Our own strict reading of safetensors headers, before any library or any offset is trusted.
+"""Our own strict reading of safetensors headers, before any library or any offset is trusted; and their writing.
 
 A file is: 8 bytes length n, n bytes of JSON, data. Here the tensors must tile the data exactly, in some order: no hole,
 no overlap, nothing behind them; names must be plain, keys distinct, sizes equal shape times dtype (the format's own
@@ -6,9 +6,11 @@ README, and what libraries accept beyond it).
 """
 
 import functools
+import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,12 @@ ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
+CODES = {
+    **{"int64": "I64", "float64": "F64", "float32": "F32", "uint32": "U32", "int32": "I32"},
+    **{"float16": "F16", "uint16": "U16", "uint8": "U8"},
+}
+"""Codes of numpy's dtypes, in the order in which the safetensors library lays out arrays."""
+DTYPES = {code: dtype for dtype, code in CODES.items()}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,511}")
 
 
@@ -35,6 +43,27 @@ class TensorEntry:
     shape: tuple[int, ...]
     start_bytes: int
     stop_bytes: int
+
+
+def make_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, TensorEntry]]:
+    """(a file's first bytes, where each tensor lies) for tensors one behind another: name, numpy's dtype, shape."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    placed: list[TensorEntry] = []
+    end = 0
+    for name, dtype, shape in tensors:
+        start, end = end, end + math.prod(shape) * ITEM_BYTES[CODES[dtype]]
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        placed.append(TensorEntry(name, CODES[dtype], shape, start, end))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    base = 8 + len(text)
+    entries = {
+        entry.name: replace(entry, start_bytes=base + entry.start_bytes, stop_bytes=base + entry.stop_bytes)
+        for entry in placed
+    }
+    return len(text).to_bytes(8, "little") + text, entries
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:

@@ -163,8 +163,8 @@ class LayerStream:
         """Hidden states before the first layer, from int token ids [num_blocks, T]."""
         import torch
 
-        rows = self._rows_of("embed_tokens.weight", np.unique(tokens))
-        hidden = rows[np.searchsorted(np.unique(tokens), tokens)]
+        ids = np.unique(tokens)
+        hidden = self._rows_of("embed_tokens.weight", ids)[np.searchsorted(ids, tokens)]
         if self.spec.position == "learned":
             positions = self._read(self.model, "embed_positions.weight")[self.spec.position_offset :]
             hidden = hidden + positions[: tokens.shape[1]]

@@ -121,15 +121,10 @@ def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
     for entry in (entry for part in order for entry in part.entries):
         for cost in entry.gap_costs:
             seconds[cost.gap_bytes] += cost.flash_s_per_token
-    even = break_even_gap_bytes(flash)
+    even = flash.break_even_gap_bytes
     limit = (1 + EQUAL_SHARE) * min(seconds.values(), default=0.0)
     equal = [gap for gap, found in seconds.items() if found <= limit]
     return min(equal, key=lambda gap: (abs(gap - even), gap), default=even)
-
-
-def break_even_gap_bytes(flash: Flash) -> int:
-    """The gap that costs as much to read as a second read costs to start: peak bandwidth over IOPS (Ripple 5.1)."""
-    return int(flash.bytes_per_s // flash.iops)
 
 
 class _Fixed(NamedTuple):

@@ -63,6 +63,11 @@ class Flash(Record):
         """Peak read bandwidth."""
         return max(point.bytes_per_s for point in self.read_curve.value)
 
+    @property
+    def break_even_gap_bytes(self) -> int:
+        """The gap that costs as much to read as a second read costs to start: bandwidth over IOPS (Ripple 5.1)."""
+        return int(self.bytes_per_s // self.iops)
+
 
 class DeviceProfile(Record):
     """Hardware that an artifact is compiled for."""

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler._safetensors import TensorEntry, read_header
+from compiler._safetensors import DTYPES, TensorEntry, read_header
 from schemas.base import ArrayFile
 from schemas.errors import CheckpointError, ColdpressError
 
-DTYPES = {"F32": "<f4", "F16": "<f2", "U32": "<u4", "I32": "<i4", "U8": "|u1"}
 ASK_BYTES = 128 << 10
 """Linux reads no more ahead at one request than the device's read-ahead, by default this."""
 RELEASE_BYTES = 128 << 20
@@ -35,9 +34,9 @@ class MappedArray:
         entry = _entry(self._path, name)
         with self._path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self.values = np.frombuffer(self._map, DTYPES[entry.dtype], math.prod(entry.shape), entry.start_bytes).reshape(
-            entry.shape
-        )
+        dtype = np.dtype(DTYPES[entry.dtype]).newbyteorder("<")
+        values = np.frombuffer(self._map, dtype, math.prod(entry.shape), entry.start_bytes)
+        self.values = values.reshape(entry.shape)
         """The array; valid as long as this object is kept or it is."""
         self._copied_bytes = 0
 

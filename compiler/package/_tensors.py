@@ -5,17 +5,15 @@ itself is a length, a JSON header and the bytes. Tensors with larger elements co
 multiple of its element size; among equals, by name.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from compiler._safetensors import make_header
 from compiler.package._files import HashingFile
 from compiler.package._mapped import MappedArray
 from schemas.errors import ColdpressError
-
-CODES = {"float32": "F32", "float16": "F16", "uint32": "U32", "int32": "I32", "uint8": "U8"}
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,6 @@ class TensorToWrite:
     dtype: str
     shape: tuple[int, ...]
     load: Callable[[], np.ndarray | MappedArray]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the values."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 
 def of_array(name: str, array: np.ndarray) -> TensorToWrite:
@@ -45,7 +38,8 @@ def write_tensors(file: HashingFile, tensors: Iterable[TensorToWrite]) -> None:
         ColdpressError: if a loaded tensor is not of the shape and type that the header says.
     """
     ordered = sorted(tensors, key=lambda tensor: (-np.dtype(tensor.dtype).itemsize, tensor.name))
-    file.write(_header(ordered))
+    header, _ = make_header((tensor.name, tensor.dtype, tensor.shape) for tensor in ordered)
+    file.write(header)
     for tensor in ordered:
         loaded = tensor.load()
         values = loaded.values if isinstance(loaded, MappedArray) else loaded
@@ -56,18 +50,3 @@ def write_tensors(file: HashingFile, tensors: Iterable[TensorToWrite]) -> None:
             )
         data = np.ascontiguousarray(values, np.dtype(tensor.dtype).newbyteorder("<"))
         file.write(data, loaded.copied if isinstance(loaded, MappedArray) else None)
-
-
-def _header(tensors: list[TensorToWrite]) -> bytes:
-    entries: dict[str, object] = {}
-    end = 0
-    for tensor in tensors:
-        start, end = end, end + tensor.size_bytes
-        entries[tensor.name] = {
-            "dtype": CODES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

@@ -2,9 +2,9 @@
 
 For each candidate share the placement is made from the first tokens, and the plan's own cache policy (runtime/cache)
 runs over windows of the tokens held out; misses become reads by the runtime's own planner and seconds by the device
-profile. Units lie in natural order, since the order on flash is found at the same time as the placement; all shares are
-compared under the same order. Of shares that cost nearly the same the smallest is taken: a cache follows a text that is
-not like the calibration's, pinned units do not.
+profile. Units lie in natural order, since the order on flash is found after the placement; all shares are compared
+under the same order. Of shares that cost nearly the same the smallest is taken: a cache follows a text that is not like
+the calibration's, pinned units do not.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def _pairs(problem: Problem, choices: tuple[Choice, ...]) -> list[tuple[Group, C
 
 def _flash_seconds(cache: Cache, group: Group, trace: Trace, device: DeviceProfile) -> float:
     flash, page_bytes = device.flash, device.flash.page_bytes.value
-    gap_bytes = int(flash.bytes_per_s // flash.iops)
+    gap_bytes = flash.break_even_gap_bytes
     max_bytes = max(MAX_READ_BYTES, span_bytes(group.unit_bytes, page_bytes))
     seconds = 0.0
     for context in trace.contexts:

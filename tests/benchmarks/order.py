@@ -155,7 +155,7 @@ def row_of(
 ) -> Row:
     """What an order costs on a text."""
     size_bytes = unit_bytes(source.family, source.spec, format_name)
-    even = int(device.flash.bytes_per_s // device.flash.iops)
+    even = device.flash.break_even_gap_bytes
     gaps = np.array(sorted({fitted.gap_bytes, even}))
     costs = modelled(reads.bits, reads.num_tokens, fitted.order, size_bytes, device.flash, gaps)
     by_gap = {cost.gap_bytes: cost for cost in costs}

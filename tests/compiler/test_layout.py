@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler.layout import LayoutConfig, break_even_gap_bytes, run
+from compiler.layout import LayoutConfig, run
 from runtime._checks import check_manifest
 from runtime._errors import FieldError
 from runtime.budget import refit, used_bytes
@@ -193,7 +193,7 @@ def test_of_gaps_as_good_the_one_nearest_to_break_even_is_taken(tmp_path, second
 
 def test_without_costs_the_gap_is_where_two_reads_cost_as_much_as_one(tmp_path):
     flash = tiny_device().flash  # 2 GB/s over 100,000 reads per second
-    assert break_even_gap_bytes(flash) == 20_000
+    assert flash.break_even_gap_bytes == 20_000
     assert lay_out(*records(tmp_path)).plans[0].collapse_gap_bytes == 20_000
     assert lay_out(*records(tmp_path)).plans[0].queue_depth == 32
 
