@@ -1,7 +1,7 @@
 """Found by every Python whose PYTHONPATH has this folder: a stage's process notes at its end what it took.
 
 `python -m compiler <stage> …` under any pipeline engine leaves one JSON file in the folder that COLDPRESS_USAGE names
-(tests/support/usage.py reads them). Other processes leave nothing.
+(tests/benchmarks/compile.py reads them). Other processes leave nothing.
 """
 
 import atexit
