@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compiler._array_rows import RowReader, RowWriter
+from compiler._packed import population
 from compiler._signals import (
     magnitude_edges,
     magnitude_histogram,
     pack_nonzero,
-    population,
     shared_top,
     top_units,
 )

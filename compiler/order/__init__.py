@@ -17,7 +17,7 @@ from pydantic import Field
 
 from compiler._cache_slots import planned_slots, section_of
 from compiler._io import Workspace, load_arrays
-from compiler._signals import adjacent_share
+from compiler._packed import adjacent_share
 from compiler.cost_model import unit_bytes
 from compiler.order._problem import Problem
 from runtime._plugins import load

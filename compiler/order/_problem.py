@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from compiler._packed import population
 from compiler.order._coactivation import gpu_pair_counts, pair_counts
 from compiler.order._misses import read_bits
 from compiler.order._seconds import Modelled, gap_candidates, least_seconds, modelled
@@ -49,7 +50,7 @@ class Problem:
     @cached_property
     def totals(self) -> np.ndarray:
         """Activations of each unit, int64 [num_units]."""
-        return np.bitwise_count(self.bits).sum(axis=1, dtype=np.int64)
+        return population(self.bits)
 
     @cached_property
     def left_on_flash(self) -> np.ndarray:

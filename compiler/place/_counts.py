@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler._io import load_arrays
+from compiler._packed import population
 from schemas.activations import Activations, LayerStatistics
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, families_of, num_units
@@ -51,7 +52,7 @@ def head_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity, n
             bits = _array(entry, family, "bits")[:, : -(-num_tokens // 8)].copy()
             if num_tokens % 8:
                 bits[:, -1] &= (1 << num_tokens % 8) - 1
-            found[entry.layer, family] = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
+            found[entry.layer, family] = population(bits)
     return found
 
 

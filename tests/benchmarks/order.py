@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler._signals import adjacent_share
+from compiler._packed import adjacent_share, population
 from compiler.cost_model import unit_bytes
 from compiler.order import auto, ripple
 from compiler.order._coactivation import dense_pair_counts, sparse_pair_counts
@@ -95,7 +95,7 @@ class Fitted:
 def problem_of(source: Source, text: Text, flash: Flash, size_bytes: int) -> Problem:
     """The stage's problem for a text, with what the fitted text pins."""
     num_units = len(source.fit.bits)
-    activations = np.bitwise_count(source.fit.bits).sum(axis=1, dtype=np.int64)
+    activations = population(source.fit.bits)
     pinned = np.zeros(num_units, bool)
     pinned[np.argsort(-activations, kind="stable")[: round(PINNED_SHARE * num_units)]] = True
     return Problem(

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
+from compiler._packed import population
 from compiler._signals import (
-    adjacent_share,
     magnitude_edges,
     magnitude_histogram,
     pack_nonzero,
-    population,
     shared_top,
     top_units,
 )
@@ -92,11 +91,3 @@ def test_shared_top_units() -> None:
     assert list(found) == expected
     assert expected[-1] == 25 * 60
     assert expected[0] < 25
-
-
-def test_adjacent_share_counts_either_neighbour() -> None:
-    rows = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]], np.uint8)
-    packed = np.packbits(rows, axis=1, bitorder="little")
-    assert adjacent_share(packed) == 4 / 6  # rows 0 and 1 in column 1, rows 2 and 3 in column 2
-    assert adjacent_share(packed[[1, 2, 0, 3]]) == 2 / 6  # rows 0 and 3 in column 1
-    assert adjacent_share(np.zeros_like(packed)) == 0.0
