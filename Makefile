@@ -27,8 +27,8 @@ $(STAMP): pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcar
 	@touch $@
 
 demo: $(STAMP)
-	@snakemake --config model=demo device=pixel6 2>&1 | python -m compiler.progress
-	@python -m compiler.summary build/demo/pixel6
+	@snakemake --config model=demo device=pixel6 2>&1 | python -m compiler.workflow.progress
+	@python -m compiler.workflow.summary build/demo/pixel6
 
 test: $(STAMP)
 	@pytest -n 2 --dist loadgroup

@@ -1,16 +1,16 @@
 """calibrate: one pass over the calibration text that counts which units fire (PowerInfer 6.1, Ripple 4.1).
 
-Streams the model layer by layer (compiler/statistics.py) for the families of the method. A ReLU model's zeros are
-exact, so its activity is known now; for the others only magnitudes are, until `allocate` has chosen densities and
+Streams the model layer by layer (compiler/activity/statistics.py) for the families of the method. A ReLU model's zeros
+are exact, so its activity is known now; for the others only magnitudes are, until `allocate` has chosen densities and
 `recalibrate` counts again.
 """
 
 from pydantic import Field
 
-from compiler._calibration import PassConfig, count_activity
 from compiler._io import Workspace
-from compiler._layer_counts import Activity
-from compiler._shards import merge
+from compiler.activity.calibration_pass import PassConfig, count_activity
+from compiler.activity.layer_counts import Activity
+from compiler.activity.shards import merge
 from runtime._plugins import load
 from schemas.activations import Activations
 from schemas.corpus import Corpus

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 
 from runtime._plugins import load
-from runtime._quantities import parse_bytes
 from runtime.budget import kv_cache_bytes
+from runtime.quantities import parse_bytes
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices

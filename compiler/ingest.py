@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from compiler._hub import HUB_ID, snapshot
 from compiler._io import Workspace, digest, replacing, sha256_of
-from compiler._json import read_object
-from compiler._safetensors import read_header
-from compiler._source_config import checked_config
-from compiler._tensor_map import match_tensors
-from compiler._tokenizer import MAX_TOKENIZER_BYTES, SETTINGS, TOKENIZER, load_tokenizer
-from compiler._weights import locate, regular_file, scan
 from compiler.architectures import _common
-from compiler.checkpoint import MAX_CONFIG_BYTES
+from compiler.checkpoint.headers import read_header
+from compiler.checkpoint.hub import HUB_ID, snapshot
+from compiler.checkpoint.source_config import checked_config
+from compiler.checkpoint.source_json import read_object
+from compiler.checkpoint.source_tokenizer import MAX_TOKENIZER_BYTES, SETTINGS, TOKENIZER, load_tokenizer
+from compiler.checkpoint.tensor_map import match_tensors
+from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
+from compiler.checkpoint.weight_files import locate, regular_file, scan
 from schemas.base import Record
 from schemas.errors import CheckpointError
 from schemas.model import Model, ModelSpec, SourceFile, TensorSource

@@ -18,7 +18,7 @@ from schemas.profiles import ModelProfile
 
 PROFILES = Path(__file__).resolve().parent.parent / "profiles"
 MEASURED_HOST = "host.yaml"
-"""In the build folder: the profile of the machine at hand, as compiler/device.py measured it."""
+"""In the build folder: the profile of the machine at hand, as compiler/device/__main__.py measured it."""
 
 R = TypeVar("R", bound=Record)
 
@@ -36,7 +36,7 @@ def model_names() -> list[str]:
 def device_file(name_or_path: str, build_dir: Path) -> Path:
     """Where a device's profile lies: `name_or_path` is the name of a profile or the path of a YAML file.
 
-    `host` is the measured profile `<build_dir>/host.yaml` where one exists (compiler/device.py writes it).
+    `host` is the measured profile `<build_dir>/host.yaml` where one exists (compiler/device/__main__.py writes it).
 
     Raises:
         UnknownNameError: if it is neither a path nor a known name.

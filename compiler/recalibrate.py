@@ -7,10 +7,10 @@ density are the active ones, and each layer sees what the layers before it left 
 
 import logging
 
-from compiler._calibration import PassConfig, count_activity
 from compiler._io import Workspace
-from compiler._layer_counts import Activity, Densities
-from compiler._shards import merge
+from compiler.activity.calibration_pass import PassConfig, count_activity
+from compiler.activity.layer_counts import Activity, Densities
+from compiler.activity.shards import merge
 from schemas.activations import Activations
 from schemas.corpus import Corpus
 from schemas.families import families_of

@@ -1,9 +1,9 @@
 """verify: opens the finished artifact with the runtime that will run it, and holds it against its source.
 
-Every byte is checked (hashes, pages, layout: runtime/artifact.py and runtime/integrity.py have the rules). Then test
-text is decoded token by token through selector, cache and flash, as in use: perplexity, agreement with the source, and
-the reads that it took; dense logits are compared with the source's own. Ends in a record, or in an error where a gate
-fails.
+Every byte is checked (hashes, pages, layout: runtime/artifact/reader.py and runtime/artifact/integrity.py have the
+rules). Then test text is decoded token by token through selector, cache and flash, as in use: perplexity, agreement
+with the source, and the reads that it took; dense logits are compared with the source's own. Ends in a record, or in an
+error where a gate fails.
 """
 
 import logging
@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import Field
 
 from compiler._io import load_arrays
-from runtime.artifact import open_artifact
+from runtime.artifact.integrity import verify_artifact
+from runtime.artifact.reader import open_artifact
 from runtime.generate import Quality, Session
-from runtime.integrity import verify_artifact
 from runtime.simulate import simulate
 from runtime.trace import Recorder
 from schemas.base import Record
@@ -167,7 +167,7 @@ def compare(model: Model, folder: str, blocks: np.ndarray, first_choices: np.nda
 
 def source_logits(model: Model, blocks: np.ndarray) -> Iterator[np.ndarray]:
     """The source's logits, float32 [block_tokens, vocab_size], block by block of int32 [num_blocks, block_tokens]."""
-    from compiler.forward import LayerStream  # here, since it loads torch
+    from compiler.activity.forward import LayerStream  # here, since it loads torch
 
     stream = LayerStream(model)
     hidden = stream.last_hidden(blocks.astype(np.int64))

@@ -1,4 +1,4 @@
-# Paths and the code hash, nothing else: the configuration is checked in compiler/config.py.
+# Paths and the code hash, nothing else: the configuration is checked in compiler/workflow/settings.py.
 
 import os
 import sys
@@ -8,9 +8,9 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.environ.get("PYTHONPATH")]))
 
-from compiler import config as settings
-from compiler._code import stage_digest
-from compiler._lock import hold
+from compiler.workflow import settings
+from compiler.workflow.code_digest import stage_digest
+from compiler.workflow.lock import hold
 from schemas.errors import ColdpressError
 
 

@@ -18,11 +18,11 @@ from safetensors import SafetensorError
 
 from runtime import _bench, _inspect
 from runtime._arguments import build_parser
-from runtime._quantities import parse_bytes, show_bytes, table
 from runtime._sampling import Sampling
-from runtime.artifact import Artifact, open_artifact
+from runtime.artifact.integrity import verify_artifact
+from runtime.artifact.reader import Artifact, open_artifact
 from runtime.generate import Session, choose_plan, on_device
-from runtime.integrity import verify_artifact
+from runtime.quantities import parse_bytes, show_bytes, table
 from runtime.simulate import simulate
 from runtime.tokenizer import TextCodec
 from runtime.trace import Recorder, load_trace

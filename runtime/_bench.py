@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime._quantities import show_bytes, table
 from runtime.generate import Session
+from runtime.quantities import show_bytes, table
 from schemas.metrics import RunMetrics
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from runtime._quantities import show_bytes, table
-from runtime.artifact import Artifact
+from runtime.artifact.reader import Artifact
 from runtime.budget import fixed_bytes, used_bytes
+from runtime.quantities import show_bytes, table
 from schemas.layout import Plan
 from schemas.manifest import MANIFEST_FILE, FamilyFormat, Manifest
 from schemas.model import ModelSpec

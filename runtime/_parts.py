@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime import _plugins
-from runtime.artifact import Artifact
+from runtime.artifact.reader import Artifact
 from runtime.cache._policy import Policy
 from schemas.families import FamilyName
 from schemas.layout import Plan, Section

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime import _contents, _plugins, budget
+from runtime import _plugins, budget
 from runtime._sampling import Chooser, Sampling
-from runtime._selection import Selection, check_selector
-from runtime.artifact import Artifact, open_artifact
-from runtime.decoder import PREFILL_CHUNK_TOKENS, Decoder
+from runtime.artifact import contents
+from runtime.artifact.reader import Artifact, open_artifact
 from runtime.flash import Reader, direct, simulated
+from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
+from runtime.model.selection import Selection, check_selector
 from runtime.store import Counters, Store
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile
@@ -233,7 +234,7 @@ def choose_plan(
     changes: dict[str, object] = {"cache": cache or plan.cache}
     if selector not in (None, plan.method):
         used = selector == "predictor"
-        predictor_bytes = _contents.layout_bytes(_contents.predictor_tensors(manifest)) if used else 0
+        predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
         changes |= {"method": selector, "predictor_bytes": predictor_bytes}
     if all(getattr(plan, name) == value for name, value in changes.items()):
         return plan

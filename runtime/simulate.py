@@ -7,7 +7,7 @@ same trace has, under any budget, cache policy or collapse gap; only seconds are
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from runtime.artifact import Artifact
+from runtime.artifact.reader import Artifact
 from runtime.flash import simulated
 from runtime.store import Store
 from runtime.trace import RESET, STREAM, Event

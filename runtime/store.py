@@ -19,7 +19,7 @@ import numpy as np
 from runtime import _native, planner
 from runtime._extents import span_bytes
 from runtime._parts import Part, Staging, parts_of, staging_of
-from runtime.artifact import Artifact
+from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.flash import Reader
 from runtime.trace import Recorder

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from runtime.artifact import Artifact
+from runtime.artifact.reader import Artifact
 from schemas.errors import ArtifactError
 
 TOKENIZER_FILE = "tokenizer/tokenizer.json"

@@ -16,8 +16,8 @@ from typing import Any, get_args
 import numpy as np
 from safetensors.numpy import save_file
 
-from runtime import _tensors
-from runtime._errors import TensorFileError
+from runtime.artifact import tensor_files
+from runtime.artifact.errors import TensorFileError
 from schemas.families import FamilyName
 
 FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
@@ -93,11 +93,11 @@ def load_trace(path: Path) -> tuple[Event, ...]:
     """
     name = str(path)
     with path.open("rb") as file:
-        header = _tensors.read_header(file.fileno(), name, os.fstat(file.fileno()).st_size)
+        header = tensor_files.read_header(file.fileno(), name, os.fstat(file.fileno()).st_size)
         shapes = {tensor.name: tensor.shape for tensor in header.tensors}
         num_events, num_ids = shapes.get("token", (1,))[0], shapes.get("ids", (1,))[0]
         header.check_contents(_contents(num_events, num_ids), exact=True)
-        arrays, _ = _tensors.read_arrays(file.fileno(), header)
+        arrays, _ = tensor_files.read_arrays(file.fileno(), header)
     start, inside = arrays["start"], np.ones(num_ids - 1, bool)
     if start[0] != 0 or (np.diff(start) < 0).any() or start[-1] != num_ids - 1:
         raise TensorFileError(name, "start", "out of order", f"rising counts from 0 to {num_ids - 1}", REMEDY)

@@ -38,7 +38,7 @@ LOG = logging.getLogger(__name__)
 RANK_STEP = 4
 MIN_RANK = 8
 RANK_PER_DENSITY = 2.0
-"""Largest rank = this x density x hidden_size: twice where training starts (compiler/predict.py)."""
+"""Largest rank = this x density x hidden_size: twice where training starts (compiler/predict/__init__.py)."""
 PREDICTOR_PARAMETER_SHARE = 0.1
 """Predictors have at most this share of the model's parameters; PowerInfer's need 6 % (5.1)."""
 PREDICTOR_FREE_SHARE = 0.6

@@ -17,9 +17,9 @@ from pydantic import Field
 
 from compiler._cache_slots import planned_slots, section_of
 from compiler._io import Workspace, load_arrays
-from compiler._packed import adjacent_share
+from compiler.activity.packed_bits import adjacent_share
 from compiler.cost_model import unit_bytes
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 from runtime._plugins import load
 from schemas.activations import Activations, FamilyStatistics
 from schemas.base import PositiveCount, Record

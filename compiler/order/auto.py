@@ -12,7 +12,7 @@ none is left where a layer is read within one latency or the bytes that are need
 import numpy as np
 
 from compiler.order import collapse, frequency, misses, ripple
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 
 LEAST_JUDGED_TOKENS = 64
 MARGIN = 0.02

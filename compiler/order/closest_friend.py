@@ -8,7 +8,7 @@ taken already. Bundles follow each other by id. tests/benchmarks/order.py also c
 import numpy as np
 
 from compiler._compiled import compiled
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 
 
 def arrange(problem: Problem) -> np.ndarray:

@@ -5,7 +5,7 @@ Published, it orders all units. The hottest are then in DRAM and leave holes in 
 
 import numpy as np
 
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 from compiler.order.ripple import join_links
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from compiler.order import misses
 from compiler.order._coactivation import to_words
 from compiler.order._friends import nearest_friends
-from compiler.order._problem import Problem
-from compiler.order._search import improve
+from compiler.order._local_search import improve
+from compiler.order._task import Problem
 
 NUM_FRIENDS = 8
 

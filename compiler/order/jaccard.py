@@ -5,8 +5,8 @@ Plain counts chain hot units with hot units, whatever else they do; normalised o
 
 import numpy as np
 
-from compiler.order._problem import Problem
-from compiler.order._weights import jaccard
+from compiler.order._pair_weights import jaccard
+from compiler.order._task import Problem
 from compiler.order.ripple import join_links
 
 

@@ -5,8 +5,8 @@ Lift favours the rarest pairs, whose few common tokens may be chance; it is the 
 
 import numpy as np
 
-from compiler.order._problem import Problem
-from compiler.order._weights import lift
+from compiler.order._pair_weights import lift
+from compiler.order._task import Problem
 from compiler.order.ripple import join_links
 
 

@@ -8,7 +8,7 @@ of them where few units are active (EXPERIMENTS.md).
 import numpy as np
 
 from compiler.order import cold
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 
 
 def arrange(problem: Problem) -> np.ndarray:

@@ -11,7 +11,7 @@ link never matters again, pairs are sorted in runs of falling count, each among 
 import numpy as np
 
 from compiler._compiled import compiled
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 
 RUN_PAIRS = 1 << 23
 """Pairs sorted at a time: 8 bytes each."""

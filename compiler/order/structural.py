@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 
 
 def arrange(problem: Problem) -> np.ndarray:

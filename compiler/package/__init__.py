@@ -2,7 +2,7 @@
 
 Reads all records of a build; writes the folder that schemas/FORMAT.md describes and publishes it in one step, so that
 what is visible is always whole. Same records, same bytes: nothing depends on time, host, path, cores or chunks. The
-mirror image is runtime/artifact.py, which opens the folder once before it is published.
+mirror image is runtime/artifact/reader.py, which opens the folder once before it is published.
 """
 
 import errno
@@ -14,7 +14,10 @@ from pathlib import Path
 from pydantic import Field
 
 from compiler import __version__
-from compiler.package._contents import (
+from compiler.package._documents import Inputs, input_digests, write_documents
+from compiler.package._flash import PageChecksums, write_flash
+from compiler.package._hashing import Written
+from compiler.package._joined import (
     UnitOrders,
     join_codes,
     join_orders,
@@ -23,12 +26,9 @@ from compiler.package._contents import (
     resident_to_write,
     tables_to_write,
 )
-from compiler.package._documents import Inputs, input_digests, write_documents
-from compiler.package._files import Written
-from compiler.package._flash import PageChecksums, write_flash
 from compiler.package._publish import publishing
-from compiler.package._tensors import write_tensors
-from runtime.artifact import open_artifact
+from compiler.package._safetensors import write_tensors
+from runtime.artifact.reader import open_artifact
 from schemas.base import Record
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile

@@ -13,8 +13,8 @@ import jinja2
 
 from compiler import __version__
 from compiler._io import digest, load_arrays
-from compiler.package._contents import Codes
-from compiler.package._files import Written
+from compiler.package._hashing import Written
+from compiler.package._joined import Codes
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.layout import Layout

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from compiler.package._files import HashingFile
+from compiler.package._hashing import HashingFile
 from compiler.package._mapped import MappedArray
 from runtime import _native
 from schemas.errors import ColdpressError

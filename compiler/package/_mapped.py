@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler._safetensors import DTYPES, TensorEntry, read_header
+from compiler.checkpoint.headers import DTYPES, TensorEntry, read_header
 from schemas.base import ArrayFile
 from schemas.errors import CheckpointError, ColdpressError
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from compiler._io import Workspace
 from compiler.cost_model import unit_bytes
-from compiler.place import _search
+from compiler.place import _solve
 from compiler.place._counts import Counts, all_counts, head_counts, split_tokens, traces_of
 from compiler.place._problem import Choice, Group, Problem, bytes_of, impact_of, make_group, tiers_of, units_of
 from compiler.place._share import SHARES, choose_share, replay
@@ -75,7 +75,7 @@ def run(
     counts = all_counts(model.spec, activations, sparsity)
     share, tried = _pinned_share(config, model.spec, activations, sparsity, device)
     problem = _problem(config, model.spec, counts, sparsity, device, share)
-    solution = _search.search(problem, load("compiler.place", config.solver).solve, config.gap)
+    solution = _solve.search(problem, load("compiler.place", config.solver).solve, config.gap)
     pairs = list(zip(problem.groups, solution.choices, strict=True))
     placement = Placement(
         solver=config.solver,
@@ -146,7 +146,7 @@ def _pinned_share(
     tried: list[PinnedShare] = []
     for share in SHARES:
         problem = _problem(config, spec, counts, sparsity, device, share)
-        choices = _search.search(problem, solve, SHARE_GAP).choices
+        choices = _solve.search(problem, solve, SHARE_GAP).choices
         seconds = replay(config.cache, problem, choices, sparsity, device, traces)
         tried.append(PinnedShare(share=share, flash_s_per_token=seconds))
         LOG.info("place: %3.0f %% of the units' DRAM pinned: %.4g s of flash a token", 100 * share, seconds)

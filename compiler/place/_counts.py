@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler._io import load_arrays
-from compiler._packed import population
+from compiler.activity.packed_bits import population
 from schemas.activations import Activations, LayerStatistics
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, families_of, num_units

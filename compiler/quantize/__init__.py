@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from compiler._io import Workspace
-from compiler.quantize._tensors import layer_resident, shared_resident
+from compiler.quantize._resident import layer_resident, shared_resident
 from compiler.quantize._units import encode_resident, encode_units
 from runtime._plugins import load
 from schemas.base import Record

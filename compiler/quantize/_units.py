@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
-from compiler.checkpoint import read_role, read_rows, rotary_inv_freq
+from compiler.checkpoint.tensors import read_role, read_rows, rotary_inv_freq
 from runtime._plugins import load
 from schemas.errors import CheckpointError, ColdpressError
 from schemas.families import FamilyName, FormatName, num_units, slice_length, slices

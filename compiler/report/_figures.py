@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler._io import load_arrays
-from compiler._packed import adjacent_share
+from compiler.activity.packed_bits import adjacent_share
 from compiler.cost_model import modelled_token_seconds, tensor_bytes
 from schemas.activations import Activations, FamilyStatistics
 from schemas.device import DeviceProfile

@@ -15,9 +15,9 @@ import weakref
 import numpy as np
 
 from runtime import _native
-from runtime._errors import DAMAGED, DeviceError
 from runtime._extents import Extents
-from runtime.artifact import Artifact
+from runtime.artifact.errors import DAMAGED, DeviceError
+from runtime.artifact.reader import Artifact
 from schemas.errors import CorruptPageError
 from schemas.manifest import FLASH_FILE
 

@@ -7,7 +7,7 @@ the real bytes at modelled speed, so that text can be generated as if on that de
 import numpy as np
 
 from runtime._extents import Extents
-from runtime.artifact import Artifact
+from runtime.artifact.reader import Artifact
 from runtime.flash import Reader
 from schemas.device import flash_seconds
 

@@ -1,4 +1,5 @@
-"""Which units a token uses. A file is a method; its module has what runtime/_selection.py and the compiler rely on:
+"""Which units a token uses. A file is a method; its module has what runtime/model/selection.py and the compiler rely
+on:
 
 `FAMILIES` it can choose from; `NEEDS_PREDICTORS`; `NEEDS_EXACT_ZEROS` (a ReLU model); `fit(num_units, density, arrays)`
 -> its parameters for one layer's family; `select(signal, parameters, cached)` -> ids, int32, distinct, ascending. The

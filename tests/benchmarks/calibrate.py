@@ -42,8 +42,8 @@ def worker_calibrate(folder: Path, shards: int) -> dict[str, object]:
     """Runs the stage on one of `shards` parts of the text."""
     from compiler import calibrate
     from compiler._io import Workspace, load_record
+    from compiler.activity.forward import LayerStream
     from compiler.calibrate import CalibrateConfig
-    from compiler.forward import LayerStream
     from schemas.corpus import Corpus
     from schemas.model import Model
 

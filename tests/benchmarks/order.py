@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler._packed import adjacent_share, population
+from compiler.activity.packed_bits import adjacent_share, population
 from compiler.cost_model import unit_bytes
 from compiler.order import auto, ripple
 from compiler.order._coactivation import dense_pair_counts, sparse_pair_counts
-from compiler.order._problem import Problem
 from compiler.order._seconds import least_seconds, modelled
+from compiler.order._task import Problem
 from compiler.order.closest_friend import closest_friends
 from compiler.profiles import load_device
 from runtime._plugins import load

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.place import _search
+from compiler.place import _solve
 from compiler.place._problem import Group, Problem, make_group, units_of
 from compiler.place._tiers import min_units, worth
 from compiler.profiles import load_device
@@ -91,7 +91,7 @@ def make_problem(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[T
 class Solved:
     """One solver's answer and the seconds it took, the model built anew."""
 
-    solution: _search.Solution
+    solution: _solve.Solution
     seconds: float
 
 
@@ -101,7 +101,7 @@ def solve(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[Tier, ..
     for solver in names("compiler.place"):
         started = time.perf_counter()
         problem = make_problem(counts, device, tiers)
-        solution = _search.search(problem, load("compiler.place", solver).solve, GAP)
+        solution = _solve.search(problem, load("compiler.place", solver).solve, GAP)
         found[solver] = Solved(solution, time.perf_counter() - started)
     return found
 
@@ -201,7 +201,7 @@ def small_cases() -> int:
         problem = problem_of(seed, 3, 1 + seed % 3, 1 + seed % 2, bounded=seed % 4 == 0)
         best = brute_force(problem)
         for solver in names("compiler.place") if best >= 0 else ():
-            found = _search.search(problem, load("compiler.place", solver).solve, 0.0).value
+            found = _solve.search(problem, load("compiler.place", solver).solve, 0.0).value
             if found != best:
                 raise SystemExit(f"case {seed}: {solver} found {found}, enumeration {best}")
         done += best >= 0

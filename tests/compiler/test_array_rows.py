@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler._array_rows import RowReader, writing_rows
 from compiler._io import load_arrays, save_arrays, sha256_of
+from compiler.activity.array_rows import RowReader, writing_rows
 from schemas.base import ArrayFile
 from schemas.errors import ColdpressError
 

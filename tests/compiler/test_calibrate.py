@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import calibrate, ingest, statistics
+from compiler import calibrate, ingest
 from compiler._io import Workspace, load_arrays, save_arrays
+from compiler.activity import statistics
+from compiler.activity.forward import LayerStream
 from compiler.calibrate import CalibrateConfig
-from compiler.forward import LayerStream
 from compiler.ingest import IngestConfig
 from schemas.activations import Activations
 from schemas.corpus import SPLITS, Corpus, TokenBlocks

@@ -9,7 +9,7 @@ import pytest
 
 from compiler import ingest
 from compiler._io import Workspace
-from compiler.checkpoint import decode_floats, read_role, read_rows, rotary_inv_freq
+from compiler.checkpoint.tensors import decode_floats, read_role, read_rows, rotary_inv_freq
 from compiler.ingest import IngestConfig
 from schemas.errors import CheckpointError
 from schemas.model import Model

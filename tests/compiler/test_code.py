@@ -1,11 +1,11 @@
-"""compiler/_code.py: a stage's digest changes with what it runs, and with nothing else."""
+"""compiler/workflow/code_digest.py: a stage's digest changes with what it runs, and with nothing else."""
 
 from pathlib import Path
 
 import pytest
 
-from compiler import _code
-from compiler._code import source_files, stage_digest
+from compiler.workflow import code_digest
+from compiler.workflow.code_digest import source_files, stage_digest
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def _fresh() -> None:
 
 
 def clear() -> None:
-    _code._text.cache_clear()
-    _code._references.cache_clear()
+    code_digest._text.cache_clear()
+    code_digest._references.cache_clear()
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -83,6 +83,6 @@ def test_the_digest_does_not_hang_on_the_place(tree: Path, tmp_path_factory: pyt
 
 
 def test_real_stages_follow_their_plugins() -> None:
-    files = names("compiler.quantize", _code.ROOT)
+    files = names("compiler.quantize", code_digest.ROOT)
     assert {"compiler/quantize/rtn.py", "runtime/quantization/int4_group32.py", "compiler/_io.py"} <= files
     assert not any(name.startswith("compiler/order") for name in files)

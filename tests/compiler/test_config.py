@@ -1,11 +1,12 @@
-"""compiler/config.py: every refusal is one sentence, and what nobody said gets the default that suits the model."""
+"""compiler/workflow/settings.py: every refusal is one sentence, and what nobody said gets the default that suits the
+model."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from compiler import config
+from compiler.workflow import settings
 from schemas.config import BuildRequest
 from schemas.errors import ColdpressError, UnknownNameError
 
@@ -45,21 +46,21 @@ def write_config(folder: Path, **changes: object) -> None:
 
 def refusal(**raw: object) -> str:
     with pytest.raises(ColdpressError) as caught:
-        config.resolve(raw)
+        settings.resolve(raw)
     text = str(caught.value)
     assert "\n" not in text
     return text
 
 
 def test_defaults_suit_the_demo_model() -> None:
-    built = config.resolve({})
+    built = settings.resolve({})
     assert (built.model.name, built.device.name) == ("demo", "pixel6")
     assert built.method == "predictor"
     assert (built.dram_budget, built.format, built.corpus) == ("50%", "int8_group32", "pydoc")
 
 
 def test_defaults_suit_a_model_without_exact_zeros() -> None:
-    built = config.resolve({"model": "mistral-7b", "device": "oneplus12"})
+    built = settings.resolve({"model": "mistral-7b", "device": "oneplus12"})
     assert built.method == "topk"
     assert built.format == "int4_group32"
     assert built.dram_budget == built.device.dram_budget_bytes.value
@@ -68,7 +69,7 @@ def test_defaults_suit_a_model_without_exact_zeros() -> None:
 
 
 def test_the_user_goes_before_the_profile() -> None:
-    built = config.resolve({"format": "fp16", "dram_budget": "3GB", "context_length": 64})
+    built = settings.resolve({"format": "fp16", "dram_budget": "3GB", "context_length": 64})
     assert (built.format, built.dram_budget, built.context_length) == ("fp16", 3_000_000_000, 64)
 
 
@@ -89,7 +90,7 @@ def test_the_user_goes_before_the_profile() -> None:
     ],
 )
 def test_values_arrive_as_snakemake_parses_them(key: str, raw: object, expected: object) -> None:
-    found = getattr(config.resolve({key: raw}), key)
+    found = getattr(settings.resolve({key: raw}), key)
     assert found == expected
     assert type(found) is type(expected)
 
@@ -143,30 +144,30 @@ def test_unknown_names_come_with_the_nearest_and_all(raw: dict[str, object], nea
 
 
 def test_every_setting_is_resolved_and_nothing_else_is_accepted() -> None:
-    built = config.resolve({})
+    built = settings.resolve({})
     assert set(BuildRequest.model_fields) - set(type(built).model_fields) == {"revision"}
     with pytest.raises(UnknownNameError):
-        config.resolve({"x": 1})
+        settings.resolve({"x": 1})
 
 
 def test_a_folder_is_a_model(checkpoint: Path) -> None:
-    built = config.resolve({"model": str(checkpoint)})
+    built = settings.resolve({"model": str(checkpoint)})
     assert built.model.name == "My-model-v2"
     assert built.model.revision is None
     assert (built.model.num_hidden_layers, built.context_length, built.method) == (9, 512, "topk")
-    assert config.checkpoint_files(built) == [str(checkpoint / "config.json")]
+    assert settings.checkpoint_files(built) == [str(checkpoint / "config.json")]
 
 
 def test_a_relative_folder_is_taken_from_the_working_directory(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkpoint.parent)
-    assert config.resolve({"model": f"./{checkpoint.name}"}).model.source == checkpoint.name
+    assert settings.resolve({"model": f"./{checkpoint.name}"}).model.source == checkpoint.name
 
 
 def test_relu_decides_the_method(checkpoint: Path) -> None:
     write_config(checkpoint, hidden_act="relu")
-    assert config.resolve({"model": str(checkpoint)}).method == "predictor"
+    assert settings.resolve({"model": str(checkpoint)}).method == "predictor"
     write_config(checkpoint)
     assert "method=relu" in refusal(model=str(checkpoint), method="relu")
 
@@ -198,36 +199,36 @@ def test_hub_models_need_a_commit_and_a_reachable_hub(monkeypatch: pytest.Monkey
     assert "needs a pinned revision" in refusal(model="owner/name")
     assert "is not in the local cache" in refusal(model="owner/name", revision=COMMIT)
     assert "needs revision=" in refusal(model="opt-125m")
-    assert config.resolve({"model": "opt-125m", "revision": COMMIT}).model.revision == COMMIT
+    assert settings.resolve({"model": "opt-125m", "revision": COMMIT}).model.revision == COMMIT
 
 
 def test_chunks_cover_all_layers_once(checkpoint: Path) -> None:
-    built = config.resolve({"model": str(checkpoint), "layers_per_job": 4})
-    assert config.chunks(built) == ["000-003", "004-007", "008-008"]
-    assert config.chunks(config.resolve({"model": str(checkpoint), "layers_per_job": 99})) == ["000-008"]
-    assert len(config.chunks(config.resolve({"model": str(checkpoint)}))) <= config.DEFAULT_CHUNKS
+    built = settings.resolve({"model": str(checkpoint), "layers_per_job": 4})
+    assert settings.chunks(built) == ["000-003", "004-007", "008-008"]
+    assert settings.chunks(settings.resolve({"model": str(checkpoint), "layers_per_job": 99})) == ["000-008"]
+    assert len(settings.chunks(settings.resolve({"model": str(checkpoint)}))) <= settings.DEFAULT_CHUNKS
 
 
 def test_corpus_files_are_inputs(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "a.txt").write_text("a")
-    built = config.resolve({"corpus": str(tmp_path)})
-    assert config.corpus_files(built) == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
-    assert config.corpus_files(config.resolve({"corpus": "pydoc"})) == []
+    built = settings.resolve({"corpus": str(tmp_path)})
+    assert settings.corpus_files(built) == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    assert settings.corpus_files(settings.resolve({"corpus": "pydoc"})) == []
 
 
 def test_host_is_the_measured_profile_where_one_exists(tmp_path: Path) -> None:
-    shipped = config.resolve({"device": "host", "build_dir": str(tmp_path)}).device
+    shipped = settings.resolve({"device": "host", "build_dir": str(tmp_path)}).device
     assert shipped.dram_bytes.source.startswith("assumption")
     measured = shipped.model_copy(update={"title": "measured"})
     (tmp_path / "host.yaml").write_text(measured.to_json())
-    assert config.resolve({"device": "host", "build_dir": str(tmp_path)}).device.title == "measured"
+    assert settings.resolve({"device": "host", "build_dir": str(tmp_path)}).device.title == "measured"
 
 
 def test_a_device_may_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(config.resolve({}).device.model_copy(update={"name": "mine"}).to_json())
-    assert config.resolve({"device": str(path)}).device.name == "mine"
+    path.write_text(settings.resolve({}).device.model_copy(update={"name": "mine"}).to_json())
+    assert settings.resolve({"device": str(path)}).device.name == "mine"
     path.write_text("name: mine\nname: yours\n")
     assert "given twice" in refusal(device=str(path))
     path.write_text("name: mine\n")

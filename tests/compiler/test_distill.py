@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compiler import _distillation as distillation
 from compiler import distill
 from compiler._io import save_arrays
-from compiler.checkpoint import read_role
+from compiler.checkpoint.tensors import read_role
 from compiler.distill import DistillConfig, run
+from compiler.distill import _training as distillation
 from compiler.ingest import IngestConfig
 from compiler.ingest import run as ingest
 from schemas.corpus import SPLITS, Corpus, TokenBlocks

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import forward, ingest
+from compiler import ingest
 from compiler._io import Workspace
-from compiler.checkpoint import read_role
-from compiler.forward import LayerStream, MlpHooks
+from compiler.activity import forward
+from compiler.activity.forward import LayerStream, MlpHooks
+from compiler.checkpoint.tensors import read_role
 from compiler.ingest import IngestConfig
 from schemas.errors import ColdpressError
 from schemas.model import Model

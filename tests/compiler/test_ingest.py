@@ -14,7 +14,7 @@ import pytest
 from compiler import ingest
 from compiler.__main__ import main
 from compiler._io import Workspace, load_record
-from compiler.checkpoint import read_role
+from compiler.checkpoint.tensors import read_role
 from compiler.ingest import IngestConfig
 from schemas.errors import CheckpointError
 from schemas.model import Model

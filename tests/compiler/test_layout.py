@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compiler.layout import LayoutConfig, run
-from runtime._checks import check_manifest
-from runtime._errors import FieldError
+from runtime.artifact.checks import check_manifest
+from runtime.artifact.errors import FieldError
 from runtime.budget import refit, used_bytes
 from schemas.base import ArrayFile
 from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError

@@ -1,4 +1,4 @@
-"""compiler/_lock.py: one holder at a time, and a killed holder leaves nothing behind."""
+"""compiler/workflow/lock.py: one holder at a time, and a killed holder leaves nothing behind."""
 
 import subprocess
 import sys
@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from compiler._lock import hold
+from compiler.workflow.lock import hold
 from schemas.errors import ColdpressError
 from tests.support.data import ROOT
 
-HOLDER = "import sys, time; from pathlib import Path; from compiler._lock import hold; file = hold(Path(sys.argv[1]))"
+HOLDER = (
+    "import sys, time; from pathlib import Path; from compiler.workflow.lock import hold; "
+    "file = hold(Path(sys.argv[1]))"
+)
 
 
 def test_the_second_holder_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""compiler/__main__.py: what a job does beside running its stage."""
+"""compiler/job.py: what a job does beside running its stage."""
 
 from pathlib import Path
 
-from compiler.__main__ import execute
+from compiler.job import execute
 from tests.support.models import write_model
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from compiler._io import Workspace, load_arrays
-from compiler._packed import adjacent_share
+from compiler.activity.packed_bits import adjacent_share
 from compiler.order import OrderConfig
 from compiler.order import run as run_stage
 from compiler.order.ripple import arrange

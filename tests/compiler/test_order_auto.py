@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from compiler.order import auto, collapse, misses, ripple
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 from tests.support.statistics import device_of, problem_of, topical
 
 FLASH = device_of(latency_s=1e-6).flash

@@ -11,7 +11,7 @@ import pytest
 
 from compiler.order._coactivation import pair_counts, to_words
 from compiler.order._friends import nearest_friends
-from compiler.order._search import gap_step, improve, total_cost
+from compiler.order._local_search import gap_step, improve, total_cost
 from compiler.order.ripple import join_links
 from tests.support.paths import heaviest_paths
 from tests.support.statistics import pack, topical

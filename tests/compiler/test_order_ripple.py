@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compiler._packed import adjacent_share
+from compiler.activity.packed_bits import adjacent_share
 from compiler.order._coactivation import pair_counts
 from compiler.order.ripple import arrange, join_links
 from tests.support.statistics import pack, problem_of, topical

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compiler.order import _search, closest_friend, cold, collapse, jaccard, lift, misses, ripple
+from compiler.order import _local_search, closest_friend, cold, collapse, jaccard, lift, misses, ripple
 from compiler.order._coactivation import pair_counts, to_words
 from compiler.order._friends import nearest_friends
+from compiler.order._local_search import SCALE, gap_step, improve, total_cost
 from compiler.order._misses import read_bits
-from compiler.order._search import SCALE, gap_step, improve, total_cost
-from compiler.order._weights import HIGHEST
-from compiler.order._weights import jaccard as jaccard_weights
-from compiler.order._weights import lift as lift_weights
+from compiler.order._pair_weights import HIGHEST
+from compiler.order._pair_weights import jaccard as jaccard_weights
+from compiler.order._pair_weights import lift as lift_weights
 from tests.support.statistics import pack, problem_of, topical
 
 ACTIVE = st.tuples(st.integers(3, 24), st.integers(1, 150)).flatmap(lambda shape: arrays(bool, shape))
@@ -65,7 +65,7 @@ def test_the_search_lowers_the_cost_of_a_random_order(gap_cost: float) -> None:
 
 def test_no_single_move_beside_a_friend_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search ends by itself, with no gain too small, every move it may make costs more."""
-    monkeypatch.setattr(_search, "LAST_GAIN", 0.0)
+    monkeypatch.setattr(_local_search, "LAST_GAIN", 0.0)
     active, gap_cost = topical(30, 128, 3), 0.2
     words, order = to_words(pack(active)), np.arange(30)
     friends = nearest_friends(pair_counts(pack(active), 128), active.sum(axis=1), np.arange(30, dtype=np.int32), 4)

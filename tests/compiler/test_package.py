@@ -14,10 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from compiler._io import load_arrays, save_arrays
-from compiler.package import _files, _flash, _mapped, _publish
-from compiler.package._files import HashingFile
+from compiler.package import _flash, _hashing, _mapped, _publish
+from compiler.package._hashing import HashingFile
 from compiler.package._mapped import MappedArray
-from runtime.artifact import open_artifact
+from runtime.artifact.reader import open_artifact
 from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE
 from tests.support.records import Build, tiny_spec
@@ -120,7 +120,7 @@ def test_same_records_same_bytes_in_any_folder_and_chunking(tmp_path, monkeypatc
     first = Build(tmp_path / "a", method="predictor", layers_per_job=2)
     second = Build(tmp_path / "some" / "other place", method="predictor", layers_per_job=1)
     first.package()
-    monkeypatch.setattr(_files, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
     identity = second.package(order=second.order[::-1], quantized=second.quantized[::-1]).manifest_sha256
     assert contents(first.artifact) == contents(second.artifact)
     assert identity == hashlib.sha256((first.artifact / MANIFEST_FILE).read_bytes()).hexdigest()
@@ -130,7 +130,7 @@ def test_same_records_same_bytes_in_any_folder_and_chunking(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("block_bytes", [65536, 8 << 20])
 def test_units_longer_than_what_is_left_of_a_block_are_cut_and_joined(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(_files, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(_hashing, "BLOCK_BYTES", block_bytes)
     spec = tiny_spec(intermediate_size=1100, num_hidden_layers=1)
     build = Build(tmp_path, method="dense", format_name="fp16", spec=spec)  # 384 bytes a unit: 65536 is no multiple
     build.package()
@@ -143,7 +143,7 @@ def test_units_longer_than_what_is_left_of_a_block_are_cut_and_joined(tmp_path, 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 65535, 65536, 65537, 5 * 65536 + 4097])
 def test_a_file_is_what_was_appended_with_its_digest(tmp_path, monkeypatch, size, direct):
-    monkeypatch.setattr(_files, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
     if not direct:
         refuse_direct_writes(monkeypatch)
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
@@ -171,7 +171,7 @@ def refuse_direct_writes(monkeypatch) -> None:
 
 
 def test_a_failed_write_ends_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
 
     def full(descriptor, data, place):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -179,7 +179,7 @@ def test_a_failed_write_ends_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", full)
     file = HashingFile(tmp_path / "file")
     with pytest.raises(OSError, match="No space left"):
-        file.write(np.zeros(2 * _files.NUM_BLOCKS * 65536, np.uint8))
+        file.write(np.zeros(2 * _hashing.NUM_BLOCKS * 65536, np.uint8))
     file.close()
 
 
@@ -193,7 +193,7 @@ def resident_bytes_of(path: Path) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc/self/smaps")
 def test_memory_does_not_grow_with_the_section(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 1 << 20)
     monkeypatch.setattr(_mapped, "RELEASE_BYTES", 1 << 20)
     units = np.random.default_rng(0).integers(0, 256, (1024, 8192), np.uint8)
     source = save_arrays(tmp_path / "codes.safetensors", {"units": units})

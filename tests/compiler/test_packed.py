@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compiler._packed import adjacent_share, population
+from compiler.activity.packed_bits import adjacent_share, population
 
 
 def test_population_counts_rows() -> None:

@@ -12,8 +12,8 @@ from compiler._io import load_arrays
 from compiler.place import PlaceConfig, pulp_highs, run
 from compiler.place._counts import Window, head_counts, split_tokens, traces_of
 from compiler.place._problem import Problem, bytes_of, make_group, units_of
-from compiler.place._search import search
 from compiler.place._share import choose_share
+from compiler.place._solve import search
 from compiler.place._tiers import min_units, worth
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.placement import PinnedShare, Placement

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from compiler import _predictor_training as training
 from compiler._io import load_arrays, save_arrays
 from compiler.predict import PredictConfig, first_rank, run
+from compiler.predict import _training as training
 from runtime.sparsity import predictor
 from schemas.activations import Activations
 from schemas.errors import ColdpressError

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import _host, _needs, _trial, calibrate, ingest, layout, predict, preflight, quantize
+from compiler import calibrate, ingest, layout, predict, preflight, quantize
 from compiler._io import Workspace, save_arrays
 from compiler.allocate import PREDICTOR_PARAMETER_SHARE
 from compiler.calibrate import CalibrateConfig
+from compiler.device import host
 from compiler.ingest import IngestConfig
 from compiler.place import _counts
-from compiler.preflight import PreflightConfig
+from compiler.preflight import PreflightConfig, _needs, _trial
 from compiler.profiles import device_file, load_device
 from compiler.quantize import QuantizeConfig
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
@@ -64,7 +65,7 @@ def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes:
 
 
 def test_too_little_memory(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_host, "free_dram_bytes", lambda: 300_000_000)
+    monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
     with pytest.raises(
         DoesNotFitError, match=r"verify needs 6\d\d MB of memory, this machine has 300 MB free; .*preflight=off"
     ):
@@ -117,8 +118,8 @@ def test_the_limits_of_all_groups_around_a_job_count(
         (path / "memory.stat").write_text(f"anon 1\n{cache} 500\n")
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "cgroup").write_text(f"9:pids:/\n{line}\n")
-    assert list(_host.left_in_groups(tmp_path)) == [2500, 1500]
-    assert list(_host.left_in_groups(tmp_path / "elsewhere")) == []
+    assert list(host.left_in_groups(tmp_path)) == [2500, 1500]
+    assert list(host.left_in_groups(tmp_path / "elsewhere")) == []
 
 
 def test_too_little_disk(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""compiler/progress.py: one line per step while all is well, every line once something fails."""
+"""compiler/workflow/progress.py: one line per step while all is well, every line once something fails."""
 
 from itertools import count
 
-from compiler.progress import shorten
+from compiler.workflow.progress import shorten
 
 RUN = """Building DAG of jobs...
 rule order:

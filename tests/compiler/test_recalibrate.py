@@ -8,9 +8,9 @@ import pytest
 
 from compiler import calibrate, ingest, recalibrate
 from compiler._io import Workspace, load_arrays, save_arrays
+from compiler.activity.forward import LayerStream, MlpHooks
 from compiler.calibrate import CalibrateConfig
-from compiler.checkpoint import read_role
-from compiler.forward import LayerStream, MlpHooks
+from compiler.checkpoint.tensors import read_role
 from compiler.ingest import IngestConfig
 from compiler.recalibrate import RecalibrateConfig
 from runtime.sparsity import topk

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from compiler import calibrate, ingest, recalibrate
-from compiler.__main__ import execute
 from compiler._io import Workspace, load_arrays, load_record, save_arrays, save_record
-from compiler._shards import merge, shard_text, task_tokens
+from compiler.activity.shards import merge, shard_text, task_tokens
 from compiler.calibrate import CalibrateConfig
 from compiler.ingest import IngestConfig
+from compiler.job import execute
 from compiler.recalibrate import RecalibrateConfig
 from schemas.activations import Activations
 from schemas.corpus import SPLITS, Corpus, TokenBlocks

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compiler._packed import population
-from compiler._signals import (
+from compiler.activity.packed_bits import population
+from compiler.activity.signals import (
     magnitude_edges,
     magnitude_histogram,
     pack_nonzero,

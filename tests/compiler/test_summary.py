@@ -1,11 +1,11 @@
-"""compiler/summary.py: the screen after a build, from the build's own records."""
+"""compiler/workflow/summary.py: the screen after a build, from the build's own records."""
 
 from pathlib import Path
 
 import pytest
 
-from compiler import summary
 from compiler._io import save_record
+from compiler.workflow import summary
 from schemas.metrics import Metrics
 from schemas.package import Package
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import _text, ingest, tokenize
+from compiler import ingest, tokenize
 from compiler._io import Workspace, load_arrays
-from compiler._text import pieces, read_corpus
 from compiler.ingest import IngestConfig
-from compiler.tokenize import TokenizeConfig
+from compiler.tokenize import TokenizeConfig, _text
+from compiler.tokenize._text import pieces, read_corpus
 from schemas.corpus import SPLITS, Corpus
 from schemas.errors import ColdpressError
 from schemas.model import Model
@@ -176,7 +176,7 @@ def test_real_corpora(model: Model, corpus: str, tmp_path: Path) -> None:
 def test_the_text_that_comes_with_python_has_its_own_splits(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demo import corpus
+    from compiler.tokenize import pydoc as corpus
 
     pages = {split: documents(90)[index::3] for index, split in enumerate(SPLITS)}
     monkeypatch.setattr(corpus, "documents", pages.__getitem__)

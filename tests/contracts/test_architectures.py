@@ -9,9 +9,9 @@ import pytest
 
 from compiler import ingest
 from compiler._io import Workspace
+from compiler.activity.forward import LayerStream, MlpHooks
 from compiler.architectures._common import role_shape
-from compiler.checkpoint import read_role, rotary_inv_freq
-from compiler.forward import LayerStream, MlpHooks
+from compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from compiler.ingest import IngestConfig
 from runtime._plugins import names
 from schemas.model import Model

@@ -7,7 +7,7 @@ import pytest
 
 from compiler.place._problem import Choice, Group, Problem, bytes_of, make_group, tiers_of, units_of, value_of
 from compiler.place._program import Program
-from compiler.place._search import Solution, search
+from compiler.place._solve import Solution, search
 from runtime._plugins import load, names
 
 SOLVERS = names("compiler.place")

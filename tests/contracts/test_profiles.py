@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compiler.config import resolve
 from compiler.profiles import PROFILES, device_names, load_device, load_model, model_names
+from compiler.workflow.settings import resolve
 from runtime import _plugins
 from schemas.device import DeviceProfile, flash_seconds
 from tests.support.data import ROOT

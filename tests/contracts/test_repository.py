@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.__main__ import STAGES
+from compiler.job import STAGES
 from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
@@ -89,7 +89,11 @@ def test_the_runtime_imports_neither_torch_nor_the_compiler() -> None:
 
 
 def test_parsing_the_workflow_imports_no_torch() -> None:
-    assert not imported("from compiler.config import resolve; resolve({})") & {"torch", "transformers", "datasets"}
+    assert not imported("from compiler.workflow.settings import resolve; resolve({})") & {
+        "torch",
+        "transformers",
+        "datasets",
+    }
 
 
 def test_no_machine_paths_in_the_text() -> None:

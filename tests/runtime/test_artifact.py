@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from runtime import _errors
-from runtime.artifact import open_artifact
+from runtime.artifact import errors
+from runtime.artifact.reader import open_artifact
 from schemas.errors import ArtifactError
 from tests.support.artifacts import (
     Recipe,
@@ -85,7 +85,7 @@ def test_files_are_read_with_their_digest(path):
     change_manifest(path, lambda manifest: None, relist=True)
     assert open_artifact(path).read_bytes("tokenizer/tokenizer.json") == b"{}"
     (path / "tokenizer/tokenizer.json").write_bytes(b"[]")
-    with pytest.raises(_errors.DigestError, match=r"tokenizer/tokenizer.json: the sha256 is"):
+    with pytest.raises(errors.DigestError, match=r"tokenizer/tokenizer.json: the sha256 is"):
         open_artifact(path).read_bytes("tokenizer/tokenizer.json")
     with pytest.raises(KeyError):
         open_artifact(path).read_bytes("README.md")
@@ -105,26 +105,26 @@ def test_the_folder_is_closed_with_the_last_that_uses_it(path):
 
 
 def test_a_path_that_is_no_artifact_is_refused(tmp_path):
-    refuse(tmp_path / "none", _errors.FileKindError, "the artifact is missing")
+    refuse(tmp_path / "none", errors.FileKindError, "the artifact is missing")
     (tmp_path / "file").write_text("x")
-    refuse(tmp_path / "file", _errors.FileKindError, "expected a folder")
-    refuse(tmp_path, _errors.FileKindError, "manifest.json", "missing")
+    refuse(tmp_path / "file", errors.FileKindError, "expected a folder")
+    refuse(tmp_path, errors.FileKindError, "manifest.json", "missing")
 
 
 @pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "tables.safetensors", "manifest.json"])
 def test_a_missing_file_is_refused(path, name):
     (path / name).unlink()
-    refuse(path, _errors.FileKindError, name, "missing")
+    refuse(path, errors.FileKindError, name, "missing")
 
 
 @pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "manifest.json"])
 def test_links_are_refused(path, name):
     (path / name).rename(path.parent / name)
     (path / name).symlink_to(path.parent / name)
-    refuse(path, _errors.FileKindError, name, "a link")
+    refuse(path, errors.FileKindError, name, "a link")
     (path / name).unlink()
     (path / name).hardlink_to(path.parent / name)
-    refuse(path, _errors.FileKindError, name, "a hard link, one of 2 names")
+    refuse(path, errors.FileKindError, name, "a hard link, one of 2 names")
 
 
 def test_a_linked_folder_is_refused(path):
@@ -136,16 +136,16 @@ def test_a_linked_folder_is_refused(path):
     open_artifact(path)
     shutil.rmtree(path / "tokenizer")
     (path / "tokenizer").symlink_to(outside)
-    refuse(path, _errors.FileKindError, "tokenizer/tokenizer.json")
+    refuse(path, errors.FileKindError, "tokenizer/tokenizer.json")
 
 
 def test_a_pipe_or_folder_in_place_of_a_file_is_refused_at_once(path):
     (path / "flash.img").unlink()
     os.mkfifo(path / "flash.img")
-    refuse(path, _errors.FileKindError, "flash.img", "regular file")
+    refuse(path, errors.FileKindError, "flash.img", "regular file")
     (path / "flash.img").unlink()
     (path / "flash.img").mkdir()
-    refuse(path, _errors.FileKindError, "flash.img", "regular file")
+    refuse(path, errors.FileKindError, "flash.img", "regular file")
 
 
 @pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "tables.safetensors"])
@@ -153,7 +153,7 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_refused_at_once(path):
 def test_another_size_is_refused(path, name, change):
     size = (path / name).stat().st_size
     os.truncate(path / name, size + change)
-    refuse(path, _errors.FileSizeError, name, f"{size + change} bytes", f"{size}, as the manifest says")
+    refuse(path, errors.FileSizeError, name, f"{size + change} bytes", f"{size}, as the manifest says")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_another_size_is_refused(path, name, change):
 def test_unsafe_names_are_refused(path, name):
     entry = {"path": name, "size_bytes": 0, "sha256": "0" * 64}
     change_manifest(path, lambda manifest: manifest["files"].append(entry))
-    refuse(path, _errors.FileNameError, "manifest.json: files[")
+    refuse(path, errors.FileNameError, "manifest.json: files[")
 
 
 # The manifest as text
@@ -211,14 +211,14 @@ def test_unsafe_names_are_refused(path, name):
 )
 def test_text_that_is_not_strict_json_is_refused(path, text, words):
     (path / "manifest.json").write_bytes(text)
-    kind = _errors.FileSizeError if len(text) > 16 << 20 else _errors.JsonError
+    kind = errors.FileSizeError if len(text) > 16 << 20 else errors.JsonError
     refuse(path, kind, "manifest.json", words)
 
 
 @pytest.mark.parametrize("value", [b"[]", b"3", b"{}", b'{"format": {"major": 1.0, "minor": 0, "name": "coldpress"}}'])
 def test_json_that_is_no_manifest_is_refused(path, value):
     (path / "manifest.json").write_bytes(value)
-    refuse(path, _errors.SchemaError, "manifest.json: format")
+    refuse(path, errors.SchemaError, "manifest.json: format")
 
 
 # Versions and features
@@ -226,17 +226,17 @@ def test_json_that_is_no_manifest_is_refused(path, value):
 
 def test_another_major_version_is_refused_whatever_else_has_changed(path):
     write_manifest(path, {"format": {"name": "coldpress", "major": 2, "minor": 1}, "everything": "else"})
-    refuse(path, _errors.VersionError, "is 2.1", "1.x", "up to 1.0")
+    refuse(path, errors.VersionError, "is 2.1", "1.x", "up to 1.0")
     change = {"format": {"name": "gguf", "major": 1, "minor": 0}}
     write_manifest(path, change)
-    refuse(path, _errors.VersionError, "'gguf'", "'coldpress'")
+    refuse(path, errors.VersionError, "'gguf'", "'coldpress'")
 
 
 def test_unknown_required_features_are_refused_and_optional_ones_ignored(path):
     change_manifest(path, lambda manifest: manifest["features"]["optional"].append("sparkles"))
     open_artifact(path)
     change_manifest(path, lambda manifest: manifest["features"]["required"].append("zstd-sections"))
-    refuse(path, _errors.FeatureError, "'zstd-sections'", "crc32c-pages")
+    refuse(path, errors.FeatureError, "'zstd-sections'", "crc32c-pages")
 
 
 def test_unknown_fields_are_dropped_only_from_a_newer_minor_version(path):
@@ -247,7 +247,7 @@ def test_unknown_fields_are_dropped_only_from_a_newer_minor_version(path):
 
     plain = open_artifact(path).manifest
     change_manifest(path, extend)
-    refuse(path, _errors.SchemaError, "manifest.json")
+    refuse(path, errors.SchemaError, "manifest.json")
     change_manifest(path, lambda manifest: manifest["format"].update(minor=7))
     found = open_artifact(path).manifest
     assert found == plain.model_copy(update={"format": found.format})
@@ -255,7 +255,7 @@ def test_unknown_fields_are_dropped_only_from_a_newer_minor_version(path):
 
 def test_a_newer_minor_version_may_have_more_tensors(path):
     change_arrays(path, "tables.safetensors", lambda arrays: arrays.update(windows=np.zeros(3, np.int32)))
-    refuse(path, _errors.TensorFileError, "tables.safetensors", "'windows'")
+    refuse(path, errors.TensorFileError, "tables.safetensors", "'windows'")
     change_manifest(path, lambda manifest: manifest["format"].update(minor=1))
     open_artifact(path)
 
@@ -275,12 +275,12 @@ def test_a_newer_minor_version_may_have_more_tensors(path):
 )
 def test_fields_outside_the_schema_are_refused(path, change):
     change_manifest(path, change)
-    refuse(path, _errors.SchemaError, "what the schema says")
+    refuse(path, errors.SchemaError, "what the schema says")
 
 
 # What the manifest says about itself: (change, error, words)
 
-SECTIONS = _errors.SectionError
+SECTIONS = errors.SectionError
 MANIFEST_CASES = {
     "unaligned": (lambda m: section(m, 1, offset_bytes=131072 + 4096), SECTIONS, "sections[1].offset_bytes"),
     "overlap": (lambda m: section(m, 1, offset_bytes=65536), SECTIONS, "sections[1].offset_bytes"),
@@ -304,49 +304,49 @@ MANIFEST_CASES = {
     "page size": (lambda m: m["flash"].update(page_bytes=131072), SECTIONS, "page_bytes is 131072"),
     "image size": (lambda m: m["flash"].update(size_bytes=1 << 20), SECTIONS, "size_bytes is 1048576", "as in files"),
     "a billion layers": (lambda m: m["model"].update(num_hidden_layers=10**9), SECTIONS, "1000000000 layers"),
-    "files": (lambda m: m["files"].pop(0), _errors.FileNameError, "without flash.img"),
-    "heads": (lambda m: m["model"].update(num_key_value_heads=3), _errors.ModelError, "num_key_value_heads is 3"),
+    "files": (lambda m: m["files"].pop(0), errors.FileNameError, "without flash.img"),
+    "heads": (lambda m: m["model"].update(num_key_value_heads=3), errors.ModelError, "num_key_value_heads is 3"),
     "rotary": (
         lambda m: m["model"].update(rotary_dim=18),
-        _errors.ModelError,
+        errors.ModelError,
         "rotary_dim is 18",
         "at most head_dim, 16",
     ),
-    "odd rotary": (lambda m: m["model"].update(rotary_dim=15), _errors.ModelError, "rotary_dim is 15", "even"),
-    "no rotary": (lambda m: m["model"].update(rotary_dim=0), _errors.ModelError, "rotary_dim is 0", "positive"),
+    "odd rotary": (lambda m: m["model"].update(rotary_dim=15), errors.ModelError, "rotary_dim is 15", "even"),
+    "no rotary": (lambda m: m["model"].update(rotary_dim=0), errors.ModelError, "rotary_dim is 0", "positive"),
     "token": (
         lambda m: m["model"].update(eos_token_ids=[96]),
-        _errors.ModelError,
+        errors.ModelError,
         "eos_token_ids",
         "below vocab_size, 96",
     ),
-    "resident role": (lambda m: m["resident"].pop(0), _errors.ModelError, "embed_tokens.weight"),
-    "resident twice": (lambda m: m["resident"].append(m["resident"][0]), _errors.ModelError, "distinct roles"),
+    "resident role": (lambda m: m["resident"].pop(0), errors.ModelError, "embed_tokens.weight"),
+    "resident twice": (lambda m: m["resident"].append(m["resident"][0]), errors.ModelError, "distinct roles"),
     "resident shape": (
         lambda m: m["resident"][0].update(shape=[96, 63]),
-        _errors.ModelError,
+        errors.ModelError,
         "resident[0]",
         "[96, 64]",
     ),
-    "strange role": (lambda m: resident(m, "layers.3.magic.weight"), _errors.ModelError, "magic"),
-    "flash role": (lambda m: resident(m, "layers.3.up_proj.weight"), _errors.ModelError, "up_proj"),
-    "too many layers": (lambda m: resident(m, "layers.12.q_proj.bias"), _errors.ModelError, "layers.12"),
-    "predictors": (lambda m: m["predictors"].append(predictor(0)), _errors.FileNameError, "predictors.safetensors"),
-    "cache": (lambda m: plan(m, cache="magic"), _errors.PlanError, "plans[0].cache", "lfu, lru, static"),
-    "method": (lambda m: plan(m, method="topk"), _errors.PlanError, "plans[0].method", "up_down"),
-    "context": (lambda m: plan(m, context_length=65), _errors.PlanError, "context_length is 65, expected at most 64"),
-    "resident sum": (lambda m: plan(m, resident_bytes=1), _errors.PlanError, "resident_bytes is 1,"),
-    "predictor sum": (lambda m: plan(m, predictor_bytes=1), _errors.PlanError, "predictor_bytes is 1, expected 0"),
-    "KV sum": (lambda m: plan(m, kv_cache_bytes=5), _errors.PlanError, "kv_cache_bytes is 5, expected 49152"),
-    "buffer": (lambda m: plan(m, read_buffer_bytes=4096), _errors.PlanError, "read_buffer_bytes is 4096", "least 8192"),
-    "odd buffer": (lambda m: plan(m, read_buffer_bytes=32769), _errors.PlanError, "read_buffer_bytes is 32769"),
-    "staging": (lambda m: plan(m, staging_slots=[["neuron", 4]]), _errors.PlanError, "staging_slots"),
-    "no staging": (lambda m: plan(m, staging_slots=[["up_down", 0]]), _errors.SchemaError, "staging_slots"),
-    "plan sections": (lambda m: m["plans"][0]["sections"].reverse(), _errors.PlanError, "plans[0].sections"),
-    "too many slots": (lambda m: part(m, 4, cache_slots=481), _errors.PlanError, "plans[0].sections[4]", "at most 512"),
-    "budget": (lambda m: plan(m, dram_budget_bytes=100_000), _errors.PlanError, "dram_budget_bytes is 100000"),
-    "plan names": (lambda m: m["plans"].append(m["plans"][0]), _errors.PlanError, "distinct names"),
-    "more pinned": (lambda m: part(m, 4, num_pinned=33, cache_slots=0), _errors.TableError, "pinned.4.up_down"),
+    "strange role": (lambda m: resident(m, "layers.3.magic.weight"), errors.ModelError, "magic"),
+    "flash role": (lambda m: resident(m, "layers.3.up_proj.weight"), errors.ModelError, "up_proj"),
+    "too many layers": (lambda m: resident(m, "layers.12.q_proj.bias"), errors.ModelError, "layers.12"),
+    "predictors": (lambda m: m["predictors"].append(predictor(0)), errors.FileNameError, "predictors.safetensors"),
+    "cache": (lambda m: plan(m, cache="magic"), errors.PlanError, "plans[0].cache", "lfu, lru, static"),
+    "method": (lambda m: plan(m, method="topk"), errors.PlanError, "plans[0].method", "up_down"),
+    "context": (lambda m: plan(m, context_length=65), errors.PlanError, "context_length is 65, expected at most 64"),
+    "resident sum": (lambda m: plan(m, resident_bytes=1), errors.PlanError, "resident_bytes is 1,"),
+    "predictor sum": (lambda m: plan(m, predictor_bytes=1), errors.PlanError, "predictor_bytes is 1, expected 0"),
+    "KV sum": (lambda m: plan(m, kv_cache_bytes=5), errors.PlanError, "kv_cache_bytes is 5, expected 49152"),
+    "buffer": (lambda m: plan(m, read_buffer_bytes=4096), errors.PlanError, "read_buffer_bytes is 4096", "least 8192"),
+    "odd buffer": (lambda m: plan(m, read_buffer_bytes=32769), errors.PlanError, "read_buffer_bytes is 32769"),
+    "staging": (lambda m: plan(m, staging_slots=[["neuron", 4]]), errors.PlanError, "staging_slots"),
+    "no staging": (lambda m: plan(m, staging_slots=[["up_down", 0]]), errors.SchemaError, "staging_slots"),
+    "plan sections": (lambda m: m["plans"][0]["sections"].reverse(), errors.PlanError, "plans[0].sections"),
+    "too many slots": (lambda m: part(m, 4, cache_slots=481), errors.PlanError, "plans[0].sections[4]", "at most 512"),
+    "budget": (lambda m: plan(m, dram_budget_bytes=100_000), errors.PlanError, "dram_budget_bytes is 100000"),
+    "plan names": (lambda m: m["plans"].append(m["plans"][0]), errors.PlanError, "distinct names"),
+    "more pinned": (lambda m: part(m, 4, num_pinned=33, cache_slots=0), errors.TableError, "pinned.4.up_down"),
 }
 
 
@@ -380,15 +380,15 @@ def test_a_manifest_that_contradicts_itself_is_refused(path, case):
 def test_a_predictor_plan_needs_predictors_for_all_layers(predictor_artifact, tmp_path):
     path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
     change_manifest(path, lambda manifest: manifest["predictors"].pop())
-    refuse(path, _errors.ModelError, "predictors", "layers 0 to 11")
+    refuse(path, errors.ModelError, "predictors", "layers 0 to 11")
     change_manifest(path, lambda manifest: manifest.update(predictors=[]))
-    refuse(path, _errors.PlanError, "plans[0].method is 'predictor'")
+    refuse(path, errors.PlanError, "plans[0].method is 'predictor'")
 
 
 def test_a_predictor_of_another_rank_is_refused(predictor_artifact, tmp_path):
     path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
     change_manifest(path, lambda manifest: manifest["predictors"][3].update(rank=7))
-    refuse(path, _errors.PlanError, "predictor_bytes")
+    refuse(path, errors.PlanError, "predictor_bytes")
 
 
 # Tensor files: (header as a function of a valid one, words)
@@ -439,7 +439,7 @@ HEADER_CASES = {
 def test_a_tensor_file_that_breaks_its_format_is_refused(path, case):
     change, words = HEADER_CASES[case]
     replace_header(path, change)
-    kind = _errors.JsonError if case == "twice" else _errors.TensorFileError
+    kind = errors.JsonError if case == "twice" else errors.TensorFileError
     refuse(path, kind, "resident.safetensors", words)
 
 
@@ -447,22 +447,22 @@ def test_a_tensor_file_that_breaks_its_format_is_refused(path, case):
 def test_a_header_length_out_of_bounds_is_refused(path, length):
     file = path / "resident.safetensors"
     file.write_bytes(length.to_bytes(8, "little") + file.read_bytes()[8:])
-    refuse(path, _errors.TensorFileError, "resident.safetensors: the header length", str(length))
+    refuse(path, errors.TensorFileError, "resident.safetensors: the header length", str(length))
 
 
 def test_trailing_bytes_and_tiny_files_are_refused(path):
     file = path / "resident.safetensors"
     file.write_bytes(file.read_bytes() + bytes(8))
     change_manifest(path, lambda manifest: None, relist=True)
-    refuse(path, _errors.TensorFileError, "where the last tensor ends")
+    refuse(path, errors.TensorFileError, "where the last tensor ends")
     file.write_bytes(bytes(4))
     change_manifest(path, lambda manifest: None, relist=True)
-    refuse(path, _errors.TensorFileError, "4 bytes", "at least 8")
+    refuse(path, errors.TensorFileError, "4 bytes", "at least 8")
 
 
 def test_tensors_other_than_the_manifests_are_refused(path):
     change_arrays(path, "resident.safetensors", lambda arrays: arrays.update(extra=np.zeros(2, np.float32)))
-    refuse(path, _errors.TensorFileError, "'extra'", "only what the manifest names")
+    refuse(path, errors.TensorFileError, "'extra'", "only what the manifest names")
 
 
 def test_a_tensor_of_another_shape_or_type_is_refused(path):
@@ -470,7 +470,7 @@ def test_a_tensor_of_another_shape_or_type_is_refused(path):
         arrays["norm.weight"] = arrays["norm.weight"].reshape(8, 8)
 
     change_arrays(path, "resident.safetensors", reshape)
-    refuse(path, _errors.TensorFileError, "'norm.weight'", "float32 [8, 8]", "float32 [64]")
+    refuse(path, errors.TensorFileError, "'norm.weight'", "float32 [8, 8]", "float32 [64]")
 
 
 # Contents
@@ -483,12 +483,12 @@ def test_an_order_that_is_no_permutation_is_refused(path, value):
         order[np.argmin(order)] = value
 
     change_arrays(path, "tables.safetensors", spoil)
-    refuse(path, _errors.TableError, "order.6.up_down", "without unit 0", "permutation of 512 units")
+    refuse(path, errors.TableError, "order.6.up_down", "without unit 0", "permutation of 512 units")
 
 
 def test_a_placement_other_than_0_and_1_is_refused(path):
     change_arrays(path, "tables.safetensors", lambda arrays: arrays["pinned.0.up_down"].__setitem__(3, 2))
-    refuse(path, _errors.TableError, "pinned.0.up_down", "the value 2")
+    refuse(path, errors.TableError, "pinned.0.up_down", "the value 2")
 
 
 def flip_last(path):
@@ -499,18 +499,18 @@ def flip_last(path):
 
 def test_a_flipped_bit_in_the_tables_is_refused(path):
     flip_last(path / "tables.safetensors")
-    refuse(path, _errors.DigestError, "tables.safetensors: the sha256 is")
+    refuse(path, errors.DigestError, "tables.safetensors: the sha256 is")
 
 
 def test_a_flipped_bit_in_the_resident_tensors_is_refused_before_use(path):
     flip_last(path / "resident.safetensors")
-    with pytest.raises(_errors.DigestError, match=r"resident.safetensors: the sha256 is [0-9a-f]{64}, expected"):
+    with pytest.raises(errors.DigestError, match=r"resident.safetensors: the sha256 is [0-9a-f]{64}, expected"):
         _ = open_artifact(path).resident
 
 
 def test_weights_that_are_not_finite_are_refused_before_use(path):
     change_arrays(path, "resident.safetensors", lambda arrays: arrays["norm.weight"].__setitem__(3, np.nan))
-    with pytest.raises(_errors.NonFiniteError, match=r"tensor 'norm.weight' is holding 1 values"):
+    with pytest.raises(errors.NonFiniteError, match=r"tensor 'norm.weight' is holding 1 values"):
         _ = open_artifact(path).resident
 
 
@@ -518,12 +518,12 @@ def test_a_threshold_must_be_a_number(predictor_artifact, tmp_path):
     path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
     text = (path / "manifest.json").read_text().replace('"threshold": 0.1', '"threshold": 1e400', 1)
     (path / "manifest.json").write_text(text)
-    refuse(path, _errors.JsonError, "1e400")
+    refuse(path, errors.JsonError, "1e400")
 
 
 def test_a_swapped_flash_image_is_not_taken_for_this_one(path, tmp_path):
     """Same sizes, other weights: the page checksums in the tables belong to the manifest."""
     other = build_artifact(tmp_path / "other", Recipe(seed=5)).path
     shutil.copy(other / "tables.safetensors", path / "tables.safetensors")
-    refuse(path, _errors.DigestError, "tables.safetensors")
+    refuse(path, errors.DigestError, "tables.safetensors")
     assert {entry["path"] for entry in files_of(path)} == {"flash.img", "resident.safetensors", "tables.safetensors"}

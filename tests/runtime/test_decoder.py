@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from runtime import _arithmetic, decoder
-from runtime._mlp import Mlp
-from runtime._selection import Selection
-from runtime.decoder import Decoder
 from runtime.generate import Session
+from runtime.model import arithmetic, decoder
+from runtime.model.decoder import Decoder
+from runtime.model.mlp import Mlp
+from runtime.model.selection import Selection
 from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.data import data_folder
@@ -274,7 +274,7 @@ def test_keys_beyond_fp16_are_refused(tmp_path):
 
 def test_erf():
     x = np.linspace(-6, 6, 20001, dtype=np.float32)
-    np.testing.assert_allclose(_arithmetic.erf(x), [math.erf(value) for value in x.astype(float)], rtol=0, atol=5e-7)
+    np.testing.assert_allclose(arithmetic.erf(x), [math.erf(value) for value in x.astype(float)], rtol=0, atol=5e-7)
 
 
 @pytest.mark.parametrize("name", ["relu", "silu", "gelu", "gelu_tanh"])
@@ -285,7 +285,7 @@ def test_activations_agree_with_transformers(name):
     names = {"gelu_tanh": "gelu_pytorch_tanh"}
     x = np.concatenate([np.linspace(-12, 12, 4001), [-200, 200, 0]]).astype(np.float32)
     expected = ACT2FN[names.get(name, name)](torch.from_numpy(x)).numpy()
-    found = _arithmetic.activation(name)(x)
+    found = arithmetic.activation(name)(x)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
 
@@ -299,5 +299,5 @@ def test_norms_agree_with_torch():
     tensors = [torch.from_numpy(array) for array in (x, weight, bias)]
     rms = torch.nn.functional.rms_norm(tensors[0], (64,), tensors[1], 1e-5).numpy()
     layer = torch.nn.functional.layer_norm(tensors[0], (64,), tensors[1], tensors[2], 1e-5).numpy()
-    np.testing.assert_allclose(_arithmetic.rms_norm(x, weight, 1e-5), rms, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(_arithmetic.layer_norm(x, weight, bias, 1e-5), layer, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(arithmetic.rms_norm(x, weight, 1e-5), rms, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(arithmetic.layer_norm(x, weight, bias, 1e-5), layer, rtol=0, atol=1e-5)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from runtime import _native
-from runtime._errors import DeviceError
 from runtime._extents import Extents
-from runtime.artifact import Artifact, open_artifact
+from runtime.artifact.errors import DeviceError
+from runtime.artifact.reader import Artifact, open_artifact
 from runtime.flash import direct, simulated
 from schemas.device import flash_seconds
 from schemas.errors import CorruptPageError

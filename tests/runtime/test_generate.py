@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from runtime._sampling import Chooser, Sampling, nucleus
-from runtime.artifact import open_artifact
+from runtime.artifact.reader import open_artifact
 from runtime.budget import fixed_bytes, used_bytes
 from runtime.generate import Session, choose_plan
 from runtime.simulate import simulate

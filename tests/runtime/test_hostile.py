@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from runtime.artifact import open_artifact
-from runtime.integrity import verify_artifact
+from runtime.artifact.integrity import verify_artifact
+from runtime.artifact.reader import open_artifact
 from schemas.errors import ArtifactError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 

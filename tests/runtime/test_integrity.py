@@ -5,9 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
-from runtime import _errors, _native
-from runtime.artifact import open_artifact
-from runtime.integrity import verify_artifact
+from runtime import _native
+from runtime.artifact import errors
+from runtime.artifact.integrity import verify_artifact
+from runtime.artifact.reader import open_artifact
 from schemas.errors import CorruptPageError
 from tests.support.artifacts import change_arrays, change_manifest
 
@@ -46,7 +47,7 @@ def test_a_flipped_bit_on_flash_is_found(path):
 def test_another_file_with_right_checksums_is_found(path):
     write(path, 70_000, 1, with_checksums=True)
     change_manifest(path, lambda manifest: manifest["files"][0].update(sha256="0" * 64))
-    with pytest.raises(_errors.DigestError, match=r"flash.img: the sha256"):
+    with pytest.raises(errors.DigestError, match=r"flash.img: the sha256"):
         verify_artifact(open_artifact(path))
 
 
@@ -55,7 +56,7 @@ def test_data_between_sections_is_found(topk_artifact, tmp_path):
     section = topk_artifact.manifest.flash.sections[4]
     offset = section.offset_bytes + section.length_bytes + 10
     write(path, offset, 1, with_checksums=True)
-    with pytest.raises(_errors.HiddenDataError, match=rf"flash.img: byte {offset}, behind a section, is not 0"):
+    with pytest.raises(errors.HiddenDataError, match=rf"flash.img: byte {offset}, behind a section, is not 0"):
         verify_artifact(open_artifact(path))
 
 
@@ -65,14 +66,14 @@ def test_scales_that_are_not_finite_are_found(topk_artifact, tmp_path):
     image[:2] = np.array([np.inf], np.float16).view(np.uint8)  # the first group's scale
     image.tofile(path / "flash.img")
     write(path, 0, image[0], with_checksums=True)
-    with pytest.raises(_errors.NonFiniteError, match=r"flash.img: layer 0, family mlp_in is holding values of NaN"):
+    with pytest.raises(errors.NonFiniteError, match=r"flash.img: layer 0, family mlp_in is holding values of NaN"):
         verify_artifact(open_artifact(path))
 
 
 def test_resident_codes_that_are_not_finite_are_found(path):
     role = "layers.2.q_proj.weight"
     change_arrays(path, "resident.safetensors", lambda arrays: arrays[role][0].__setitem__(slice(0, 2), [0, 0x7C]))
-    with pytest.raises(_errors.NonFiniteError, match=rf"tensor '{role}'"):
+    with pytest.raises(errors.NonFiniteError, match=rf"tensor '{role}'"):
         verify_artifact(open_artifact(path))
 
 
@@ -80,11 +81,11 @@ def test_resident_codes_that_are_not_finite_are_found(path):
 def test_files_that_are_not_listed_are_found(path, name):
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).write_text("x")
-    with pytest.raises(_errors.HiddenDataError, match=f"the file '{name}' is present"):
+    with pytest.raises(errors.HiddenDataError, match=f"the file '{name}' is present"):
         verify_artifact(open_artifact(path))
 
 
 def test_a_link_to_a_folder_is_found(path):
     (path / "more").symlink_to("/")
-    with pytest.raises(_errors.HiddenDataError, match="the file 'more' is present"):
+    with pytest.raises(errors.HiddenDataError, match="the file 'more' is present"):
         verify_artifact(open_artifact(path))

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from runtime.__main__ import main
-from runtime._quantities import parse_bytes, show_bytes, table
 from runtime.generate import Session
+from runtime.quantities import parse_bytes, show_bytes, table
 from schemas.errors import ColdpressError
 from schemas.metrics import RunMetrics
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec

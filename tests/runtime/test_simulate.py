@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime.artifact import open_artifact
+from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan, fixed_bytes
 from runtime.flash import direct, simulated
 from runtime.simulate import replay, simulate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime import store as store_module
-from runtime.artifact import open_artifact
+from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan, fixed_bytes
 from runtime.flash import direct, simulated
 from runtime.store import Store

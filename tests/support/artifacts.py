@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from runtime import _native, _plugins
-from runtime._contents import model_tensors
+from runtime.artifact.contents import model_tensors
 from runtime.budget import kv_cache_bytes
 from schemas.device import DeviceProfile
 from schemas.families import families_of, num_units, slice_length, slices

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from runtime import _plugins
-from runtime.artifact import Artifact
+from runtime.artifact.reader import Artifact
 from runtime.generate import Session
 from schemas.families import num_units, slice_length, slices
 from schemas.model import Model

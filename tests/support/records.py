@@ -18,12 +18,12 @@ from compiler._io import Workspace, save_arrays
 from compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
 from compiler.package import PackageConfig, make_manifest
 from compiler.package import run as run_package
-from compiler.package._contents import Codes
 from compiler.package._documents import Inputs
-from compiler.package._files import Written
+from compiler.package._hashing import Written
+from compiler.package._joined import Codes
 from compiler.quantize import QuantizeConfig
 from compiler.quantize import run as run_quantize
-from compiler.quantize._tensors import layer_resident, shared_resident
+from compiler.quantize._resident import layer_resident, shared_resident
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.base import ArrayFile
 from schemas.corpus import SPLITS, Corpus, TokenBlocks

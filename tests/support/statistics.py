@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compiler._io import Workspace, save_arrays
-from compiler.order._problem import Problem
+from compiler.order._task import Problem
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName, Method

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.__main__ import STAGES
 from compiler._io import sha256_of
+from compiler.job import STAGES
 from schemas.metrics import Metrics
 from tests.workflow.conftest import Workflow
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler._lock import hold
-from runtime.artifact import open_artifact
-from runtime.integrity import verify_artifact
+from compiler.workflow.lock import hold
+from runtime.artifact.integrity import verify_artifact
+from runtime.artifact.reader import open_artifact
 from tests.workflow.conftest import Workflow
 
 

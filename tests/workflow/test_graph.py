@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compiler.__main__ import STAGES
+from compiler.job import STAGES
 from compiler.profiles import device_names, model_names
 from tests.support.data import ROOT
 from tests.workflow.conftest import NUM_LAYERS, Workflow

@@ -1,0 +1,98 @@
+"""Array files of which only some rows are in memory: hidden states and inputs of all calibration tokens.
+
+The format is that of compiler/_io.py's array files (safetensors, at most one metadata key), byte for byte; rows are
+written and read where they lie, by several threads at once.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from compiler._io import FINGERPRINT_KEY, replacing
+from compiler.checkpoint.headers import CODES, DTYPES, TensorEntry, make_header, read_header
+from schemas.errors import ColdpressError
+
+Specs = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Array name -> numpy's name of the dtype, and the shape."""
+
+
+class RowWriter:
+    """An array file being written; every row has to be written once."""
+
+    def __init__(self, descriptor: int, entries: Mapping[str, TensorEntry]) -> None:
+        self._descriptor, self._entries = descriptor, entries
+
+    def write(self, name: str, start: int, rows: np.ndarray) -> None:
+        """Writes rows [n, …] of the array `name` from row `start` on; their dtype is the array's."""
+        entry = self._entries[name]
+        place = entry.start_bytes + start * _row_bytes(entry)
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        while data:
+            count = os.pwrite(self._descriptor, data, place)
+            data, place = data[count:], place + count
+
+
+@contextmanager
+def writing_rows(path: Path, specs: Specs, fingerprint: str) -> Iterator[RowWriter]:
+    """Yields the writer of a new array file at `path`, which is there, synced, once the block ends well."""
+    names = sorted(specs, key=lambda name: (list(CODES).index(specs[name][0]), name))
+    metadata = {FINGERPRINT_KEY: fingerprint} if fingerprint else None
+    header, entries = make_header(((name, *specs[name]) for name in names), metadata)
+    with replacing(path) as temporary:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(descriptor, header, 0)
+            os.truncate(descriptor, max([len(header), *(entry.stop_bytes for entry in entries.values())]))
+            yield RowWriter(descriptor, entries)
+        finally:
+            os.close(descriptor)
+
+
+class RowReader:
+    """An array file whose rows are read as they are needed."""
+
+    def __init__(self, path: str) -> None:
+        self._entries = read_header(Path(path))
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, name: str, start: int, into: np.ndarray) -> np.ndarray:
+        """Fills contiguous `into` [n, …], of the array's dtype, with the rows from `start` on; gives it back.
+
+        Raises:
+            ColdpressError: if the file ends before.
+        """
+        entry = self._entries[name]
+        place = entry.start_bytes + start * _row_bytes(entry)
+        data = into.reshape(-1).view(np.uint8).data
+        while data:
+            count = os.preadv(self._descriptor, [data], place)
+            if count == 0:
+                raise ColdpressError(f"{self._path}: truncated while it was read; delete the file and rebuild")
+            data, place = data[count:], place + count
+        return into
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array."""
+        return self._entries[name].shape
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every array."""
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+    def dtype(self, name: str) -> str:
+        """numpy's name of an array's dtype."""
+        return DTYPES[self._entries[name].dtype]
+
+    def __enter__(self) -> "RowReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _row_bytes(entry: TensorEntry) -> int:
+    return (entry.stop_bytes - entry.start_bytes) // max(1, entry.shape[0])

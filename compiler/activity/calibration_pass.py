@@ -1,0 +1,60 @@
+"""The pass over calibration text that calibrate and recalibrate have in common, and its settings.
+
+Decides what is computed in and on which part of the text; the counting is in compiler/activity/statistics.py.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from compiler._io import Workspace
+from compiler.activity.forward import LayerStream, choose_device, choose_dtype
+from compiler.activity.layer_counts import Activity
+from compiler.activity.shards import shard_text, task_tokens
+from compiler.activity.statistics import collect
+from schemas.activations import Activations
+from schemas.base import Count, PositiveCount, Record
+from schemas.corpus import Corpus
+from schemas.families import FamilyName
+from schemas.model import Model
+
+
+class PassConfig(Record):
+    """How the text is run."""
+
+    device: str = Field(default="auto", description="torch's name of the device that computes, or auto")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="what is computed in; auto is bfloat16 where weights and processor have it"
+    )
+    shard: Count = Field(default=0, description="which part of the calibration blocks to run")
+    num_shards: PositiveCount = Field(default=1, description="parts that the calibration blocks are cut into")
+
+
+def count_activity(
+    config: PassConfig,
+    model: Model,
+    corpus: Corpus,
+    families: tuple[FamilyName, ...],
+    activity: Activity,
+    work: Workspace,
+    threads: int,
+) -> Activations:
+    """Statistics of every layer on the shard's calibration blocks.
+
+    Raises:
+        ColdpressError: if there is no such device or shard.
+    """
+    first_block, text = shard_text(corpus, config.shard, config.num_shards)
+    device = choose_device(config.device)
+    dtype = choose_dtype(model, device) if config.dtype == "auto" else config.dtype
+    layers = collect(LayerStream(model, threads, device, dtype=dtype), text, families, activity, work)
+    return Activations(
+        num_tokens=text.tokens.size,
+        block_tokens=text.tokens.shape[1],
+        first_block=first_block,
+        exact_zeros=activity.exact_zeros,
+        compute_dtype=dtype,
+        tasks=task_tokens(corpus, text),
+        weights_sha256=model.weights_sha256,
+        layers=layers,
+    )

@@ -1,0 +1,360 @@
+"""The source model's forward pass, one layer at a time, with transformers' own modules.
+
+The model is built without memory (on torch's meta device); a layer's weights are read when it runs and dropped after.
+Blocks of tokens are independent, so they are what threads share: each runs on one core, and the number of threads
+changes no bit of the result. Hooks see, and may replace, what goes through the MLP. Arithmetic is float32, or the
+bfloat16 that the weights are stored in.
+"""
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from compiler.architectures import _common
+from compiler.checkpoint.source_json import read_object
+from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role, read_rows, read_stored, stored_dtype
+from runtime._plugins import load
+from schemas.errors import ColdpressError
+from schemas.model import Model
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+HEAD_ROWS = 16384
+"""Rows of the head that are in memory at a time."""
+NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "sve_bf16")
+"""Capabilities of processors that multiply bfloat16; on others torch is slower with it than with float32."""
+
+ComputeDtype = Literal["float32", "bfloat16"]
+Change = Callable[["Tensor"], "Tensor | None"]
+
+
+@dataclass(frozen=True)
+class MlpHooks:
+    """What is called with parts of a block's MLP, [T, size]; a tensor that comes back replaces the part."""
+
+    on_input: Change | None = None
+    """The MLP's input after its norm, [T, hidden_size]."""
+    on_activation: Change | None = None
+    """act(gate), or act(up) without a gate, [T, intermediate_size]."""
+    on_inner: Change | None = None
+    """act(gate) * up, or act(up): what the down projection takes, [T, intermediate_size]."""
+
+
+BlockHooks = Callable[[int], MlpHooks]
+"""Gives the hooks of a block, by its number; called in the thread that runs the block."""
+
+
+def choose_device(asked: str) -> str:
+    """torch's name of the device that computes: as asked for, or for `auto` an accelerator where there is one.
+
+    Raises:
+        ColdpressError: if there is no such device.
+    """
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked != "cpu" and not torch.cuda.is_available():
+        raise ColdpressError(f"device {asked} is not available on this machine; use cpu")
+    return asked
+
+
+def choose_dtype(model: Model, device: str) -> ComputeDtype:
+    """bfloat16 where all weights are stored in it and the device multiplies it natively, else float32.
+
+    That is what transformers computes such a model in by default. bfloat16 runs 2 to 4 times faster there, and activity
+    differs by less than between two calibration texts.
+    """
+    import torch
+
+    stored = {stored_dtype(model, role) for role in model.tensors}
+    native = device != "cpu" or any(torch.cpu.get_capabilities().get(name) for name in NATIVE_BFLOAT16)
+    return "bfloat16" if stored == {"BF16"} and native else "float32"
+
+
+def _multiply_with_onednn(module: "nn.Module") -> None:
+    """Has float32 products made by oneDNN, as torch has those in bfloat16 by itself.
+
+    Its default library does not use 512-bit instructions on every processor that has them: 95 against 230 GFLOP/s per
+    core on one. Both round alike.
+    """
+    import torch
+
+    def product(weight: "Tensor", bias: "Tensor | None") -> Callable[["Tensor"], "Tensor"]:
+        # not of the module itself: one that refers to itself stays in memory, with its weights, until it is collected
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # a torch without oneDNN
+        return
+    linears: list[Any] = [part for part in module.modules() if type(part) is torch.nn.Linear]
+    for linear in linears:
+        linear.forward = product(linear.weight, linear.bias)
+
+
+@dataclass(frozen=True)
+class LoadedLayer:
+    """One layer with its weights, for blocks of one length; several threads may run it at once."""
+
+    module: "nn.Module"
+    mask: Any
+    keywords: dict[str, Any]
+    running: threading.local
+    device: "torch.device"
+
+    def run(self, hidden: "Tensor", hooks: MlpHooks) -> "Tensor":
+        """Hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
+        self.running.hooks = hooks
+        return self.module(hidden.to(self.device), attention_mask=self.mask, **self.keywords).cpu()
+
+
+class LayerStream:
+    """A model whose layers run one after another.
+
+    Hidden states are [num_blocks, T, hidden_size] on the CPU, whatever the device is, in `dtype`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        threads: int = 1,
+        device: str = "cpu",
+        read: Callable[[Model, str], np.ndarray] = read_role,
+        dtype: ComputeDtype = "float32",
+    ) -> None:
+        """Reads the configuration only.
+
+        Args:
+            model: From `ingest` or `distill`.
+            threads: Blocks that run at a time, each on one core.
+            device: torch's name of the device that computes, or auto.
+            read: Where weights come from; another one runs other weights through the same model.
+            dtype: What is computed in.
+
+        Raises:
+            ColdpressError: if there is no such device.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.model, self.spec, self._read = model, model.spec, read
+        self.device, self.dtype = torch.device(choose_device(device)), getattr(torch, dtype)
+        self._threads = threads if self.device.type == "cpu" else 1
+        self._architecture = load("compiler.architectures", model.spec.model_type)
+        self._config = _common.source_config(read_object(Path(model.folder) / "config.json", MAX_CONFIG_BYTES))
+        self._parameters = self._architecture.parameters(self._config, model.spec)
+        with torch.device("meta"):
+            self._skeleton = AutoModelForCausalLM.from_config(
+                self._config, dtype=torch.float32, attn_implementation="sdpa"
+            ).eval()
+        self._config = self._skeleton.config  # which knows the attention implementation, for the masks
+
+    def embed(self, tokens: np.ndarray) -> "Tensor":
+        """Hidden states before the first layer, from int token ids [num_blocks, T]."""
+        import torch
+
+        ids = np.unique(tokens)
+        hidden = self._rows_of("embed_tokens.weight", ids)[np.searchsorted(ids, tokens)]
+        if self.spec.position == "learned":
+            positions = self._read(self.model, "embed_positions.weight")[self.spec.position_offset :]
+            hidden = hidden + positions[: tokens.shape[1]]
+        # torch's own memory: aligned, hence repeatable
+        return torch.from_numpy(np.ascontiguousarray(hidden)).to(self.dtype, copy=True)
+
+    def run_layer(self, layer: int, hidden: "Tensor", hooks: BlockHooks | None = None) -> "Tensor":
+        """Hidden states after `layer`, from those before it."""
+        import torch
+
+        loaded = self.load_layer(layer, hidden.shape[1])
+        out = torch.empty_like(hidden)
+
+        def run(block: int) -> None:
+            out[block] = loaded.run(hidden[block : block + 1], hooks(block) if hooks else MlpHooks())[0]
+
+        self.each(run, len(hidden))
+        return out
+
+    def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:
+        """A layer with its weights, for blocks of `block_tokens` tokens."""
+        base = self._architecture.MODULES.base
+        layers: Any = self._skeleton.get_submodule(base).layers
+        module = self._loaded(layers[layer], f"{base}.layers.{layer}")
+        running = threading.local()
+        self._attach(module, running)
+        return LoadedLayer(module, *self._context(block_tokens), running, self.device)
+
+    def head(self, hidden: "Tensor") -> "Tensor":
+        """Logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer."""
+        import torch
+
+        normed = self._final_norm(hidden)
+        parts = []
+        for weight in self._head_blocks():
+            part = torch.empty(*hidden.shape[:2], len(weight), dtype=self.dtype)
+
+            def run(block: int, weight: "Tensor" = weight, part: "Tensor" = part) -> None:
+                part[block] = (normed[block].to(self.device) @ weight.T).cpu()
+
+            self.each(run, len(hidden))
+            parts.append(part)
+        return torch.cat(parts, dim=-1)
+
+    def last_hidden(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "Tensor":
+        """Hidden states after the last layer, from token ids [num_blocks, T]; `hooks` gives a layer's block hooks."""
+        hidden = self.embed(tokens)
+        for layer in range(self.spec.num_hidden_layers):
+            hidden = self.run_layer(layer, hidden, hooks(layer) if hooks else None)
+        return hidden
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        """Logits float32 [num_blocks, T, vocab_size] of token ids [num_blocks, T]."""
+        return self.head(self.last_hidden(tokens)).float().numpy()
+
+    def nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> tuple[float, int]:
+        """(summed negative log likelihood in nats, number of predicted tokens) of token ids [num_blocks, T].
+
+        Every token of a block but the first is predicted. Logits are in memory for one part of the vocabulary and one
+        block at a time.
+        """
+        import torch
+
+        normed = self._final_norm(self.last_hidden(tokens, hooks))[:, :-1]
+        targets = torch.from_numpy(np.asarray(tokens[:, 1:], np.int64))
+        log_sums = torch.full(targets.shape, -torch.inf, dtype=torch.float64)
+        chosen = torch.zeros(targets.shape, dtype=torch.float64)
+        start = 0
+        for weight in self._head_blocks():
+
+            def run(block: int, weight: "Tensor" = weight, start: int = start) -> None:
+                logits = (normed[block].to(self.device) @ weight.T).cpu().double()
+                log_sums[block] = torch.logaddexp(log_sums[block], torch.logsumexp(logits, dim=-1))
+                column = targets[block] - start
+                inside = (column >= 0) & (column < logits.shape[1])
+                found = logits.gather(1, column.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+                chosen[block] += torch.where(inside, found, 0.0)
+
+            self.each(run, len(tokens))
+            start += len(weight)
+        # one block after another: the sum must not depend on how many cores add it up
+        return float(sum(block.item() for block in (log_sums - chosen).cumsum(1)[:, -1])), targets.numel()
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Calls `work` with 0 … count - 1, without gradients, in threads of one core each."""
+        import torch
+
+        def one(index: int) -> None:
+            torch.set_num_threads(1)  # holds for the calling thread; a sum is split by the number of threads otherwise
+            with torch.inference_mode():
+                work(index)
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(one, range(count)))
+
+    def _rows_of(self, role: str, ids: np.ndarray) -> np.ndarray:
+        if self._read is not read_role:
+            return self._read(self.model, role)[ids]
+        return np.concatenate([read_rows(self.model, role, int(row), int(row) + 1) for row in ids])
+
+    def _tensor(self, name: str) -> "Tensor":
+        """A parameter of transformers' module, in torch's own aligned memory."""
+        import torch
+
+        parts = [self._of_role(role) for role in self._parameters[name]]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
+
+    def _of_role(self, role: str) -> "Tensor":
+        """A tensor in `dtype`; as it is stored it never leaves torch's memory."""
+        import torch
+
+        if self._read is not read_role:
+            values = np.ascontiguousarray(self._read(self.model, role), np.float32)
+            return torch.from_numpy(values).to(self.dtype, copy=True)
+        kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        shape = self.model.tensors[role].shape
+        stored = torch.empty(shape, dtype=kinds[stored_dtype(self.model, role)])
+        read_stored(self.model, role, stored.view(torch.uint8).numpy().reshape(-1))
+        return stored.to(self.dtype)
+
+    def _loaded(self, module: "nn.Module", prefix: str) -> "nn.Module":
+        """A copy of a module of the skeleton with its weights."""
+        loaded = copy.deepcopy(module)
+        state = {name: self._tensor(f"{prefix}.{name}") for name in loaded.state_dict()}
+        loaded.load_state_dict(state, strict=True, assign=True)
+        if self.device.type == "cpu" and self.dtype.itemsize == 4:
+            _multiply_with_onednn(loaded)
+        return loaded.requires_grad_(False)
+
+    def _final_norm(self, hidden: "Tensor") -> "Tensor":
+        import torch
+
+        modules = self._architecture.MODULES
+        path = f"{modules.base}.{modules.norm}"
+        norm = self._loaded(self._skeleton.get_submodule(path), path)
+        out = torch.empty_like(hidden)
+
+        def run(block: int) -> None:
+            out[block] = norm(hidden[block].to(self.device)).cpu()
+
+        self.each(run, len(hidden))
+        return out
+
+    def _head_blocks(self) -> Iterator["Tensor"]:
+        """The head's rows, [at most HEAD_ROWS, hidden_size] at a time."""
+        import torch
+
+        role = "embed_tokens.weight" if self.spec.tie_word_embeddings else "lm_head.weight"
+        whole = None if self._read is read_role else self._read(self.model, role)
+        for start in range(0, self.spec.vocab_size, HEAD_ROWS):
+            stop = min(start + HEAD_ROWS, self.spec.vocab_size)
+            rows = read_rows(self.model, role, start, stop) if whole is None else whole[start:stop]
+            yield torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(self.dtype, copy=True).to(self.device)
+
+    def _context(self, length: int) -> tuple[Any, dict[str, Any]]:
+        """(attention mask, further arguments of a layer) for blocks of `length` tokens."""
+        import torch
+        from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+        positions = torch.arange(length, device=self.device)[None]
+        sample = torch.empty(1, length, self.spec.hidden_size, device=self.device, dtype=self.dtype)
+        make = create_sliding_window_causal_mask if self.spec.sliding_window else create_causal_mask
+        mask = make(
+            config=self._config,
+            inputs_embeds=sample,
+            attention_mask=None,
+            past_key_values=None,
+            position_ids=positions,
+        )
+        keywords: dict[str, Any] = {"position_ids": positions}
+        if self.spec.position == "rotary":
+            rotary = _common.rotary_module(self._architecture.MODULES, self._config).to(self.device)
+            keywords["position_embeddings"] = rotary(sample, positions)
+        return mask, keywords
+
+    def _attach(self, layer: "nn.Module", running: threading.local) -> None:
+        """Lets the hooks of the running thread's block see the layer's MLP."""
+        modules = self._architecture.MODULES
+
+        def changed(name: str, part: "Tensor") -> "Tensor | None":
+            change: Change | None = getattr(running.hooks, name)
+            found = change(part.reshape(-1, part.shape[-1])) if change else None
+            return None if found is None else found.reshape(part.shape)
+
+        def before(name: str) -> Callable[..., Any]:
+            return lambda _module, inputs: changed(name, inputs[0])
+
+        def after(_module: Any, _inputs: Any, output: Any) -> Any:
+            return changed("on_activation", output)
+
+        layer.get_submodule(modules.mlp_input).register_forward_pre_hook(before("on_input"))
+        layer.get_submodule(modules.activation).register_forward_hook(after)
+        layer.get_submodule(modules.mlp_output).register_forward_pre_hook(before("on_inner"))

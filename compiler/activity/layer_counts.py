@@ -1,0 +1,215 @@
+"""Counts what goes through the MLP of one layer, block by block of calibration text, in any order and by any thread.
+
+Gets the parts of the MLP as hooks of the forward pass (compiler/activity/forward.py); gives the arrays that
+schemas/activations.py describes, the same whatever the number of threads. Where a density is chosen it also says what
+is left of a signal, so that later layers see what the earlier ones leave (ActiveFlow 4.1, DIP 3.2).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compiler.activity.array_rows import RowReader, RowWriter
+from compiler.activity.forward import MlpHooks
+from compiler.activity.packed_bits import population
+from compiler.activity.signals import (
+    magnitude_edges,
+    magnitude_histogram,
+    pack_nonzero,
+    shared_top,
+    top_units,
+)
+from runtime.sparsity import topk
+from schemas.families import FamilyName
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK_ROWS = 1024
+TOP_DENSITIES = (0.1, 0.2, 0.3, 0.5)
+"""Where the precision of the previous layer's largest inputs is measured."""
+
+Densities = Mapping[FamilyName, tuple[float, ...]]
+"""Per family, the share of units to use in each layer."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What counts as active: signals that are not zero, the top k of `densities`, or (neither) nothing yet."""
+
+    exact_zeros: bool
+    densities: Densities | None = None
+
+
+@dataclass(frozen=True)
+class Text:
+    """Calibration blocks: `tokens` int32 [num_blocks, T]; `tasks` int16 alike, each token's task, -1 for none."""
+
+    tokens: np.ndarray
+    tasks: np.ndarray | None = None
+    num_tasks: int = 0
+
+
+def top_selected(hidden_size: int) -> list[int]:
+    """How many channels each of `TOP_DENSITIES` is."""
+    return [topk.fit(hidden_size, density, {}).num_selected for density in TOP_DENSITIES]
+
+
+@dataclass
+class _Seen:
+    """What one block showed of one family."""
+
+    histogram: np.ndarray
+    bits: np.ndarray | None = None
+    """uint8 [num_units, ceil(T / 8)]."""
+    task_counts: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+class Watch:
+    """Takes down, and masks, the MLP of some blocks in one layer; on a processor it is one block."""
+
+    def __init__(self, run: "LayerCounts", start: int, count: int) -> None:
+        self._run, self._start, self._count = run, start, count
+
+    def hooks(self) -> MlpHooks:
+        """What the forward pass calls with the parts of these blocks' MLP."""
+        return MlpHooks(on_input=self._on_input, on_activation=self._on_activation, on_inner=self._on_inner)
+
+    def _on_input(self, part: "Tensor") -> "Tensor | None":
+        self._run.keep_inputs(self._start, part)
+        return self._see(part, "mlp_in")
+
+    def _on_activation(self, part: "Tensor") -> "Tensor | None":
+        # without its activation a unit gives nothing: masking it here is what leaving out its up and down does
+        return self._see(part, "up_down")
+
+    def _on_inner(self, part: "Tensor") -> "Tensor | None":
+        return self._see(part, "neuron") if "neuron" in self._run.families else self._see(part, "mlp_mid")
+
+    def _see(self, part: "Tensor", family: FamilyName) -> "Tensor | None":
+        """Counts a family's signal; gives what is left of it where a density is chosen."""
+        import torch
+
+        if family not in self._run.families:
+            return None
+        masks = []
+        for offset, signal in enumerate(part.chunk(self._count)):
+            mask = self._run.count(self._start + offset, family, keys_of(signal))
+            masks += [] if mask is None else [torch.from_numpy(mask)]
+        return torch.where(torch.cat(masks).to(part.device).bool(), part, 0.0) if masks else None
+
+
+def keys_of(signal: "Tensor") -> np.ndarray:
+    """The bits of floats, as unsigned integers of their size."""
+    import torch
+
+    kind = {2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}[signal.element_size()]
+    return signal.cpu().contiguous().view(kind[0]).numpy().view(kind[1])
+
+
+class LayerCounts:
+    """One layer over all blocks; blocks may be counted in any order, by several threads."""
+
+    def __init__(
+        self,
+        layer: int,
+        text: Text,
+        families: tuple[FamilyName, ...],
+        activity: Activity,
+        inputs: RowWriter | None,
+        previous: RowReader | None,
+    ) -> None:
+        self.families = families
+        self._layer, self._text, self._activity, self._inputs, self._previous = layer, text, activity, inputs, previous
+        num_blocks = len(text.tokens)
+        self._seen: dict[FamilyName, list[_Seen | None]] = {family: [None] * num_blocks for family in families}
+        self.similarity = np.zeros(num_blocks)
+        self.shared = np.zeros((num_blocks, len(TOP_DENSITIES)), np.int64)
+
+    def keep_inputs(self, start: int, part: "Tensor") -> None:
+        """Stores the MLP inputs of the blocks from `start` on, and compares them with the layer before."""
+        import torch
+
+        if self._inputs is None:
+            return
+        largest = float(np.finfo(np.float16).max)
+        block_tokens = self._text.tokens.shape[1]
+        values = part.float().clamp(-largest, largest).half().cpu().reshape(-1, block_tokens, part.shape[-1])
+        for block, rows in enumerate(values, start):
+            self._inputs.write("mlp_inputs", block * block_tokens, rows.numpy())
+            if self._previous is None:
+                continue
+            before = torch.empty_like(rows)
+            self._previous.read("mlp_inputs", block * block_tokens, before.numpy())
+            cosines = torch.nn.functional.cosine_similarity(rows.float(), before.float(), dim=1)
+            self.similarity[block] = cosines.double().mean().item()
+            self.shared[block] = shared_top(keys_of(rows), keys_of(before), top_selected(rows.shape[1]))
+
+    def count(self, block: int, family: FamilyName, keys: np.ndarray) -> np.ndarray | None:
+        """Counts one block's signal [T, num_units]; gives which units are active where that is a choice."""
+        seen = _Seen(magnitude_histogram(keys))
+        self._seen[family][block] = seen
+        mask = None
+        if self._activity.densities:
+            chosen = topk.fit(keys.shape[1], self._activity.densities[family][self._layer], {})
+            mask = top_units(keys, chosen.num_selected)
+            seen.bits = pack_nonzero(mask)
+        elif self._activity.exact_zeros:
+            seen.bits = pack_nonzero(keys)
+        if seen.bits is not None and self._text.tasks is not None:
+            seen.task_counts = _task_counts(seen.bits, self._text.tasks[block])
+        return mask
+
+    def arrays(self, family: FamilyName) -> dict[str, np.ndarray]:
+        """A family's arrays over all blocks."""
+        seen = [found for found in self._seen[family] if found is not None]
+        arrays = {
+            "magnitude_edges": magnitude_edges(),
+            "magnitude_histogram": np.sum([block.histogram for block in seen], axis=0).astype(np.uint64),
+        }
+        bits = [block.bits for block in seen if block.bits is not None]
+        if not bits:
+            return arrays
+        block_tokens = self._text.tokens.shape[1]
+        contexts = np.stack([population(block) for block in bits])
+        arrays["bits"] = joined(bits, [block_tokens] * len(bits))
+        arrays["counts"] = contexts.sum(axis=0)
+        arrays["context_counts"] = contexts.astype(np.uint16 if block_tokens < 1 << 16 else np.uint32)
+        if self._text.tasks is not None:
+            arrays["task_counts"] = np.zeros((self._text.num_tasks, contexts.shape[1]), np.int64)
+            for block in seen:
+                for task, counts in block.task_counts.items():
+                    arrays["task_counts"][task] += counts
+        return arrays
+
+
+def _task_counts(bits: np.ndarray, tasks: np.ndarray) -> dict[int, np.ndarray]:
+    """Active tokens of each unit in each task that occurs, from packed bits [num_units, …] and tasks [T]."""
+    return {
+        int(task): population(bits & np.packbits(tasks == task, bitorder="little"))
+        for task in np.unique(tasks)
+        if task >= 0
+    }
+
+
+def joined(parts: Sequence[np.ndarray], tokens: Sequence[int]) -> np.ndarray:
+    """Packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts as those of all, without padding in between.
+
+    Args:
+        parts: The bits of each text.
+        tokens: T of each.
+    """
+    if all(count % 8 == 0 for count in tokens[:-1]):
+        return np.concatenate(parts, axis=1)
+    units = len(parts[0])
+    found = np.empty((units, -(-sum(tokens) // 8)), np.uint8)
+    for start in range(0, units, CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        active = [
+            np.unpackbits(part[rows], axis=1, count=count, bitorder="little")
+            for part, count in zip(parts, tokens, strict=True)
+        ]
+        found[rows] = np.packbits(np.concatenate(active, axis=1), axis=1, bitorder="little")
+    return found

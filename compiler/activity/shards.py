@@ -1,0 +1,148 @@
+"""Calibration text cut into shards, and the statistics of shards put together again: bit for bit those of one job.
+
+Every block of tokens is computed alone, and all that is kept of several blocks is counts, or one number per block whose
+mean is taken over all of them in order. Reads array files; in memory is one family of one layer.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from compiler._io import Workspace, load_arrays, save_arrays, sha256_of
+from compiler.activity.array_rows import RowReader, RowWriter, writing_rows
+from compiler.activity.layer_counts import Text, joined
+from compiler.activity.statistics import layer_record
+from schemas.activations import Activations, LayerStatistics, TaskTokens
+from schemas.base import ArrayFile
+from schemas.corpus import Corpus
+from schemas.errors import ColdpressError
+from schemas.families import FamilyName
+
+COPY_ROWS = 1024
+SUMMED = ("counts", "magnitude_histogram", "task_counts")
+SAME = ("exact_zeros", "block_tokens", "compute_dtype", "weights_sha256")
+"""What the shards of one text and model agree in."""
+
+
+def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, Text]:
+    """(first block, text) of one of `num_shards` parts of the calibration blocks, which differ by one block at most.
+
+    Raises:
+        ColdpressError: if there is no such shard, or there are fewer blocks than shards.
+    """
+    blocks = corpus.split("calibration")
+    if not shard < num_shards <= blocks.num_blocks:
+        raise ColdpressError(
+            f"shard {shard} of {num_shards} was asked for, expected one below the number of shards, and that at most "
+            f"the {blocks.num_blocks} calibration blocks; use fewer shards or more calibration_tokens"
+        )
+    start, stop = (blocks.num_blocks * edge // num_shards for edge in (shard, shard + 1))
+    arrays = load_arrays(blocks.arrays)
+    tasks = arrays["tasks"][start:stop] if "tasks" in arrays else None
+    return start, Text(arrays["tokens"][start:stop], tasks, len(blocks.tasks))
+
+
+def task_tokens(corpus: Corpus, text: Text) -> tuple[TaskTokens, ...]:
+    """How many tokens of `text` each task of the corpus has."""
+    names = corpus.split("calibration").tasks
+    if text.tasks is None:
+        return ()
+    found = np.bincount(text.tasks[text.tasks >= 0].ravel(), minlength=len(names))
+    return tuple(TaskTokens(name=name, num_tokens=int(count)) for name, count in zip(names, found, strict=True))
+
+
+def merge(parts: Sequence[Activations], work: Workspace) -> Activations:
+    """The statistics of the whole text from those of its shards, in any order.
+
+    Raises:
+        ColdpressError: if the shards are not of one text and model, or one is missing or there twice.
+    """
+    parts = sorted(parts, key=lambda part: part.first_block)
+    first = parts[0]
+    _check(parts)
+    tasks = tuple(
+        TaskTokens(name=task.name, num_tokens=sum(part.tasks[index].num_tokens for part in parts))
+        for index, task in enumerate(first.tasks)
+    )
+    return first.model_copy(
+        update={
+            "num_tokens": sum(part.num_tokens for part in parts),
+            "tasks": tasks,
+            "layers": tuple(_layer(number, parts, work) for number in range(len(first.layers))),
+        }
+    )
+
+
+def _check(parts: Sequence[Activations]) -> None:
+    first = parts[0]
+    shape = [[(family.family, family.num_units) for family in layer.families] for layer in first.layers]
+    for part in parts:
+        different = [name for name in SAME if getattr(part, name) != getattr(first, name)]
+        if [[(family.family, family.num_units) for family in layer.families] for layer in part.layers] != shape:
+            different.append("layers")
+        if [task.name for task in part.tasks] != [task.name for task in first.tasks]:
+            different.append("tasks")
+        if different or not part.block_tokens:
+            raise ColdpressError(
+                f"the shards differ in {', '.join(different or ['block_tokens'])}, expected parts of one calibration; "
+                "calibrate them again with the same settings"
+            )
+    ends = [part.first_block + part.num_tokens // (part.block_tokens or 1) for part in parts]
+    starts = [part.first_block for part in parts]
+    if starts != [0, *ends[:-1]]:
+        blocks = ", ".join(f"{start}-{end - 1}" for start, end in zip(starts, ends, strict=True))
+        raise ColdpressError(f"the shards hold the blocks {blocks}, expected each once; give every shard once")
+
+
+def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerStatistics:
+    layers = [part.layers[number] for part in parts]
+    tokens = [part.num_tokens for part in parts]
+    counted = layers[0].families[0].density is not None
+    families: dict[FamilyName, tuple[int, ArrayFile]] = {}
+    for index, family in enumerate(layers[0].families):
+        files = [layer.families[index].arrays for layer in layers]
+        key = f"{number:03d}.{family.family}"
+        merged = work.current(key) or save_arrays(work.path(key), _merged(files, tokens), work.fingerprint)
+        families[family.family] = (family.num_units, merged)
+    key = f"{number:03d}.inputs"
+    inputs = work.current(key) or _inputs([layer.inputs for layer in layers], key, work)
+    return layer_record(number, families, inputs, sum(tokens), counted)
+
+
+def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.ndarray]:
+    """One family's arrays over all shards."""
+    arrays = [load_arrays(file) for file in files]
+    found: dict[str, np.ndarray] = {"magnitude_edges": arrays[0]["magnitude_edges"]}
+    for name in SUMMED:
+        if name in arrays[0]:
+            found[name] = np.sum([part[name] for part in arrays], axis=0, dtype=arrays[0][name].dtype)
+    if "bits" in arrays[0]:
+        found["bits"] = joined([part["bits"] for part in arrays], tokens)
+        found["context_counts"] = np.concatenate([part["context_counts"] for part in arrays])
+    return found
+
+
+def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
+    """One layer's own arrays, the shards' rows one after another."""
+    with ExitStack() as stack:
+        readers = [stack.enter_context(RowReader(file.array_file)) for file in files]
+        specs = {
+            name: (readers[0].dtype(name), (sum(reader.shape(name)[0] for reader in readers), *shape[1:]))
+            for name, shape in readers[0].shapes().items()
+        }
+        writer = stack.enter_context(writing_rows(work.path(key), specs, work.fingerprint))
+        for name in specs:
+            start = 0
+            for reader in readers:
+                start = _copy(reader, name, writer, start)
+    return ArrayFile(array_file=str(work.path(key).resolve()), sha256=sha256_of(work.path(key)))
+
+
+def _copy(reader: RowReader, name: str, writer: RowWriter, start: int) -> int:
+    """Copies an array's rows behind those before `start`; gives where the next go."""
+    rows, *rest = reader.shape(name)
+    for row in range(0, rows, COPY_ROWS):
+        block = np.empty((min(COPY_ROWS, rows - row), *rest), reader.dtype(name))
+        writer.write(name, start + row, reader.read(name, row, block))
+    return start + rows

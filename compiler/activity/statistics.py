@@ -1,0 +1,206 @@
+"""Activation statistics of a model on calibration text, one layer at a time: shared by calibrate and recalibrate.
+
+Hidden states of all tokens are carried from layer to layer in a file; in memory are one layer and the blocks that run.
+Per layer and family the signals are counted (compiler/activity/signals.py): which units are active on which token, how
+often, in which context and task, and a histogram of magnitudes fine enough to give the threshold of any density later
+(TEAL). Activity is a signal that is not zero, or the top k of a chosen density, and then the pass goes on with what is
+left (ActiveFlow 4.1, DIP 3.2). Every layer's results are kept, so that an interrupted run resumes.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compiler._io import Workspace, load_arrays, save_arrays
+from compiler.activity.array_rows import RowReader, RowWriter, writing_rows
+from compiler.activity.forward import LayerStream
+from compiler.activity.layer_counts import TOP_DENSITIES, Activity, LayerCounts, Text, Watch, keys_of, top_selected
+from schemas.activations import FamilyStatistics, LayerStatistics, TopPrecision
+from schemas.base import ArrayFile
+from schemas.errors import ColdpressError
+from schemas.families import FamilyName, num_units
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+ACCELERATOR_TOKENS = 4096
+"""Tokens that an accelerator gets at a time; a core of the processor gets one block."""
+
+
+def collect(
+    stream: LayerStream, text: Text, families: tuple[FamilyName, ...], activity: Activity, work: Workspace
+) -> tuple[LayerStatistics, ...]:
+    """Statistics of every layer, in order.
+
+    Args:
+        stream: The model.
+        text: What it runs on.
+        families: What to count.
+        activity: What counts as active.
+        work: Keeps the arrays, and between layers the hidden states.
+    """
+    collector = _Collector(stream, text, families, activity, work)
+    found: list[LayerStatistics] = []
+    for layer in range(stream.spec.num_hidden_layers):
+        found.append(collector.layer(layer))
+        work.path(_hidden_key(layer)).unlink(missing_ok=True)
+        log.info("layer %d/%d", layer + 1, stream.spec.num_hidden_layers)
+    return tuple(found)
+
+
+def layer_record(
+    layer: int, families: Mapping[FamilyName, tuple[int, ArrayFile]], inputs: ArrayFile, num_tokens: int, counted: bool
+) -> LayerStatistics:
+    """The record of one layer's array files.
+
+    Args:
+        layer: Its number.
+        families: Units and arrays of each family.
+        inputs: The layer's own arrays.
+        num_tokens: Tokens that the arrays are about.
+        counted: Whether the families' arrays have activity.
+    """
+    found = []
+    for family, (units, arrays) in families.items():
+        total = int(load_arrays(arrays, "counts")["counts"].sum()) if counted else None
+        density = None if total is None else total / (units * num_tokens)
+        found.append(FamilyStatistics(family=family, num_units=units, density=density, arrays=arrays))
+    similarity, precision = _across_layers(inputs, num_tokens) if layer else (None, ())
+    return LayerStatistics(
+        layer=layer, families=tuple(found), inputs=inputs, input_similarity=similarity, top_precision=precision
+    )
+
+
+def _across_layers(inputs: ArrayFile, num_tokens: int) -> tuple[float, tuple[TopPrecision, ...]]:
+    """(mean cosine, precision of the largest inputs) with the layer before; each block has as many tokens."""
+    arrays = load_arrays(inputs, "block_similarity", "top_shared")
+    with RowReader(inputs.array_file) as reader:
+        hidden_size = reader.shape("mlp_inputs")[1]
+    selected = num_tokens * np.array(top_selected(hidden_size))
+    shares = arrays["top_shared"].sum(axis=0) / selected
+    precision = (TopPrecision(density=at, precision=float(p)) for at, p in zip(TOP_DENSITIES, shares, strict=True))
+    return float(arrays["block_similarity"].mean()), tuple(precision)
+
+
+def _hidden_key(layer: int) -> str:
+    return f"hidden.{layer:03d}"
+
+
+class _Collector:
+    """Runs layer after layer; a layer's arrays are computed only if some are not there from an earlier run."""
+
+    def __init__(
+        self,
+        stream: LayerStream,
+        text: Text,
+        families: tuple[FamilyName, ...],
+        activity: Activity,
+        work: Workspace,
+    ) -> None:
+        self._stream, self._text, self._families, self._activity = stream, text, families, activity
+        self._work = work
+        self._counted = activity.exact_zeros or bool(activity.densities)
+
+    def layer(self, layer: int) -> LayerStatistics:
+        """One layer's record, its arrays in files."""
+        files = self._present(layer)
+        if files is None:
+            self._compute(layer)
+            files = self._present(layer)
+        if files is None:
+            raise ColdpressError(f"{self._work.folder}: the arrays of layer {layer} vanished while they were written")
+        *arrays, inputs = files
+        sizes = [num_units(family, self._stream.spec) for family in self._families]
+        families = dict(zip(self._families, zip(sizes, arrays, strict=True), strict=True))
+        return layer_record(layer, families, inputs, self._text.tokens.size, self._counted)
+
+    def _present(self, layer: int) -> list[ArrayFile] | None:
+        """The layer's files, inputs last, if all are there."""
+        found = [self._work.current(key) for key in (*self._family_keys(layer), _inputs_key(layer))]
+        present = [file for file in found if file is not None]
+        return present if len(present) == len(found) else None
+
+    def _family_keys(self, layer: int) -> list[str]:
+        return [f"{layer:03d}.{family}" for family in self._families]
+
+    def _compute(self, layer: int) -> None:
+        """Writes the layer's files: the next hidden states before what hangs on them, the inputs last."""
+        if layer and self._work.current(_hidden_key(layer)) is None:
+            self._from_the_start(layer)
+        num_blocks, num_tokens = len(self._text.tokens), self._text.tokens.size
+        specs: dict[str, tuple[str, tuple[int, ...]]] = {
+            "mlp_inputs": ("float16", (num_tokens, self._stream.spec.hidden_size))
+        }
+        if layer:
+            specs["block_similarity"] = ("float64", (num_blocks,))
+            specs["top_shared"] = ("int64", (num_blocks, len(TOP_DENSITIES)))
+        previous = RowReader(str(self._work.path(_inputs_key(layer - 1)))) if layer else nullcontext()
+        inputs = writing_rows(self._work.path(_inputs_key(layer)), specs, self._work.fingerprint)
+        with previous as before, inputs as writer:
+            run = self._run(layer, writer, before)
+            for family, key in zip(self._families, self._family_keys(layer), strict=True):
+                save_arrays(self._work.path(key), run.arrays(family), self._work.fingerprint)
+            if layer:
+                writer.write("block_similarity", 0, run.similarity)
+                writer.write("top_shared", 0, run.shared)
+
+    def _from_the_start(self, layer: int) -> None:
+        """Hidden states before `layer` once more: only where somebody has removed the file."""
+        for earlier in range(layer):
+            self._run(earlier, None, None)
+            self._work.path(_hidden_key(earlier)).unlink(missing_ok=True)
+
+    def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
+        """Runs the layer over all blocks and leaves the hidden states behind it, unless it is the last, in a file."""
+        run = LayerCounts(layer, self._text, self._families, self._activity, inputs, previous)
+        num_blocks, block_tokens = self._text.tokens.shape
+        step = 1 if self._stream.device.type == "cpu" else max(1, ACCELERATOR_TOKENS // block_tokens)
+        loaded = self._stream.load_layer(layer, block_tokens)
+        with self._hidden(layer) as read, self._following(layer) as writer:
+
+            def batch(index: int) -> None:
+                start, stop = index * step, min(num_blocks, (index + 1) * step)
+                out = loaded.run(read(start, stop), Watch(run, start, stop - start).hooks())
+                if writer:
+                    writer.write("hidden", start, keys_of(out))
+
+            self._stream.each(batch, -(-num_blocks // step))
+        return run
+
+    @contextmanager
+    def _hidden(self, layer: int) -> "Iterator[Callable[[int, int], Tensor]]":
+        """Gives the hidden states before the layer, [stop - start, T, hidden_size], of the blocks asked for."""
+        import torch
+
+        if layer == 0:
+            yield lambda start, stop: self._stream.embed(self._text.tokens[start:stop])
+            return
+        size = (self._text.tokens.shape[1], self._stream.spec.hidden_size)
+        with RowReader(str(self._work.path(_hidden_key(layer)))) as reader:
+
+            def read(start: int, stop: int) -> "Tensor":
+                hidden = torch.empty((stop - start, *size), dtype=self._stream.dtype)
+                reader.read("hidden", start, keys_of(hidden))
+                return hidden
+
+            yield read
+
+    @contextmanager
+    def _following(self, layer: int) -> Iterator[RowWriter | None]:
+        """The file of the hidden states behind the layer; the bits of floats, which safetensors takes as integers."""
+        if layer + 1 == self._stream.spec.num_hidden_layers:
+            yield None
+            return
+        kind = "uint16" if self._stream.dtype.itemsize == 2 else "uint32"
+        specs = {"hidden": (kind, (*self._text.tokens.shape, self._stream.spec.hidden_size))}
+        with writing_rows(self._work.path(_hidden_key(layer + 1)), specs, self._work.fingerprint) as writer:
+            yield writer
+
+
+def _inputs_key(layer: int) -> str:
+    return f"{layer:03d}.inputs"

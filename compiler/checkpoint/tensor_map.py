@@ -1,0 +1,102 @@
+"""Which tensor of a checkpoint, or which rows of a fused one, holds each role; every shape and dtype is checked.
+
+Reads headers only, but for a head that is stored although it is declared tied to the embeddings: both are compared,
+block by block. Tensors that nobody asks for are refused, since they mean that config.json describes another model.
+"""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from compiler.architectures import _common
+from compiler.checkpoint.tensors import FLOAT_DTYPES, read_entry
+from compiler.checkpoint.weight_files import Located
+from schemas.errors import CheckpointError
+from schemas.model import ModelSpec, TensorSource
+
+IGNORED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
+"""Buffers that old versions saved and nobody reads."""
+HEAD = "lm_head.weight"
+COMPARED_ROWS = 4096
+
+
+def _find(located: Mapping[str, Located], name: str) -> Located | None:
+    """A tensor under its full name, or without the prefix that models saved without their head lack."""
+    return located.get(name) or located.get(name.removeprefix("model."))
+
+
+def match_tensors(
+    spec: ModelSpec, names: Mapping[str, tuple[str, ...]], located: Mapping[str, Located]
+) -> dict[str, TensorSource]:
+    """Every role's place.
+
+    Args:
+        spec: The model's shape.
+        names: Tensor names and their roles, several roles being stacked rows (compiler/architectures).
+        located: The checkpoint's tensors.
+
+    Raises:
+        CheckpointError: if a tensor is missing, foreign, of another shape or dtype, or tied but different.
+    """
+    tensors: dict[str, TensorSource] = {}
+    used: set[str] = set()
+    for name, roles in names.items():
+        found = _find(located, name)
+        if found is None and spec.tie_word_embeddings and roles == ("embed_tokens.weight",):
+            found = located.get(HEAD)  # of two tied tensors either may be the one that is stored
+        if found is None:
+            raise CheckpointError(f"tensor {name} is missing in the checkpoint, but config.json asks for it")
+        used.add(found.entry.name)
+        shapes = [_common.role_shape(spec, role) for role in roles]
+        _check_tensor(found, (sum(shape[0] for shape in shapes), *shapes[0][1:]))
+        row = 0
+        for role, shape in zip(roles, shapes, strict=True):
+            tensors[role] = TensorSource(
+                file=str(found.path.resolve()),
+                tensor=found.entry.name,
+                row_start=row,
+                row_stop=row + shape[0],
+                shape=shape,
+            )
+            row += shape[0]
+    if spec.tie_word_embeddings and HEAD in located and HEAD not in used:
+        _check_tied(located[HEAD], tensors["embed_tokens.weight"], located)
+        used.add(HEAD)
+    _check_unused(spec, set(located) - used)
+    return dict(sorted(tensors.items()))
+
+
+def _check_tensor(found: Located, expected: tuple[int, ...]) -> None:
+    entry, file = found.entry, found.path.name
+    if entry.shape != expected:
+        raise CheckpointError(
+            f"{file}: tensor {entry.name} has the shape {list(entry.shape)}, expected {list(expected)} by config.json"
+        )
+    if entry.dtype not in FLOAT_DTYPES:
+        raise CheckpointError(
+            f"{file}: tensor {entry.name} has the unsupported dtype {entry.dtype}, expected {', '.join(FLOAT_DTYPES)}"
+        )
+
+
+def _check_unused(spec: ModelSpec, names: set[str]) -> None:
+    foreign = sorted(name for name in names if not IGNORED.fullmatch(name))
+    if foreign:
+        raise CheckpointError(
+            f"tensor {foreign[0]} has no place in a {spec.model_type} model with this config.json "
+            f"({len(foreign)} such tensors); check the configuration"
+        )
+
+
+def _check_tied(head: Located, embeddings: TensorSource, located: Mapping[str, Located]) -> None:
+    """A head that is declared tied, but stored, must equal the embeddings."""
+    _check_tensor(head, embeddings.shape)
+    other = located[embeddings.tensor]
+    for start in range(0, embeddings.shape[0], COMPARED_ROWS):
+        stop = min(start + COMPARED_ROWS, embeddings.shape[0])
+        one, two = (read_entry(found.path, found.entry, start, stop) for found in (head, other))
+        if not np.array_equal(one, two, equal_nan=True):
+            raise CheckpointError(
+                f"{HEAD} and {embeddings.tensor} differ, but config.json declares them tied; set "
+                f"tie_word_embeddings to false or remove {HEAD}"
+            )

@@ -1,0 +1,124 @@
+"""A checkpoint's tensors by role, as float32, one tensor in memory at a time.
+
+Reads the safetensors files that a `Model` record names, only the rows asked for, whatever of F32, F16 and BF16 they are
+stored in; a fused tensor (Phi-3's qkv_proj) is read through the rows that the record gives.
+"""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from compiler.checkpoint.headers import ITEM_BYTES, TensorEntry, read_header
+from compiler.checkpoint.source_json import read_object
+from schemas.errors import CheckpointError
+from schemas.model import Model, TensorSource
+
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def read_role(model: Model, role: str) -> np.ndarray:
+    """One tensor, float32, of the shape that the record gives; only its own rows are read.
+
+    Raises:
+        CheckpointError: if the model has no such tensor, or its file has changed since `ingest`.
+    """
+    source, entry = _locate(model, role)
+    return read_entry(Path(source.file), entry, source.row_start, source.row_stop)
+
+
+def stored_dtype(model: Model, role: str) -> str:
+    """One of `FLOAT_DTYPES`: what a role's tensor is stored in.
+
+    Raises:
+        CheckpointError: as `read_role`.
+    """
+    return _locate(model, role)[1].dtype
+
+
+def read_stored(model: Model, role: str, into: np.ndarray) -> None:
+    """Fills contiguous uint8 `into` with the bytes of a tensor as they are stored.
+
+    Raises:
+        CheckpointError: as `read_role`.
+    """
+    source, entry = _locate(model, role)
+    row_bytes = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
+    _read_bytes(Path(source.file), entry.start_bytes + source.row_start * row_bytes, into)
+
+
+def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
+    """Rows `start` to `stop` of a tensor, float32 [stop - start, …].
+
+    Raises:
+        CheckpointError: as `read_role`.
+    """
+    source, entry = _locate(model, role)
+    return read_entry(Path(source.file), entry, source.row_start + start, source.row_start + stop)
+
+
+def rotary_inv_freq(model: Model) -> np.ndarray:
+    """The rotary frequencies, float32 [rotary_dim / 2], as transformers initializes them from the model's config.json.
+
+    Raises:
+        CheckpointError: if the model has no rotary positions.
+    """
+    from compiler.architectures import _common
+    from runtime._plugins import load
+
+    if model.spec.position != "rotary":
+        raise CheckpointError(f"model {model.name} has learned positions, hence no rotary frequencies")
+    architecture = load("compiler.architectures", model.spec.model_type)
+    raw = read_object(Path(model.folder) / "config.json", MAX_CONFIG_BYTES)
+    return _common.rope(architecture.MODULES, _common.source_config(raw))[0]
+
+
+def decode_floats(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Stored bytes uint8 [n * item] as float32 [n]; `dtype` is one of `FLOAT_DTYPES`."""
+    if dtype == "BF16":
+        values = data.view("<u2").astype(np.uint32)
+        values <<= 16  # in place: the largest matrix of a layer is one of the largest things in memory
+        return values.view(np.float32)
+    return data.view("<f2" if dtype == "F16" else "<f4").astype(np.float32)
+
+
+def _locate(model: Model, role: str) -> tuple[TensorSource, TensorEntry]:
+    if role not in model.tensors:
+        raise CheckpointError(f"model {model.name} has no tensor with the role {role}")
+    source = model.tensors[role]
+    entry = read_header(Path(source.file)).get(source.tensor)
+    rows = source.row_stop - source.row_start
+    if (
+        entry is None
+        or entry.dtype not in FLOAT_DTYPES
+        or not 0 <= source.row_start < source.row_stop <= entry.shape[0]
+        or (rows, *entry.shape[1:]) != source.shape
+    ):
+        raise CheckpointError(
+            f"{Path(source.file).name}: tensor {source.tensor} is no longer what ingest found; rebuild from ingest on"
+        )
+    return source, entry
+
+
+def read_entry(path: Path, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
+    """Rows `start` to `stop` of a tensor of a file, float32 [stop - start, …]."""
+    row_bytes = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
+    data = np.empty((stop - start) * row_bytes, np.uint8)
+    _read_bytes(path, entry.start_bytes + start * row_bytes, data)
+    return decode_floats(data, entry.dtype).reshape(stop - start, *entry.shape[1:])
+
+
+def _read_bytes(path: Path, offset: int, into: np.ndarray) -> None:
+    """Fills uint8 `into` from `offset` of a file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        done = 0
+        while done < into.size:
+            count = os.preadv(descriptor, [into.data[done:]], offset + done)
+            if count == 0:
+                raise CheckpointError(f"{path.name}: truncated while it was read; download it again")
+            done += count
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,148 @@
+"""Finds a checkpoint's tensors in its safetensors files, and reads every byte of them once.
+
+Pickle files are never opened. Names in an index are taken as names of files in the folder, nothing else; what they lead
+to must lie in the folder, or for the hub's cache in that repository's own store. Every value is checked to be finite in
+blocks, in the same pass that gives the files' digests.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compiler.checkpoint.headers import TensorEntry, read_header
+from compiler.checkpoint.source_json import read_object
+from schemas.errors import CheckpointError
+from schemas.model import SourceFile
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+MAX_SHARDS = 1024
+BLOCK_BYTES = 4 << 20
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}")
+EXPONENT_BITS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
+
+
+@dataclass(frozen=True)
+class Located:
+    """One tensor and the file that holds it."""
+
+    path: Path
+    entry: TensorEntry
+
+
+def locate(folder: Path) -> dict[str, Located]:
+    """Every tensor of the checkpoint in `folder`, by name; headers and index are checked, no values read.
+
+    Raises:
+        CheckpointError: naming file and tensor, what was found and what was expected.
+    """
+    if (folder / WEIGHTS).exists() or (folder / WEIGHTS).is_symlink():
+        path = regular_file(folder, WEIGHTS)
+        return {name: Located(path, entry) for name, entry in read_header(path).items()}
+    if not (folder / INDEX).exists():
+        raise _nothing(folder)
+    return _indexed(folder, _weight_map(regular_file(folder, INDEX)))
+
+
+def regular_file(folder: Path, name: str) -> Path:
+    """The file `name` of a checkpoint's folder.
+
+    Raises:
+        CheckpointError: if the name is no plain name, the file is missing, or a link leads out of the checkpoint.
+    """
+    if not FILE_NAME.fullmatch(name) or ".." in name:
+        raise CheckpointError(f"{name[:80]!r} is no plain file name; a checkpoint's files lie in its own folder")
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"{name} is missing in the checkpoint; complete it")
+    # the hub's cache keeps files in blobs/ and links to them from snapshots/<revision>/
+    stores = [folder.resolve()]
+    if folder.resolve().parent.name == "snapshots":
+        stores.append(folder.resolve().parent.parent / "blobs")
+    if path.resolve().parent not in stores:
+        raise CheckpointError(f"{name} is a link that leads out of the checkpoint's folder; copy the file instead")
+    return path
+
+
+def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
+    """Size and digest of a weights file whose tensors are `entries`, in order, and the check of every float in it.
+
+    Raises:
+        CheckpointError: if a tensor holds NaN or infinite values; the text says which and how many.
+    """
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        hasher.update(file.read(entries[0].start_bytes if entries else -1))
+        for entry in entries:
+            count = 0
+            remaining = entry.stop_bytes - entry.start_bytes
+            while remaining:
+                block = file.read(min(BLOCK_BYTES, remaining))
+                if not block:
+                    raise CheckpointError(f"{path.name}: truncated while it was read; download it again")
+                hasher.update(block)
+                remaining -= len(block)
+                count += _not_finite(block, entry.dtype)
+            if count:
+                raise CheckpointError(
+                    f"{path.name}: tensor {entry.name} holds {count} values that are NaN or infinite, expected none"
+                )
+        size_bytes = file.tell()
+    return SourceFile(name=path.name, size_bytes=size_bytes, sha256=hasher.hexdigest())
+
+
+def _not_finite(block: bytes, dtype: str) -> int:
+    if dtype not in EXPONENT_BITS:
+        return 0
+    kind, exponent = EXPONENT_BITS[dtype]
+    return int(np.count_nonzero((np.frombuffer(block, kind) & exponent) == exponent))
+
+
+def _nothing(folder: Path) -> CheckpointError:
+    found = sorted(path.name for path in folder.iterdir() if path.is_file())
+    pickles = [name for name in found if name.endswith(PICKLES)]
+    if pickles:
+        return CheckpointError(
+            f"the checkpoint has no safetensors: found the pickle file {pickles[0]}, which is never loaded; convert it "
+            "with save_pretrained"
+        )
+    others = [name for name in found if name.endswith(".safetensors")]
+    text = f"found {others[0]}" if others else "found none"
+    return CheckpointError(f"the checkpoint needs {WEIGHTS} or {INDEX} with its shards, {text}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_object(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{index.name}: weight_map is missing or no map of texts")
+    files = set(weight_map.values())
+    if not files or len(files) > MAX_SHARDS:
+        raise CheckpointError(f"{index.name}: {len(files)} shards, expected 1 to {MAX_SHARDS}")
+    for file in sorted(files):
+        if not FILE_NAME.fullmatch(file) or ".." in file or not file.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index.name}: the shard {file[:80]!r} is no plain safetensors name; shards lie in the "
+                "checkpoint's own folder"
+            )
+    return weight_map
+
+
+def _indexed(folder: Path, weight_map: dict[str, str]) -> dict[str, Located]:
+    located: dict[str, Located] = {}
+    for file in sorted(set(weight_map.values())):
+        path = regular_file(folder, file)
+        for name, entry in read_header(path).items():
+            if name in located:
+                raise CheckpointError(f"tensor {name} is in two shards, {located[name].path.name} and {file}")
+            if weight_map.get(name) != file:
+                raise CheckpointError(f"{INDEX}: tensor {name} is in {file}, but the index says {weight_map.get(name)}")
+            located[name] = Located(path, entry)
+    missing = sorted(set(weight_map) - set(located))
+    if missing:
+        raise CheckpointError(f"{weight_map[missing[0]]}: tensor {missing[0]} is missing, the index says it is there")
+    return located

@@ -1,0 +1,234 @@
+"""preflight: refuses early what would fail after hours, with numbers.
+
+Before the long stages it holds their needs (compiler/preflight/_needs.py) against the memory and disk that are free,
+the DRAM budget against what must be resident, the calibration tokens that were asked for against those of the corpus,
+and says what licence the model has. Then all stages run once on two layers (compiler/preflight/_trial.py): for models
+whose weights take 1 GB or more, since smaller ones are built about as fast, or for all with preflight=always.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+
+from pydantic import Field
+
+from compiler._io import Workspace
+from compiler.cost_model import budget_bytes, dense_footprint_bytes
+from compiler.device import host
+from compiler.preflight import _needs, _trial
+from schemas.base import PositiveCount, Record
+from schemas.config import PreflightMode
+from schemas.corpus import Corpus
+from schemas.device import DeviceProfile
+from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.families import FormatName, Method
+from schemas.model import Model
+from schemas.preflight import Preflight, StageNeeds
+
+LOG = logging.getLogger(__name__)
+LARGE_BYTES = 10**9
+"""Weights, as they are stored, from which on a trial is made and too short a corpus is refused."""
+LEAST_TOKEN_SHARE = 0.5
+"""Of the calibration tokens that were asked for, the share that a large model's corpus must have."""
+PREDICTOR_TOKENS = 64
+"""Calibration tokens without which no predictor can be trained (compiler/predict/__init__.py)."""
+REMEDY = "or set preflight=off to try all the same"
+
+
+class PreflightConfig(Record):
+    """Settings of `preflight`: those of the build."""
+
+    mode: PreflightMode = Field(description="auto: a trial for large models; always: for all; off: no check at all")
+    folder: str = Field(description="folder of the model's build, as build/<model>; its disk is what counts")
+    method: Method = Field(description="how active units are found: dense, relu, predictor or topk")
+    format: FormatName = Field(description="how weights are stored: fp16, int8_group32 or int4_group32")
+    density: float | None = Field(default=None, gt=0, le=1, description="share of units used per token")
+    dram_budget: int | str = Field(description="DRAM in bytes, as 3GB, or as a percentage of the dense footprint")
+    context_length: PositiveCount = Field(description="tokens that the KV cache holds")
+    cache: str = Field(default="lru", description="cache policy of the artifact")
+    order: str = Field(default="auto", description="ordering heuristic")
+    place: str = Field(default="pulp_highs", description="placement solver")
+    distill: bool = Field(default=False, description="whether the model is distilled")
+    calibration_tokens: PositiveCount = Field(description="calibration tokens that were asked for")
+    shards: PositiveCount = Field(default=1, description="jobs that calibration text is shared out to")
+    jobs: PositiveCount = Field(
+        default=1, description="layer-wise jobs that share this machine's memory where there are as many cores"
+    )
+
+
+def run(
+    config: PreflightConfig, model: Model, corpus: Corpus, device: DeviceProfile, work: Workspace, threads: int
+) -> Preflight:
+    """What was found where the build may begin.
+
+    Raises:
+        DoesNotFitError: if memory, disk or the DRAM budget is too small.
+        ColdpressError: if there are too few tokens, or a stage fails in the trial.
+    """
+    blocks = corpus.split("calibration")
+    found_tokens = blocks.num_blocks * blocks.block_tokens
+    free_ram, free_disk = host.free_dram_bytes(), _free_disk_bytes(Path(config.folder))
+    stages: tuple[StageNeeds, ...] = ()
+    trial_layers = 0
+    if config.mode != "off":
+        settings = _trial_settings(config, model, threads)
+        thorough = config.mode == "always" or _weight_bytes(model) >= LARGE_BYTES
+        _log_license(model)
+        _check_tokens(config, corpus.name, found_tokens, thorough)
+        _check_shards(config.shards, blocks.num_blocks)
+        _check_budget(settings, model, device)
+        stages = _needs_of(config, model, blocks.num_blocks, blocks.block_tokens, settings)
+        check_ram(stages, free_ram, min(config.jobs, threads))
+        check_disk(stages, free_disk, Path(config.folder), device.name)
+        if thorough:
+            trial_layers = _trial.run(settings, model, corpus, device, work.folder)
+    return Preflight(
+        stages=stages,
+        free_ram_bytes=free_ram,
+        free_disk_bytes=free_disk,
+        calibration_tokens=found_tokens,
+        wanted_calibration_tokens=config.calibration_tokens,
+        license=model.license,
+        trial_layers=trial_layers,
+    )
+
+
+def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int, jobs: int = 1) -> None:
+    """Refuses if some stage needs more memory than is free.
+
+    Args:
+        stages: What one job of each needs.
+        free_bytes: Of this machine.
+        jobs: Jobs of a layer-wise stage that run here at a time.
+    """
+
+    def at_a_time(needs: StageNeeds) -> int:
+        return jobs if needs.stage in _needs.LAYERWISE else 1
+
+    most = max(stages, key=lambda needs: at_a_time(needs) * needs.ram_bytes)
+    count = at_a_time(most)
+    needed = count * most.ram_bytes
+    what = _gb(needed) + (f" of memory for {count} jobs at a time" if count > 1 else " of memory")
+    LOG.info("preflight: %s needs the most, %s; %s are free", most.stage, what, _gb(free_bytes))
+    if needed > free_bytes:
+        fewer = "run with fewer --cores, " if count > 1 else ""
+        shorter = "lower calibration_tokens, " if most.stage in _needs.TEXT_STAGES else ""
+        raise DoesNotFitError(
+            f"{most.stage} needs {what}, this machine has {_gb(free_bytes)} free; free some, {fewer}{shorter}{REMEDY}"
+        )
+
+
+def check_disk(stages: tuple[StageNeeds, ...], free_bytes: int, folder: Path, device: str) -> None:
+    """Refuses if what the build has yet to write is more than is free.
+
+    Args:
+        stages: What each needs.
+        free_bytes: On the disk of `folder`.
+        folder: Of the model's build; array files of earlier runs in it are written over, not beside.
+        device: Name of the device, whose own stages lie in a folder of that name.
+    """
+    needed = sum(
+        max(0, needs.disk_bytes - (0 if needs.stage == "package" else _present_bytes(folder, device, needs.stage)))
+        for needs in stages
+    )
+    LOG.info("preflight: %s of disk are needed in %s, %s are free", _gb(needed), folder, _gb(free_bytes))
+    if needed > free_bytes:
+        largest = max(stages, key=lambda needs: needs.disk_bytes)
+        raise DoesNotFitError(
+            f"the build needs {_gb(needed)} on disk in {folder}, has {_gb(free_bytes)} (most of it, "
+            f"{_gb(largest.disk_bytes)}, for {largest.stage}); free some, choose another build_dir, {REMEDY}"
+        )
+
+
+def _present_bytes(folder: Path, device: str, stage: str) -> int:
+    """Bytes of a stage's array files that an earlier run left."""
+    homes = (top / name for top in (folder, folder / device) for name in (stage, f"{stage}-shards"))
+    return sum(file.stat().st_size for home in homes for file in home.rglob("*.safetensors"))
+
+
+def _needs_of(
+    config: PreflightConfig, model: Model, num_blocks: int, block_tokens: int, settings: _trial.Settings
+) -> tuple[StageNeeds, ...]:
+    build = _needs.Build(
+        model=model,
+        method=config.method,
+        format=config.format,
+        num_tokens=num_blocks * block_tokens,
+        block_tokens=block_tokens,
+        dram_budget_bytes=settings.dram_budget_bytes,
+        distill=config.distill,
+        threads=settings.threads,
+        order=config.order,
+        shards=config.shards,
+    )
+    ram, disk = _needs.ram_bytes(build), _needs.disk_bytes(build)
+    return tuple(
+        StageNeeds(stage=stage, ram_bytes=amount, disk_bytes=disk.get(stage, 0)) for stage, amount in ram.items()
+    )
+
+
+def _trial_settings(config: PreflightConfig, model: Model, threads: int) -> _trial.Settings:
+    dense = dense_footprint_bytes(model, config.format, config.context_length)
+    return _trial.Settings(
+        method=config.method,
+        format=config.format,
+        density=config.density,
+        dram_budget_bytes=budget_bytes(config.dram_budget, dense),
+        context_length=config.context_length,
+        cache=config.cache,
+        order=config.order,
+        place=config.place,
+        distill=config.distill,
+        threads=threads,
+    )
+
+
+def _check_budget(settings: _trial.Settings, model: Model, device: DeviceProfile) -> None:
+    least = _trial.least_bytes(model, settings, device.flash.page_bytes.value)
+    if least > settings.dram_budget_bytes:
+        raise DoesNotFitError(
+            f"a DRAM budget of {settings.dram_budget_bytes:,} bytes was asked for, {least:,} are needed before any "
+            f"unit is kept: tensors that stay in DRAM, the KV cache of {settings.context_length} tokens and buffers; "
+            "use a shorter context_length or a smaller format, or raise dram_budget"
+        )
+
+
+def _check_tokens(config: PreflightConfig, corpus: str, found: int, thorough: bool) -> None:
+    wanted = config.calibration_tokens
+    text = f"the corpus {corpus} gives {found:,} calibration tokens, {wanted:,} were asked for"
+    if (thorough and found < LEAST_TOKEN_SHARE * wanted) or (config.method == "predictor" and found < PREDICTOR_TOKENS):
+        raise ColdpressError(f"{text}; give more text, or set calibration_tokens={found} if that is enough")
+    LOG.log(logging.WARNING if found < LEAST_TOKEN_SHARE * wanted else logging.INFO, "preflight: %s", text)
+
+
+def _check_shards(shards: int, num_blocks: int) -> None:
+    if shards > num_blocks:
+        raise ColdpressError(
+            f"calibration_shards={shards} was asked for, the text has {num_blocks} calibration blocks; use fewer "
+            "shards or more calibration_tokens"
+        )
+
+
+def _log_license(model: Model) -> None:
+    if model.license is None:
+        LOG.warning("preflight: %s names no licence; look for one before you pass the artifact on", model.name)
+    else:
+        LOG.info("preflight: %s is under the licence %s, and so is its artifact", model.name, model.license)
+
+
+def _weight_bytes(model: Model) -> int:
+    """As they are stored."""
+    return sum(file.size_bytes for file in model.files if file.name.endswith(".safetensors"))
+
+
+def _free_disk_bytes(folder: Path) -> int:
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _gb(amount: int) -> str:
+    """`31 GB`, with a digit more where it is less than 10 of them."""
+    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if amount >= factor:
+            return f"{amount / factor:.{0 if amount >= 10 * factor else 1}f} {unit}"
+    return f"{amount} bytes"

@@ -1,0 +1,221 @@
+"""What each stage of a build takes of memory and disk, in bytes, from shapes alone: the sums that `preflight` checks.
+
+Memory is that of one job, and jobs hold one layer at a time. With L layers, hidden size H, intermediate size F, T
+calibration tokens, and U units of the method's families in a layer:
+
+    calibrate     a layer's weights and its largest matrix once more (float32, where bfloat16 may do), the MLPs of the
+                  blocks that run, bits U T / 8 twice
+    predict       T (6 H + 2 F), the deciding matrix twice, the largest predictor with its moments, scores of a batch
+    place         a record per unit, and what each token that is replayed uses
+    order         counts of pairs 2 F^2 (4 F^2 from 65,536 tokens on), three times where heuristics compete, and one
+                  run of sorted pairs
+    quantize      the largest matrix in float32 and a layer's codes, or twice the codes of what layers share
+    package       twice the largest section or tensor
+    verify        the DRAM budget, a layer's weights or a part of the head, one block's logits in float64
+
+Disk is what stays in the build folder: statistics L (U T / 8 + 2 T H) once for each pass over the text, again for its
+shards, and two layers' hidden states while it runs; predictors; orders and tiers; the codes of all weights; the
+artifact, which is as large again; the weights in float32 if they are distilled.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from compiler.activity.forward import HEAD_ROWS
+from compiler.cost_model import flash_bytes, resident_bytes, tensor_bytes, unit_bytes
+from runtime._plugins import load
+from schemas.families import FamilyName, FormatName, Method, families_of, num_units
+from schemas.model import Model
+
+PYTHON_BYTES = 150 << 20
+TORCH_BYTES = 500 << 20
+"""A process that has imported numpy, or torch and transformers, before it does anything."""
+BLOCK_BYTES = 64 << 20
+"""Buffers of fixed size: blocks that are read, encoded, hashed or written at a time."""
+SORTED_PAIRS_BYTES = 256 << 20
+BATCH_TOKENS = 1024
+"""Tokens of one step when predictors are trained."""
+PREDICTOR_STATE_BYTES = 20
+"""Per parameter of a predictor: weights, gradients and two moments in float32, and the best ones so far."""
+PREDICTOR_PARAMETER_SHARE = 0.1
+"""Predictors have at most this share of the model's parameters (compiler/allocate)."""
+DISTILL_BYTES_PER_PARAMETER = 34
+"""Teacher, student, two moments and gradients in float32, and the activations of some blocks."""
+COUNTS_HELD = {"jaccard": 2, "lift": 2, "auto": 3}
+"""Squares of pair counts that heuristics of `order` hold: weights beside them, or those of all tokens, of the tokens to
+fit on, and of their cache misses. One for any other heuristic."""
+LOGIT_BYTES = 32
+"""Per logit of a block: the source's and the artifact's in float32, three copies in float64."""
+REPLAYED_TOKENS, REPLAYED_LAYERS = 768, 4
+"""What `place` replays at most, with the tokens before that warm up the cache (compiler/place/_counts.py)."""
+PASS_THREADS = 8
+"""Cores that calibrate and recalibrate take at most (rules/calibrate.smk)."""
+LAYERWISE = ("predict", "order", "quantize")
+"""Stages whose jobs, of some layers each, run side by side."""
+TEXT_STAGES = ("calibrate", "recalibrate", "predict", "place", "order")
+"""Stages that need less memory where there are fewer calibration tokens."""
+UNIT_RECORD_BYTES = 128
+"""A unit in `place`: frequency, value, tier, and its share of the solver's rows."""
+LAYER_OVERHEAD_BYTES = 32 << 10
+"""Headers, histograms and the record's own lines, per layer and family."""
+ARTIFACT_OVERHEAD_BYTES = 64 << 20
+"""Tokenizer, documents, tables and what the file system keeps for itself."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build, as far as its needs hang on it."""
+
+    model: Model
+    method: Method
+    format: FormatName
+    num_tokens: int
+    block_tokens: int
+    dram_budget_bytes: int
+    distill: bool
+    threads: int
+    order: str
+    shards: int
+
+    @property
+    def families(self) -> tuple[FamilyName, ...]:
+        """What a unit is."""
+        return families_of(self.method, self.model.spec)
+
+    @property
+    def layer_units(self) -> int:
+        """Units of one layer, of all families."""
+        return sum(num_units(family, self.model.spec) for family in self.families)
+
+    @property
+    def has_predictors(self) -> bool:
+        """Whether `predict` is a stage of the build."""
+        return load("runtime.sparsity", self.method).NEEDS_PREDICTORS
+
+    @property
+    def counts_again(self) -> bool:
+        """Whether `recalibrate` passes over the text once more."""
+        return self.distill or self.model.spec.hidden_act != "relu" or self.method == "topk"
+
+
+def ram_bytes(build: Build) -> dict[str, int]:
+    """Stage -> the most that one job of it holds in memory."""
+    calibrate = _calibrate_ram(build)
+    needs = {
+        "calibrate": calibrate,
+        "distill": TORCH_BYTES + DISTILL_BYTES_PER_PARAMETER * build.model.num_parameters if build.distill else 0,
+        "recalibrate": calibrate if build.counts_again else PYTHON_BYTES,
+        "predict": _predict_ram(build) if build.has_predictors else 0,
+        "place": _place_ram(build),
+        "order": _order_ram(build),
+        "quantize": _quantize_ram(build),
+        "package": _package_ram(build),
+        "verify": _verify_ram(build),
+    }
+    return {stage: amount for stage, amount in needs.items() if amount}
+
+
+def disk_bytes(build: Build) -> dict[str, int]:
+    """Stage -> the bytes that it leaves in the build folder, of all layers."""
+    spec = build.model.spec
+    statistics, copies = _statistics_bytes(build), 2 if build.shards > 1 else 1
+    parameters = build.model.num_parameters
+    predictors = int(2 * PREDICTOR_PARAMETER_SHARE * parameters) if build.has_predictors else 0
+    codes = flash_bytes(build.families, spec, build.format) + resident_bytes(build.model, build.families, build.format)
+    units = build.layer_units * spec.num_hidden_layers
+    needs = {
+        "calibrate": statistics * copies,
+        "distill": 4 * parameters if build.distill else 0,
+        "recalibrate": statistics * copies if build.counts_again else 0,
+        "predict": predictors,
+        "place": units,
+        "order": 4 * units,
+        "quantize": codes,
+        "package": codes + predictors + ARTIFACT_OVERHEAD_BYTES,
+    }
+    return {stage: amount for stage, amount in needs.items() if amount}
+
+
+def _statistics_bytes(build: Build) -> int:
+    """Activation bits, counts per unit and block, MLP inputs of every layer; hidden states of two (float32)."""
+    spec, tokens = build.model.spec, build.num_tokens
+    num_blocks = -(-tokens // build.block_tokens)
+    per_unit = -(-tokens // 8) + 2 * num_blocks + 8
+    per_layer = build.layer_units * per_unit + 2 * tokens * spec.hidden_size
+    overhead = LAYER_OVERHEAD_BYTES * (1 + len(build.families))
+    return spec.num_hidden_layers * (per_layer + overhead) + 2 * 4 * tokens * spec.hidden_size
+
+
+def _layer_weights(build: Build) -> int:
+    """A layer's weights in float32, while its largest matrix is read."""
+    shapes = _shapes(build.model, 0)
+    return 4 * (sum(map(prod, shapes)) + _largest(shapes))
+
+
+def _calibrate_ram(build: Build) -> int:
+    spec, threads = build.model.spec, min(build.threads, PASS_THREADS)
+    running = threads * build.block_tokens * 4 * (6 * spec.intermediate_size + 8 * spec.hidden_size)
+    return TORCH_BYTES + _layer_weights(build) + running + build.layer_units * build.num_tokens // 4
+
+
+def _predict_ram(build: Build) -> int:
+    spec, tokens = build.model.spec, build.num_tokens
+    data = tokens * (6 * spec.hidden_size + 2 * spec.intermediate_size)
+    gate = 2 * 4 * spec.hidden_size * spec.intermediate_size
+    state = int(PREDICTOR_STATE_BYTES * PREDICTOR_PARAMETER_SHARE * sum(map(prod, _shapes(build.model, 0))))
+    scores = 4 * 4 * max(min(BATCH_TOKENS, tokens), tokens // 10) * spec.intermediate_size
+    return TORCH_BYTES + data + gate + state + scores
+
+
+def _place_ram(build: Build) -> int:
+    replayed = 8 * min(REPLAYED_TOKENS, build.num_tokens) * build.layer_units
+    layers = build.model.spec.num_hidden_layers
+    return PYTHON_BYTES + build.layer_units * layers * UNIT_RECORD_BYTES + min(REPLAYED_LAYERS, layers) * replayed
+
+
+def _order_ram(build: Build) -> int:
+    units = max(num_units(family, build.model.spec) for family in build.families)
+    counts = (2 if build.num_tokens < 1 << 16 else 4) * units**2 * COUNTS_HELD.get(build.order, 1)
+    return PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + build.num_tokens * units // 4
+
+
+def _quantize_ram(build: Build) -> int:
+    reading = (4 + 2) * _largest(_shapes(build.model, 0))
+    return PYTHON_BYTES + BLOCK_BYTES + max(reading + _layer_code_bytes(build), 2 * sum(_shared_code_bytes(build)))
+
+
+def _package_ram(build: Build) -> int:
+    return PYTHON_BYTES + BLOCK_BYTES + 2 * max(_largest_section_bytes(build), *_shared_code_bytes(build))
+
+
+def _verify_ram(build: Build) -> int:
+    spec = build.model.spec
+    head = 2 * 4 * min(HEAD_ROWS, spec.vocab_size) * spec.hidden_size
+    logits = LOGIT_BYTES * build.block_tokens * spec.vocab_size
+    return TORCH_BYTES + 2 * BLOCK_BYTES + build.dram_budget_bytes + max(_layer_weights(build), head) + logits
+
+
+def _shared_code_bytes(build: Build) -> list[int]:
+    """Codes of the tensors outside the layers."""
+    shared = ((role, source.shape) for role, source in build.model.tensors.items() if not role.startswith("layers."))
+    return [tensor_bytes(role, shape, build.format) for role, shape in shared]
+
+
+def _layer_code_bytes(build: Build) -> int:
+    shapes = {role: source.shape for role, source in build.model.tensors.items() if role.startswith("layers.0.")}
+    return sum(tensor_bytes(role, shape, build.format) for role, shape in shapes.items())
+
+
+def _largest_section_bytes(build: Build) -> int:
+    spec = build.model.spec
+    return max(num_units(family, spec) * unit_bytes(family, spec, build.format) for family in build.families)
+
+
+def _shapes(model: Model, layer: int) -> list[tuple[int, ...]]:
+    """All layers of a model are alike."""
+    return [source.shape for role, source in model.tensors.items() if role.startswith(f"layers.{layer}.")]
+
+
+def _largest(shapes: Iterable[tuple[int, ...]]) -> int:
+    return max(map(prod, shapes))

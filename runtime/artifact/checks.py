@@ -1,0 +1,256 @@
+"""What a manifest must satisfy beyond its schema: arithmetic only, nothing is opened and nothing allocated.
+
+Each function refuses with an error that names the field. They run in the order of `check_manifest`, because later ones
+loop over what earlier ones have bounded (a manifest may claim 10^9 layers).
+"""
+
+from typing import Any
+
+from runtime import _plugins
+from runtime._extents import span_bytes
+from runtime.artifact import safe_files
+from runtime.artifact.contents import layout_bytes, model_tensors, nbytes, predictor_tensors, resident_tensors
+from runtime.artifact.errors import (
+    FeatureError,
+    FileNameError,
+    ModelError,
+    PlanError,
+    SchemaError,
+    SectionError,
+    VersionError,
+)
+from runtime.artifact.errors import short as _short
+from runtime.budget import kv_cache_bytes, used_bytes
+from schemas import families as arithmetic
+from schemas.families import FamilyName
+from schemas.layout import SECTION_ALIGN_BYTES, Plan
+from schemas.manifest import (
+    FEATURES,
+    FLASH_FILE,
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    FORMAT_NAME,
+    MANIFEST_FILE,
+    PREDICTORS_FILE,
+    RESIDENT_FILE,
+    TABLES_FILE,
+    Manifest,
+)
+from schemas.model import ModelSpec
+
+
+def check_version(data: Any) -> int:
+    """Format name, major version and required features, before anything else of the manifest is trusted.
+
+    Returns:
+        The minor version.
+
+    Raises:
+        SchemaError, VersionError, FeatureError: naming both versions, or the feature.
+    """
+    form = data.get("format") if isinstance(data, dict) else None
+    if not isinstance(form, dict) or not all(type(form.get(key)) is int for key in ("major", "minor")):
+        raise SchemaError(MANIFEST_FILE, "format", _short(form), "an object of name, major and minor")
+    if form.get("name") != FORMAT_NAME:
+        raise VersionError(MANIFEST_FILE, "format.name", _short(form.get("name")), f"'{FORMAT_NAME}'")
+    if form["major"] != FORMAT_MAJOR:
+        raise VersionError(
+            MANIFEST_FILE,
+            "the artifact's format version",
+            f"{form['major']}.{form['minor']}",
+            f"{FORMAT_MAJOR}.x (this runtime reads up to {FORMAT_MAJOR}.{FORMAT_MINOR})",
+            "use a runtime of the artifact's major version, or rebuild the artifact",
+        )
+    _check_features(data.get("features"))
+    return form["minor"]
+
+
+def _check_features(features: Any) -> None:
+    required = features.get("required") if isinstance(features, dict) else None
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise SchemaError(MANIFEST_FILE, "features.required", _short(required), "a list of names")
+    for name in required:
+        if name not in FEATURES:
+            known = f"one of {', '.join(FEATURES)} (format {FORMAT_MAJOR}.{FORMAT_MINOR})"
+            remedy = "use a newer runtime, or rebuild the artifact without that feature"
+            raise FeatureError(MANIFEST_FILE, "a required feature", _short(name), known, remedy)
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """All that the manifest says about itself.
+
+    Raises:
+        FieldError: of the class that fits.
+    """
+    _check_file_list(manifest)
+    _check_sections(manifest)
+    _check_model(manifest.model)
+    _check_predictors(manifest)
+    _check_resident(manifest)
+    for index, plan in enumerate(manifest.plans):
+        _check_plan(manifest, plan, f"plans[{index}]")
+    names = [plan.name for plan in manifest.plans]
+    if len(set(names)) != len(names):
+        raise PlanError(MANIFEST_FILE, "plans", f"a list with names {_short(names)}", "distinct names")
+
+
+def _check_file_list(manifest: Manifest) -> None:
+    names = [entry.path for entry in manifest.files]
+    safe_files.check_names([*names, MANIFEST_FILE], MANIFEST_FILE)
+    needed = [FLASH_FILE, RESIDENT_FILE, TABLES_FILE] + [PREDICTORS_FILE] * bool(manifest.predictors)
+    for name in needed:
+        if name not in names:
+            raise FileNameError(MANIFEST_FILE, "files", f"a list without {name}", "a list with it")
+
+
+def _check_model(spec: ModelSpec) -> None:
+    def require(condition: bool, field: str, expected: str) -> None:
+        if not condition:
+            raise ModelError(MANIFEST_FILE, f"model.{field}", _short(getattr(spec, field)), expected)
+
+    heads = spec.num_attention_heads
+    require(heads % spec.num_key_value_heads == 0, "num_key_value_heads", f"a divisor of {heads} attention heads")
+    require(spec.rotary_dim <= spec.head_dim, "rotary_dim", f"at most head_dim, {spec.head_dim}")
+    rotary = spec.position == "rotary"
+    require(spec.rotary_dim % 2 == 0, "rotary_dim", "even")
+    require(
+        (spec.rotary_dim > 0) == rotary, "rotary_dim", f"{'positive' if rotary else '0'} with {spec.position} positions"
+    )
+    require(spec.rotary_scaling > 0, "rotary_scaling", "positive")
+    for token in (spec.bos_token_id, *spec.eos_token_ids):
+        field = "bos_token_id" if token == spec.bos_token_id else "eos_token_ids"
+        require(token is None or token < spec.vocab_size, field, f"below vocab_size, {spec.vocab_size}")
+
+
+def _check_sections(manifest: Manifest) -> None:
+    """One per layer and family; aligned, in order, without holes or overlaps, inside the file; sized as formats say."""
+    flash, spec = manifest.flash, manifest.model
+    families = [entry.family for entry in manifest.families]
+    if len(set(families)) != len(families) or not families:
+        raise SectionError(MANIFEST_FILE, "families", _short(families), "one entry for each of the families")
+    _check_page(manifest)
+    if len(flash.sections) != spec.num_hidden_layers * len(families):
+        expected = f"{spec.num_hidden_layers} layers of {len(families)} families"
+        raise SectionError(MANIFEST_FILE, "flash.sections", f"a list of {len(flash.sections)}", expected)
+    unit_bytes = {entry.family: _checked_unit_bytes(manifest, index) for index, entry in enumerate(manifest.families)}
+    seen: set[tuple[int, FamilyName]] = set()
+    end = 0
+    for index, section in enumerate(flash.sections):
+        field = f"flash.sections[{index}]"
+        key: tuple[int, FamilyName] = (section.layer, section.family)
+        if key in seen or section.family not in unit_bytes or section.layer >= spec.num_hidden_layers:
+            expected = f"each layer below {spec.num_hidden_layers} and family of {families} once"
+            raise SectionError(MANIFEST_FILE, field, f"layer {section.layer}, family {section.family}", expected)
+        seen.add(key)
+        start = -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES
+        _require_section(field, "offset_bytes", section.offset_bytes, start)
+        _require_section(field, "unit_bytes", section.unit_bytes, unit_bytes[section.family])
+        _require_section(field, "num_units", section.num_units, arithmetic.num_units(section.family, spec))
+        end = section.offset_bytes + section.length_bytes
+    last = -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES
+    if not end <= flash.size_bytes <= last or flash.size_bytes % flash.page_bytes:
+        expected = f"whole pages of {flash.page_bytes}, from {end} to {last}"
+        raise SectionError(MANIFEST_FILE, "flash.size_bytes", str(flash.size_bytes), expected)
+
+
+def _require_section(field: str, name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise SectionError(MANIFEST_FILE, f"{field}.{name}", str(found), str(expected))
+
+
+def _check_page(manifest: Manifest) -> None:
+    page_bytes = manifest.flash.page_bytes
+    if page_bytes & (page_bytes - 1) or not 512 <= page_bytes <= SECTION_ALIGN_BYTES:
+        expected = f"a power of two from 512 to {SECTION_ALIGN_BYTES}"
+        raise SectionError(MANIFEST_FILE, "flash.page_bytes", str(page_bytes), expected)
+    listed = next(entry.size_bytes for entry in manifest.files if entry.path == FLASH_FILE)
+    if listed != manifest.flash.size_bytes:
+        raise SectionError(MANIFEST_FILE, "flash.size_bytes", str(manifest.flash.size_bytes), f"{listed}, as in files")
+
+
+def _checked_unit_bytes(manifest: Manifest, index: int) -> int:
+    entry, spec = manifest.families[index], manifest.model
+    slices = arithmetic.slices(entry.family, spec)
+    if entry.slices != slices:
+        found = [f"{piece.role} {piece.axis}" for piece in entry.slices]
+        expected = ", ".join(f"{piece.role} {piece.axis}" for piece in slices)
+        raise SectionError(MANIFEST_FILE, f"families[{index}].slices", _short(found), expected)
+    size = sum(nbytes(entry.format, arithmetic.slice_length(piece, spec)) for piece in slices)
+    if entry.unit_bytes != size:
+        raise SectionError(MANIFEST_FILE, f"families[{index}].unit_bytes", str(entry.unit_bytes), str(size))
+    return size
+
+
+def _check_predictors(manifest: Manifest) -> None:
+    layers = [entry.layer for entry in manifest.predictors]
+    num_layers = manifest.model.num_hidden_layers
+    if layers and layers != list(range(num_layers)):
+        raise ModelError(MANIFEST_FILE, "predictors", f"for layers {_short(layers)}", f"layers 0 to {num_layers - 1}")
+    largest = max(manifest.model.hidden_size, manifest.model.intermediate_size)
+    for index, entry in enumerate(manifest.predictors):
+        if entry.rank > largest:
+            raise ModelError(MANIFEST_FILE, f"predictors[{index}].rank", str(entry.rank), f"at most {largest}")
+
+
+def _check_resident(manifest: Manifest) -> None:
+    """Every tensor that the model needs, in its shape, once; none that no model has."""
+    required, optional = model_tensors(manifest)
+    found = {tensor.role: tensor for tensor in manifest.resident}
+    if len(found) != len(manifest.resident):
+        raise ModelError(MANIFEST_FILE, "resident", "a list with a role twice", "distinct roles")
+    for role in required:
+        if role not in found:
+            raise ModelError(MANIFEST_FILE, "resident", f"a list without {role}", f"{role} {list(required[role])}")
+    for index, tensor in enumerate(manifest.resident):
+        shape = required.get(tensor.role) or optional.get(tensor.role)
+        if tensor.shape != shape:
+            expected = f"{list(shape)}" if shape else "a tensor that this model has"
+            raise ModelError(
+                MANIFEST_FILE, f"resident[{index}]", f"{_short(tensor.role)} {list(tensor.shape)}", expected
+            )
+        if tensor.format is not None and len(tensor.shape) != 2:
+            raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, "null for what is no matrix")
+
+
+def _check_plan(manifest: Manifest, plan: Plan, field: str) -> None:
+    def require(condition: bool, name: str, found: object, expected: object) -> None:
+        if not condition:
+            raise PlanError(MANIFEST_FILE, f"{field}.{name}", _short(found), str(expected))
+
+    spec, families = manifest.model, tuple(entry.family for entry in manifest.families)
+    known = _plugins.names("runtime.cache")
+    require(plan.cache in known, "cache", plan.cache, f"one of {', '.join(known)}")
+    suits = plan.method == "dense" or set(arithmetic.families_of(plan.method, spec)) == set(families)
+    require(suits, "method", plan.method, f"a method for the families {', '.join(families)}")
+    require(plan.method != "predictor" or bool(manifest.predictors), "method", plan.method, "one without predictors")
+    longest = spec.max_position_embeddings
+    require(plan.context_length <= longest, "context_length", plan.context_length, f"at most {longest}")
+    resident = layout_bytes(resident_tensors(manifest))
+    require(plan.resident_bytes == resident, "resident_bytes", plan.resident_bytes, resident)
+    predictors = layout_bytes(predictor_tensors(manifest)) if plan.method == "predictor" else 0
+    require(plan.predictor_bytes == predictors, "predictor_bytes", plan.predictor_bytes, predictors)
+    kv_cache = kv_cache_bytes(spec, plan.context_length)
+    require(plan.kv_cache_bytes == kv_cache, "kv_cache_bytes", plan.kv_cache_bytes, kv_cache)
+    page_bytes, unit_bytes = manifest.flash.page_bytes, max(entry.unit_bytes for entry in manifest.families)
+    least = span_bytes(unit_bytes, page_bytes)
+    fits = plan.read_buffer_bytes >= least and plan.read_buffer_bytes % page_bytes == 0
+    require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")
+    staged = sorted(family for family, _ in plan.staging_slots)
+    require(staged == sorted(families), "staging_slots", staged, f"the families {', '.join(families)}")
+    _check_plan_sections(manifest, plan, field)
+
+
+def _check_plan_sections(manifest: Manifest, plan: Plan, field: str) -> None:
+    found = [(section.layer, section.family) for section in plan.sections]
+    expected = [(section.layer, section.family) for section in manifest.flash.sections]
+    if found != expected:
+        raise PlanError(MANIFEST_FILE, f"{field}.sections", "a list of other sections", "those of flash.img, in order")
+    for index, (part, section) in enumerate(zip(plan.sections, manifest.flash.sections, strict=True)):
+        if part.num_pinned + part.cache_slots > section.num_units:
+            total = f"{part.num_pinned} pinned units and {part.cache_slots} cache slots"
+            raise PlanError(MANIFEST_FILE, f"{field}.sections[{index}]", total, f"at most {section.num_units}")
+    used = used_bytes(manifest, plan)
+    if used > plan.dram_budget_bytes:
+        raise PlanError(
+            MANIFEST_FILE, f"{field}.dram_budget_bytes", str(plan.dram_budget_bytes), f"at least {used}, its parts"
+        )

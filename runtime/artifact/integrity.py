@@ -1,0 +1,139 @@
+"""Every byte of an artifact against what the manifest and the tables say of it: slow and thorough, before shipping.
+
+Opening checks what a run depends on; this reads the rest: the digest of every file, the checksum of every page, zeros
+where sections leave room, no file that the manifest does not list, and finite scales in all quantized weights.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+
+import numpy as np
+
+from runtime import _native, _plugins
+from runtime.artifact import safe_files
+from runtime.artifact.contents import nbytes
+from runtime.artifact.errors import DAMAGED, DigestError, HiddenDataError, NonFiniteError, short
+from runtime.artifact.reader import Artifact
+from schemas.errors import CorruptPageError
+from schemas.families import slice_length
+from schemas.layout import Section
+from schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE, FamilyFormat
+
+BLOCK_BYTES = 4 << 20
+"""Bytes that are read at a time; a multiple of every page size."""
+
+
+def verify_artifact(artifact: Artifact) -> int:
+    """Reads the whole artifact.
+
+    Returns:
+        The number of bytes checked.
+
+    Raises:
+        ArtifactError: naming the first file and place that is not as it must be.
+    """
+    _check_unlisted(artifact)
+    for entry in artifact.manifest.files:
+        _check_file(artifact, entry.path)
+    formats = {entry.family: entry for entry in artifact.manifest.families}
+    for section in artifact.manifest.flash.sections:
+        _check_units(artifact, section, formats[section.family])
+    _check_resident(artifact)
+    _ = artifact.predictors  # loading checks that they are finite
+    return sum(entry.size_bytes for entry in artifact.manifest.files)
+
+
+def _check_unlisted(artifact: Artifact) -> None:
+    listed = {entry.path for entry in artifact.manifest.files} | {MANIFEST_FILE}
+    for parent, folders, files, folder in os.fwalk(".", dir_fd=artifact.folder.descriptor):
+        for name in files + [inner for inner in folders if _is_link(inner, folder)]:
+            path = os.path.normpath(os.path.join(parent, name))
+            if path not in listed:
+                raise HiddenDataError(artifact.path, f"the file {short(path)}", "present", "only files of the manifest")
+
+
+def _is_link(name: str, folder: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+
+
+def _check_file(artifact: Artifact, name: str) -> None:
+    entry, digest = artifact.entry(name), hashlib.sha256()
+    for offset, block in _blocks(artifact, name):
+        digest.update(block.data)
+        if name == FLASH_FILE:
+            _check_pages(artifact, offset, block)
+            _check_padding(artifact, offset, block)
+    if digest.hexdigest() != entry.sha256:
+        raise DigestError(name, "the sha256", digest.hexdigest(), f"{entry.sha256}, as the manifest says")
+
+
+def _blocks(artifact: Artifact, name: str, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
+    """(offset, bytes) of a range of a file; the bytes are gone when the next ones are asked for."""
+    stop = artifact.entry(name).size_bytes if stop is None else stop
+    buffer, opened = np.empty(min(BLOCK_BYTES, stop - start), np.uint8), artifact.open(name)
+    try:
+        for offset in range(start, stop, BLOCK_BYTES):
+            block = buffer[: min(BLOCK_BYTES, stop - offset)]
+            safe_files.read_exactly(opened, name, block.data, offset)
+            yield offset, block
+    finally:
+        os.close(opened)
+
+
+def _check_pages(artifact: Artifact, offset: int, block: np.ndarray) -> None:
+    page_bytes = artifact.manifest.flash.page_bytes
+    found, first = _native.crc32c_pages(block, page_bytes), offset // page_bytes
+    wrong = np.flatnonzero(found != artifact.page_crc32c[first : first + found.size])
+    if wrong.size:
+        page = first + int(wrong[0])
+        raise CorruptPageError(
+            f"{FLASH_FILE}: page {page} at byte {page * page_bytes} has the checksum {int(found[wrong[0]]):08x}, "
+            f"expected {int(artifact.page_crc32c[page]):08x}; {DAMAGED}"
+        )
+
+
+def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
+    """Zeros behind each section, so that nothing can hide there."""
+    sections = artifact.manifest.flash.sections
+    starts = [section.offset_bytes for section in sections[1:]] + [artifact.manifest.flash.size_bytes]
+    for section, stop in zip(sections, starts, strict=True):
+        start = section.offset_bytes + section.length_bytes
+        gap = block[max(start - offset, 0) : max(stop - offset, 0)]
+        if gap.any():
+            where = offset + max(start - offset, 0) + int(np.flatnonzero(gap)[0])
+            raise HiddenDataError(FLASH_FILE, f"byte {where}, behind a section,", "not 0", "zeros between sections")
+
+
+def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> None:
+    """Every unit decodes to finite numbers."""
+    lengths = [slice_length(piece, artifact.manifest.model) for piece in family.slices]
+    widths = [nbytes(family.format, length) for length in lengths]
+    step = max(1, BLOCK_BYTES // section.unit_bytes) * section.unit_bytes
+    stop = section.offset_bytes + section.length_bytes
+    for start in range(section.offset_bytes, stop, step):
+        end = min(start + step, stop)
+        units = np.concatenate([block for _, block in _blocks(artifact, FLASH_FILE, start, end)])
+        units, left = units.reshape(-1, section.unit_bytes), 0
+        for length, width in zip(lengths, widths, strict=True):
+            place = f"layer {section.layer}, family {section.family}"
+            _check_codes(FLASH_FILE, place, units[:, left : left + width], family.format, length)
+            left += width
+
+
+def _check_resident(artifact: Artifact) -> None:
+    for tensor in artifact.manifest.resident:
+        if tensor.format is not None:
+            codes = artifact.resident[tensor.role]
+            step = max(1, BLOCK_BYTES // codes.shape[1])
+            for start in range(0, len(codes), step):
+                rows = codes[start : start + step]
+                _check_codes(RESIDENT_FILE, f"tensor '{tensor.role}'", rows, tensor.format, tensor.shape[-1])
+
+
+def _check_codes(file: str, place: str, codes: np.ndarray, format_name: str, length: int) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):  # 0 times infinity, to be found below
+        values = _plugins.load("runtime.quantization", format_name).decode(codes, length)
+    if not np.isfinite(values).all():
+        raise NonFiniteError(file, place, "holding values of NaN or infinity", "finite numbers")

@@ -1,0 +1,252 @@
+"""The only reader of artifacts (schemas/FORMAT.md): opens a folder, believes nothing in it, and hands out what it
+holds.
+
+The order of the checks is fixed: each step is bounded by the ones before, and no tensor is allocated before its size
+has been held against the manifest and the real file. `flash.img` is not read here: its pages carry checksums that are
+checked on every read, and `runtime/artifact/integrity.py` goes through all of it.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from runtime.artifact import checks, contents, safe_files, strict_json, tensor_files
+from runtime.artifact.errors import DigestError, FileSizeError, NonFiniteError, SchemaError, TableError, short
+from schemas.families import FamilyName
+from schemas.layout import Section
+from schemas.manifest import (
+    FORMAT_MINOR,
+    MANIFEST_FILE,
+    PREDICTORS_FILE,
+    RESIDENT_FILE,
+    TABLES_FILE,
+    ArtifactFile,
+    Manifest,
+)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One layer's activation predictor: unit i is expected where (fc2 · relu(fc1 · x))[i] >= threshold."""
+
+    fc1: np.ndarray
+    """float16 [rank, hidden_size]."""
+    fc2: np.ndarray
+    """float16 [intermediate_size, rank]."""
+    threshold: float
+
+
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """An open artifact whose manifest, file sizes, tensor headers and tables have been checked."""
+
+    path: str
+    sha256: str
+    """Digest of manifest.json: the artifact's identity."""
+    manifest: Manifest
+    folder: safe_files.Folder
+    """Files are opened relative to it; copies of this object share it."""
+    tables: dict[str, np.ndarray]
+
+    @cached_property
+    def resident(self) -> dict[str, np.ndarray]:
+        """Role -> array, loaded on first use: float32 as `shape` says, or codes uint8 [rows, row_bytes]."""
+        arrays = self._load(RESIDENT_FILE)
+        _check_finite(RESIDENT_FILE, arrays)
+        return {tensor.role: arrays[tensor.role] for tensor in self.manifest.resident}
+
+    @cached_property
+    def predictors(self) -> dict[int, Predictor]:
+        """Layer -> predictor, loaded on first use; empty where the artifact has none."""
+        if not self.manifest.predictors:
+            return {}
+        arrays = self._load(PREDICTORS_FILE)
+        _check_finite(PREDICTORS_FILE, arrays)
+        return {
+            entry.layer: Predictor(arrays[f"{entry.layer}.fc1"], arrays[f"{entry.layer}.fc2"], entry.threshold)
+            for entry in self.manifest.predictors
+        }
+
+    @property
+    def page_crc32c(self) -> np.ndarray:
+        """uint32 [pages of flash.img]."""
+        return self.tables["page_crc32c"]
+
+    def order(self, layer: int, family: FamilyName) -> np.ndarray:
+        """int32 [num_units], the unit id at each flash position."""
+        return self.tables[f"order.{layer}.{family}"]
+
+    def pinned(self, layer: int, family: FamilyName) -> np.ndarray:
+        """int32, ids of the units marked for pinning, in flash order; a plan pins the first `num_pinned` of them."""
+        order = self.order(layer, family)
+        return order[self.tables[f"pinned.{layer}.{family}"][order] == 1]
+
+    def section(self, layer: int, family: FamilyName) -> Section:
+        """Where a family of a layer lies on flash."""
+        return next(part for part in self.manifest.flash.sections if (part.layer, part.family) == (layer, family))
+
+    def entry(self, name: str) -> ArtifactFile:
+        """The manifest's entry of a file.
+
+        Raises:
+            KeyError: if the artifact lists no such file.
+        """
+        return _entry(self.manifest, name)
+
+    def open(self, name: str, flags: int = 0) -> int:
+        """A new descriptor of a listed file, its kind and size checked; the caller closes it."""
+        return safe_files.open_file(self.folder, name, self.entry(name).size_bytes, flags)
+
+    def read_bytes(self, name: str) -> bytes:
+        """A listed file as a whole, its digest checked; for small files such as the tokenizer's."""
+        entry, opened = self.entry(name), self.open(name)
+        try:
+            data = bytearray(entry.size_bytes)
+            safe_files.read_exactly(opened, name, memoryview(data), 0)
+        finally:
+            os.close(opened)
+        found = hashlib.sha256(data).hexdigest()
+        if found != entry.sha256:
+            raise DigestError(name, "the sha256", found, f"{entry.sha256}, as the manifest says")
+        return bytes(data)
+
+    def _load(self, name: str) -> dict[str, np.ndarray]:
+        return _load_tensors(self.folder, self.manifest, name)
+
+
+def _entry(manifest: Manifest, name: str) -> ArtifactFile:
+    for entry in manifest.files:
+        if entry.path == name:
+            return entry
+    raise KeyError(name)
+
+
+def open_artifact(path: str | Path) -> Artifact:
+    """Opens and checks an artifact.
+
+    Checked here: the manifest, the presence, kind and size of every file, the headers of the tensor files, and the
+    tables. `resident` and `predictors` are loaded when first used, with their digests.
+
+    Raises:
+        ArtifactError: a subclass per cause (runtime/artifact/errors.py), naming file, field, what was found, what was
+            expected.
+    """
+    folder = safe_files.open_folder(str(path))
+    try:
+        data = _read_manifest(folder)
+        manifest = _parse_manifest(data)
+        for entry in manifest.files:
+            os.close(safe_files.open_file(folder, entry.path, entry.size_bytes))
+        for name in (RESIDENT_FILE, PREDICTORS_FILE)[: 1 + bool(manifest.predictors)]:
+            _check_header(folder, manifest, name)
+        tables = _load_tensors(folder, manifest, TABLES_FILE)
+        _check_tables(manifest, tables)
+    except BaseException:
+        folder.close()
+        raise
+    return Artifact(str(path), hashlib.sha256(data).hexdigest(), manifest, folder, tables)
+
+
+def _read_manifest(folder: safe_files.Folder) -> bytes:
+    opened = safe_files.open_file(folder, MANIFEST_FILE)
+    try:
+        size = os.fstat(opened).st_size
+        if size > strict_json.MAX_BYTES:
+            raise FileSizeError(MANIFEST_FILE, "the size", f"{size} bytes", f"at most {strict_json.MAX_BYTES}")
+        data = bytearray(size)
+        safe_files.read_exactly(opened, MANIFEST_FILE, memoryview(data), 0)
+    finally:
+        os.close(opened)
+    return bytes(data)
+
+
+def _parse_manifest(data: bytes) -> Manifest:
+    values = strict_json.parse(data, MANIFEST_FILE)
+    minor = checks.check_version(values)
+    manifest = _validate(values, drop_unknown=minor > FORMAT_MINOR)
+    checks.check_manifest(manifest)
+    return manifest
+
+
+def _validate(values: Any, drop_unknown: bool) -> Manifest:
+    """The manifest as a record; fields that a newer minor version has added are left out."""
+    try:
+        return Manifest.model_validate_json(strict_json.dump(values))
+    except ValidationError as error:
+        unknown = [found["loc"] for found in error.errors() if found["type"] == "extra_forbidden"]
+        if drop_unknown and unknown:
+            for place in unknown:
+                _delete(values, place)
+            return _validate(values, drop_unknown=True)
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the text"
+        raise SchemaError(
+            MANIFEST_FILE, field, short(first["input"]), f"what the schema says ({first['msg']})"
+        ) from error
+
+
+def _delete(values: Any, place: tuple[int | str, ...]) -> None:
+    for part in place[:-1]:
+        values = values[part]
+    del values[place[-1]]
+
+
+def _check_header(folder: safe_files.Folder, manifest: Manifest, name: str) -> tensor_files.TensorFile:
+    size = _entry(manifest, name).size_bytes
+    opened = safe_files.open_file(folder, name, size)
+    try:
+        found = tensor_files.read_header(opened, name, size)
+    finally:
+        os.close(opened)
+    expected = {
+        RESIDENT_FILE: contents.resident_tensors,
+        TABLES_FILE: contents.table_tensors,
+        PREDICTORS_FILE: contents.predictor_tensors,
+    }[name](manifest)
+    found.check_contents(expected, exact=manifest.format.minor <= FORMAT_MINOR)
+    return found
+
+
+def _load_tensors(folder: safe_files.Folder, manifest: Manifest, name: str) -> dict[str, np.ndarray]:
+    header = _check_header(folder, manifest, name)
+    entry = _entry(manifest, name)
+    opened = safe_files.open_file(folder, name, entry.size_bytes)
+    try:
+        return tensor_files.load(opened, header, entry.sha256)
+    finally:
+        os.close(opened)
+
+
+def _check_tables(manifest: Manifest, tables: dict[str, np.ndarray]) -> None:
+    """Every order is a permutation; placements are 0 or 1; no plan pins more than is marked."""
+    for index, section in enumerate(manifest.flash.sections):
+        name = f"{section.layer}.{section.family}"
+        order, pinned = tables[f"order.{name}"], tables[f"pinned.{name}"]
+        inside = (order >= 0) & (order < section.num_units)
+        distinct = np.zeros(section.num_units, bool)
+        distinct[order[inside]] = True
+        if not distinct.all():
+            found = f"without unit {int(np.argmin(distinct))}"
+            raise TableError(TABLES_FILE, f"order.{name}", found, f"a permutation of {section.num_units} units")
+        if pinned.max(initial=0) > 1:
+            raise TableError(TABLES_FILE, f"pinned.{name}", f"with the value {pinned.max()}", "0 and 1")
+        marked = int(pinned.sum())
+        for plan in manifest.plans:
+            if plan.sections[index].num_pinned > marked:
+                found = f"{marked} units marked where plan {short(plan.name)} pins {plan.sections[index].num_pinned}"
+                raise TableError(TABLES_FILE, f"pinned.{name}", found, "at least as many")
+
+
+def _check_finite(file: str, arrays: dict[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            num_bad = int(array.size - np.isfinite(array).sum())
+            raise NonFiniteError(
+                file, f"tensor {short(name)}", f"holding {num_bad} values of NaN or infinity", "finite numbers"
+            )

@@ -1,0 +1,135 @@
+"""Files of an artifact's folder, opened so that no name can lead out of it and no link is followed.
+
+Names are checked as text first; then every component is opened relative to the folder's descriptor without following
+links, and what was opened must be a regular file with one name and the size that the manifest gives.
+"""
+
+import errno
+import os
+import re
+import stat
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from runtime.artifact.errors import FileKindError, FileNameError, FileSizeError, short
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?<!\.)")
+RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices on Windows
+MAX_PARTS = 4
+REGULAR = "a regular file with one name"
+
+
+def check_names(names: Iterable[str], file: str) -> None:
+    """Refuses names that are unsafe anywhere, or equal where letter case does not count.
+
+    Raises:
+        FileNameError: naming the entry of `file`.
+    """
+    seen: dict[str, str] = {}
+    for index, name in enumerate(names):
+        field = f"files[{index}].path"
+        parts = name.split("/")
+        if len(parts) > MAX_PARTS or not all(NAME.fullmatch(part) and not RESERVED.fullmatch(part) for part in parts):
+            raise FileNameError(file, field, short(name), "a relative name of letters, digits, '.', '_' and '-'")
+        if name.casefold() in seen:
+            raise FileNameError(file, field, f"'{name}' beside '{seen[name.casefold()]}'", "distinct names")
+        seen[name.casefold()] = name
+
+
+class Folder:
+    """An open folder; closed by `close`, or when nothing refers to it any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.close = weakref.finalize(self, os.close, descriptor)
+
+
+def open_folder(path: str) -> Folder:
+    """An artifact's folder.
+
+    Raises:
+        FileKindError: if there is no such folder.
+    """
+    try:
+        return Folder(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as error:
+        remedy = "give the path of an artifact"
+        raise FileKindError(path, "the artifact", _words(error), "a folder", remedy) from error
+
+
+def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: int = 0) -> int:
+    """A descriptor of the file `name` in `folder`, for reading.
+
+    Args:
+        folder: The artifact's folder.
+        name: A name that `check_names` has passed.
+        size_bytes: The size that the file must have; None if any.
+        flags: Further flags for opening, such as O_DIRECT.
+
+    Raises:
+        FileKindError: if there is no such file, or it is a link or anything but a regular file.
+        FileSizeError: if its size differs.
+    """
+    try:
+        with _parent(folder.descriptor, name) as parent:
+            # O_NONBLOCK: opening a pipe must not wait for a writer.
+            last = name.rpartition("/")[2]
+            opened = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | flags, dir_fd=parent)
+    except OSError as error:
+        if error.errno == errno.EINVAL and flags:  # the file system has no such flag: for the caller to decide
+            raise
+        raise FileKindError(name, "the file", _words(error), REGULAR) from error
+    try:
+        _check_opened(opened, name, size_bytes)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+@contextmanager
+def _parent(folder: int, name: str) -> Iterator[int]:
+    current = os.dup(folder)
+    try:
+        for part in name.split("/")[:-1]:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
+            os.close(current)
+            current = inner
+        yield current
+    finally:
+        os.close(current)
+
+
+def _check_opened(opened: int, name: str, size_bytes: int | None) -> None:
+    status = os.fstat(opened)
+    if not stat.S_ISREG(status.st_mode):
+        raise FileKindError(name, "the file", stat.filemode(status.st_mode), REGULAR)
+    if status.st_nlink > 1:
+        raise FileKindError(
+            name, "the file", f"a hard link, one of {status.st_nlink} names", REGULAR, "copy the artifact"
+        )
+    if size_bytes is not None and status.st_size != size_bytes:
+        raise FileSizeError(name, "the size", f"{status.st_size} bytes", f"{size_bytes}, as the manifest says")
+
+
+def read_exactly(opened: int, name: str, into: memoryview, offset: int) -> None:
+    """Fills `into` from `offset` of a file.
+
+    Raises:
+        FileSizeError: if the file ends before, having been shortened while open.
+    """
+    done = 0
+    while done < len(into):
+        count = os.preadv(opened, [into[done:]], offset + done)
+        if count == 0:
+            raise FileSizeError(name, "the size", f"{offset + done} bytes", f"at least {offset + len(into)}")
+        done += count
+
+
+def _words(error: OSError) -> str:
+    if error.errno in (errno.ELOOP, errno.EMLINK):
+        return "a link"
+    return {errno.ENOENT: "missing", errno.ENOTDIR: "not in a folder"}.get(
+        error.errno or 0, os.strerror(error.errno or 0)
+    )

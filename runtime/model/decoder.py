@@ -1,0 +1,184 @@
+"""One decoder for every supported architecture, driven by the manifest's ModelSpec. numpy and the kernels, no torch.
+
+`prefill` is dense: layer after layer, the MLPs' units streamed from flash in sequential blocks, each block used for a
+whole chunk of tokens. `decode` is sparse: per layer and family the selector picks units and the store brings them
+(design, section 5). Both run the same layers; only where a unit's bytes come from differs. Shape letters: T tokens,
+N hidden_size, V vocab_size.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.artifact.reader import Artifact
+from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
+from runtime.model.attention import Attention, KvCache, new_cache
+from runtime.model.matrix import Resident
+from runtime.model.mlp import Block, Mlp, SlotBlock, StreamedBlock, Units, units_of
+from runtime.model.selection import Selection
+from runtime.store import Store
+from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.families import FamilyName
+from schemas.model import ModelSpec
+
+PREFILL_CHUNK_TOKENS = 256
+"""Tokens that share one pass over the flash; bounds the prefill's activations, whatever the prompt's length."""
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """A norm with its tensors; bias None is RMSNorm's."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    eps: float
+
+    def apply(self, x_TN: np.ndarray) -> np.ndarray:
+        if self.bias is None:
+            return rms_norm(x_TN, self.weight, self.eps)
+        return layer_norm(x_TN, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    input_norm: _Norm
+    attention: Attention
+    mlp_norm: _Norm
+    mlp: Mlp
+
+
+class Decoder:
+    """A model with one sequence in its KV cache."""
+
+    def __init__(self, artifact: Artifact, store: Store, selection: Selection) -> None:
+        """Takes the resident tensors; `begin` must come before the first token.
+
+        Args:
+            artifact: The open artifact.
+            store: Its units, under the plan to run with.
+            selection: The selector of every layer and family, for decoding.
+
+        Raises:
+            ArtifactError: if a file is damaged, or the families do not make an MLP.
+        """
+        self.spec: ModelSpec = artifact.manifest.model
+        self._store, self._selection = store, selection
+        self._units: dict[FamilyName, Units] = {
+            entry.family: units_of(entry, self.spec) for entry in artifact.manifest.families
+        }
+        resident = Resident(artifact.resident, artifact.manifest.resident)
+        self._embedding = resident.matrix("embed_tokens")
+        self._head = self._embedding if self.spec.tie_word_embeddings else resident.matrix("lm_head")
+        self._positions = resident.matrix("embed_positions") if self.spec.position == "learned" else None
+        self._inv_freq = resident.vector("rotary.inv_freq") if self.spec.position == "rotary" else None
+        self._norm = self._make_norm("norm", resident)
+        self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
+        self._cache: KvCache = new_cache(self.spec, 0)
+
+    def _make_layer(self, layer: int, resident: Resident) -> _Layer:
+        return _Layer(
+            self._make_norm(f"layers.{layer}.input_layernorm", resident),
+            Attention(layer, self.spec, resident),
+            self._make_norm(f"layers.{layer}.post_attention_layernorm", resident),
+            Mlp(layer, self.spec, tuple(self._units), resident),
+        )
+
+    def _make_norm(self, name: str, resident: Resident) -> _Norm:
+        bias = resident.vector(f"{name}.bias") if self.spec.norm == "layer_norm" else None
+        return _Norm(resident.vector(f"{name}.weight"), bias, self.spec.norm_eps)
+
+    @property
+    def length(self) -> int:
+        """Tokens in the KV cache."""
+        return self._cache.length
+
+    def begin(self, context_length: int) -> None:
+        """Starts a new sequence of at most `context_length` tokens; its KV cache is allocated here.
+
+        Raises:
+            DoesNotFitError: if the plan's budget counts on fewer tokens.
+        """
+        planned = self._store.plan.context_length
+        if context_length > planned:
+            raise DoesNotFitError(
+                f"the prompt and the new tokens make {context_length} tokens, the plan '{self._store.plan.name}' has a "
+                f"KV cache for {planned}; ask for fewer tokens, or build for a longer context_length"
+            )
+        if context_length != self._cache.context_length:
+            self._cache = new_cache(self.spec, context_length)
+        self._cache.length = 0
+        self._store.reset()
+
+    def prefill(self, tokens: np.ndarray) -> np.ndarray:
+        """Appends `tokens` densely; their logits.
+
+        Args:
+            tokens: int [T], at least one.
+
+        Returns:
+            float32 [T, V].
+
+        Raises:
+            ColdpressError: if a token is no id of the vocabulary, or the context is full.
+        """
+        chunks = [self._head.apply(hidden_TN) for hidden_TN in self._prefill_chunks(tokens)]
+        return np.concatenate(chunks)
+
+    def prefill_last(self, tokens: np.ndarray) -> np.ndarray:
+        """Appends `tokens` densely; the logits of the last one only, float32 [V]. Raises as `prefill`."""
+        (hidden_TN,) = deque(self._prefill_chunks(tokens), maxlen=1)
+        return self._head.apply(hidden_TN[-1:])[0]
+
+    def decode(self, token: int) -> np.ndarray:
+        """Appends one token through the selector and the store; its logits, float32 [V]. Raises as `prefill`."""
+        return self._head.apply(self._forward(np.array([token]), sparse=True))[0]
+
+    def _prefill_chunks(self, tokens: np.ndarray) -> Iterator[np.ndarray]:
+        if len(tokens) == 0:
+            raise ColdpressError("the prompt has no tokens, expected at least one; give a prompt")
+        for start in range(0, len(tokens), PREFILL_CHUNK_TOKENS):
+            yield self._forward(tokens[start : start + PREFILL_CHUNK_TOKENS], sparse=False)
+
+    def _forward(self, tokens: np.ndarray, sparse: bool) -> np.ndarray:
+        """The final hidden states of `tokens`, float32 [T, N], after the last norm."""
+        self._check(tokens)
+        positions = self._cache.length + np.arange(len(tokens))
+        x_TN = self._embedding.rows(tokens)
+        if self._positions is not None:
+            x_TN = x_TN + self._positions.rows(positions + self.spec.position_offset)
+        rotary = None
+        if self._inv_freq is not None:
+            rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
+        blocks = self._selected if sparse else self._streamed
+        for layer in self._layers:
+            x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, self._cache)
+            x_TN = x_TN + layer.mlp.apply(layer.mlp_norm.apply(x_TN), blocks)
+        self._cache.length += len(tokens)
+        return self._norm.apply(x_TN)
+
+    def _check(self, tokens: np.ndarray) -> None:
+        unknown = tokens[(tokens < 0) | (tokens >= self.spec.vocab_size)]
+        if unknown.size:
+            raise ColdpressError(
+                f"token id {int(unknown[0])} is outside the vocabulary, expected 0 to {self.spec.vocab_size - 1}"
+            )
+        room = self._cache.context_length - self._cache.length
+        if len(tokens) > room:
+            raise DoesNotFitError(
+                f"{len(tokens)} more tokens do not fit the context: {self._cache.length} of "
+                f"{self._cache.context_length} are in use; begin with a longer context"
+            )
+
+    def _streamed(self, layer: int, family: FamilyName, signal: np.ndarray) -> Iterator[Block]:
+        """All units, in flash order."""
+        for ids, codes in self._store.stream(layer, family):
+            yield StreamedBlock(ids, codes, self._units[family])
+
+    def _selected(self, layer: int, family: FamilyName, signal: np.ndarray) -> Iterable[Block]:
+        """The units that the selector picks for this token."""
+        ids = self._selection.select(layer, family, signal[0], self._store.cached(layer, family))
+        memory = self._store.rows(family)
+        for batch in self._store.fetch(layer, family, ids):
+            yield SlotBlock(batch.ids, batch.slots, memory, self._units[family])
