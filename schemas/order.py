@@ -6,7 +6,7 @@ lie what the entry repeats: `heuristic` uint8, a name in ASCII, `gap_bytes` int6
 
 from pydantic import Field
 
-from schemas.base import ArrayFile, Count, Record
+from schemas.base import ArrayFile, Count, PositiveCount, Record
 from schemas.families import FamilyName
 
 
@@ -19,9 +19,12 @@ class GapCost(Record):
 
 
 class FamilyOrder(Record):
-    """The order of one family in one layer."""
+    """The order of one family in one layer, or in one group of consecutive layers."""
 
     layer: Count
+    """The first layer of the group."""
+    num_layers: PositiveCount = 1
+    """Consecutive layers that share the order."""
     family: FamilyName
     heuristic: str
     """Whose order it is: the file of compiler/order, or the winner where that is `auto`."""

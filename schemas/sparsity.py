@@ -35,6 +35,18 @@ class Sparsity(Record):
     predictor_rank: tuple[Count, ...]
     """Hidden size of each layer's predictor; empty where the method has none."""
     budget: Budget
+    layers_per_group: PositiveCount = 1
+    """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
+
+    @property
+    def families(self) -> tuple[FamilyName, ...]:
+        """What lies on flash, in the order of `densities`."""
+        return tuple(found.family for found in self.densities)
+
+    def groups(self, num_hidden_layers: int) -> tuple[range, ...]:
+        """The layer numbers of each group, in order."""
+        step = self.layers_per_group
+        return tuple(range(first, min(first + step, num_hidden_layers)) for first in range(0, num_hidden_layers, step))
 
     def density(self, family: FamilyName, layer: int) -> float:
         """Density of one family in one layer."""
