@@ -23,7 +23,13 @@ from compiler.checkpoint.headers import read_header
 from compiler.checkpoint.hub import HUB_ID, snapshot
 from compiler.checkpoint.source_config import checked_config
 from compiler.checkpoint.source_json import read_object
-from compiler.checkpoint.source_tokenizer import MAX_TOKENIZER_BYTES, SETTINGS, TOKENIZER, load_tokenizer
+from compiler.checkpoint.source_tokenizer import (
+    MAX_SETTINGS_BYTES,
+    MAX_TOKENIZER_BYTES,
+    SETTINGS,
+    TOKENIZER,
+    load_tokenizer,
+)
 from compiler.checkpoint.tensor_map import match_tensors
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.checkpoint.weight_files import locate, regular_file, scan
@@ -36,7 +42,6 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
-MAX_SETTINGS_BYTES = 16 << 20
 MAX_TEXT_BYTES = 1 << 20
 LICENSE_FILES = re.compile(r"(LICENSE|LICENCE|NOTICE)[A-Za-z0-9_.\-]{0,40}", re.IGNORECASE)
 FRONT_MATTER_LICENSE = re.compile(r"^license:\s*[\"']?([A-Za-z0-9][A-Za-z0-9.+\-]*)[\"']?\s*$", re.MULTILINE)

@@ -4,13 +4,15 @@ Which special tokens a prompt gets is what tokenizer.json's post-processor says;
 beginning-of-sequence token and the post-processor adds none, it is put in front, as the classic slow tokenizers do.
 """
 
-import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from runtime.artifact import strict_json
+from runtime.artifact.errors import JsonError
 from runtime.artifact.reader import Artifact
 from schemas.errors import ArtifactError
 
@@ -84,8 +86,5 @@ def _parse(data: bytes) -> Tokenizer:
 
 
 def _settings(data: bytes) -> dict[str, Any]:
-    try:
-        settings = json.loads(data)
-    except ValueError as error:
-        raise ArtifactError(f"{SETTINGS_FILE}: not JSON ({error}); rebuild the artifact") from error
+    settings = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
     return settings if isinstance(settings, dict) else {}

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from compiler._io import FINGERPRINT_KEY, replacing
-from compiler.checkpoint.headers import CODES, DTYPES, TensorEntry, make_header, read_header
+from compiler.checkpoint.headers import read_header
+from runtime.artifact.tensor_header import CODES, NUMPY_NAMES, TensorEntry, make_header
 from schemas.errors import ColdpressError
 
 Specs = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -85,7 +86,7 @@ class RowReader:
 
     def dtype(self, name: str) -> str:
         """numpy's name of an array's dtype."""
-        return DTYPES[self._entries[name].dtype]
+        return NUMPY_NAMES[self._entries[name].dtype]
 
     def __enter__(self) -> "RowReader":
         return self

@@ -4,11 +4,11 @@ Reads the private folder that `ingest` made. Nothing of transformers' tokenizer 
 which has none of them, reads the same.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compiler.checkpoint.source_json import read_object
 from schemas.errors import CheckpointError
 from schemas.model import ModelSpec
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 MAX_TOKENIZER_BYTES = 128 << 20
+MAX_SETTINGS_BYTES = 16 << 20
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
@@ -58,7 +59,7 @@ def bos_of(folder: Path, spec: ModelSpec, tokenizer: "Tokenizer") -> int | None:
     """
     settings: Mapping[str, Any] = {}
     if (folder / SETTINGS).is_file():
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_object(folder / SETTINGS, MAX_SETTINGS_BYTES)
     bos = spec.bos_token_id
     if bos is None or settings.get("add_bos_token") is True:
         return bos

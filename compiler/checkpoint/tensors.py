@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.checkpoint.headers import ITEM_BYTES, TensorEntry, read_header
+from compiler.checkpoint.headers import read_header
 from compiler.checkpoint.source_json import read_object
+from runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
 from schemas.errors import CheckpointError
 from schemas.model import Model, TensorSource
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.checkpoint.headers import TensorEntry, read_header
+from compiler.checkpoint.headers import read_header
 from compiler.checkpoint.source_json import read_object
+from runtime.artifact.tensor_header import TensorEntry
 from schemas.errors import CheckpointError
 from schemas.model import SourceFile
 

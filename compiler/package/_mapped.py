@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.checkpoint.headers import DTYPES, TensorEntry, read_header
+from compiler.checkpoint.headers import read_header
+from runtime.artifact.tensor_files import numpy_dtype
+from runtime.artifact.tensor_header import TensorEntry
 from schemas.base import ArrayFile
 from schemas.errors import CheckpointError, ColdpressError
 
@@ -34,8 +36,7 @@ class MappedArray:
         entry = _entry(self._path, name)
         with self._path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        dtype = np.dtype(DTYPES[entry.dtype]).newbyteorder("<")
-        values = np.frombuffer(self._map, dtype, math.prod(entry.shape), entry.start_bytes)
+        values = np.frombuffer(self._map, numpy_dtype(entry), math.prod(entry.shape), entry.start_bytes)
         self.values = values.reshape(entry.shape)
         """The array; valid as long as this object is kept or it is."""
         self._copied_bytes = 0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.checkpoint.headers import make_header
 from compiler.package._hashing import HashingFile
 from compiler.package._mapped import MappedArray
+from runtime.artifact.tensor_header import make_header
 from schemas.errors import ColdpressError
 
 

@@ -9,7 +9,7 @@ checked on every read, and `runtime/artifact/integrity.py` goes through all of i
 import hashlib
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ import numpy as np
 from pydantic import ValidationError
 
 from runtime.artifact import checks, contents, safe_files, strict_json, tensor_files
-from runtime.artifact.errors import DigestError, FileSizeError, NonFiniteError, SchemaError, TableError, short
+from runtime.artifact.errors import (
+    DigestError,
+    FileSizeError,
+    JsonError,
+    NonFiniteError,
+    SchemaError,
+    TableError,
+    short,
+)
 from schemas.families import FamilyName
 from schemas.layout import Section
 from schemas.manifest import (
@@ -157,8 +165,9 @@ def _read_manifest(folder: safe_files.Folder) -> bytes:
     opened = safe_files.open_file(folder, MANIFEST_FILE)
     try:
         size = os.fstat(opened).st_size
-        if size > strict_json.MAX_BYTES:
-            raise FileSizeError(MANIFEST_FILE, "the size", f"{size} bytes", f"at most {strict_json.MAX_BYTES}")
+        if size > strict_json.ARTIFACT.size_bytes:
+            limit = strict_json.ARTIFACT.size_bytes
+            raise FileSizeError(MANIFEST_FILE, "the size", f"{size} bytes", f"at most {limit}")
         data = bytearray(size)
         safe_files.read_exactly(opened, MANIFEST_FILE, memoryview(data), 0)
     finally:
@@ -167,7 +176,7 @@ def _read_manifest(folder: safe_files.Folder) -> bytes:
 
 
 def _parse_manifest(data: bytes) -> Manifest:
-    values = strict_json.parse(data, MANIFEST_FILE)
+    values = strict_json.parse(data, partial(JsonError, MANIFEST_FILE, "the text"))
     minor = checks.check_version(values)
     manifest = _validate(values, drop_unknown=minor > FORMAT_MINOR)
     checks.check_manifest(manifest)

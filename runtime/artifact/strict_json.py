@@ -1,47 +1,65 @@
-"""JSON as an artifact may contain it: what Python's own reader lets pass is refused here.
+"""The one strict JSON parser: what Python's own reader lets pass is refused here, for artifacts and checkpoints alike.
 
-Refused: a byte order mark, text that is not UTF-8, duplicate keys, NaN and Infinity (also as 1e999), integers that
-doubles cannot hold, lone surrogates, nesting deeper than `MAX_DEPTH`. Sizes are capped before parsing.
+Refused: a byte order mark, text that is not UTF-8, duplicate keys, NaN and Infinity (also as 1e999), integers beyond a
+limit, lone surrogates, nesting deeper than a limit. The size is capped before parsing, and time is linear in it.
 """
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from runtime.artifact.errors import JsonError, short
+from runtime.artifact.errors import short
 from schemas.base import MAX_EXACT_INTEGER
+from schemas.errors import ColdpressError
 
-MAX_DEPTH = 32
-MAX_BYTES = 16 << 20
+Refuse = Callable[[str, str], ColdpressError]
+"""(what the text is, what was expected) -> the error to raise; phrases that follow `is` and `expected`."""
 
 
-def parse(data: bytes, file: str, field: str = "the text") -> Any:
+@dataclass(frozen=True)
+class Limits:
+    """What a text may be at most."""
+
+    size_bytes: int
+    depth: int
+    integer: int
+    """Largest absolute value of an integer."""
+
+
+ARTIFACT = Limits(size_bytes=16 << 20, depth=32, integer=MAX_EXACT_INTEGER)
+FOREIGN = Limits(size_bytes=16 << 20, depth=64, integer=10**64)
+"""Settings that others wrote: tokenizer_config.json says model_max_length = 10**30 where there is no limit."""
+
+
+def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:
     """The value of strict JSON text.
 
     Args:
         data: The text in UTF-8.
-        file: Name of the file, for errors.
-        field: What of the file the text is, for errors.
+        refuse: Makes the error, of the class that fits the file, which it names.
+        limits: Of size, depth and integers.
 
     Raises:
-        JsonError: if the text is anything else.
+        ColdpressError: what `refuse` makes, if the text is anything else.
     """
-    if len(data) > MAX_BYTES:
-        raise JsonError(file, field, f"{len(data)} bytes long", f"at most {MAX_BYTES}")
-    reader = _Reader(file, field)
+    if len(data) > limits.size_bytes:
+        raise refuse(f"{len(data)} bytes long", f"at most {limits.size_bytes}")
+    reader = _Reader(refuse, limits)
     try:
         value = json.loads(
             data.decode("utf-8"),  # a byte order mark stays in, and is then no JSON
             object_pairs_hook=reader.object,
             parse_int=reader.integer,
             parse_float=reader.number,
-            parse_constant=reader.constant,
+            parse_constant=reader.number,
         )
-        _check(value, reader, 1)
+        reader.check(value, 1)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise JsonError(file, field, f"not JSON ({error})", "strict JSON in UTF-8") from error
+        raise refuse(f"not JSON ({error})", "strict JSON in UTF-8") from error
     except RecursionError as error:
-        raise reader.error("nested too deeply", f"at most {MAX_DEPTH} levels") from error
+        raise reader.too_deep() from error
     return value
 
 
@@ -51,49 +69,50 @@ def dump(value: Any) -> str:
 
 
 class _Reader:
-    def __init__(self, file: str, field: str) -> None:
-        self.file, self.field = file, field
-
-    def error(self, found: str, expected: str) -> JsonError:
-        return JsonError(self.file, self.field, found, expected)
+    def __init__(self, refuse: Refuse, limits: Limits) -> None:
+        self._refuse, self._limits = refuse, limits
+        self._max_digits = len(str(limits.integer)) + 1  # and a sign; int() of more takes quadratic time
 
     def object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise self.error(f"an object with the key {short(twice)} twice", "distinct keys")
+        result: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in result:
+                raise self._refuse(f"an object with the key {short(name)} twice", "distinct keys")
+            result[name] = value
         return result
 
     def integer(self, text: str) -> int:
-        if len(text) > 17 or abs(int(text)) > MAX_EXACT_INTEGER:
-            raise self.error(f"text with the integer {short(text)}", f"integers up to {MAX_EXACT_INTEGER}")
+        if len(text) > self._max_digits or abs(int(text)) > self._limits.integer:
+            raise self._refuse(f"text with the integer {short(text)}", f"integers up to {self._limits.integer}")
         return int(text)
 
     def number(self, text: str) -> float:
         value = float(text)
         if not math.isfinite(value):
-            raise self.error(f"text with the number {short(text)}", "numbers that a double holds")
+            raise self._refuse(f"text with the number {short(text)}", "numbers that a double holds")
         return value
 
-    def constant(self, text: str) -> float:
-        raise self.error(f"text with {text}", "finite numbers")
+    def too_deep(self) -> ColdpressError:
+        return self._refuse("nested too deeply", f"at most {self._limits.depth} levels")
 
-
-def _check(value: Any, reader: _Reader, depth: int) -> None:
-    """Depth, and texts that cannot be written back as UTF-8."""
-    if depth > MAX_DEPTH:
-        raise reader.error("nested too deeply", f"at most {MAX_DEPTH} levels")
-    if isinstance(value, str) and not _is_encodable(value):
-        raise reader.error(f"text with the string {short(value)}", "strings without lone surrogates")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _check(key, reader, depth)
-            _check(inner, reader, depth + 1)
-    elif isinstance(value, list):
-        for inner in value:
-            _check(inner, reader, depth + 1)
+    def check(self, value: Any, depth: int) -> None:
+        """Depth, and texts that cannot be written back as UTF-8."""
+        if depth > self._limits.depth:
+            raise self.too_deep()
+        if isinstance(value, str) and not _is_encodable(value):
+            raise self._refuse(f"text with the string {short(value)}", "strings without lone surrogates")
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                self.check(key, depth)
+                self.check(inner, depth + 1)
+        elif isinstance(value, list):
+            for inner in value:
+                self.check(inner, depth + 1)
 
 
 def _is_encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text) if not text.isascii() else True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -103,5 +103,8 @@ def test_a_damaged_tokenizer_is_refused(folder):
         TextCodec(FakeArtifact(folder))
     write_tokenizer(folder, 384)
     (folder / "tokenizer_config.json").write_text("[")
-    with pytest.raises(ArtifactError, match=r"tokenizer_config.json: not JSON"):
+    with pytest.raises(ArtifactError, match=r"tokenizer_config.json: the text is not JSON"):
+        TextCodec(FakeArtifact(folder))
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(ArtifactError, match=r"tokenizer_config.json: the text is nested too deeply"):
         TextCodec(FakeArtifact(folder))
