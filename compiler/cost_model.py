@@ -1,8 +1,8 @@
-"""What a model costs in bytes and seconds: the memory equation and the decode time, for allocate, layout and report.
+"""What a model costs in bytes, and the sparsity that a budget asks for: for allocate, layout and report.
 
 Reads shapes only, never weights. Sizes follow the storage rule of `stored_format`, so that a byte counted here is a
-byte in the artifact. Times follow ActiveFlow 4.1 (Eqs. 1-9, one function each) and, for a set of reads, the device
-profile's own model (`schemas.device.flash_seconds`).
+byte in the artifact. Seconds are not estimated here: the simulator counts them (runtime/simulate.py), request by
+request, by the device profile's one law (`schemas.device.flash_seconds`).
 """
 
 import math
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from runtime._plugins import load
 from runtime.budget import kv_cache_bytes
 from runtime.quantities import parse_bytes
-from schemas.device import DeviceProfile, flash_seconds
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices
 from schemas.model import MLP_ROLES, Model, ModelSpec
@@ -169,69 +168,9 @@ def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-# Seconds (ActiveFlow 4.1; bytes, bytes per second and seconds throughout)
+# Sparsity
 
 
 def llm_sparsity(m_max: int, s_m: int) -> float:
     """sp = 1 - M_max / S_m: the least sparsity with which the active weights fit the memory budget (4.1)."""
     return min(1.0, max(0.0, 1 - m_max / s_m))
-
-
-def decode_seconds(t_load: float, t_overlap: float, t_comp: float) -> float:
-    """Eq. 1: T_decode = T_load + T_overlap + T_comp."""
-    return t_load + t_overlap + t_comp
-
-
-def fits(memory: int, m_max: int) -> bool:
-    """Eq. 2: M <= M_max."""
-    return memory <= m_max
-
-
-def load_seconds(m_cl: float, hr: float, bw_flash_small: float) -> float:
-    """Eq. 3: T_load = M_cl (1 - hr) / BW_flash_small, the first group's misses in small reads."""
-    return m_cl * (1 - hr) / bw_flash_small
-
-
-def comp_seconds(m_cl: float, bw_mem: float) -> float:
-    """Eq. 4: T_comp = M_cl / BW_mem."""
-    return m_cl / bw_mem
-
-
-def overlap_seconds(t_onload: float, t_preload: float, t_comp: float) -> float:
-    """Eq. 5: T_overlap = T_onload + max(T_preload, T_comp)."""
-    return t_onload + max(t_preload, t_comp)
-
-
-def onload_seconds(s_l: float, sp: float, hr: float, si: float, bw_flash_small: float) -> float:
-    """Eq. 6: T_onload = S_l (1 - sp)(1 - hr)(1 - si) / BW_flash_small, what preloading by similarity missed."""
-    return s_l * (1 - sp) * (1 - hr) * (1 - si) / bw_flash_small
-
-
-def preload_seconds(m_cl: float, hr: float, bw_flash_large: float) -> float:
-    """Eq. 7: T_preload = M_cl (1 - hr) / BW_flash_large."""
-    return m_cl * (1 - hr) / bw_flash_large
-
-
-def pipeline_bytes(m_cl: float, m_cache: float, m_kv: float) -> float:
-    """Eq. 8: M = M_cl + M_cache + M_kv."""
-    return m_cl + m_cache + m_kv
-
-
-def group_bytes(s_l: float, sp: float, num_layers: int) -> float:
-    """Eq. 9: M_cl = S_l (1 - sp) N, the active weights of a group of N layers."""
-    return s_l * (1 - sp) * num_layers
-
-
-def modelled_token_seconds(
-    device: DeviceProfile, reads_per_token: float, flash_bytes_per_token: float, dram_bytes_per_token: float
-) -> float:
-    """Decode time of a token on `device` in seconds: flash reads, then weights through DRAM once (no overlap yet).
-
-    Args:
-        device: Its flash model and DRAM bandwidth.
-        reads_per_token: Device reads, pages joined.
-        flash_bytes_per_token: Bytes moved by them.
-        dram_bytes_per_token: Bytes that computing reads: resident weights, active units, predictors and KV cache.
-    """
-    reads, moved = math.ceil(reads_per_token), math.ceil(flash_bytes_per_token)
-    return flash_seconds(device.flash, reads, moved) + dram_bytes_per_token / device.dram_bytes_per_s.value

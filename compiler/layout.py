@@ -113,7 +113,7 @@ def _section_plans(
 def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
     """The gap with the least modelled flash time over all sections; of those within a hair, the nearest to break-even.
 
-    Break-even (Ripple 5.1) would be right if a read cost its share of IOPS and of bandwidth one after the other. The
+    Break-even would be right if a read cost its share of IOPS and of bandwidth one after the other. The
     device does both at once, so the best gap is where an order's reads and bytes take equally long: `order` tries some.
     It counts the units that are active; predictors choose more, for which break-even is the safer side.
     """

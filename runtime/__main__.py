@@ -96,7 +96,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
     else:
-        print(f"{artifact.manifest.device.title}; seconds are modelled, of flash reads alone")
+        print(f"{artifact.manifest.device.title}; seconds are modelled: flash, then memory, nothing overlaps")
         print(_render_metrics(metrics))
 
 
@@ -200,6 +200,10 @@ def _render_metrics(metrics: RunMetrics) -> str:
         ("first token", f"{metrics.first_token_s:.2f} s"),
         ("flash read per token", show_bytes(metrics.read_bytes / tokens)),
         ("reads per token", f"{metrics.reads / tokens:.1f}"),
+        (
+            "modelled flash, memory",
+            f"{_ms(metrics.modelled_flash_s / tokens)}, {_ms(metrics.modelled_dram_s / tokens)}",
+        ),
         ("hit rate", f"{metrics.hit_rate:.3f}"),
         ("flash read by the prefill", show_bytes(metrics.prefill_read_bytes)),
         (
@@ -209,6 +213,10 @@ def _render_metrics(metrics: RunMetrics) -> str:
         ("peak RSS of the process", show_bytes(metrics.peak_rss_bytes)),
     ]
     return table(rows)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3f} ms"
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {

@@ -17,7 +17,7 @@ from schemas.metrics import RunMetrics
 
 
 def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetrics:
-    """The metrics of a run of `trace` under `plan`; `decode_s` and `prefill_s` are modelled flash time alone.
+    """The metrics of a run of `trace` under `plan`; `decode_s` is modelled, flash and memory, `prefill_s` flash alone.
 
     Raises:
         ColdpressError: if the trace is of another model.
@@ -27,7 +27,9 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetri
     replay(store, trace)
     counted = store.counters
     num_tokens = max((event.token for event in trace), default=0)
-    return store.metrics(num_tokens, counted.flash_s, counted.prefill_flash_s, first_token_s=counted.prefill_flash_s)
+    flash_s = counted.prefill_flash_s
+    found = store.metrics(num_tokens, 0.0, prefill_s=flash_s, first_token_s=flash_s)
+    return found.model_copy(update={"decode_s": found.modelled_flash_s + found.modelled_dram_s})
 
 
 def replay(store: Store, trace: Iterable[Event]) -> None:

@@ -22,7 +22,9 @@ from runtime._parts import Part, Staging, parts_of, staging_of
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.flash import Reader
+from runtime.token_time import dram_seconds
 from runtime.trace import Recorder
+from schemas.device import flash_seconds
 from schemas.errors import DoesNotFitError
 from schemas.families import FamilyName
 from schemas.layout import Plan, Section
@@ -55,7 +57,9 @@ class Counters:
     reads: int = 0
     read_bytes: int = 0
     used_bytes: int = 0
+    active_bytes: int = 0
     flash_s: float = 0.0
+    modelled_flash_s: float = 0.0
     prefill_reads: int = 0
     prefill_read_bytes: int = 0
     prefill_flash_s: float = 0.0
@@ -81,7 +85,8 @@ class Store:
         self.plan, self.counters = plan, Counters()
         self.dram_used_bytes = used_bytes(artifact.manifest, plan)
         _check_fits(plan, self.dram_used_bytes, physical_bytes() if flash.moves_data else plan.dram_budget_bytes)
-        self._flash, self._recorder = flash, recorder
+        self._flash, self._recorder, self._manifest = flash, recorder, artifact.manifest
+        self._modelled = artifact.manifest.device.flash.issuing(plan.queue_depth)
         self._page_bytes = artifact.manifest.flash.page_bytes
         self._buffer = _native.aligned_buffer(plan.read_buffer_bytes)
         self._extents = hashlib.sha256()
@@ -144,6 +149,7 @@ class Store:
         self.counters.hits += hits.size
         self.counters.misses += misses.size
         self.counters.used_bytes += misses.size * part.section.unit_bytes
+        self.counters.active_bytes += ids.size * part.section.unit_bytes
         if hits.size:
             yield Batch(hits, part.slot[hits])
         if misses.size:
@@ -158,6 +164,7 @@ class Store:
                 self.counters.reads += len(batch.extents)
                 self.counters.read_bytes += batch.extents.num_bytes
                 self.counters.flash_s += seconds
+                self.counters.modelled_flash_s += self._modelled_seconds(batch)
                 ids = misses[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
                 for start, stop, slots in part.runs(ids, staging):
                     self._copy(family, slots, batch.buffer_offset[start:stop])
@@ -186,6 +193,9 @@ class Store:
         self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
         self._extents.update(batch.extents.lengths.astype("<i8").tobytes())
         return self._flash.read(batch.extents, self._buffer)
+
+    def _modelled_seconds(self, batch: planner.Batch) -> float:
+        return float(flash_seconds(self._modelled, len(batch.extents), batch.extents.num_bytes))
 
     def _copy(self, family: FamilyName, slots: np.ndarray, offsets: np.ndarray) -> None:
         """Copies units from the read buffer to their slots."""
@@ -245,6 +255,11 @@ class Store:
             reads=counted.reads,
             read_bytes=counted.read_bytes,
             used_bytes=counted.used_bytes,
+            active_bytes=counted.active_bytes,
+            modelled_flash_s=counted.modelled_flash_s,
+            modelled_dram_s=dram_seconds(
+                self._manifest, self.plan, num_tokens, counted.active_bytes, counted.used_bytes
+            ),
             flash_s=counted.flash_s,
             decode_s=decode_s,
             prefill_reads=counted.prefill_reads,

@@ -1,10 +1,14 @@
-"""A device profile: hardware figures, each with the source it was taken from, or the word `assumption`."""
+"""A device profile: hardware figures, each with the source it was taken from, or the word `assumption`; and the one law
+that says how long reads take on it (`flash_seconds`), which the simulator, `place`, `order` and every modelled speed
+share.
+"""
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from schemas.base import Count, PositiveCount, Record
+from schemas.base import PositiveCount, Record
 
 T = TypeVar("T")
 
@@ -64,9 +68,19 @@ class Flash(Record):
         return max(point.bytes_per_s for point in self.read_curve.value)
 
     @property
+    def seconds_per_read(self) -> float:
+        """What one more small read costs among many in flight."""
+        return float(flash_seconds(self, self.queue_depth.value, 0)) / self.queue_depth.value
+
+    @property
     def break_even_gap_bytes(self) -> int:
-        """The gap that costs as much to read as a second read costs to start: bandwidth over IOPS (Ripple 5.1)."""
-        return int(self.bytes_per_s // self.iops)
+        """The gap that takes as long to read as one more read takes among many in flight."""
+        return int(self.bytes_per_s * self.seconds_per_read)
+
+    def issuing(self, num_reads: int) -> "Flash":
+        """This flash under a runtime that keeps `num_reads` reads in flight, at most its own queue depth."""
+        depth = min(num_reads, self.queue_depth.value)
+        return self.model_copy(update={"queue_depth": self.queue_depth.model_copy(update={"value": depth})})
 
 
 class DeviceProfile(Record):
@@ -83,7 +97,21 @@ class DeviceProfile(Record):
     notes: str = ""
 
 
-def flash_seconds(flash: Flash, num_reads: Count, num_bytes: Count) -> float:
-    """Modelled time of a set of reads (design, section 6): the largest of the three bounds, in seconds."""
+def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:
+    """The law: seconds of reads that are asked for together, the largest of three bounds.
+
+    Operations per second, bandwidth, and latency: reads go out in waves as wide as the queue is deep, and each wave
+    takes a first byte's time. It holds for one request: what is asked for later waits, so the time of a token is the
+    sum over its requests, and not the law of their sum.
+
+    Args:
+        flash: The device's flash.
+        num_reads: Reads, a whole number or an array of them.
+        num_bytes: Bytes that they move, alike.
+
+    Returns:
+        Seconds, a float or float64 of the arrays' shape.
+    """
     waves = -(-num_reads // flash.queue_depth.value)
-    return max(num_reads / flash.iops, num_bytes / flash.bytes_per_s, waves * flash.latency_s.value)
+    transferring = np.maximum(num_reads / flash.iops, num_bytes / flash.bytes_per_s)
+    return np.maximum(transferring, waves * flash.latency_s.value)

@@ -15,6 +15,12 @@ class RunMetrics(Record):
     """Bytes moved from flash, pages included."""
     used_bytes: Count
     """Bytes of the units that were missed and used."""
+    active_bytes: Count
+    """Bytes of all units that were used, whether they were in DRAM or had to be read."""
+    modelled_flash_s: float
+    """What these reads take on the artifact's device, request by request (schemas/device.py)."""
+    modelled_dram_s: float
+    """What computing and copying take there, by bytes over DRAM bandwidth (runtime/token_time.py)."""
     flash_s: float
     """Measured with real flash, modelled with simulated flash."""
     decode_s: float
@@ -36,6 +42,12 @@ class RunMetrics(Record):
         """Hits over lookups; 0 without lookups."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else 0.0
+
+    @property
+    def modelled_tokens_per_s(self) -> float:
+        """Decoding speed on the artifact's device; 0 where nothing was decoded."""
+        seconds = self.modelled_flash_s + self.modelled_dram_s
+        return self.num_tokens / seconds if self.num_tokens else 0.0
 
 
 class Verification(Record):

@@ -19,7 +19,6 @@ from compiler.cost_model import (
     buffers_for,
     dense_footprint_bytes,
     kv_cache_bytes,
-    modelled_token_seconds,
     predictor_bytes,
     resident_bytes,
     unit_bytes,
@@ -28,7 +27,7 @@ from compiler.cost_model import (
 from runtime._plugins import load
 from schemas.activations import Activations
 from schemas.base import PositiveCount, Record
-from schemas.device import DeviceProfile
+from schemas.device import DeviceProfile, flash_seconds
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.families import FamilyName, FormatName, Method, families_of, num_units
 from schemas.model import Model, ModelSpec
@@ -185,16 +184,23 @@ def _log(spec: ModelSpec, activations: Activations, device: DeviceProfile, spars
     for densities in sparsity.densities:
         LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
     hit_rate = _static_hit_rate(spec, activations, sparsity)
-    sizes = {entry.family: unit_bytes(entry.family, spec, sparsity.format) for entry in sparsity.densities}
-    used = {entry.family: num_units(entry.family, spec) * sum(entry.per_layer) for entry in sparsity.densities}
-    read = sum(sizes[family] * count for family, count in used.items())
-    seconds = modelled_token_seconds(
-        device,
-        (1 - hit_rate) * sum(used.values()),
-        (1 - hit_rate) * read,
-        budget.resident_bytes + budget.predictor_bytes + budget.kv_cache_bytes + read,
-    )
+    seconds = _token_seconds(spec, device, sparsity, hit_rate)
     LOG.info("allocate: about %.1f tokens/s on %s at a hit rate of %.2f", 1 / seconds, device.name, hit_rate)
+
+
+def _token_seconds(spec: ModelSpec, device: DeviceProfile, sparsity: Sparsity, hit_rate: float) -> float:
+    """A first estimate, each layer's misses as one request of lone reads; the simulator knows better once there is an
+    artifact."""
+    budget, page_bytes = sparsity.budget, device.flash.page_bytes.value
+    in_dram = budget.resident_bytes + budget.predictor_bytes + budget.kv_cache_bytes
+    seconds = 0.0
+    for entry in sparsity.densities:
+        size = unit_bytes(entry.family, spec, sparsity.format)
+        used = num_units(entry.family, spec) * np.array(entry.per_layer)
+        missed, moved = np.ceil((1 - hit_rate) * used), -(-size // page_bytes) * page_bytes
+        seconds += float(flash_seconds(device.flash, missed, missed * moved).sum())
+        in_dram += int(size * used.sum())
+    return seconds + in_dram / device.dram_bytes_per_s.value
 
 
 def _static_hit_rate(spec: ModelSpec, activations: Activations, sparsity: Sparsity) -> float:

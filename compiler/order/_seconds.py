@@ -11,7 +11,7 @@ import numpy as np
 
 from compiler._compiled import compiled, trailing_zeros
 from compiler.order._coactivation import to_words
-from schemas.device import Flash
+from schemas.device import Flash, flash_seconds
 
 
 class Modelled(NamedTuple):
@@ -24,10 +24,9 @@ class Modelled(NamedTuple):
 
 
 def gap_candidates(flash: Flash) -> np.ndarray:
-    """Collapse gaps worth trying, int64 bytes, ascending: whole pages around the break-even gap, bandwidth / IOPS."""
+    """Collapse gaps worth trying, int64 bytes, ascending: whole pages around the break-even gap."""
     page_bytes = flash.page_bytes.value
-    even = flash.bytes_per_s / flash.iops
-    pages = even * 2.0 ** (np.arange(-10, 6) / 2) // page_bytes
+    pages = flash.break_even_gap_bytes * 2.0 ** (np.arange(-10, 6) / 2) // page_bytes
     return np.unique(np.append(pages.astype(np.int64), 0)) * page_bytes
 
 
@@ -48,7 +47,7 @@ def modelled(
     reads = np.zeros((64 * words.shape[1], gaps.size), np.int64)
     read_bytes = np.zeros_like(reads)
     _count_reads(words, order.astype(np.int64), unit_bytes, flash.page_bytes.value, gaps, reads, read_bytes)
-    seconds = token_seconds(flash, reads[:num_tokens], read_bytes[:num_tokens]).mean(axis=0)
+    seconds = flash_seconds(flash, reads[:num_tokens], read_bytes[:num_tokens]).mean(axis=0)
     means = zip(
         seconds, reads[:num_tokens].mean(axis=0), read_bytes[:num_tokens].mean(axis=0), gaps.tolist(), strict=True
     )
@@ -60,13 +59,7 @@ def least_seconds(bits: np.ndarray, num_tokens: int, unit_bytes: int, flash: Fla
     wanted = np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little").sum(axis=0, dtype=np.int64)
     page_bytes = flash.page_bytes.value
     read_bytes = -(-wanted * unit_bytes // page_bytes) * page_bytes
-    return float(token_seconds(flash, np.minimum(wanted, 1), read_bytes).mean())
-
-
-def token_seconds(flash: Flash, reads: np.ndarray, read_bytes: np.ndarray) -> np.ndarray:
-    """schemas.device.flash_seconds for arrays of reads and bytes, float64 of their shape."""
-    waves = -(-reads // flash.queue_depth.value)
-    return np.maximum(np.maximum(reads / flash.iops, read_bytes / flash.bytes_per_s), waves * flash.latency_s.value)
+    return float(flash_seconds(flash, np.minimum(wanted, 1), read_bytes).mean())
 
 
 @compiled

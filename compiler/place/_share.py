@@ -90,5 +90,5 @@ def _flash_seconds(cache: Cache, group: Group, trace: Trace, device: DeviceProfi
                 cache.admit(missing)
             if missing.size and token >= context.num_warm:
                 extents = planner.plan_reads(0, group.unit_bytes, missing, page_bytes, gap_bytes, max_bytes).extents
-                seconds += flash_seconds(flash, len(extents), extents.num_bytes)
+                seconds += float(flash_seconds(flash, len(extents), extents.num_bytes))
     return seconds

@@ -1,14 +1,15 @@
 """What a device's tiers cost: seconds of a unit (Eq. 5), the least number of units a tier is worth (Eq. 4), weights.
 
-A unit's time in a tier is its bytes over the tier's bandwidth; from flash it is one read of whole pages at the rate of
-many reads in flight. One synchronization is the accelerator's own, or one flash read's latency where DRAM spares it.
+A unit's time in a tier is its bytes over the tier's bandwidth; from flash it is one read of whole pages among
+as many as the queue holds. One synchronization is the accelerator's own, or one flash read's latency where DRAM spares
+it.
 """
 
 import itertools
 import math
 from typing import get_args
 
-from schemas.device import Accelerator, DeviceProfile
+from schemas.device import Accelerator, DeviceProfile, flash_seconds
 from schemas.errors import ColdpressError
 from schemas.placement import Tier
 
@@ -48,7 +49,8 @@ def unit_seconds(tier: Tier, size_bytes: int, device: DeviceProfile) -> float:
     if tier == "dram":
         return size_bytes / device.dram_bytes_per_s.value
     flash, page = device.flash, device.flash.page_bytes.value
-    return max(1 / flash.iops, -(-size_bytes // page) * page / flash.bytes_per_s)
+    together = flash.queue_depth.value
+    return float(flash_seconds(flash, together, together * -(-size_bytes // page) * page)) / together
 
 
 def min_units(size_bytes: int, tiers: tuple[Tier, ...], device: DeviceProfile) -> tuple[int, ...]:

@@ -7,12 +7,11 @@ import numpy as np
 
 from compiler._io import load_arrays
 from compiler.activity.packed_bits import adjacent_share
-from compiler.cost_model import modelled_token_seconds, tensor_bytes
 from schemas.activations import Activations, FamilyStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName
-from schemas.layout import Layout, Plan
-from schemas.metrics import Metrics, RunMetrics, Verification
+from schemas.layout import Layout
+from schemas.metrics import Metrics, Verification
 from schemas.model import Model
 from schemas.package import Package
 from schemas.sparsity import Sparsity
@@ -82,34 +81,8 @@ def make_metrics(
         ppl_source=found.ppl_source,
         ppl_artifact=found.ppl_artifact,
         tokens_per_s=run.num_tokens / run.decode_s,
-        modelled_tokens_per_s=1 / modelled_seconds(model, device, sparsity, layout, run),
+        modelled_tokens_per_s=run.modelled_tokens_per_s,
     )
-
-
-def modelled_seconds(model: Model, device: DeviceProfile, sparsity: Sparsity, layout: Layout, run: RunMetrics) -> float:
-    """Seconds of a decoded token on `device`: the reads that were counted, and what computing moves through DRAM."""
-    in_dram = computed_bytes(model, sparsity, layout.plans[0]) + active_bytes(layout, run)
-    return modelled_token_seconds(device, run.reads / run.num_tokens, run.read_bytes / run.num_tokens, in_dram)
-
-
-def computed_bytes(model: Model, sparsity: Sparsity, plan: Plan) -> int:
-    """Bytes of DRAM that a token's computing reads besides units: all resident tensors but lookup tables, of which it
-    reads one row, the predictors, and a KV cache that is half full."""
-    tables = ["embed_positions.weight"] + ["embed_tokens.weight"] * (not model.spec.tie_word_embeddings)
-    looked_up = sum(
-        tensor_bytes(role, model.tensors[role].shape, sparsity.format) for role in tables if role in model.tensors
-    )
-    return plan.resident_bytes - looked_up + plan.predictor_bytes + plan.kv_cache_bytes // 2
-
-
-def active_bytes(layout: Layout, run: RunMetrics) -> float:
-    """Bytes of the units that a token used: those looked up, at the mean size of a planned unit."""
-    weights = [part.density * section.num_units for part, section in _planned(layout)]
-    bytes_used = sum(
-        weight * section.unit_bytes for weight, (_, section) in zip(weights, _planned(layout), strict=True)
-    )
-    mean_unit_bytes = bytes_used / sum(weights) if sum(weights) else 0.0
-    return (run.hits + run.misses) / run.num_tokens * mean_unit_bytes
 
 
 def _planned(layout: Layout):

@@ -45,7 +45,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
         ("cache hit rate", f"{metrics.hit_rate:.1%}"),
         ("perplexity", f"{metrics.ppl_source:.2f} source, {metrics.ppl_artifact:.2f} artifact"),
         ("speed here", f"{metrics.tokens_per_s:.0f} tokens/s"),
-        (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s by the cost model"),
+        (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s in the simulator"),
     ]
 
 

@@ -25,9 +25,7 @@ class Flash:
             queue_depth: Reads in flight that the runtime issues; the device's own depth bounds them.
             data: Where bytes come from, if they are wanted.
         """
-        flash = artifact.manifest.device.flash
-        depth = flash.queue_depth.model_copy(update={"value": min(queue_depth, flash.queue_depth.value)})
-        self._flash = flash.model_copy(update={"queue_depth": depth})
+        self._flash = artifact.manifest.device.flash.issuing(queue_depth)
         self._data = data
         self.moves_data = data is not None
 
@@ -35,4 +33,4 @@ class Flash:
         """See `runtime.flash.Reader`; modelled seconds."""
         if self._data:
             self._data.read(extents, into)
-        return flash_seconds(self._flash, len(extents), extents.num_bytes)
+        return float(flash_seconds(self._flash, len(extents), extents.num_bytes))

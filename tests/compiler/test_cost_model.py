@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from compiler import cost_model
 from compiler.cost_model import budget_bytes, buffers_for, parse_share, stored_format
 from runtime._plugins import load, names
-from schemas.device import flash_seconds
 from schemas.errors import ColdpressError
-from tests.support.statistics import device_of, model_of, shapes_of
+from tests.support.statistics import model_of, shapes_of
 
 FORMATS = names("runtime.quantization")
 
@@ -85,30 +84,10 @@ def test_buffers_hold_a_unit_and_stay_within_their_shares() -> None:
     assert floor.staging_slots == (("neuron", cost_model.MIN_STAGING_SLOTS),)
 
 
-def test_activeflow_equations() -> None:
-    """One layer group of 2 layers of 100 MB at sparsity 0.6, hit rate 0.5, similarity 0.8."""
-    m_cl = cost_model.group_bytes(1e8, 0.6, 2)
-    assert m_cl == pytest.approx(8e7)
-    t_load = cost_model.load_seconds(m_cl, 0.5, 1e9)
-    t_comp = cost_model.comp_seconds(m_cl, 4e10)
-    t_onload = cost_model.onload_seconds(1e8, 0.6, 0.5, 0.8, 1e9)
-    t_preload = cost_model.preload_seconds(m_cl, 0.5, 4e9)
-    assert (t_load, t_comp, t_onload, t_preload) == pytest.approx((0.04, 0.002, 0.004, 0.01))
-    t_overlap = cost_model.overlap_seconds(t_onload, t_preload, t_comp)
-    assert t_overlap == pytest.approx(0.014)
-    assert cost_model.decode_seconds(t_load, t_overlap, t_comp) == pytest.approx(0.056)
-    assert cost_model.pipeline_bytes(m_cl, 1e7, 2e7) == pytest.approx(1.1e8)
-    assert cost_model.fits(100, 100)
-    assert not cost_model.fits(101, 100)
+def test_the_least_sparsity_that_fits() -> None:
+    """ActiveFlow 4.1: sp = 1 - M_max / S_m, and nothing is left out of a model that fits."""
     assert cost_model.llm_sparsity(3, 4) == 0.25
     assert cost_model.llm_sparsity(5, 4) == 0.0
-
-
-def test_token_time_is_flash_then_dram() -> None:
-    device = device_of()
-    expected = flash_seconds(device.flash, 1000, 4096000) + 3e8 / 3e10
-    assert cost_model.modelled_token_seconds(device, 1000, 4096000, 3e8) == expected
-    assert cost_model.modelled_token_seconds(device, 0, 0, 3e8) == 0.01
 
 
 @given(free=st.integers(0, 1 << 22), density=st.floats(0.05, 1))

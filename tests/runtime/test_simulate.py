@@ -49,8 +49,11 @@ def test_simulated_equals_real(request, name, cache, gap, extra):
     modelled = simulate(artifact, plan, trace)
     for field in DECISIONS.split():
         assert getattr(modelled, field) == getattr(measured, field), field
-    assert modelled.flash_s >= 0
+    assert modelled.modelled_flash_s == measured.modelled_flash_s == modelled.flash_s
     assert modelled.misses == 0 or modelled.flash_s > 0
+    assert modelled.num_tokens == 10  # as `measured` was told, so that memory time is that of the same tokens
+    assert modelled.modelled_dram_s == measured.modelled_dram_s
+    assert modelled.decode_s == modelled.modelled_flash_s + modelled.modelled_dram_s
 
 
 TRACES = {}
@@ -155,3 +158,28 @@ def test_contexts_are_part_of_a_trace(topk_artifact):
     without = [event for event in trace if event.kind != RESET]
     assert len(trace) - len(without) == 2
     assert simulate(artifact, plan, trace).extents_sha256 != simulate(artifact, plan, without).extents_sha256
+
+
+def test_layers_wait_for_each_other(relu_artifact):
+    """One page in each of two layers is two requests: two first bytes' time, not one wave of two reads."""
+    artifact = open_artifact(relu_artifact.path)
+    plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
+    last = {layer: relu_artifact.order[layer, "up_down"][-1:] for layer in (0, 1)}
+    trace = [Event(FETCH, 1, layer, "up_down", unit.astype(np.int32)) for layer, unit in last.items()]
+    found = simulate(artifact, plan, trace)
+    assert found.reads == 2
+    assert found.modelled_flash_s == pytest.approx(2 * artifact.manifest.device.flash.latency_s.value)
+
+
+def test_memory_time_by_hand(relu_artifact):
+    """What is resident, half the KV cache, each unit used once, and each missed one copied."""
+    artifact = open_artifact(relu_artifact.path)
+    plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
+    order = relu_artifact.order[0, "up_down"]
+    ids = np.sort(order[[0, -1]]).astype(np.int32)  # the first is pinned, the last is not
+    found = simulate(artifact, plan, [Event(FETCH, 1, 0, "up_down", ids)])
+    size = artifact.manifest.families[0].unit_bytes
+    assert (found.hits, found.misses, found.active_bytes) == (1, 1, 2 * size)
+    assert artifact.manifest.model.tie_word_embeddings  # so the embedding is the head, which is read whole
+    moved = plan.resident_bytes + plan.kv_cache_bytes // 2 + 2 * size + 2 * size
+    assert found.modelled_dram_s == pytest.approx(moved / artifact.manifest.device.dram_bytes_per_s.value)
