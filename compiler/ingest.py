@@ -43,7 +43,8 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 MAX_TEXT_BYTES = 1 << 20
-LICENSE_FILES = re.compile(r"(LICENSE|LICENCE|NOTICE)[A-Za-z0-9_.\-]{0,40}", re.IGNORECASE)
+LICENSE_FILES = re.compile(r"LICENSE|LICENCE|NOTICE", re.IGNORECASE)
+LICENSE_NAME = re.compile(r"[A-Za-z0-9_.\-]{0,99}[A-Za-z0-9_\-]")
 FRONT_MATTER_LICENSE = re.compile(r"^license:\s*[\"']?([A-Za-z0-9][A-Za-z0-9.+\-]*)[\"']?\s*$", re.MULTILINE)
 SETTINGS_KEYS = frozenset(
     [
@@ -90,6 +91,7 @@ class _Checkpoint:
     spec: ModelSpec
     tensors: dict[str, TensorSource]
     weight_files: tuple[Path, ...]
+    licenses: tuple[Path, ...]
 
 
 def run(config: IngestConfig, work: Workspace) -> Model:
@@ -115,6 +117,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
         folder=str(source.resolve()),
         tensors=checkpoint.tensors,
         files=files,
+        license_files=tuple(_source_file(source / path.name) for path in checkpoint.licenses),
         weights_sha256=digest(*(text for file in weights for text in (file.name, file.sha256))),
         num_parameters=sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values()),
     )
@@ -148,7 +151,33 @@ def _check(folder: Path) -> _Checkpoint:
     located = locate(folder)
     tensors = match_tensors(spec, architecture.parameters(source, spec), located)
     paths = sorted({found.path for found in located.values()})
-    return _Checkpoint(folder, believed, spec, tensors, tuple(paths))
+    return _Checkpoint(folder, believed, spec, tensors, tuple(paths), _licenses(folder))
+
+
+def _licenses(folder: Path) -> tuple[Path, ...]:
+    """The licence files, which go into every artifact of the model: each must be the checkpoint's own, and its name
+    one that an artifact may have."""
+    found: dict[str, Path] = {}
+    for name in sorted(path.name for path in folder.iterdir() if LICENSE_FILES.match(path.name) and not path.is_dir()):
+        if not LICENSE_NAME.fullmatch(name):
+            raise CheckpointError(
+                f"the licence file {name[:120]!r} has a name that an artifact cannot have, expected up to 100 letters, "
+                "digits, '.', '_' and '-', the last no '.'; rename it in a copy of the checkpoint"
+            )
+        path = regular_file(folder, name)
+        if name.casefold() in found:
+            raise CheckpointError(
+                f"the licence files {found[name.casefold()].name} and {name} differ in letter case alone, and only one "
+                "can go into an artifact; rename one in a copy of the checkpoint"
+            )
+        _check_size(path, MAX_TEXT_BYTES)
+        found[name.casefold()] = path
+    return tuple(found.values())
+
+
+def _check_size(path: Path, limit: int) -> None:
+    if path.stat().st_size > limit:
+        raise CheckpointError(f"{path.name}: found {path.stat().st_size} bytes, expected at most {limit}")
 
 
 def _with_tokens(spec: ModelSpec, generation: Mapping[str, Any]) -> ModelSpec:
@@ -171,8 +200,12 @@ def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
     for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS):
         if (checkpoint.folder / name).exists():
             path = regular_file(checkpoint.folder, name)
-            files.append(SourceFile(name=name, size_bytes=path.stat().st_size, sha256=sha256_of(path)))
+            files.append(_source_file(path))
     return tuple(sorted(files, key=lambda file: file.name))
+
+
+def _source_file(path: Path) -> SourceFile:
+    return SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def _optional(folder: Path, name: str, keys: frozenset[str]) -> dict[str, Any]:
@@ -197,13 +230,10 @@ def _write_private(checkpoint: _Checkpoint, target: Path) -> Path:
         if name == CONFIG or value:
             text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
             _write(target / name, text.encode("utf-8", "surrogatepass") + b"\n")
-    copied = [path.name for path in sorted(folder.iterdir()) if LICENSE_FILES.fullmatch(path.name) and path.is_file()]
-    for name in (TOKENIZER, *copied):
-        path = regular_file(folder, name)
-        limit = MAX_TOKENIZER_BYTES if name == TOKENIZER else MAX_TEXT_BYTES
-        if path.stat().st_size > limit:
-            raise CheckpointError(f"{name}: found {path.stat().st_size} bytes, expected at most {limit}")
-        _write(target / name, path.read_bytes())
+    tokenizer = regular_file(folder, TOKENIZER)
+    _check_size(tokenizer, MAX_TOKENIZER_BYTES)
+    for path in (tokenizer, *checkpoint.licenses):
+        _write(target / path.name, path.read_bytes())
     return target
 
 

@@ -81,6 +81,8 @@ class Model(Record):
     """Folder with config.json as re-serialised by ingest, tokenizer files; absolute in memory, for transformers."""
     tensors: dict[str, TensorSource]
     files: tuple[SourceFile, ...]
+    license_files: tuple[SourceFile, ...] = ()
+    """Licence texts that `ingest` took: they lie in `folder`, and every artifact of the model carries them."""
     weights_sha256: Sha256
     """Digest over the weight files' names and digests: the identity of the weights."""
     num_parameters: PositiveCount

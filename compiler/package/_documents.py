@@ -5,7 +5,6 @@ All of it is a function of the records and of files' contents: no time, host or 
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from compiler.package._hashing import Written
 from compiler.package._joined import Codes
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
+from schemas.errors import ColdpressError
 from schemas.layout import Layout
 from schemas.manifest import FLASH_FILE, RESIDENT_FILE
 from schemas.model import Model
@@ -35,7 +35,6 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-MAX_LICENSE_BYTES = 1 << 20
 PROVENANCE_FILE = "provenance/build.json"
 
 
@@ -85,15 +84,12 @@ def _copy_tokenizer(written: Written, model: Model) -> None:
 
 
 def _copy_licenses(written: Written, model: Model) -> None:
-    """LICENSE* of the ingested folder, else of the folders that hold the weights."""
-    folders = [model.folder, *sorted({str(Path(source.file).parent) for source in model.tensors.values()})]
-    taken: set[str] = set()
-    for folder in folders:
-        for source in sorted(Path(folder).glob("LICENSE*")):
-            name = re.sub(r"[^A-Za-z0-9._-]", "_", source.name)  # the reader wants names that are safe anywhere
-            if name not in taken and source.is_file() and source.stat().st_size <= MAX_LICENSE_BYTES:
-                taken.add(name)
-                written.add(name, source.read_bytes())
+    """The licence texts that `ingest` took, by content; what else lies in any folder is nobody's to ship."""
+    for file in model.license_files:
+        data = (Path(model.folder) / file.name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise ColdpressError(f"{file.name}: the licence is no longer what ingest took; rebuild from ingest on")
+        written.add(file.name, data)
 
 
 def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:

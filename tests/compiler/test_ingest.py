@@ -104,6 +104,7 @@ def test_the_record_describes_the_checkpoint(folder: Path, tmp_path: Path) -> No
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+    assert [(file.name, file.size_bytes) for file in model.license_files] == [("LICENSE", 12)]
     assert str(tmp_path) not in model.model_copy(update={"folder": "", "tensors": {}}).to_json()
 
 
@@ -241,6 +242,40 @@ def test_a_link_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
     (folder / WEIGHTS).rename(tmp_path / "elsewhere.safetensors")
     (folder / WEIGHTS).symlink_to(tmp_path / "elsewhere.safetensors")
     assert "model.safetensors is a link that leads out of" in refusal(folder, tmp_path / "work")
+
+
+# --- licences
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("LICENSE (1)", "the licence file 'LICENSE (1)' has a name that an artifact cannot have"),
+        ("LICENSE.", "'LICENSE.' has a name that an artifact cannot have"),
+        ("NOTICE-" + "x" * 100, "has a name that an artifact cannot have, expected up to 100 letters"),
+        ("license", "LICENSE and license differ in letter case alone"),
+    ],
+)
+def test_a_licence_with_a_name_that_no_artifact_may_have(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    """Decided before a weight is read: `package` is hours later."""
+    monkeypatch.setattr("compiler.ingest.scan", lambda *_: pytest.fail("weights were read"))
+    (folder / "LICENSE").write_text("the licence\n")
+    (folder / name).write_text("more of it\n")
+    assert expected in refusal(folder, tmp_path / "work")
+
+
+def test_a_licence_of_too_many_bytes(folder: Path, tmp_path: Path) -> None:
+    (folder / "LICENSE").write_bytes(bytes((1 << 20) + 1))
+    assert "LICENSE: found 1048577 bytes, expected at most 1048576" in refusal(folder, tmp_path / "work")
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "LICENSE (1)", "licence.txt"])
+def test_a_licence_that_links_out_of_the_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_text("a key\n")
+    (folder / name).symlink_to(tmp_path / "secret")
+    assert re.search(r"is a link that leads out of|has a name that", refusal(folder, tmp_path / "work"))
 
 
 # --- config.json

@@ -377,6 +377,25 @@ def test_a_manifest_that_the_reader_refuses_is_not_published(tmp_path):
     assert not build.artifact.exists()
 
 
+def test_only_licences_that_ingest_took_are_shipped(tmp_path):
+    """A checkpoint's folder may hold links to any file of its builder."""
+    build = Build(tmp_path)
+    (tmp_path / "secret").write_text("a key\n")
+    (tmp_path / "model" / "LICENSE (1)").symlink_to(tmp_path / "secret")
+    (tmp_path / "model" / "LICENSE_2").symlink_to(tmp_path / "secret")
+    build.package()
+    shipped = [path for path in build.artifact.rglob("*") if path.is_file()]
+    assert sorted(path.name for path in shipped if path.name.startswith("LICENSE")) == ["LICENSE"]
+    assert not [path for path in shipped if b"a key" in path.read_bytes()]
+
+
+def test_a_licence_that_has_changed_since_ingest_is_refused(tmp_path):
+    build = Build(tmp_path)
+    (tmp_path / "model" / "LICENSE").write_text("Do nothing with it.\n")
+    with pytest.raises(ColdpressError, match="LICENSE: the licence is no longer what ingest took"):
+        build.package()
+
+
 def test_tokenizer_licence_card_and_provenance(tmp_path):
     build = Build(tmp_path)
     build.package()

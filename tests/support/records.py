@@ -185,9 +185,15 @@ def describe(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], file: Path) ->
             for role, shape in shapes.items()
         },
         files=(SourceFile(name=file.name, size_bytes=len(data), sha256=digest),),
+        license_files=tuple(map(_source_file, sorted(file.parent.glob("LICENSE")))),
         weights_sha256=digest,
         num_parameters=sum(math.prod(shape) for shape in shapes.values()),
     )
+
+
+def _source_file(path: Path) -> SourceFile:
+    data = path.read_bytes()
+    return SourceFile(name=path.name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def tiny_device(page_bytes: int = 4096, **changes: Any) -> DeviceProfile:
