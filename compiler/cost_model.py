@@ -14,7 +14,7 @@ from runtime.budget import kv_cache_bytes
 from runtime.quantities import parse_bytes
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices
-from schemas.model import MLP_ROLES, Model, ModelSpec
+from schemas.model import Model, ModelSpec
 
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
@@ -91,7 +91,7 @@ def resident_bytes(model: Model, families: tuple[FamilyName, ...], format_name: 
     """Bytes of the tensors that no family holds, rotary frequencies included; a tied head is its embedding."""
     spec = model.spec
     in_dram = resident_roles(families, spec)
-    on_flash = tuple(f".{role}.weight" for role in MLP_ROLES if role not in in_dram)
+    on_flash = tuple(f".{role}.weight" for role in resident_roles((), spec) if role not in in_dram)
     stored = {role: source.shape for role, source in model.tensors.items() if not role.endswith(on_flash)}
     if spec.tie_word_embeddings:
         stored.pop("lm_head.weight", None)

@@ -2,25 +2,25 @@
 
 On disk a trace is one safetensors file without metadata, n events in the order in which they happened:
 `kind` uint8 [n] (0: a whole family was streamed, 1: some units were fetched, 2: a new context began),
-`token` int32 [n] (0 for the prefill, then 1, 2, ...), `layer` int32 [n], `family` uint8 [n] (index into `FAMILIES`),
-`start` int64 [n + 1] (event e has the units `ids[start[e] : start[e + 1]]`, ascending; none unless it is a fetch),
-`ids` int32 [m + 1] (a 0 at the end, so that it is never empty).
+`token` int32 [n] (0 for the prefill, then 1, 2, ...), `layer` int32 [n], `family` uint8 [n] (index into the names),
+`names` uint8 (families in ASCII, joined by spaces), `start` int64 [n + 1] (event e has the units
+`ids[start[e] : start[e + 1]]`, ascending; none unless it is a fetch), `ids` int32 [m + 1] (a 0 at the end, so that it
+is never empty).
 """
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from runtime.artifact import tensor_files
-from runtime.artifact.errors import TensorFileError
-from schemas.families import FamilyName
+from runtime.artifact.errors import TensorFileError, short
+from schemas.families import FAMILIES
 
-FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
 STREAM, FETCH, RESET = 0, 1, 2
 NO_IDS = np.empty(0, np.int32)
 REMEDY = "record the trace again"
@@ -31,10 +31,10 @@ class Event:
     """One call of the store."""
 
     kind: int
-    """STREAM, FETCH or RESET; the latter is of the store as a whole, its layer 0 and its family the first."""
+    """STREAM, FETCH or RESET; the latter is of the store as a whole, its layer 0 and its family any."""
     token: int
     layer: int
-    family: FamilyName
+    family: str
     ids: np.ndarray
     """int32 ascending; empty unless units were fetched."""
 
@@ -46,17 +46,17 @@ class Recorder:
     events: list[Event] = field(default_factory=list)
     _token: int = 0
     _layer: int = -1
-    _seen: set[FamilyName] = field(default_factory=set)
+    _seen: set[str] = field(default_factory=set)
 
-    def stream(self, layer: int, family: FamilyName) -> None:
+    def stream(self, layer: int, family: str) -> None:
         """The whole family was wanted, in flash order."""
         self.events.append(Event(STREAM, 0, layer, family, NO_IDS))
 
     def reset(self) -> None:
         """A new context began."""
-        self.events.append(Event(RESET, 0, 0, FAMILIES[0], NO_IDS))
+        self.events.append(Event(RESET, 0, 0, next(iter(FAMILIES)), NO_IDS))
 
-    def fetch(self, layer: int, family: FamilyName, ids: np.ndarray) -> None:
+    def fetch(self, layer: int, family: str, ids: np.ndarray) -> None:
         """Some units were wanted."""
         if self._token == 0 or layer < self._layer or (layer == self._layer and family in self._seen):
             self._token += 1
@@ -74,10 +74,12 @@ class Recorder:
     def save(self, path: Path) -> None:
         """Writes the trace."""
         ids = np.concatenate([*(event.ids for event in self.events), np.zeros(1, np.int32)])  # no tensor may be empty
+        names = sorted({event.family for event in self.events})
         arrays = {
             "token": np.array([event.token for event in self.events], np.int32),
             "layer": np.array([event.layer for event in self.events], np.int32),
-            "family": np.array([FAMILIES.index(event.family) for event in self.events], np.uint8),
+            "family": np.array([names.index(event.family) for event in self.events], np.uint8),
+            "names": np.frombuffer((" ".join(names) or " ").encode(), np.uint8),
             "kind": np.array([event.kind for event in self.events], np.uint8),
             "start": np.cumsum([0, *(event.ids.size for event in self.events)], dtype=np.int64),
             "ids": ids.astype(np.int32),
@@ -95,30 +97,36 @@ def load_trace(path: Path) -> tuple[Event, ...]:
     with path.open("rb") as file:
         header = tensor_files.read_header(file.fileno(), name, os.fstat(file.fileno()).st_size)
         shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-        num_events, num_ids = shapes.get("token", (1,))[0], shapes.get("ids", (1,))[0]
-        header.check_contents(_contents(num_events, num_ids), exact=True)
+        sizes = [shapes.get(key, (1,))[0] for key in ("token", "ids", "names")]
+        header.check_contents(_contents(*sizes), exact=True)
         arrays, _ = tensor_files.read_arrays(file.fileno(), header)
+    num_ids = sizes[1]
     start, inside = arrays["start"], np.ones(num_ids - 1, bool)
     if start[0] != 0 or (np.diff(start) < 0).any() or start[-1] != num_ids - 1:
         raise TensorFileError(name, "start", "out of order", f"rising counts from 0 to {num_ids - 1}", REMEDY)
     inside[start[start < num_ids - 1]] = False  # the first id of an event may be below the last one of the event before
     if (np.diff(arrays["ids"][:-1], prepend=np.int32(0))[inside] <= 0).any() or arrays["ids"].min() < 0:
         raise TensorFileError(name, "ids", "out of order", "ascending ids within each event", REMEDY)
-    if arrays["family"].max() >= len(FAMILIES) or arrays["kind"].max() > RESET:
-        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(FAMILIES)}; 0 to 2", REMEDY)
-    return tuple(_events(arrays))
+    families = bytes(arrays["names"]).decode("ascii", "replace").split()
+    unknown = [family for family in families if family not in FAMILIES]
+    if unknown:
+        raise TensorFileError(name, "names", short(unknown[0]), f"some of {', '.join(FAMILIES)}", REMEDY)
+    if arrays["family"].max() >= len(families) or arrays["kind"].max() > RESET:
+        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(families)}; 0 to 2", REMEDY)
+    return tuple(_events(arrays, families))
 
 
-def _contents(num_events: int, num_ids: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+def _contents(num_events: int, num_ids: int, num_letters: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     columns = {"token": "<i4", "layer": "<i4", "family": "u1", "kind": "u1"}
     return {name: (np.dtype(kind), (num_events,)) for name, kind in columns.items()} | {
         "start": (np.dtype("<i8"), (num_events + 1,)),
         "ids": (np.dtype("<i4"), (num_ids,)),
+        "names": (np.dtype("u1"), (num_letters,)),
     }
 
 
-def _events(arrays: dict[str, np.ndarray]) -> Iterator[Event]:
+def _events(arrays: dict[str, np.ndarray], families: list[str]) -> Iterator[Event]:
     rows = zip(*(arrays[name].tolist() for name in ("token", "layer", "family", "kind")), strict=True)
     for index, (token, layer, family, kind) in enumerate(rows):
         start, stop = arrays["start"][index : index + 2].tolist()
-        yield Event(kind, token, layer, FAMILIES[family], arrays["ids"][start:stop])
+        yield Event(kind, token, layer, families[family], arrays["ids"][start:stop])

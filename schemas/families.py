@@ -1,48 +1,122 @@
-"""Families, units and slices (design, section 1): what is selected, cached and read together, as pure arithmetic.
+"""Families, units and slices (design, section 1): what is selected, cached and read together, as data.
 
 A unit's bytes are its slices' bytes one after another, in the order given here; all units of a family have equal size.
+Code works on roles and slices; the names of families are for people and for files.
 """
 
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from schemas.base import Record
-from schemas.model import MLP_ROLES, MlpRole, ModelSpec
+from schemas.errors import UnknownNameError
+from schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, role_shape
 
-FamilyName = Literal["neuron", "up_down", "mlp_in", "mlp_mid"]
-Method = Literal["dense", "relu", "predictor", "topk"]
-FormatName = Literal["fp16", "int8_group32", "int4_group32"]
+Signal = Literal[
+    "attention_input", "attention_mixed", "mlp_input", "mlp_activation", "mlp_up", "mlp_inner", "router_logits"
+]
+"""Vectors of a layer: attention's input after the norm; the mixed heads, which o_proj takes; the MLP's input after the
+norm; act(gate), or act(up) without a gate; up; act(gate) * up, or act(up); a router's logits."""
+Axis = Literal["hidden_size", "intermediate_size", "heads", "experts"]
+"""What a unit is an index of; `heads` is all heads' dimensions, num_attention_heads * head_dim."""
+
+PLUGIN_NAME = r"^[a-z][a-z0-9_]*$"
+Method = Annotated[str, Field(pattern=PLUGIN_NAME)]
+"""A selector: the name of a file of runtime/sparsity, which whoever loads it checks."""
+FormatName = Annotated[str, Field(pattern=PLUGIN_NAME)]
+"""A format of codes: the name of a file of runtime/quantization, which whoever loads it checks."""
 
 
 class Slice(Record):
-    """One row or column of one matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging Face's order)."""
+    """One row, column or the whole of one matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging Face's
+    order), `matrix` all rows one after another."""
 
-    role: MlpRole
-    axis: Literal["row", "column"]
+    role: MatrixRole
+    axis: Literal["row", "column", "matrix"]
 
 
-def slices(family: FamilyName, spec: ModelSpec) -> tuple[Slice, ...]:
+class Family(Record):
+    """All units of one kind in a layer."""
+
+    name: str
+    axis: Axis
+    slices: tuple[Slice, ...]
+    signal: Signal
+    """What a selector sees."""
+    activity: Signal
+    """The vector whose entry i tells whether unit i is active, and how much: the signal itself, unless that comes too
+    early to have one entry per unit."""
+
+    @property
+    def roles(self) -> tuple[MatrixRole, ...]:
+        """The matrices that the slices are of."""
+        return tuple(piece.role for piece in self.slices)
+
+
+def _family(name: str, axis: Axis, signal: Signal, activity: Signal | None = None, **slices: str) -> Family:
+    pieces = tuple(Slice.model_validate({"role": f"{role}_proj", "axis": axis}) for role, axis in slices.items())
+    return Family(name=name, axis=axis, slices=pieces, signal=signal, activity=activity or signal)
+
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        # row-column bundling: LLM in a flash 3.2
+        _family("neuron", "intermediate_size", "mlp_input", "mlp_inner", gate="row", up="row", down="column"),
+        _family("up_down", "intermediate_size", "mlp_activation", up="row", down="column"),
+        _family("gate_down", "intermediate_size", "mlp_up", gate="row", down="column"),
+        _family("mlp_in", "hidden_size", "mlp_input", gate="column", up="column"),
+        _family("mlp_mid", "intermediate_size", "mlp_inner", down="column"),
+        _family("attn_in", "hidden_size", "attention_input", q="column", k="column", v="column"),
+        _family("attn_out", "heads", "attention_mixed", o="column"),
+        _family("expert", "experts", "router_logits", gate="matrix", up="matrix", down="matrix"),
+    )
+}
+
+
+def known_family(name: str) -> str:
+    """`name` if it is a family's.
+
+    Raises:
+        ValueError: listing the families, in the words of `UnknownNameError`.
+    """
+    if name not in FAMILIES:
+        raise ValueError(str(UnknownNameError("family", name, FAMILIES)))
+    return name
+
+
+FamilyName = Annotated[str, AfterValidator(known_family)]
+
+
+def slices(family: str, spec: ModelSpec) -> tuple[Slice, ...]:
     """The slices of one unit of `family`; a model without a gate has none of the gate's."""
-    layout: dict[FamilyName, tuple[tuple[MlpRole, Literal["row", "column"]], ...]] = {
-        "neuron": (("gate_proj", "row"), ("up_proj", "row"), ("down_proj", "column")),
-        "up_down": (("up_proj", "row"), ("down_proj", "column")),
-        "mlp_in": (("gate_proj", "column"), ("up_proj", "column")),
-        "mlp_mid": (("down_proj", "column"),),
+    return tuple(piece for piece in FAMILIES[family].slices if spec.gated_mlp or piece.role != "gate_proj")
+
+
+def num_units(family: str, spec: ModelSpec) -> int:
+    """Units of `family` in one layer; the MLP's run over experts times units per expert.
+
+    Neuron i of expert e is e * intermediate_size + i, so that (layer, family) is the key of everything.
+    """
+    sizes: dict[Axis, int] = {
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "heads": spec.num_attention_heads * spec.head_dim,
+        "experts": 1,
     }
-    return tuple(Slice(role=role, axis=axis) for role, axis in layout[family] if spec.gated_mlp or role != "gate_proj")
-
-
-def num_units(family: FamilyName, spec: ModelSpec) -> int:
-    """Units of `family` in one layer."""
-    return spec.hidden_size if family == "mlp_in" else spec.intermediate_size
+    known = FAMILIES[family]
+    in_experts = any(role in MLP_ROLES for role in known.roles)
+    return sizes[known.axis] * (spec.num_experts if in_experts else 1)
 
 
 def slice_length(piece: Slice, spec: ModelSpec) -> int:
     """Values in one slice."""
-    across_hidden = (piece.role == "down_proj") == (piece.axis == "column")
-    return spec.hidden_size if across_hidden else spec.intermediate_size
+    rows, columns = role_shape(spec, f"{piece.role}.weight")
+    return {"row": columns, "column": rows, "matrix": rows * columns}[piece.axis]
 
 
-def families_of(method: Method, spec: ModelSpec) -> tuple[FamilyName, ...]:
+def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
     """The families an artifact of `method` keeps on flash.
 
     `relu` needs exact activations before it reads, so the matrix that decides stays resident: the gate, or the up
@@ -55,8 +129,8 @@ def families_of(method: Method, spec: ModelSpec) -> tuple[FamilyName, ...]:
     return ("neuron",)
 
 
-def resident_roles(families: tuple[FamilyName, ...], spec: ModelSpec) -> tuple[MlpRole, ...]:
-    """The MLP matrices that no family holds, hence stay in DRAM."""
+def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole, ...]:
+    """The matrices of a layer that no family holds, hence stay in DRAM: attention's, then the MLP's."""
     on_flash = {piece.role for family in families for piece in slices(family, spec)}
-    present: tuple[MlpRole, ...] = MLP_ROLES if spec.gated_mlp else ("up_proj", "down_proj")
+    present = (*ATTENTION_ROLES, *MLP_ROLES) if spec.gated_mlp else (*ATTENTION_ROLES, "up_proj", "down_proj")
     return tuple(role for role in present if role not in on_flash)

@@ -14,8 +14,10 @@ from pydantic import Field
 from schemas.base import Count, PositiveCount, Record, Sha256
 
 Activation = Literal["relu", "silu", "gelu", "gelu_tanh"]
-MlpRole = Literal["gate_proj", "up_proj", "down_proj"]
-MLP_ROLES: tuple[MlpRole, ...] = ("gate_proj", "up_proj", "down_proj")
+MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""The matrices of a layer."""
+ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_ROLES: tuple[MatrixRole, ...] = ("gate_proj", "up_proj", "down_proj")
 
 
 class ModelSpec(Record):
@@ -32,6 +34,8 @@ class ModelSpec(Record):
     max_position_embeddings: PositiveCount
     hidden_act: Activation
     gated_mlp: bool
+    num_experts: PositiveCount = 1
+    """MLPs of a layer, of which a router picks some; 1 where there is no router."""
     norm: Literal["rms_norm", "layer_norm"]
     norm_eps: float = Field(gt=0)
     position: Literal["rotary", "learned"]
@@ -45,6 +49,30 @@ class ModelSpec(Record):
     tie_word_embeddings: bool
     bos_token_id: Count | None = None
     eos_token_ids: tuple[Count, ...] = ()
+
+
+def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
+    """The shape of a role's tensor, as `layers.3.q_proj.weight` or, since layers are alike, `q_proj.weight`."""
+    *_, module, kind = role.split(".")
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens": (spec.vocab_size, hidden),
+        "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
+        "lm_head": (spec.vocab_size, hidden),
+        "rotary": (spec.rotary_dim // 2,),
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+        "q_norm": (spec.head_dim,),
+        "k_norm": (spec.head_dim,),
+    }
+    shape = shapes.get(module, (hidden,))
+    return shape[:1] if kind == "bias" else shape
 
 
 class TensorSource(Record):

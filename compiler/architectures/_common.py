@@ -218,25 +218,3 @@ def all_layers(spec: ModelSpec, base: str, names: Mapping[str, tuple[str, ...]])
         for layer in range(spec.num_hidden_layers)
         for name, roles in names.items()
     }
-
-
-def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
-    """The shape of a role's tensor."""
-    *_, module, kind = role.split(".")
-    hidden, heads, keys = spec.hidden_size, spec.num_attention_heads, spec.num_key_value_heads
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed_tokens": (spec.vocab_size, hidden),
-        "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
-        "lm_head": (spec.vocab_size, hidden),
-        "q_proj": (heads * spec.head_dim, hidden),
-        "k_proj": (keys * spec.head_dim, hidden),
-        "v_proj": (keys * spec.head_dim, hidden),
-        "o_proj": (hidden, heads * spec.head_dim),
-        "gate_proj": (spec.intermediate_size, hidden),
-        "up_proj": (spec.intermediate_size, hidden),
-        "down_proj": (hidden, spec.intermediate_size),
-        "q_norm": (spec.head_dim,),
-        "k_norm": (spec.head_dim,),
-    }
-    shape = shapes.get(module, (hidden,))
-    return shape[:1] if kind == "bias" else shape

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compiler.architectures import _common
 from compiler.checkpoint.tensors import FLOAT_DTYPES, read_entry
 from compiler.checkpoint.weight_files import Located
 from schemas.errors import CheckpointError
-from schemas.model import ModelSpec, TensorSource
+from schemas.model import ModelSpec, TensorSource, role_shape
 
 IGNORED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
 """Buffers that old versions saved and nobody reads."""
@@ -48,7 +47,7 @@ def match_tensors(
         if found is None:
             raise CheckpointError(f"tensor {name} is missing in the checkpoint, but config.json asks for it")
         used.add(found.entry.name)
-        shapes = [_common.role_shape(spec, role) for role in roles]
+        shapes = [role_shape(spec, role) for role in roles]
         _check_tensor(found, (sum(shape[0] for shape in shapes), *shapes[0][1:]))
         row = 0
         for role, shape in zip(roles, shapes, strict=True):

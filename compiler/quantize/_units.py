@@ -4,7 +4,7 @@ Rows are read as they are needed. Columns need their whole matrix, so memory is 
 codes of a layer. A slice is encoded on its own, so the size of a block changes no byte.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy as np
 from compiler.checkpoint.tensors import read_role, read_rows, rotary_inv_freq
 from runtime._plugins import load
 from schemas.errors import CheckpointError, ColdpressError
-from schemas.families import FamilyName, FormatName, num_units, slice_length, slices
-from schemas.model import Model
+from schemas.families import FormatName, Slice, num_units, slice_length, slices
+from schemas.model import MLP_ROLES, Model, ModelSpec
 from schemas.quantized import ResidentTensor
 
 BLOCK_BYTES = 8 << 20
@@ -22,9 +22,7 @@ BAND_ROWS = 16
 """Rows that are transposed at a time: a band writes whole cache lines and stays in the cache; 7 times faster."""
 
 
-def encode_units(
-    algorithm: ModuleType, model: Model, layer: int, family: FamilyName, format_name: FormatName
-) -> np.ndarray:
+def encode_units(algorithm: ModuleType, model: Model, layer: int, family: str, format_name: FormatName) -> np.ndarray:
     """One family of one layer: uint8 [num_units, unit_bytes], unit i at row i, its slices in the family's order.
 
     Raises:
@@ -37,10 +35,20 @@ def encode_units(
     stop = 0
     for piece, length in zip(pieces, lengths, strict=True):
         start, stop = stop, stop + nbytes(length)
-        role = f"layers.{layer}.{piece.role}.weight"
-        blocks = _rows(model, role) if piece.axis == "row" else _columns(model, role)
-        _encode(algorithm, blocks, length, role, format_name, units[:, start:stop])
+        for rows, role in _tensors(model.spec, layer, piece, len(units)):
+            blocks = {"row": _rows, "column": _columns, "matrix": _whole}[piece.axis](model, role)
+            _encode(algorithm, blocks, length, role, format_name, units[rows, start:stop])
     return units
+
+
+def _tensors(spec: ModelSpec, layer: int, piece: Slice, num_units: int) -> Iterator[tuple[slice, str]]:
+    """(units, role) of every tensor that holds slices: one, or one for each expert, whose units follow each other."""
+    if spec.num_experts == 1 or piece.role not in MLP_ROLES:
+        yield slice(0, num_units), f"layers.{layer}.{piece.role}.weight"
+        return
+    each = num_units // spec.num_experts
+    for expert in range(spec.num_experts):
+        yield slice(expert * each, (expert + 1) * each), f"layers.{layer}.experts.{expert}.{piece.role}.weight"
 
 
 def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor) -> np.ndarray:
@@ -65,6 +73,10 @@ Blocks = Callable[[int, int], np.ndarray]
 
 def _rows(model: Model, role: str) -> Blocks:
     return lambda start, stop: read_rows(model, role, start, stop)
+
+
+def _whole(model: Model, role: str) -> Blocks:
+    return lambda start, stop: read_role(model, role).reshape(1, -1)[start:stop]
 
 
 def _columns(model: Model, role: str) -> Blocks:

@@ -148,7 +148,8 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 def _check_names(settings: Mapping[str, Any]) -> None:
     """Refuses plug-ins that do not exist, before the stage that would load them."""
-    for key, package in (("order", "compiler.order"), ("place", "compiler.place"), ("cache", "runtime.cache")):
+    packages = {"order": "compiler.order", "place": "compiler.place", "cache": "runtime.cache"}
+    for key, package in (packages | {"format": "runtime.quantization"}).items():
         known = _plugins.names(package)
         if settings[key] not in known:
             raise UnknownNameError(key, settings[key], known)

@@ -116,6 +116,7 @@ def _check_model(spec: ModelSpec) -> None:
     require(
         (spec.rotary_dim > 0) == rotary, "rotary_dim", f"{'positive' if rotary else '0'} with {spec.position} positions"
     )
+    require(spec.num_experts == 1, "num_experts", "1: this version runs no mixture of experts")
     require(spec.rotary_scaling > 0, "rotary_scaling", "positive")
     for token in (spec.bos_token_id, *spec.eos_token_ids):
         field = "bos_token_id" if token == spec.bos_token_id else "eos_token_ids"
@@ -170,6 +171,9 @@ def _check_page(manifest: Manifest) -> None:
 
 def _checked_unit_bytes(manifest: Manifest, index: int) -> int:
     entry, spec = manifest.families[index], manifest.model
+    known = _plugins.names("runtime.quantization")
+    if entry.format not in known:
+        raise SectionError(MANIFEST_FILE, f"families[{index}].format", entry.format, f"one of {', '.join(known)}")
     slices = arithmetic.slices(entry.family, spec)
     if entry.slices != slices:
         found = [f"{piece.role} {piece.axis}" for piece in entry.slices]
@@ -208,6 +212,9 @@ def _check_resident(manifest: Manifest) -> None:
             raise ModelError(
                 MANIFEST_FILE, f"resident[{index}]", f"{_short(tensor.role)} {list(tensor.shape)}", expected
             )
+        known = _plugins.names("runtime.quantization")
+        if tensor.format is not None and tensor.format not in known:
+            raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, f"one of {', '.join(known)}")
         if tensor.format is not None and len(tensor.shape) != 2:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, "null for what is no matrix")
 

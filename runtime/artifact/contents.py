@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from runtime import _plugins
-from schemas.families import FamilyName, resident_roles
+from schemas.families import resident_roles
 from schemas.manifest import Manifest
-from schemas.model import MLP_ROLES, ModelSpec
+from schemas.model import ModelSpec, role_shape
 
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """Tensor name -> dtype and shape as stored."""
@@ -65,31 +65,24 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
     """The resident tensors that the model must have, and those that it may have."""
     spec = manifest.model
     required, optional = _shared_shapes(spec), Shapes()
-    families: tuple[FamilyName, ...] = tuple(entry.family for entry in manifest.families)
-    matrices = _matrix_shapes(spec)
+    families = [entry.family for entry in manifest.families]
     for layer in range(spec.num_hidden_layers):
         prefix = f"layers.{layer}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
             _add_norm(required, f"{prefix}{norm}", spec)
-        for role in ("q_proj", "k_proj", "v_proj", "o_proj", *resident_roles(families, spec)):
-            required[f"{prefix}{role}.weight"] = matrices[role]
-        biased = [role for role in matrices if role not in MLP_ROLES or spec.gated_mlp or role != "gate_proj"]
-        optional |= {f"{prefix}{role}.bias": matrices[role][:1] for role in biased}
+        for role in resident_roles(families, spec):
+            required[f"{prefix}{role}.weight"] = role_shape(spec, f"{role}.weight")
+        optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in resident_roles((), spec)}
         optional |= {f"{prefix}{norm}.weight": (spec.head_dim,) for norm in ("q_norm", "k_norm")}
     return required, optional
 
 
 def _shared_shapes(spec: ModelSpec) -> Shapes:
-    vocabulary = (spec.vocab_size, spec.hidden_size)
-    required: Shapes = {"embed_tokens.weight": vocabulary}
+    roles = ["embed_tokens.weight"]
+    roles += [] if spec.tie_word_embeddings else ["lm_head.weight"]
+    roles += ["rotary.inv_freq"] if spec.position == "rotary" else ["embed_positions.weight"]
+    required = {role: role_shape(spec, role) for role in roles}
     _add_norm(required, "norm", spec)
-    if not spec.tie_word_embeddings:
-        required["lm_head.weight"] = vocabulary
-    if spec.position == "rotary":
-        required["rotary.inv_freq"] = (spec.rotary_dim // 2,)
-    else:
-        positions = spec.max_position_embeddings + spec.position_offset
-        required["embed_positions.weight"] = (positions, spec.hidden_size)
     return required
 
 
@@ -97,17 +90,3 @@ def _add_norm(shapes: Shapes, name: str, spec: ModelSpec) -> None:
     shapes[f"{name}.weight"] = (spec.hidden_size,)
     if spec.norm == "layer_norm":
         shapes[f"{name}.bias"] = (spec.hidden_size,)
-
-
-def _matrix_shapes(spec: ModelSpec) -> Shapes:
-    queries = spec.num_attention_heads * spec.head_dim
-    keys = spec.num_key_value_heads * spec.head_dim
-    return {
-        "q_proj": (queries, spec.hidden_size),
-        "k_proj": (keys, spec.hidden_size),
-        "v_proj": (keys, spec.hidden_size),
-        "o_proj": (spec.hidden_size, queries),
-        "gate_proj": (spec.intermediate_size, spec.hidden_size),
-        "up_proj": (spec.intermediate_size, spec.hidden_size),
-        "down_proj": (spec.hidden_size, spec.intermediate_size),
-    }

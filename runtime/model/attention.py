@@ -1,7 +1,9 @@
 """Attention of a decoder layer and the cache of its keys and values, for one token or a chunk of consecutive ones.
 
 Covers what the supported architectures differ in: grouped queries, biases, per-head q/k norms (Qwen3, before rotation),
-rotary or no positions, sliding windows. Shape letters: T tokens, N hidden_size, H heads, D head_dim.
+rotary or no positions, sliding windows. Like the MLP it knows roles and slices only: matrices whose columns are the
+units of a family are added up from blocks (ActiveFlow 2.1, TEAL), the others are resident. Shape letters: T tokens, N
+hidden_size, H heads, D head_dim.
 """
 
 from dataclasses import dataclass
@@ -10,9 +12,11 @@ import numpy as np
 
 from runtime.kernels import attention
 from runtime.model.arithmetic import rms_norm, rotate
+from runtime.model.blocks import Blocks, column_sums
 from runtime.model.matrix import Resident
-from schemas.errors import ColdpressError
-from schemas.model import ModelSpec
+from schemas.errors import ArtifactError, ColdpressError
+from schemas.families import FAMILIES, resident_roles, slices
+from schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
 
 
 @dataclass
@@ -36,44 +40,79 @@ def new_cache(spec: ModelSpec, context_length: int) -> KvCache:
 
 
 class Attention:
-    """One layer's attention; all of its tensors are resident."""
+    """One layer's attention: what of it is resident, and what comes in blocks."""
 
-    def __init__(self, layer: int, spec: ModelSpec, resident: Resident) -> None:
-        """Takes the tensors of `layer`."""
+    def __init__(self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident) -> None:
+        """Takes the resident tensors of `layer`.
+
+        Raises:
+            ArtifactError: if one of its matrices is in two families, or in one that is not made of columns.
+        """
         prefix = f"layers.{layer}."
-        self._layer = layer
-        self._spec = spec
-        self._q, self._k, self._v, self._o = (resident.matrix(f"{prefix}{name}_proj") for name in "qkvo")
+        self._layer, self._spec = layer, spec
+        self._families = [FAMILIES[name] for name in families if set(FAMILIES[name].roles) & set(ATTENTION_ROLES)]
+        on_flash = [piece for family in self._families for piece in slices(family.name, spec)]
+        if len({piece.role for piece in on_flash}) != len(on_flash) or any(p.axis != "column" for p in on_flash):
+            names = ", ".join(family.name for family in self._families)
+            raise ArtifactError(
+                f"the artifact keeps {names} on flash, expected each matrix of attention in one of them, as columns"
+            )
+        self._matrices = {
+            role: resident.matrix(prefix + role)
+            for role in resident_roles([family.name for family in self._families], spec)
+            if role in ATTENTION_ROLES
+        }
+        self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in ATTENTION_ROLES}
         self._q_norm, self._k_norm = (resident.optional_vector(f"{prefix}{name}_norm.weight") for name in "qk")
 
-    def apply(self, x_TN: np.ndarray, rotary: tuple[np.ndarray, np.ndarray] | None, cache: KvCache) -> np.ndarray:
+    def apply(
+        self, x_TN: np.ndarray, rotary: tuple[np.ndarray, np.ndarray] | None, cache: KvCache, blocks: Blocks
+    ) -> np.ndarray:
         """The attention's output for tokens at positions `cache.length` and on; their keys and values enter the cache.
 
         Args:
             x_TN: Input after the norm, float32 [T, hidden_size].
             rotary: cos and sin of these positions; None with learned positions.
             cache: All layers' cache; its `length` is the caller's to advance.
+            blocks: Gives the units of the families that hold its matrices.
 
         Returns:
             float32 [T, hidden_size].
         """
         start, stop = cache.length, cache.length + len(x_TN)
         keys, values = cache.keys[self._layer], cache.values[self._layer]
+        projected = self._project(("q_proj", "k_proj", "v_proj"), x_TN, blocks)
         with np.errstate(over="raise"):
             try:
-                keys[start:stop] = self._heads(self._k.apply(x_TN), self._k_norm, rotary)
-                values[start:stop] = self._heads(self._v.apply(x_TN), None, None)
+                keys[start:stop] = self._heads(projected["k_proj"], self._k_norm, rotary)
+                values[start:stop] = self._heads(projected["v_proj"], None, None)
             except FloatingPointError as error:
                 raise ColdpressError(
                     f"layer {self._layer}: a key or value is beyond 65504, the largest number of the fp16 KV cache; "
                     "this model cannot be run"
                 ) from error
-        queries = self._heads(self._q.apply(x_TN), self._q_norm, rotary)
+        queries = self._heads(projected["q_proj"], self._q_norm, rotary)
         if len(x_TN) == 1:
             mixed = attention.attend(queries[0], keys, values, stop, self._spec.sliding_window)
         else:
             mixed = attention.attend_prefill(queries, keys, values, stop, self._spec.sliding_window)
-        return self._o.apply(mixed.reshape(len(x_TN), -1))
+        return self._project(("o_proj",), mixed.reshape(len(x_TN), -1), blocks)["o_proj"]
+
+    def _project(self, roles: tuple[MatrixRole, ...], x_TN: np.ndarray, blocks: Blocks) -> dict[MatrixRole, np.ndarray]:
+        """Outputs of matrices that take the same input, biases added."""
+        found: dict[MatrixRole, np.ndarray] = {
+            role: self._matrices[role].apply(x_TN) for role in roles if role in self._matrices
+        }
+        for family in self._families:
+            wanted: list[MatrixRole] = [role for role in family.roles if role in roles]
+            if wanted:
+                sums = column_sums(self._layer, family, wanted, self._spec, x_TN, blocks)
+                found |= {role: self._with_bias(role, total) for role, total in sums.items()}
+        return found
+
+    def _with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
+        bias = self._biases[role]
+        return values if bias is None else values + bias
 
     def _heads(
         self, x: np.ndarray, norm: np.ndarray | None, rotary: tuple[np.ndarray, np.ndarray] | None

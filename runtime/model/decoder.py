@@ -1,6 +1,6 @@
 """One decoder for every supported architecture, driven by the manifest's ModelSpec. numpy and the kernels, no torch.
 
-`prefill` is dense: layer after layer, the MLPs' units streamed from flash in sequential blocks, each block used for a
+`prefill` is dense: layer after layer, the units streamed from flash in sequential blocks, each block used for a
 whole chunk of tokens. `decode` is sparse: per layer and family the selector picks units and the store brings them
 (design, section 5). Both run the same layers; only where a unit's bytes come from differs. Shape letters: T tokens,
 N hidden_size, V vocab_size.
@@ -15,12 +15,12 @@ import numpy as np
 from runtime.artifact.reader import Artifact
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
 from runtime.model.attention import Attention, KvCache, new_cache
+from runtime.model.blocks import Block, SlotBlock, StreamedBlock, Units, units_of
 from runtime.model.matrix import Resident
-from runtime.model.mlp import Block, Mlp, SlotBlock, StreamedBlock, Units, units_of
+from runtime.model.mlp import Mlp
 from runtime.model.selection import Selection
 from runtime.store import Store
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FamilyName
 from schemas.model import ModelSpec
 
 PREFILL_CHUNK_TOKENS = 256
@@ -61,11 +61,11 @@ class Decoder:
             selection: The selector of every layer and family, for decoding.
 
         Raises:
-            ArtifactError: if a file is damaged, or the families do not make an MLP.
+            ArtifactError: if a file is damaged, or the families do not make a layer.
         """
         self.spec: ModelSpec = artifact.manifest.model
         self._store, self._selection = store, selection
-        self._units: dict[FamilyName, Units] = {
+        self._units: dict[str, Units] = {
             entry.family: units_of(entry, self.spec) for entry in artifact.manifest.families
         }
         resident = Resident(artifact.resident, artifact.manifest.resident)
@@ -80,7 +80,7 @@ class Decoder:
     def _make_layer(self, layer: int, resident: Resident) -> _Layer:
         return _Layer(
             self._make_norm(f"layers.{layer}.input_layernorm", resident),
-            Attention(layer, self.spec, resident),
+            Attention(layer, self.spec, tuple(self._units), resident),
             self._make_norm(f"layers.{layer}.post_attention_layernorm", resident),
             Mlp(layer, self.spec, tuple(self._units), resident),
         )
@@ -153,7 +153,7 @@ class Decoder:
             rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
         blocks = self._selected if sparse else self._streamed
         for layer in self._layers:
-            x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, self._cache)
+            x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, self._cache, blocks)
             x_TN = x_TN + layer.mlp.apply(layer.mlp_norm.apply(x_TN), blocks)
         self._cache.length += len(tokens)
         return self._norm.apply(x_TN)
@@ -171,12 +171,12 @@ class Decoder:
                 f"{self._cache.context_length} are in use; begin with a longer context"
             )
 
-    def _streamed(self, layer: int, family: FamilyName, signal: np.ndarray) -> Iterator[Block]:
+    def _streamed(self, layer: int, family: str, signal: np.ndarray) -> Iterator[Block]:
         """All units, in flash order."""
         for ids, codes in self._store.stream(layer, family):
             yield StreamedBlock(ids, codes, self._units[family])
 
-    def _selected(self, layer: int, family: FamilyName, signal: np.ndarray) -> Iterable[Block]:
+    def _selected(self, layer: int, family: str, signal: np.ndarray) -> Iterable[Block]:
         """The units that the selector picks for this token."""
         ids = self._selection.select(layer, family, signal[0], self._store.cached(layer, family))
         memory = self._store.rows(family)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.families import FamilyName
+import schemas.families
 
-FAMILIES: tuple[FamilyName, ...] = ("neuron", "up_down", "mlp_in", "mlp_mid")
+FAMILIES: tuple[str, ...] = tuple(schemas.families.FAMILIES)
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 

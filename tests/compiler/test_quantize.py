@@ -10,7 +10,8 @@ from compiler.cost_model import resident_bytes
 from compiler.quantize import QuantizeConfig, _units, run
 from runtime._plugins import load, names
 from schemas.errors import CheckpointError, UnknownNameError
-from schemas.families import families_of, num_units, slice_length, slices
+from schemas.families import FAMILIES, families_of, num_units, slice_length, slices
+from schemas.model import role_shape
 from tests.support.records import hashed, tensor_shapes, tiny_model, tiny_sparsity, tiny_spec
 
 METHODS = ("dense", "relu", "predictor", "topk")
@@ -43,6 +44,42 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
                 assert np.array_equal(units[:, start : start + width], rounding.encode(expected)), (family, piece)
                 start += width
             assert units.shape == (num_units(family, spec), start)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "expert"])
+def test_every_family_holds_its_slices(tmp_path, family):
+    model = tiny_model(tmp_path / "model", tiny_spec(num_key_value_heads=1))
+    units = _units.encode_units(load("compiler.quantize", "rtn"), model, 1, family, "int8_group32")
+    encode = load("runtime.quantization", "int8_group32").encode
+    expected = []
+    for piece in FAMILIES[family].slices:
+        role = f"layers.1.{piece.role}.weight"
+        weight = hashed(role, *tensor_shapes(model.spec)[role]) * np.float32(0.25)
+        expected.append(encode(np.ascontiguousarray(weight if piece.axis == "row" else weight.T)))
+    np.testing.assert_array_equal(units, np.concatenate(expected, axis=1))
+    assert len(units) == num_units(family, model.spec)
+
+
+@pytest.mark.parametrize("family", ["neuron", "mlp_in", "expert"])
+def test_units_of_experts_follow_each_other(tmp_path, family):
+    spec = tiny_spec(num_experts=3)
+    roles = ("gate_proj", "up_proj", "down_proj")
+    weights = {
+        f"layers.0.experts.{expert}.{role}.weight": hashed(f"{expert}{role}", *role_shape(spec, f"{role}.weight"))
+        for expert in range(3)
+        for role in roles
+    }
+    model = tiny_model(tmp_path / "model", spec, **{role.replace(".", "__"): array for role, array in weights.items()})
+    units = _units.encode_units(load("compiler.quantize", "rtn"), model, 0, family, "fp16")
+    assert len(units) == num_units(family, spec) == {"neuron": 3 * 72, "mlp_in": 3 * 64, "expert": 3}[family]
+    last = [weights[f"layers.0.experts.2.{role}.weight"] for role in roles]
+    pieces = {
+        "neuron": [last[0][5], last[1][5], last[2][:, 5]],
+        "mlp_in": [last[0][:, 5], last[1][:, 5]],
+        "expert": [matrix.ravel() for matrix in last],
+    }[family]
+    unit = 2 if family == "expert" else 2 * (len(units) // 3) + 5
+    np.testing.assert_array_equal(units[unit].view(np.float16), np.concatenate(pieces).astype(np.float16))
 
 
 def test_blocks_and_chunks_change_no_byte(tmp_path, monkeypatch):

@@ -10,11 +10,10 @@ import pytest
 from compiler import ingest
 from compiler._io import Workspace
 from compiler.activity.forward import LayerStream, MlpHooks
-from compiler.architectures._common import role_shape
 from compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from compiler.ingest import IngestConfig
 from runtime._plugins import names
-from schemas.model import Model
+from schemas.model import Model, role_shape
 from tests.support.models import MODEL_TYPES, write_model
 
 ARCHITECTURES = names("compiler.architectures")

@@ -11,6 +11,7 @@ from runtime.model.decoder import Decoder
 from runtime.model.mlp import Mlp
 from runtime.model.selection import Selection
 from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
+from schemas.families import FAMILIES
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.data import data_folder
 from tests.support.hf import all_logits, greedy, load_hf, roles_of, spec_of
@@ -62,6 +63,26 @@ def test_parity_with_transformers(name, tmp_path):
     close(fill(session.decoder, token_ids, len(token_ids)), all_logits(model, token_ids), 2e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "families"),
+    [
+        ("llama", ("gate_down",)),
+        ("llama tied with biases", ("mlp_in", "mlp_mid", "attn_in", "attn_out")),
+        ("phi3", ("attn_in", "gate_down")),
+        ("qwen3", ("attn_in", "attn_out", "up_down")),
+        ("opt", ("attn_in", "attn_out", "mlp_mid")),
+    ],
+)
+def test_parity_of_every_family(name, families, tmp_path):
+    """Decoded from units of any families, the logits are transformers'."""
+    model_type, options = ARCHITECTURES[name]
+    model = load_hf(write_model(tmp_path / "model", model_type, num_hidden_layers=11, **options))
+    spec = spec_of(model.config)
+    recipe = Recipe(spec=spec, method="dense", families=families, context_length=80)
+    session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(model, spec)).path)
+    close(fill(session.decoder, TOKENS, 4), all_logits(model, TOKENS)[3:], 2e-3)
+
+
 @pytest.mark.needs_data
 @pytest.mark.parametrize("name", ["stories260k", "tinystories656k-relu", "tinystories-opt-0.9m"])
 def test_parity_on_trained_models(name, tmp_path):
@@ -82,10 +103,10 @@ def test_parity_on_trained_models(name, tmp_path):
 
 
 def masked(weights, chosen):
-    """The weights with every unit that is not chosen set to zero."""
+    """The weights with the columns of every unit that is not chosen set to zero."""
     result = dict(weights)
     for (layer, family), ids in chosen.items():
-        roles = ("gate_proj", "up_proj") if family == "mlp_in" else ("down_proj",)
+        roles = [piece.role for piece in FAMILIES[family].slices if piece.axis == "column"]
         for role in {f"layers.{layer}.{role}.weight" for role in roles} & weights.keys():
             result[role] = np.zeros_like(weights[role])
             result[role][:, ids] = weights[role][:, ids]
@@ -113,12 +134,24 @@ SPARSE_CASES = {
     "up_down, LayerNorm and biases": ("relu", {"norm": "layer_norm"}),
     "mlp_in and mlp_mid, LayerNorm and biases": ("topk", {"norm": "layer_norm", "hidden_act": "gelu_tanh"}),
 }
+ATTENTION = ("attn_in", "attn_out")
+LAYER_NORM = {"norm": "layer_norm", "hidden_act": "silu"}
+SPARSE_CASES |= {
+    "gate_down": ("dense", {"hidden_act": "silu"}, ("gate_down",)),
+    "gate_down, LayerNorm and biases": ("dense", LAYER_NORM, ("gate_down",)),
+    "attn_in": ("dense", {}, ("attn_in",)),
+    "attn_out, biases": ("dense", LAYER_NORM, ("attn_out",)),
+    "attention and neuron": ("dense", {}, ("neuron", *ATTENTION)),
+    "attention, inputs and mlp_mid, biases": ("dense", LAYER_NORM, ("mlp_in", "mlp_mid", *ATTENTION)),
+    "attention and mlp_in": ("dense", {"gated_mlp": False}, ("attn_in", "attn_out", "mlp_in")),
+}
 TOKENS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
 
 
 def recipe_of(name, **changes):
-    method, fields = SPARSE_CASES[name]
-    return Recipe(spec=small_spec(num_hidden_layers=3, **fields), method=method, **changes)
+    method, fields, *families = SPARSE_CASES[name]
+    spec = small_spec(num_hidden_layers=3, **fields)
+    return Recipe(spec=spec, method=method, families=families[0] if families else None, **changes)
 
 
 def draw(built, share, seed=7):
@@ -254,10 +287,14 @@ def test_an_empty_prompt_is_refused(session):
 
 
 def test_families_that_make_no_mlp_are_refused(relu_artifact):
-    with pytest.raises(ArtifactError, match="keeps neuron, mlp_mid on flash, a gated MLP runs from"):
+    with pytest.raises(ArtifactError, match="keeps neuron, mlp_mid on flash, expected families from which a gated"):
         Mlp(0, relu_artifact.recipe.spec, ("neuron", "mlp_mid"), None)
-    with pytest.raises(ArtifactError, match="keeps up_down on flash, an ungated MLP"):
-        Mlp(0, small_spec(gated_mlp=False), ("up_down",), None)
+    for families in (("up_down", "gate_down"), ("mlp_in", "up_down"), ("mlp_in", "neuron"), ("expert",)):
+        with pytest.raises(ArtifactError, match=f"keeps {', '.join(families)} on flash"):
+            Mlp(0, relu_artifact.recipe.spec, families, None)
+    for families in (("up_down",), ("gate_down",)):
+        with pytest.raises(ArtifactError, match=f"keeps {families[0]} on flash, .* an ungated MLP"):
+            Mlp(0, small_spec(gated_mlp=False), families, None)
 
 
 def test_keys_beyond_fp16_are_refused(tmp_path):

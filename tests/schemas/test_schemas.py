@@ -3,16 +3,16 @@
 import inspect
 import json
 import pkgutil
-from typing import get_args
 
 import jsonschema
 import pytest
 
 import schemas
+from runtime._plugins import names as plugin_names
 from schemas import _generate
 from schemas.__main__ import main
 from schemas.base import ArrayFile, Record
-from schemas.families import FamilyName, FormatName, num_units, slices
+from schemas.families import FAMILIES, num_units, slices
 from schemas.layout import SECTION_ALIGN_BYTES
 from schemas.manifest import (
     FEATURES,
@@ -129,17 +129,18 @@ def test_record_text_is_canonical(manifest):
 
 def test_the_specification_names_what_the_code_has():
     text = (_generate.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
-    names = [*get_args(FamilyName), *get_args(FormatName), *FEATURES, *Manifest.model_fields, *MLP_ROLES]
+    names = [*FAMILIES, *plugin_names("runtime.quantization"), *FEATURES, *Manifest.model_fields, *MLP_ROLES]
     names += [FLASH_FILE, RESIDENT_FILE, TABLES_FILE, PREDICTORS_FILE, str(SECTION_ALIGN_BYTES)]
     assert [name for name in names if name not in text] == []
     assert f"format {FORMAT_MAJOR}.{FORMAT_MINOR}" in text
 
 
-@pytest.mark.parametrize("family", get_args(FamilyName))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_specification_has_the_slices_of_each_family(family):
     text = (_generate.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
     row = next(line for line in text.splitlines() if line.startswith(f"| `{family}` |"))
     size, listed = (cell.strip() for cell in row.strip("|").split("|")[1:])
     spec = small_spec()
     assert listed == ", ".join(f"{piece.role} {piece.axis}" for piece in slices(family, spec))
-    assert getattr(spec, size.strip("`")) == num_units(family, spec)
+    sizes = {"`num_attention_heads` x `head_dim`": spec.num_attention_heads * spec.head_dim, "`num_experts`": 1}
+    assert num_units(family, spec) == (sizes[size] if size in sizes else getattr(spec, size.strip("`")))

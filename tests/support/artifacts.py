@@ -77,6 +77,8 @@ class Recipe:
 
     spec: ModelSpec = field(default_factory=small_spec)
     method: str = "relu"
+    families: tuple[str, ...] | None = None
+    """None for those of the method."""
     format: str = "fp16"
     cache: str = "lru"
     page_bytes: int = 4096
@@ -113,7 +115,7 @@ def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[st
     random = np.random.default_rng(recipe.seed)
     path.mkdir(parents=True)
     weights = random_weights(recipe.spec, random) if weights is None else weights
-    families = families_of(recipe.method, recipe.spec)  # pyright: ignore[reportArgumentType]
+    families = recipe.families or families_of(recipe.method, recipe.spec)
     units = {
         (layer, family): encode_units(weights, recipe, layer, family)
         for layer in range(recipe.spec.num_hidden_layers)

@@ -28,7 +28,7 @@ from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.base import ArrayFile
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.device import DeviceProfile, Figure, Flash, ReadPoint
-from schemas.families import FormatName, Method, families_of, num_units
+from schemas.families import FormatName, Method, families_of, num_units, resident_roles
 from schemas.layout import Layout
 from schemas.manifest import (
     FLASH_FILE,
@@ -39,7 +39,7 @@ from schemas.manifest import (
     Manifest,
 )
 from schemas.metrics import RunMetrics, Verification
-from schemas.model import Model, ModelSpec, SourceFile, TensorSource
+from schemas.model import Model, ModelSpec, SourceFile, TensorSource, role_shape
 from schemas.order import FamilyOrder, Order
 from schemas.package import Package
 from schemas.placement import LayerPlacement, Placement
@@ -93,21 +93,11 @@ def tiny_spec(**changes: Any) -> ModelSpec:
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Role -> shape of every tensor of a model without biases."""
-    hidden, kv = spec.hidden_size, spec.num_key_value_heads * spec.head_dim
-    queries = spec.num_attention_heads * spec.head_dim
+    hidden = spec.hidden_size
+    roles = [f"{role}.weight" for role in resident_roles((), spec)]
     layer = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "q_proj.weight": (queries, hidden),
-        "k_proj.weight": (kv, hidden),
-        "v_proj.weight": (kv, hidden),
-        "o_proj.weight": (hidden, queries),
-        "gate_proj.weight": (spec.intermediate_size, hidden),
-        "up_proj.weight": (spec.intermediate_size, hidden),
-        "down_proj.weight": (hidden, spec.intermediate_size),
+        role: role_shape(spec, role) for role in ("input_layernorm.weight", "post_attention_layernorm.weight", *roles)
     }
-    if not spec.gated_mlp:
-        del layer["gate_proj.weight"]
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (spec.vocab_size, hidden), "norm.weight": (hidden,)}
     if not spec.tie_word_embeddings:
         shapes["lm_head.weight"] = (spec.vocab_size, hidden)

@@ -1,0 +1,129 @@
+"""Blocks of units in memory: what the arithmetic of a layer works on, dense in the prefill and sparse when decoding.
+
+A block is some units of one family whose bytes are in memory; where they come from — a sequential pass over flash, or
+the store's slots — and which units they are is not decided here. Shape letters: T tokens, N values of a slice, K units
+of a block, M rows of a matrix.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from runtime import _plugins
+from runtime.kernels import matmul, rows
+from schemas.families import Family, FormatName, slice_length
+from schemas.manifest import FamilyFormat
+from schemas.model import MatrixRole, ModelSpec, role_shape
+
+
+@dataclass(frozen=True)
+class Units:
+    """A family's units: their format, and per role the slice's byte offset, byte count and number of values."""
+
+    format: FormatName
+    parts: Mapping[MatrixRole, tuple[int, int, int]]
+
+
+def units_of(family: FamilyFormat, spec: ModelSpec) -> Units:
+    """Where the slices lie inside a unit: one after another, each encoded on its own."""
+    nbytes = _plugins.load("runtime.quantization", family.format).nbytes
+    parts: dict[MatrixRole, tuple[int, int, int]] = {}
+    offset = 0
+    for piece in family.slices:
+        length = slice_length(piece, spec)
+        parts[piece.role] = (offset, nbytes(length), length)
+        offset += nbytes(length)
+    return Units(family.format, parts)
+
+
+class Block(Protocol):
+    """Some units in memory."""
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int32 [K], unit ids."""
+        ...
+
+    def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
+        """Each unit's slice times `x`: float32 [T, N] -> float32 [T, K]."""
+        ...
+
+    def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
+        """The units' slices, weighted and summed: float32 [T, K] -> float32 [T, N]."""
+        ...
+
+
+Blocks = Callable[[int, str, np.ndarray], Iterable[Block]]
+"""(layer, family, its signal float32 [T, n]) -> the blocks to compute with."""
+
+
+@dataclass(frozen=True)
+class StreamedBlock:
+    """Units as they follow each other on flash: `codes` uint8 [K, unit_bytes]. Any number of tokens."""
+
+    ids: np.ndarray
+    codes: np.ndarray
+    units: Units
+
+    def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
+        """See `Block`."""
+        offset, size, length = self.units.parts[role]
+        return matmul.matmul(self.codes[:, offset : offset + size], length, self.units.format, x_TN)
+
+    def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
+        """See `Block`."""
+        offset, size, length = self.units.parts[role]
+        return matmul.matmul_t(self.codes[:, offset : offset + size], length, self.units.format, c_TK)
+
+
+@dataclass(frozen=True)
+class SlotBlock:
+    """Units in the store's slots: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes]. One token."""
+
+    ids: np.ndarray
+    slots: np.ndarray
+    memory: np.ndarray
+    units: Units
+
+    def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
+        """See `Block`."""
+        offset, _, length = self.units.parts[role]
+        return rows.dot_rows(self.memory, self.slots, offset, length, self.units.format, x_TN[0])[None]
+
+    def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
+        """See `Block`."""
+        offset, _, length = self.units.parts[role]
+        return rows.axpy_rows(self.memory, self.slots, offset, length, self.units.format, c_TK[0])[None]
+
+
+def column_sums(
+    layer: int, family: Family, roles: Iterable[MatrixRole], spec: ModelSpec, x_TN: np.ndarray, blocks: Blocks
+) -> dict[MatrixRole, np.ndarray]:
+    """Products of matrices whose columns are the family's slices with `x`, whose entry i goes with unit i; no bias.
+
+    Args:
+        layer: Layer number.
+        family: Its units are columns of `roles`.
+        roles: Matrices [M, N] of one N.
+        spec: The model's shape.
+        x_TN: The family's signal, float32 [T, N].
+        blocks: Gives the units to add up.
+
+    Returns:
+        float32 [T, M] of each role.
+    """
+    sums: dict[MatrixRole, np.ndarray] = {
+        role: np.zeros((len(x_TN), role_shape(spec, f"{role}.weight")[0]), np.float32) for role in roles
+    }
+    for block in blocks(layer, family.name, x_TN):
+        chosen = np.ascontiguousarray(x_TN[:, block.ids])
+        for role, total in sums.items():
+            total += block.axpy(role, chosen)
+    return sums
+
+
+def streamed(blocks: Iterator[tuple[np.ndarray, np.ndarray]], units: Units) -> Iterator[StreamedBlock]:
+    """The store's sequential pass as blocks."""
+    return (StreamedBlock(ids, codes, units) for ids, codes in blocks)
