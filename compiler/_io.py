@@ -132,7 +132,24 @@ class Workspace:
 
     def once(self, key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> ArrayFile:
         """The array file `key`: the one an interrupted run of the same inputs left, else `make()` saved."""
-        return self.current(key) or save_arrays(self.path(key), make(), self.fingerprint)
+        return self.current(key) or self.save(key, make())
+
+    def record(self, key: str, kind: type[R], make: Callable[[], R]) -> R:
+        """The record beside the array file `key`: the one an interrupted run of the same inputs left, else `make()`.
+
+        `make` saves the array file, whose fingerprint then guards both: the record is written after it and goes first.
+        """
+        path = self.folder / f"{key}.json"
+        if path.exists() and self._is_current(self.path(key)):
+            return load_record(path, kind)
+        path.unlink(missing_ok=True)
+        made = make()
+        save_record(made, path)
+        return made
+
+    def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
+        """Writes the array file `key`."""
+        return save_arrays(self.path(key), arrays, self.fingerprint)
 
     def path(self, key: str) -> Path:
         """Where the array file `key` lies."""

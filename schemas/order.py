@@ -1,7 +1,6 @@
 """What `order` decides: for each layer and family, which unit lies at which place on flash.
 
-Arrays of an entry: `order` int32 [num_units], a permutation; order[position] is the unit id at that position. Beside it
-lie what the entry repeats: `heuristic` uint8, a name in ASCII, `gap_bytes` int64 and `gap_flash_s` float64 [num_gaps].
+Arrays of an entry: `order` int32 [num_units], a permutation; order[position] is the unit id at that position.
 """
 
 from pydantic import Field
@@ -15,7 +14,8 @@ class GapCost(Record):
 
     gap_bytes: Count
     flash_s_per_token: float = Field(ge=0)
-    """Modelled flash time of a token, for what the plan's cache misses of the last calibration tokens."""
+    """Modelled flash time of a token, in all layers of the group, for what the plan's cache misses of the last
+    calibration tokens."""
 
 
 class FamilyOrder(Record):

@@ -3,13 +3,20 @@
 Reads packed activation bits, which units `place` pinned, and the device's flash; returns a permutation per layer and
 family with the share of activations that find their flash neighbour active too, and the modelled flash time on the last
 calibration tokens for each collapse gap, from which `layout` takes the plan's. A family that is always used whole has
-nothing to gain and keeps the model's order.
+nothing to gain and keeps the model's order. Layers that lie together on flash (`sparsity.layers_per_group`, ActiveFlow
+3) share one permutation: their activity is counted together, and its cost is the sum over the layers.
+
+A heuristic is a file of this package, whole:
+
+    arrange(task: Task) -> Arranged    the order and whose it is; what is given and taken is in _task.py
+    COUNT_SQUARES: int                 squares of pair counts that it holds at a time at most, for `preflight`
 """
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -19,7 +26,8 @@ from compiler._cache_slots import planned_slots, section_of
 from compiler._io import Workspace, load_arrays
 from compiler.activity.packed_bits import adjacent_share
 from compiler.cost_model import unit_bytes
-from compiler.order._task import Problem
+from compiler.order import structural
+from compiler.order._task import Activity, Arranged, Demand, Task
 from runtime._plugins import load
 from schemas.activations import Activations, FamilyStatistics
 from schemas.base import PositiveCount, Record
@@ -32,7 +40,6 @@ from schemas.placement import Placement
 from schemas.sparsity import Sparsity
 
 LOG = logging.getLogger(__name__)
-WHOLE_FAMILY_HEURISTIC = "structural"
 
 
 class OrderConfig(Record):
@@ -63,27 +70,44 @@ def run(
     work: Workspace,
     threads: int = 1,
 ) -> Order:
-    """Orders the families of `layers`, `threads` of them side by side; each needs two counts per pair of units.
+    """Orders the families of `layers`, `threads` of them side by side; a group of layers is held at a time by each.
 
     Raises:
         UnknownNameError: if there is no such heuristic or cache policy.
-        ColdpressError: if a family that is used in part has no activation bits, or flash is no tier of the placement.
+        ColdpressError: if a family that is used in part has no activation bits, flash is no tier of the placement, or
+            `layers` cut a group.
     """
-    load("compiler.order", config.heuristic)
+    heuristic = load("compiler.order", config.heuristic)
     load("runtime.cache", config.cache)
     if "flash" not in placement.tiers:
         raise ColdpressError(f"the placement has tiers {', '.join(placement.tiers)} and no flash to order units on")
-    inputs = Inputs(config, model, activations, sparsity, placement, device)
-    wanted: list[tuple[int, FamilyName]] = [
-        (layer, densities.family) for layer in layers for densities in sparsity.densities
-    ]
+    inputs = OrderInputs(config, model, activations, sparsity, placement, device)
+    groups = groups_of(sparsity, model, layers)
+    wanted: list[tuple[range, FamilyName]] = [(group, family) for group in groups for family in sparsity.families]
     with ThreadPoolExecutor(threads) as pool:
-        done = [pool.submit(_order_family, inputs, layer, family, work) for layer, family in wanted]
+        done = [pool.submit(_order_family, inputs, heuristic, group, family, work) for group, family in wanted]
         return Order(entries=tuple(entry.result() for entry in done))
 
 
+def groups_of(sparsity: Sparsity, model: Model, layers: tuple[int, ...]) -> list[range]:
+    """The groups that `layers` are, in their order.
+
+    Raises:
+        ColdpressError: if they cut one.
+    """
+    groups = [group for group in sparsity.groups(model.spec.num_hidden_layers) if set(group) & set(layers)]
+    for group in groups:
+        missing = sorted(set(group) - set(layers))
+        if missing:
+            raise ColdpressError(
+                f"layers {group[0]} to {group[-1]} lie together on flash and share one order, this job has no layer "
+                f"{missing[0]}; set layers_per_job to a multiple of layers_per_group={sparsity.layers_per_group}"
+            )
+    return sorted(groups, key=lambda group: min(map(layers.index, group)))
+
+
 @dataclass(frozen=True)
-class Inputs:
+class OrderInputs:
     """The stage's settings and records."""
 
     config: OrderConfig
@@ -107,69 +131,83 @@ class Inputs:
         return {(entry.layer, entry.family): count for entry, count in zip(entries, counts, strict=True)}
 
     def unit_bytes(self, family: FamilyName) -> int:
-        """Bytes of one unit."""
+        """Bytes of one layer's part of a unit."""
         return unit_bytes(family, self.model.spec, self.sparsity.format)
 
-    def problem(self, layer: int, family: FamilyName, bits: np.ndarray, num_tokens: int) -> Problem:
-        """What a heuristic gets to know of one family of one layer."""
-        name = f"{layer}.{family}"
-        tiers = load_arrays(self.placement.arrays, name)[name]
-        bits, num_tokens = _thinned(bits, num_tokens, self.config.max_tokens or num_tokens)
-        return Problem(
-            bits=bits,
-            num_tokens=num_tokens,
-            pinned=tiers != self.placement.tiers.index("flash"),
+    def pinned(self, group: range, family: FamilyName) -> np.ndarray:
+        """bool [num_layers, num_units]: the units that each layer of a group keeps in DRAM."""
+        names = [f"{layer}.{family}" for layer in group]
+        tiers = load_arrays(self.placement.arrays, *names)
+        return np.stack([tiers[name] for name in names]) != self.placement.tiers.index("flash")
+
+    def task(self, group: range, family: FamilyName, activity: Activity) -> Task:
+        """What a heuristic gets to know of one family of a group."""
+        demand = Demand(
+            activity=thinned(activity, self.config.max_tokens or activity.num_tokens),
+            pinned=self.pinned(group, family),
             cache=self.config.cache,
-            cache_slots=self.slots[layer, family],
-            unit_bytes=self.unit_bytes(family),
-            flash=self.device.flash,
+            cache_slots=tuple(self.slots[layer, family] for layer in group),
             search_tokens=self.config.search_tokens,
-            seed=self.config.seed + layer,
+        )
+        return Task(demand, self.unit_bytes(family), self.device.flash, self.config.seed + group[0])
+
+    def activity(self, group: range, family: FamilyName) -> Activity:
+        """The layers' bits side by side; all units on one token, where they are always used whole and none has bits.
+
+        Raises:
+            ColdpressError: if a layer that is used in part has none.
+        """
+        found = [_statistics(self.activations, layer, family) for layer in group]
+        for layer, statistics in zip(group, found, strict=True):
+            if statistics is None or (statistics.density is None and self.sparsity.density(family, layer) < 1):
+                raise ColdpressError(
+                    f"layer {layer}: no activation bits of family {family}; "
+                    "run recalibrate at the densities that allocate chose"
+                )
+        counted = any(statistics and statistics.density is not None for statistics in found)
+        num_tokens = self.activations.num_tokens if counted else 1
+        bits = [_bits(statistics, num_tokens) for statistics in found if statistics]
+        return Activity(
+            bits=bits[0] if len(bits) == 1 else np.concatenate(bits, axis=1),
+            num_tokens=num_tokens,
+            num_layers=len(group),
             gpu=self.config.counting == "gpu",
         )
 
-
-def _thinned(bits: np.ndarray, num_tokens: int, max_tokens: int) -> tuple[np.ndarray, int]:
-    """At most `max_tokens` tokens, in groups of eight that are evenly spread; all where there are no more."""
-    if num_tokens <= max_tokens:
-        return bits, num_tokens
-    step = -(-num_tokens // max(8, max_tokens))
-    kept = np.ascontiguousarray(bits[:, : num_tokens // 8 : step])
-    return kept, 8 * kept.shape[1]
+    def is_whole(self, group: range, family: FamilyName) -> bool:
+        """Whether every layer of a group uses all units on every token."""
+        return all(self.sparsity.density(family, layer) >= 1 for layer in group)
 
 
-def _order_family(inputs: Inputs, layer: int, family: FamilyName, work: Workspace) -> FamilyOrder:
-    statistics = _statistics(inputs.activations, layer, family)
-    whole = inputs.sparsity.density(family, layer) >= 1
-    if statistics is None or (statistics.density is None and not whole):
-        raise ColdpressError(
-            f"layer {layer}: no activation bits of family {family}; "
-            "run recalibrate at the densities that allocate chose"
-        )
-    if whole:
-        LOG.info("order: layer %d %s is always used whole and keeps the model's order", layer, family)
-    if statistics.density is None:
-        bits, num_tokens = np.full((statistics.num_units, 1), 1, np.uint8), 1  # every unit, on one token
-    else:
-        bits, num_tokens = load_arrays(statistics.arrays, "bits")["bits"], inputs.activations.num_tokens
-    heuristic = WHOLE_FAMILY_HEURISTIC if whole else inputs.config.heuristic
-    problem = inputs.problem(layer, family, bits, num_tokens)
-    arrays = work.once(f"{layer}.{family}", lambda: _arrays(problem, heuristic))
-    found = load_arrays(arrays)
-    entry = FamilyOrder(
-        layer=layer,
-        family=family,
-        heuristic=bytes(found["heuristic"]).decode(),
-        arrays=arrays,
-        adjacent_coactivation=adjacent_share(bits[found["order"]]),
-        gap_costs=tuple(
-            GapCost(gap_bytes=gap_bytes, flash_s_per_token=seconds)
-            for gap_bytes, seconds in zip(found["gap_bytes"].tolist(), found["gap_flash_s"].tolist(), strict=True)
-        ),
-    )
+def _bits(statistics: FamilyStatistics, num_tokens: int) -> np.ndarray:
+    """Packed activations; ones where a layer that is always used whole has none."""
+    if statistics.density is not None:
+        return load_arrays(statistics.arrays, "bits")["bits"]
+    whole = np.packbits(np.ones(num_tokens, bool), bitorder="little")
+    return np.repeat(whole[None], statistics.num_units, axis=0)
+
+
+def thinned(activity: Activity, max_tokens: int) -> Activity:
+    """At most `max_tokens` tokens, in runs of eight that are evenly spread; all where there are no more."""
+    if activity.num_tokens <= max_tokens:
+        return activity
+    step = -(-activity.num_tokens // max(8, max_tokens))
+    kept = np.ascontiguousarray(activity.by_layer[:, :, : activity.num_tokens // 8 : step])
+    return replace(activity, bits=kept.reshape(len(kept), -1), num_tokens=8 * kept.shape[2])
+
+
+def _order_family(
+    inputs: OrderInputs, heuristic: ModuleType, group: range, family: FamilyName, work: Workspace
+) -> FamilyOrder:
+    """The entry of a group: the one that an interrupted run of the same inputs left, or a new one."""
+    name, chosen = f"{group[0]}.{family}", heuristic
+    if inputs.is_whole(group, family):
+        chosen = structural
+        LOG.info("order: %s %s is always used whole and keeps the model's order", _where(group), family)
+    entry = work.record(name, FamilyOrder, lambda: _arrange(inputs, chosen, group, family, work))
     LOG.info(
-        "order: layer %d %s by %s, %.1f %% of activations beside another, %.3g ms of flash per token",
-        layer,
+        "order: %s %s by %s, %.1f %% of activations beside another, %.3g ms of flash per token",
+        _where(group),
         family,
         entry.heuristic,
         100 * entry.adjacent_coactivation,
@@ -178,17 +216,26 @@ def _order_family(inputs: Inputs, layer: int, family: FamilyName, work: Workspac
     return entry
 
 
-def _arrays(problem: Problem, heuristic: str) -> dict[str, np.ndarray]:
-    """What one family's file keeps: the order, whose it is, and what it costs (schemas/order.py)."""
-    plugin = load("compiler.order", heuristic)
-    chosen, order = plugin.choose(problem) if hasattr(plugin, "choose") else (heuristic, plugin.arrange(problem))
-    judged = problem.judge_gaps(order)
-    return {
-        "order": order,
-        "heuristic": np.frombuffer(chosen.encode(), np.uint8),
-        "gap_bytes": np.array([cost.gap_bytes for cost in judged], np.int64),
-        "gap_flash_s": np.array([cost.seconds for cost in judged]),
-    }
+def _arrange(
+    inputs: OrderInputs, heuristic: ModuleType, group: range, family: FamilyName, work: Workspace
+) -> FamilyOrder:
+    activity = inputs.activity(group, family)
+    task = inputs.task(group, family, activity)
+    arranged: Arranged = heuristic.arrange(task)
+    costs = task.judge_gaps(arranged.order)
+    return FamilyOrder(
+        layer=group[0],
+        num_layers=len(group),
+        family=family,
+        heuristic=arranged.heuristic,
+        arrays=work.save(f"{group[0]}.{family}", {"order": arranged.order}),
+        adjacent_coactivation=adjacent_share(activity.bits[arranged.order]),
+        gap_costs=tuple(GapCost(gap_bytes=cost.gap_bytes, flash_s_per_token=cost.seconds) for cost in costs),
+    )
+
+
+def _where(group: range) -> str:
+    return f"layer {group[0]}" if len(group) == 1 else f"layers {group[0]} to {group[-1]}"
 
 
 def _statistics(activations: Activations, layer: int, family: FamilyName) -> FamilyStatistics | None:

@@ -12,42 +12,39 @@ none is left where a layer is read within one latency or the bytes that are need
 import numpy as np
 
 from compiler.order import collapse, frequency, misses, ripple
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
 
+COUNT_SQUARES = 3
+"""Of the tokens to fit on, of what the cache misses of them, and of all tokens."""
 LEAST_JUDGED_TOKENS = 64
 MARGIN = 0.02
 """Share of ripple's seconds that another order must save on the tokens at the end: what another text may take back."""
 
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The order on flash, int32 [num_units]."""
-    return choose(problem)[1]
-
-
-def choose(problem: Problem) -> tuple[str, np.ndarray]:
-    """The name of the winner, and its order int32 [num_units].
+def arrange(task: Task) -> Arranged:
+    """The winner's order.
 
     Ripple's without a contest where there are too few tokens to judge by, or where no order at all could beat it by
     MARGIN: a layer that is read within one latency, or whose needed bytes take all the time.
     """
-    if problem.num_judged >= LEAST_JUDGED_TOKENS:
-        to_beat = (1 - MARGIN) * problem.judge(ripple.arrange(problem.fitting)).seconds
-        if problem.least_seconds < to_beat:
-            rivals = _rivals(problem)
-            seconds = {name: problem.judge(order).seconds for name, order in rivals.items()}
+    if task.demand.num_judged >= LEAST_JUDGED_TOKENS:
+        to_beat = (1 - MARGIN) * task.judge(ripple.arrange(task.fitting).order).seconds
+        if task.least_seconds < to_beat:
+            rivals = _rivals(task)
+            seconds = {name: task.judge(order).seconds for name, order in rivals.items()}
             winner = min(seconds, key=lambda name: seconds[name])
             if seconds[winner] <= to_beat:
-                return winner, rivals[winner]
-    return "ripple", ripple.arrange(problem)
+                return Arranged(rivals[winner], winner)
+    return ripple.arrange(task)
 
 
-def _rivals(problem: Problem) -> dict[str, np.ndarray]:
+def _rivals(task: Task) -> dict[str, np.ndarray]:
     """Orders made without the tokens at the end, which only say how dear a gap is."""
-    fitting = problem.fitting
-    start = misses.arrange(fitting)
-    gap_bytes = problem.judge(start).gap_bytes
+    fitting = task.fitting
+    start = misses.arrange(fitting).order
+    gap_bytes = task.judge(start).gap_bytes
     return {
-        "frequency": frequency.arrange(fitting),
+        "frequency": frequency.arrange(fitting).order,
         "misses": start,
-        "collapse": collapse.refine(fitting.missed, start, collapse.gap_cost(problem, gap_bytes)),
+        "collapse": collapse.refine(fitting, start, collapse.gap_cost(task, gap_bytes)),
     }

@@ -8,12 +8,14 @@ taken already. Bundles follow each other by id. tests/benchmarks/order.py also c
 import numpy as np
 
 from compiler._compiled import compiled
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
+
+COUNT_SQUARES = 1
 
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The order on flash, int32 [num_units], of all units, pinned or not."""
-    friends = closest_friends(problem.counts)
+def arrange(task: Task) -> Arranged:
+    """The order on flash of all units, pinned or not."""
+    friends = closest_friends(task.activity.counts)
     order: list[int] = []
     placed = np.zeros(friends.size, bool)
     for unit, friend in enumerate(friends.tolist()):
@@ -21,7 +23,7 @@ def arrange(problem: Problem) -> np.ndarray:
             if not placed[member]:
                 placed[member] = True
                 order.append(member)
-    return np.array(order, np.int32)
+    return Arranged(np.array(order, np.int32), "closest_friend")
 
 
 def closest_friends(counts: np.ndarray) -> np.ndarray:

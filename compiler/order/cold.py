@@ -1,14 +1,15 @@
 """Algorithm 1 (order/ripple.py) over the units that are left on flash; pinned ones lie behind them.
 
-Published, it orders all units. The hottest are then in DRAM and leave holes in the middle of every link.
+Published, it orders all units. The hottest are then in DRAM and leave holes in the middle of every link. In a group of
+layers a unit counts as pinned where all layers pin it.
 """
 
-import numpy as np
-
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
 from compiler.order.ripple import join_links
 
+COUNT_SQUARES = 1
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The order on flash, int32 [num_units]; pinned units last, by id."""
-    return problem.with_pinned_last(join_links(problem.counts, problem.left_on_flash))
+
+def arrange(task: Task) -> Arranged:
+    """The order on flash; pinned units last, by id."""
+    return Arranged(task.with_pinned_last(join_links(task.activity.counts, task.demand.left_on_flash)), "cold")

@@ -17,33 +17,38 @@ from compiler.order import misses
 from compiler.order._coactivation import to_words
 from compiler.order._friends import nearest_friends
 from compiler.order._local_search import improve
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
 
+COUNT_SQUARES = 1
 NUM_FRIENDS = 8
 
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The order on flash, int32 [num_units]; pinned units last, by id."""
-    start = misses.arrange(problem)
-    return refine(problem.missed, start, gap_cost(problem, problem.judge(start).gap_bytes))
+def arrange(task: Task) -> Arranged:
+    """The order on flash; pinned units last, by id."""
+    start = misses.arrange(task).order
+    return Arranged(refine(task, start, gap_cost(task, task.judge(start).gap_bytes)), "collapse")
 
 
-def gap_cost(problem: Problem, gap_bytes: int) -> float:
-    """Cost of one unit read for nothing, in reads, where `gap_bytes` is the best gap; at most 1."""
-    page_bytes = problem.flash.page_bytes.value
-    rounding = page_bytes if problem.unit_bytes % page_bytes else 0
-    return min(1.0, problem.unit_bytes / max(1, gap_bytes + rounding))
+def gap_cost(task: Task, gap_bytes: int) -> float:
+    """Cost of one unit read for nothing, as a share of what two neighbours save, where `gap_bytes` is the best gap.
+
+    At most 1. Neighbours save a whole read, but for the parts of other layers that lie between them in a group.
+    """
+    page_bytes = task.flash.page_bytes.value
+    rounding = page_bytes if task.unit_bytes % page_bytes else 0
+    between = task.stride_bytes - task.unit_bytes
+    return min(1.0, task.stride_bytes / max(1, gap_bytes + rounding - between))
 
 
-def refine(problem: Problem, start: np.ndarray, gap_cost: float) -> np.ndarray:
-    """A better order than `start`, whose pinned units lie last; int32 [num_units]."""
-    units = problem.left_on_flash
+def refine(task: Task, start: np.ndarray, gap_cost: float) -> np.ndarray:
+    """A better order than `start`, whose pinned units lie last, for what the cache misses; int32 [num_units]."""
+    units, missed = task.demand.left_on_flash, task.demand.missed
     if units.size < 3:
         return start
-    friends = nearest_friends(problem.counts, problem.totals, units, min(NUM_FRIENDS, units.size - 1))
-    place_of = np.empty(len(problem.bits), np.int64)
+    friends = nearest_friends(missed.counts, missed.totals, units, min(NUM_FRIENDS, units.size - 1))
+    place_of = np.empty(task.num_units, np.int64)
     place_of[units] = np.arange(units.size)
     order = place_of[start[: units.size]]
-    visits = np.random.default_rng(problem.seed).permutation(units.size)
-    improve(to_words(problem.bits[units]), order, friends, gap_cost, visits)
-    return problem.with_pinned_last(units[order])
+    visits = np.random.default_rng(task.seed).permutation(units.size)
+    improve(to_words(missed.bits[units]), order, friends, gap_cost, visits)
+    return task.with_pinned_last(units[order])

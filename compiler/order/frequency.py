@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
+
+COUNT_SQUARES = 0
 
 
-def arrange(problem: Problem) -> np.ndarray:
-    """Unit ids by falling activation count, int32 [num_units]."""
-    return np.argsort(-problem.totals, kind="stable").astype(np.int32)
+def arrange(task: Task) -> Arranged:
+    """Unit ids by falling activation count."""
+    return Arranged(np.argsort(-task.activity.totals, kind="stable").astype(np.int32), "frequency")

@@ -3,13 +3,15 @@
 Plain counts chain hot units with hot units, whatever else they do; normalised ones let cold units of one topic meet.
 """
 
-import numpy as np
-
 from compiler.order._pair_weights import jaccard
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
 from compiler.order.ripple import join_links
 
+COUNT_SQUARES = 2
+"""The weights beside the counts."""
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The order on flash, int32 [num_units]; pinned units last, by id."""
-    return problem.with_pinned_last(join_links(jaccard(problem.counts, problem.totals), problem.left_on_flash))
+
+def arrange(task: Task) -> Arranged:
+    """The order on flash; pinned units last, by id."""
+    weights = jaccard(task.activity.counts, task.activity.totals)
+    return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "jaccard")

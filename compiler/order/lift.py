@@ -3,14 +3,15 @@
 Lift favours the rarest pairs, whose few common tokens may be chance; it is the other end of what Jaccard is between.
 """
 
-import numpy as np
-
 from compiler.order._pair_weights import lift
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
 from compiler.order.ripple import join_links
 
+COUNT_SQUARES = 2
+"""The weights beside the counts."""
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The order on flash, int32 [num_units]; pinned units last, by id."""
-    weights = lift(problem.counts, problem.totals, problem.num_tokens)
-    return problem.with_pinned_last(join_links(weights, problem.left_on_flash))
+
+def arrange(task: Task) -> Arranged:
+    """The order on flash; pinned units last, by id."""
+    weights = lift(task.activity.counts, task.activity.totals, task.activity.num_columns)
+    return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "lift")

@@ -5,12 +5,13 @@ where the cache answers for most activations, as at the densities of top-k metho
 of them where few units are active (EXPERIMENTS.md).
 """
 
-import numpy as np
+from compiler.order._task import Arranged, Task
+from compiler.order.ripple import join_links
 
-from compiler.order import cold
-from compiler.order._task import Problem
+COUNT_SQUARES = 1
 
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The order on flash, int32 [num_units]; pinned units last, by id."""
-    return cold.arrange(problem.missed)
+def arrange(task: Task) -> Arranged:
+    """The order on flash; pinned units last, by id."""
+    found = join_links(task.demand.missed.counts, task.demand.left_on_flash)
+    return Arranged(task.with_pinned_last(found), "misses")

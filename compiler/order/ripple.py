@@ -11,15 +11,16 @@ link never matters again, pairs are sorted in runs of falling count, each among 
 import numpy as np
 
 from compiler._compiled import compiled
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
 
+COUNT_SQUARES = 1
 RUN_PAIRS = 1 << 23
 """Pairs sorted at a time: 8 bytes each."""
 
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The order of all units on flash, pinned or not, as published; int32 [num_units]: unit ids by position."""
-    return join_links(problem.counts)
+def arrange(task: Task) -> Arranged:
+    """The order of all units on flash, pinned or not, as published."""
+    return Arranged(join_links(task.activity.counts), "ripple")
 
 
 def join_links(counts: np.ndarray, units: np.ndarray | None = None, run_pairs: int = RUN_PAIRS) -> np.ndarray:

@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from compiler.order._task import Problem
+from compiler.order._task import Arranged, Task
+
+COUNT_SQUARES = 0
 
 
-def arrange(problem: Problem) -> np.ndarray:
-    """The identity, int32 [num_units]."""
-    return np.arange(len(problem.bits), dtype=np.int32)
+def arrange(task: Task) -> Arranged:
+    """The identity."""
+    return Arranged(np.arange(task.num_units, dtype=np.int32), "structural")

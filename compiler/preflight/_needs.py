@@ -7,8 +7,8 @@ calibration tokens, and U units of the method's families in a layer:
                   blocks that run, bits U T / 8 twice
     predict       T (6 H + 2 F), the deciding matrix twice, the largest predictor with its moments, scores of a batch
     place         a record per unit, and what each token that is replayed uses
-    order         counts of pairs 2 F^2 (4 F^2 from 65,536 tokens on), three times where heuristics compete, and one
-                  run of sorted pairs
+    order         counts of pairs 2 F^2 (4 F^2 from 65,536 tokens on) as often as the heuristic says, and one run of
+                  sorted pairs
     quantize      the largest matrix in float32 and a layer's codes, or twice the codes of what layers share
     package       twice the largest section or tensor
     verify        the DRAM budget, a layer's weights or a part of the head, one block's logits in float64
@@ -42,9 +42,6 @@ PREDICTOR_PARAMETER_SHARE = 0.1
 """Predictors have at most this share of the model's parameters (compiler/allocate)."""
 DISTILL_BYTES_PER_PARAMETER = 34
 """Teacher, student, two moments and gradients in float32, and the activations of some blocks."""
-COUNTS_HELD = {"jaccard": 2, "lift": 2, "auto": 3}
-"""Squares of pair counts that heuristics of `order` hold: weights beside them, or those of all tokens, of the tokens to
-fit on, and of their cache misses. One for any other heuristic."""
 LOGIT_BYTES = 32
 """Per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 REPLAYED_TOKENS, REPLAYED_LAYERS = 768, 4
@@ -176,7 +173,7 @@ def _place_ram(build: Build) -> int:
 
 def _order_ram(build: Build) -> int:
     units = max(num_units(family, build.model.spec) for family in build.families)
-    counts = (2 if build.num_tokens < 1 << 16 else 4) * units**2 * COUNTS_HELD.get(build.order, 1)
+    counts = (2 if build.num_tokens < 1 << 16 else 4) * units**2 * load("compiler.order", build.order).COUNT_SQUARES
     return PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + build.num_tokens * units // 4
 
 

@@ -28,11 +28,11 @@ from compiler.cost_model import unit_bytes
 from compiler.order import auto, ripple
 from compiler.order._coactivation import dense_pair_counts, sparse_pair_counts
 from compiler.order._seconds import least_seconds, modelled
-from compiler.order._task import Problem
+from compiler.order._task import Activity, Arranged, Demand, Task
 from compiler.order.closest_friend import closest_friends
 from compiler.profiles import load_device
 from runtime._plugins import load
-from schemas.device import DeviceProfile, Flash
+from schemas.device import DeviceProfile
 from schemas.families import FormatName
 from tests.benchmarks._order_sources import AS_A_7B, Source, Text, planted_sources, real_sources
 from tests.benchmarks._report import finish, show
@@ -92,60 +92,41 @@ class Fitted:
     gap_bytes: int
 
 
-def problem_of(source: Source, text: Text, flash: Flash, size_bytes: int) -> Problem:
-    """The stage's problem for a text, with what the fitted text pins."""
+def demand_of(source: Source, text: Text) -> Demand:
+    """What flash is read for on a text, with what the fitted text pins; the same for any device."""
     num_units = len(source.fit.bits)
-    activations = population(source.fit.bits)
-    pinned = np.zeros(num_units, bool)
-    pinned[np.argsort(-activations, kind="stable")[: round(PINNED_SHARE * num_units)]] = True
-    return Problem(
-        bits=text.bits,
-        num_tokens=text.num_tokens,
+    pinned = np.zeros((1, num_units), bool)
+    pinned[0, np.argsort(-population(source.fit.bits), kind="stable")[: round(PINNED_SHARE * num_units)]] = True
+    return Demand(
+        activity=Activity(text.bits, text.num_tokens, threads=CORES),
         pinned=pinned,
         cache="lru",
-        cache_slots=round(CACHED_SHARE * num_units),
-        unit_bytes=size_bytes,
-        flash=flash,
+        cache_slots=(round(CACHED_SHARE * num_units),),
         search_tokens=4096,
-        threads=CORES,
     )
-
-
-def on_flash(problem: Problem, flash: Flash, size_bytes: int) -> Problem:
-    """The same problem on another device; what was found without looking at it is kept."""
-    found = replace(problem, flash=flash, unit_bytes=size_bytes)
-    for name in ("counts", "totals", "judged_reads"):
-        if name in problem.__dict__:
-            found.__dict__[name] = problem.__dict__[name]
-    for name in ("fitting", "missed"):
-        if name in problem.__dict__:
-            found.__dict__[name] = on_flash(problem.__dict__[name], flash, size_bytes)
-    return found
 
 
 def rows_of(source: Source) -> Iterator[Row]:
     """All orders on all devices, formats and texts."""
     devices = [load_device(ROOT / "profiles" / "devices" / f"{name}.yaml") for name in DEVICES]
-    base = problem_of(source, source.fit, devices[0].flash, 1)
-    # found once, for all devices
-    _ = base.counts, base.judged_reads, base.missed.counts, base.fitting.counts, base.fitting.missed.counts
-    fixed = {name: load("compiler.order", name).arrange(base) for name in BASELINES}
-    later = {name: later_reads(source, text, devices[0].flash) for name, text in source.tests.items()}
+    demand = demand_of(source, source.fit)  # counts once what all devices share
+    base = Task(demand, 1, devices[0].flash)
+    fixed = {name: load("compiler.order", name).arrange(base).order for name in BASELINES}
+    later = {name: later_reads(source, text) for name, text in source.tests.items()}
     for device in devices:
         for format_name in FORMATS:
-            problem = on_flash(base, device.flash, unit_bytes(source.family, source.spec, format_name))
-            orders = {name: (name, order) for name, order in fixed.items()}
-            orders |= {"collapse": ("collapse", load("compiler.order", "collapse").arrange(problem))}
-            orders |= {"auto": auto.choose(problem)}
-            for name, (chosen, order) in orders.items():
-                fitted = Fitted(name, chosen, order, problem.judge(order).gap_bytes)
+            task = Task(demand, unit_bytes(source.family, source.spec, format_name), device.flash)
+            orders = {name: Arranged(order, name) for name, order in fixed.items()}
+            orders |= {name: load("compiler.order", name).arrange(task) for name in DEPENDS_ON_FLASH}
+            for name, (order, chosen) in orders.items():
+                fitted = Fitted(name, chosen, order, task.judge(order).gap_bytes)
                 for text, reads in later.items():
                     yield row_of(source, device, format_name, fitted, text, reads)
 
 
-def later_reads(source: Source, text: Text, flash: Flash) -> Text:
+def later_reads(source: Source, text: Text) -> Text:
     """What flash is read for in the second half of a text; the cache is warmed up on the first."""
-    reads = problem_of(source, text, flash, 1).missed.bits
+    reads = demand_of(source, text).missed.bits
     half = text.num_tokens // 16
     return Text(np.ascontiguousarray(reads[:, half:]), text.num_tokens - 8 * half)
 
@@ -184,12 +165,11 @@ def friend_bundles(source: Source) -> list[object]:
     Per text, bundles read for each unit that is needed: 1 if no friend ever helps, 0.5 if every one does, at twice the
     bytes each. And the units whose friend is in DRAM already.
     """
-    flash = load_device(ROOT / "profiles" / "devices" / f"{DEVICES[0]}.yaml").flash
-    problem = problem_of(source, source.fit, flash, 1)
-    friends = closest_friends(problem.counts)
+    demand = demand_of(source, source.fit)
+    friends = closest_friends(demand.activity.counts)
     found: list[object] = [f"{source.model} {source.family} {source.density}"]
     for text in source.tests.values():
-        reads = later_reads(source, text, flash)
+        reads = later_reads(source, text)
         bundles = needed = 0
         for active in np.unpackbits(reads.bits, axis=1, bitorder="little").T:
             loaded = np.zeros(friends.size, bool)
@@ -199,7 +179,7 @@ def friend_bundles(source: Source) -> list[object]:
                     bundles += 1
                 needed += 1
         found.append(bundles / needed if needed else 0.0)
-    return [*found, float(problem.pinned[friends].mean())]
+    return [*found, float(demand.pinned[0, friends].mean())]
 
 
 def gains(rows: list[Row], order: str, key: str = "ms") -> dict[tuple[str, ...], float]:
@@ -208,14 +188,16 @@ def gains(rows: list[Row], order: str, key: str = "ms") -> dict[tuple[str, ...],
     return {row.case: ripples[row.case] / row.ms if row.ms else 1.0 for row in rows if row.order == order}
 
 
-def compile_loops(problem: Problem) -> None:
+def compile_loops(task: Task) -> None:
     """Calls on some of the units whatever an order may need: a process compiles once, not once per layer."""
-    few = replace(problem, bits=problem.bits[:2048], pinned=problem.pinned[:2048], cache_slots=512)
-    for bits in (few.bits, few.missed.bits):
-        dense_pair_counts(bits, few.num_tokens)
-        sparse_pair_counts(bits, few.num_tokens)
+    demand, units = task.demand, 2048
+    activity = replace(demand.activity, bits=demand.activity.bits[:units])
+    few = replace(demand, activity=activity, pinned=demand.pinned[:, :units], cache_slots=(512,))
+    for found in (few.activity, few.missed):
+        dense_pair_counts(found.bits, found.num_tokens)
+        sparse_pair_counts(found.bits, found.num_tokens)
     for name in ("ripple", "collapse", "auto"):
-        load("compiler.order", name).arrange(few)
+        load("compiler.order", name).arrange(replace(task, demand=few))
 
 
 def layer_times(seed: int) -> dict[str, float]:
@@ -223,12 +205,14 @@ def layer_times(seed: int) -> dict[str, float]:
     flash = load_device(ROOT / "profiles" / "devices" / f"{DEVICES[0]}.yaml").flash
     source = next(found for found in planted_sources() if found.density == "10%")
     size_bytes = unit_bytes(source.family, source.spec, "int4_group32")
-    problem = replace(problem_of(source, source.fit, flash, size_bytes), threads=1, seed=seed)
-    compile_loops(problem)
+    demand = demand_of(source, source.fit)
+    demand = replace(demand, activity=replace(demand.activity, threads=1))
+    task = Task(demand, size_bytes, flash, seed)
+    compile_loops(task)
     work: dict[str, Callable[[], Any]] = {
-        "counting": lambda: (problem.counts, problem.fitting.counts),
-        "ripple": lambda: ripple.arrange(problem),
-        "ours": lambda: auto.choose(problem),
+        "counting": lambda: (demand.activity.counts, demand.fitting.activity.counts),
+        "ripple": lambda: ripple.arrange(task),
+        "ours": lambda: auto.arrange(task),
     }
     found = {}
     for name, what in work.items():

@@ -8,7 +8,7 @@ import pytest
 
 from compiler._io import Workspace, load_arrays
 from compiler.activity.packed_bits import adjacent_share
-from compiler.order import OrderConfig
+from compiler.order import OrderConfig, auto
 from compiler.order import run as run_stage
 from compiler.order.ripple import arrange
 from schemas.activations import Activations
@@ -21,8 +21,8 @@ from tests.support.statistics import (
     model_of,
     pack,
     placement_of,
-    problem_of,
     sparsity_of,
+    task_of,
     topical,
     workspace,
 )
@@ -61,7 +61,7 @@ def test_stage_orders_the_layers_it_is_given(tmp_path: Path) -> None:
     assert [(entry.layer, entry.family) for entry in order.entries] == expected
     for entry in order.entries:
         active = layers[entry.layer][entry.family]
-        assert (order_of(entry) == arrange(problem_of(active))).all()
+        assert (order_of(entry) == arrange(task_of(active)).order).all()
         assert entry.heuristic == "ripple"
         assert entry.adjacent_coactivation == adjacent_share(pack(active)[order_of(entry)])
 
@@ -80,6 +80,42 @@ def test_chunks_of_layers_and_threads_do_not_matter(tmp_path: Path, heuristic: s
     assert all(other == first for other in others)
 
 
+def test_the_seed_counts_and_each_layer_has_its_own(tmp_path: Path) -> None:
+    """Two layers of the same activations: the search visits their units in different orders, and ends elsewhere."""
+    active = np.random.default_rng(0).random((150, 640)) < 0.03
+    activations = activations_of(tmp_path / "a", [{"neuron": active}] * 2)
+    sparsity = sparsity_of("predictor", {"neuron": (0.2,) * 2}, cache_bytes=0)
+
+    def found(seed: int, layers: tuple[int, ...]) -> list[list[int]]:
+        config = OrderConfig(heuristic="collapse", seed=seed)
+        work = workspace(tmp_path / f"{seed}{layers}")
+        return [order_of(entry).tolist() for entry in run(config, activations, sparsity, layers, work).entries]
+
+    first, second = found(0, (0, 1))
+    assert first != second
+    assert found(1, (0,)) == [second]
+    assert found(1, (1,)) not in ([first], [second])
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left whole is taken, name of the winner and costs included; half an entry is made again."""
+    activations = activations_of(tmp_path / "a", [{"neuron": topical(60, 1024, 5, seed)} for seed in range(3)])
+    sparsity = sparsity_of("predictor", {"neuron": (0.2,) * 3}, cache_bytes=0)
+    config = OrderConfig(heuristic="auto")
+    work = workspace(tmp_path / "o")
+    before = run(config, activations, sparsity, (0, 1, 2), work)
+    (work.folder / "1.neuron.json").unlink()  # arrays without a record
+    work.path("2.neuron").unlink()  # a record without arrays
+    ordered: list[int] = []
+    arrange = auto.arrange
+    monkeypatch.setattr(auto, "arrange", lambda task: ordered.append(task.seed) or arrange(task))
+    assert run(config, activations, sparsity, (0, 1, 2), work) == before
+    assert ordered == [1, 2]
+    other = Workspace(work.folder, "other inputs")
+    assert [entry.heuristic for entry in run(config, activations, sparsity, (0,), other).entries]
+    assert ordered == [1, 2, 0]
+
+
 def test_the_record_says_what_the_order_costs(tmp_path: Path) -> None:
     """The gap and the seconds of the last tokens, given what is pinned and what the plan's cache will hold."""
     active = topical(160, 1024, 6)
@@ -88,8 +124,8 @@ def test_the_record_says_what_the_order_costs(tmp_path: Path) -> None:
     pinned = tuple(range(0, 160, 8))
     config = OrderConfig(heuristic="auto", cache="lfu")
     entry = run(config, activations, sparsity, (0,), workspace(tmp_path / "o"), pinned=pinned).entries[0]
-    problem = problem_of(active, pinned, cache="lfu", cache_slots=40, unit_bytes=384)
-    judged = problem.judge(order_of(entry))
+    task = task_of(active, pinned, cache="lfu", cache_slots=40, unit_bytes=384)
+    judged = task.judge(order_of(entry))
     costs = {cost.gap_bytes: cost.flash_s_per_token for cost in entry.gap_costs}
     assert entry.flash_s_per_token == costs[judged.gap_bytes] == judged.seconds == min(costs.values())
     assert entry.flash_s_per_token > 0
@@ -107,8 +143,8 @@ def test_tokens_are_left_out_only_where_that_is_asked_for(tmp_path: Path) -> Non
         return order_of(run(OrderConfig(**settings), activations, sparsity, (0,), work).entries[0]).tolist()
 
     quarter = active.reshape(60, 80, 8)[:, ::4].reshape(60, 160)
-    assert ordered(max_tokens=160) == arrange(problem_of(quarter)).tolist()
-    assert ordered(max_tokens=640) == ordered() == arrange(problem_of(active)).tolist()
+    assert ordered(max_tokens=160) == arrange(task_of(quarter)).order.tolist()
+    assert ordered(max_tokens=640) == ordered() == arrange(task_of(active)).order.tolist()
     assert ordered(max_tokens=160) != ordered()
 
 

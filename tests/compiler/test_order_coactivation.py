@@ -53,6 +53,15 @@ def test_counts_that_sixteen_bits_do_not_hold(count) -> None:
     assert found[0, 1] == 70000
 
 
+@pytest.mark.parametrize("count", WAYS)
+@pytest.mark.parametrize(("num_tokens", "kind"), [(65535, np.uint16), (65536, np.uint32)])
+def test_the_greatest_count_fits(count, num_tokens: int, kind: type) -> None:
+    """All tokens active, at the very limit of sixteen bits."""
+    found = count(pack(np.ones((3, num_tokens), bool)), num_tokens)
+    assert found.dtype == kind
+    assert found[0, 1] == found[1, 2] == num_tokens
+
+
 def test_the_cheaper_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     for name in ("dense_pair_counts", "sparse_pair_counts"):

@@ -12,7 +12,7 @@ from compiler.allocate import AllocateConfig
 from compiler.allocate import run as allocate
 from compiler.layout import LayoutConfig
 from compiler.layout import run as lay_out
-from compiler.order import Inputs, OrderConfig
+from compiler.order import OrderConfig, OrderInputs
 from compiler.order import run as order_units
 from compiler.order._misses import read_bits
 from compiler.order._seconds import gap_candidates, modelled
@@ -21,7 +21,7 @@ from compiler.place import run as place
 from runtime import planner
 from runtime._plugins import load, names
 from schemas.device import Flash, flash_seconds
-from tests.support.statistics import activations_of, device_of, model_of, pack, problem_of, topical, workspace
+from tests.support.statistics import activations_of, device_of, model_of, pack, task_of, topical, workspace
 
 FLASH = device_of().flash
 ACTIVE = st.tuples(st.integers(1, 40), st.integers(1, 140)).flatmap(lambda shape: arrays(bool, shape))
@@ -91,13 +91,13 @@ def test_misses_are_those_of_the_runtime_s_cache(policy: str, num_slots: int, nu
 
 def test_judged_reads_are_the_end_of_all_reads_where_the_warm_up_fills_the_cache() -> None:
     active = np.random.default_rng(3).random((80, 4000)) < 0.3
-    problem = problem_of(active, (1, 5, 9), cache="lru", cache_slots=12)
-    everything = np.unpackbits(problem.missed.bits, axis=1, bitorder="little")
-    judged = np.unpackbits(problem.judged_reads, axis=1, bitorder="little")
-    assert judged.shape[1] == problem.num_judged == 504
+    task = task_of(active, (1, 5, 9), cache="lru", cache_slots=12)
+    everything = np.unpackbits(task.demand.missed.bits, axis=1, bitorder="little")
+    judged = np.unpackbits(task.demand.judged_reads.bits, axis=1, bitorder="little")
+    assert judged.shape[1] == task.demand.num_judged == 504
     assert (judged == everything[:, -504:]).all()
-    assert problem.fitting.num_tokens == 4000 - 504
-    assert (problem.fitting.bits == problem.bits[:, : (4000 - 504) // 8]).all()
+    assert task.fitting.activity.num_tokens == 4000 - 504
+    assert (task.fitting.activity.bits == task.activity.bits[:, : (4000 - 504) // 8]).all()
 
 
 @pytest.mark.parametrize("cache", names("runtime.cache"))
@@ -120,7 +120,7 @@ def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_
     )
     plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None).plans[0]
     sections = {(part.layer, part.family): part.cache_slots for part in plan.sections}
-    inputs = Inputs(OrderConfig(cache=cache), model, activations, sparsity, placement, device)
+    inputs = OrderInputs(OrderConfig(cache=cache), model, activations, sparsity, placement, device)
     assert inputs.slots == sections
     assert any(sections.values()) == (cache != "static" and pinned_share < 1)
     order = order_units(

@@ -16,7 +16,7 @@ from compiler.order._misses import read_bits
 from compiler.order._pair_weights import HIGHEST
 from compiler.order._pair_weights import jaccard as jaccard_weights
 from compiler.order._pair_weights import lift as lift_weights
-from tests.support.statistics import pack, problem_of, topical
+from tests.support.statistics import pack, task_of, topical
 
 ACTIVE = st.tuples(st.integers(3, 24), st.integers(1, 150)).flatmap(lambda shape: arrays(bool, shape))
 GAP_COSTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0])
@@ -63,6 +63,24 @@ def test_the_search_lowers_the_cost_of_a_random_order(gap_cost: float) -> None:
     assert reads_cost(active, order, gap_cost) < 0.9 * before
 
 
+def test_the_search_looks_at_no_more_words_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With none it leaves the order alone; with some it sweeps once or twice and then stops, before it is done."""
+    active = topical(90, 300, 6)
+    friends = nearest_friends(pair_counts(pack(active), 300), active.sum(axis=1), np.arange(90, dtype=np.int32), 8)
+    start = np.random.default_rng(0).permutation(90)
+
+    def saved(max_words: int) -> float:
+        monkeypatch.setattr(_local_search, "MAX_WORDS", max_words)
+        order = start.copy()
+        found = improve(to_words(pack(active)), order, friends, 0.1, np.arange(90))
+        assert (order == start).all() == (found == 0)
+        return found
+
+    first_sweep = 90 * (1 + 2 * 8) * 2 * 5 * 10  # units, cuts of each, both sides, words of 300 tokens, reach
+    assert saved(0) == saved(first_sweep - 1) == 0
+    assert 0 < saved(first_sweep) < saved(1 << 30)
+
+
 def test_no_single_move_beside_a_friend_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search ends by itself, with no gain too small, every move it may make costs more."""
     monkeypatch.setattr(_local_search, "LAST_GAIN", 0.0)
@@ -82,10 +100,10 @@ def test_no_single_move_beside_a_friend_is_left(monkeypatch: pytest.MonkeyPatch)
 def test_pinned_units_lie_last_and_the_others_cost_less_than_algorithm_1() -> None:
     active = topical(120, 400, 6)
     pinned = hottest(active, 24)
-    problem = problem_of(active, pinned)
-    read = active & ~problem.pinned[:, None]
-    gap_cost = collapse.gap_cost(problem, problem.judge(cold.arrange(problem)).gap_bytes)
-    found = {module.__name__: module.arrange(problem) for module in (ripple, cold, collapse, jaccard, lift, misses)}
+    task = task_of(active, pinned)
+    read = active & ~task.demand.pinned[0][:, None]
+    gap_cost = collapse.gap_cost(task, task.judge(cold.arrange(task).order).gap_bytes)
+    found = {module.__name__: module.arrange(task).order for module in (ripple, cold, collapse, jaccard, lift, misses)}
     for name in ("cold", "collapse", "jaccard", "lift", "misses"):
         assert found[f"compiler.order.{name}"][-24:].tolist() == sorted(pinned)
     costs = {name.rpartition(".")[2]: reads_cost(read, order, gap_cost) for name, order in found.items()}
@@ -93,33 +111,33 @@ def test_pinned_units_lie_last_and_the_others_cost_less_than_algorithm_1() -> No
 
 
 def test_cold_is_algorithm_1_where_nothing_is_pinned() -> None:
-    problem = problem_of(topical(80, 300, 6))
-    assert (cold.arrange(problem) == ripple.arrange(problem)).all()
+    task = task_of(topical(80, 300, 6))
+    assert (cold.arrange(task).order == ripple.arrange(task).order).all()
 
 
 def test_a_gap_costs_its_share_of_the_best_gap() -> None:
     active = topical(20, 64, 2)
-    assert collapse.gap_cost(problem_of(active, unit_bytes=4096), 16384) == 0.25
-    assert collapse.gap_cost(problem_of(active, unit_bytes=2048), 16384) == 0.1  # a page is read around it
-    assert collapse.gap_cost(problem_of(active, unit_bytes=4096), 0) == 1.0
+    assert collapse.gap_cost(task_of(active, unit_bytes=4096), 16384) == 0.25
+    assert collapse.gap_cost(task_of(active, unit_bytes=2048), 16384) == 0.1  # a page is read around it
+    assert collapse.gap_cost(task_of(active, unit_bytes=4096), 0) == 1.0
 
 
 def test_the_search_looks_at_what_the_last_tokens_miss() -> None:
     """Friends, start and search know the misses of `search_tokens` tokens at the end, and nothing of others."""
     active = topical(60, 640, 5)
     pinned = hottest(active, 6)
-    problem = problem_of(active, pinned, search_tokens=320, cache="lru", cache_slots=10)
-    bits = read_bits(pack(active[:, 320:]), 320, problem.pinned, "lru", 10)
-    assert (problem.missed.bits == bits).all()
-    units, counts = problem.left_on_flash, pair_counts(bits, 320)
-    start = misses.arrange(problem)
+    task = task_of(active, pinned, search_tokens=320, cache="lru", cache_slots=10)
+    bits = read_bits(pack(active[:, 320:]), 320, task.demand.pinned[0], "lru", 10)
+    assert (task.demand.missed.bits == bits).all()
+    units, counts = task.demand.left_on_flash, pair_counts(bits, 320)
+    start = misses.arrange(task).order
     assert start[:54].tolist() == ripple.join_links(counts, units).tolist()
     order = np.searchsorted(units, start[:54])
     friends = nearest_friends(counts, np.bitwise_count(bits).sum(axis=1), units, collapse.NUM_FRIENDS)
-    gap_cost = collapse.gap_cost(problem, problem.judge(start).gap_bytes)
-    visits = np.random.default_rng(problem.seed).permutation(54)
+    gap_cost = collapse.gap_cost(task, task.judge(start).gap_bytes)
+    visits = np.random.default_rng(task.seed).permutation(54)
     assert improve(to_words(bits[units]), order, friends, gap_cost, visits) > 0
-    assert collapse.arrange(problem)[:54].tolist() == units[order].tolist()
+    assert collapse.arrange(task).order[:54].tolist() == units[order].tolist()
 
 
 def test_friends_share_the_most_tokens() -> None:
@@ -169,14 +187,14 @@ def test_closest_friends_by_hand() -> None:
     active[3, 15] = True
     counts = pair_counts(pack(active), 20)
     assert closest_friend.closest_friends(counts).tolist() == [2, 2, 1, 3, 4]
-    assert closest_friend.arrange(problem_of(active)).tolist() == [0, 2, 1, 3, 4]
+    assert closest_friend.arrange(task_of(active)).order.tolist() == [0, 2, 1, 3, 4]
 
 
 def test_misses_are_joined_by_what_the_cache_does_not_hold() -> None:
     active = topical(60, 400, 5)
-    problem = problem_of(active, hottest(active, 6), cache="lru", cache_slots=20)
-    units = problem.left_on_flash
-    counts = pair_counts(problem.missed.bits, 400)
-    assert (counts <= pair_counts(problem.bits, 400))[np.triu_indices(60, 1)].all()
-    assert misses.arrange(problem)[:54].tolist() == ripple.join_links(counts, units).tolist()
-    assert misses.arrange(problem).tolist() != cold.arrange(problem).tolist()
+    task = task_of(active, hottest(active, 6), cache="lru", cache_slots=20)
+    units = task.demand.left_on_flash
+    counts = pair_counts(task.demand.missed.bits, 400)
+    assert (counts <= pair_counts(task.activity.bits, 400))[np.triu_indices(60, 1)].all()
+    assert misses.arrange(task).order[:54].tolist() == ripple.join_links(counts, units).tolist()
+    assert misses.arrange(task).order.tolist() != cold.arrange(task).order.tolist()

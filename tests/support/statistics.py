@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compiler._io import Workspace, save_arrays
-from compiler.order._task import Problem
+from compiler.order._task import Activity, Demand, Task
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName, Method
@@ -33,13 +33,30 @@ def topical(num_units: int, num_tokens: int, num_topics: int, seed: int = 0) -> 
     return rng.random((num_units, num_tokens)) < np.where(topics[:, None] == texts, 0.8, 0.05)
 
 
-def problem_of(active: np.ndarray, pinned: tuple[int, ...] = (), **changes: Any) -> Problem:
-    """An ordering problem from bool [num_units, num_tokens]: no cache, units of a page; `changes` are its fields."""
-    mask = np.zeros(len(active), bool)
-    mask[list(pinned)] = True
-    values: dict[str, Any] = {"cache": "static", "cache_slots": 0, "unit_bytes": 4096, "search_tokens": 4096}
-    values["flash"] = device_of().flash
-    return Problem(bits=pack(active), num_tokens=active.shape[1], pinned=mask, **(values | changes))
+def task_of(active: np.ndarray, pinned: tuple[int, ...] | np.ndarray = (), **changes: Any) -> Task:
+    """An ordering task from bool [num_units, num_tokens], or of a group from bool [num_layers, num_units, num_tokens].
+
+    No cache, units of a page; `changes` are fields of any part of it. `pinned`: ids in every layer, or a mask
+    [num_layers, num_units].
+    """
+    layers = active if active.ndim == 3 else active[None]
+    mask = np.zeros(layers.shape[:2], bool)
+    if isinstance(pinned, np.ndarray):
+        mask |= pinned
+    else:
+        mask[:, list(pinned)] = True
+    values: dict[str, Any] = {"cache": "static", "cache_slots": 0, "search_tokens": 4096, "seed": 0}
+    values |= {"unit_bytes": 4096, "flash": device_of().flash} | changes
+    slots = values["cache_slots"]
+    bits = np.concatenate([pack(layer) for layer in layers], axis=1)
+    demand = Demand(
+        activity=Activity(bits, layers.shape[2], len(layers)),
+        pinned=mask,
+        cache=values["cache"],
+        cache_slots=slots if isinstance(slots, tuple) else (slots,) * len(layers),
+        search_tokens=values["search_tokens"],
+    )
+    return Task(demand, values["unit_bytes"], values["flash"], values["seed"])
 
 
 def placement_of(
