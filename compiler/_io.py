@@ -7,9 +7,11 @@ everything it was made from.
 """
 
 import errno
+import functools
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,44 @@ def sha256_of(path: Path) -> str:
     """Hex digest of a file, read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_HASHING = threading.Lock()
+"""One array file is hashed at a time, so that threads that want the same one do not each read all of it."""
+
+
+@functools.lru_cache(maxsize=8192)
+def _content(path: Path, inode: int, size_bytes: int, changed_ns: int) -> str:
+    return sha256_of(path)
+
+
+def _array_digest(path: Path) -> str:
+    """Hex digest of an array file; one that this process has hashed and nobody has touched is not read again."""
+    status = path.stat()
+    with _HASHING:
+        return _content(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def checked_path(source: ArrayFile) -> Path:
+    """The path of an array file whose content is what its record says.
+
+    Raises:
+        ColdpressError: if the file is missing or has changed since its stage ended.
+    """
+    path = Path(source.array_file)
+    remedy = f"delete it and {path.parent.name}.json beside its folder, then build again"
+    try:
+        found = _array_digest(path)
+    except OSError as error:
+        raise ColdpressError(
+            f"{path}: arrays of a finished stage cannot be read ({error.strerror}); {remedy}"
+        ) from error
+    if found != source.sha256:
+        raise ColdpressError(
+            f"{path}: the sha256 begins with {found[:12]}, expected {source.sha256[:12]} as its record says: the file "
+            f"was damaged or changed after its stage ended; {remedy}"
+        )
+    return path
 
 
 def digest(*parts: str) -> str:
@@ -105,22 +145,26 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], fingerprint: str =
             if "No space left" in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
             raise
-    return ArrayFile(array_file=str(path.resolve()), sha256=sha256_of(path))
+    return array_file(path)
+
+
+def array_file(path: Path) -> ArrayFile:
+    """A finished array file as a record names it."""
+    return ArrayFile(array_file=str(path.resolve()), sha256=_array_digest(path))
 
 
 def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
     """The named arrays of a file, or all of them.
 
     Raises:
-        ColdpressError: if the file is missing or damaged.
+        ColdpressError: if the file is missing or damaged, or has no such array.
     """
+    path = checked_path(source)
     try:
-        with safe_open(source.array_file, framework="numpy") as file:
+        with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in names or file.keys()}
-    except (FileNotFoundError, SafetensorError) as error:
-        raise ColdpressError(
-            f"{source.array_file}: cannot read the arrays of a finished stage ({error}); delete the file and rebuild"
-        ) from error
+    except SafetensorError as error:
+        raise ColdpressError(f"{path}: cannot read the arrays of a finished stage ({error}); rebuild it") from error
 
 
 @dataclass(frozen=True)
@@ -157,10 +201,11 @@ class Workspace:
 
     def current(self, key: str) -> ArrayFile | None:
         """The array file `key` if a run of the same inputs left it whole."""
-        path = self.path(key)
-        return ArrayFile(array_file=str(path.resolve()), sha256=sha256_of(path)) if self._is_current(path) else None
+        return array_file(self.path(key)) if self.has(key) else None
 
-    def _is_current(self, path: Path) -> bool:
+    def has(self, key: str) -> bool:
+        """Whether a run of the same inputs left the array file `key`; its content is not read."""
+        path = self.path(key)
         if not path.exists():
             return False
         try:

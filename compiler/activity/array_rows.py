@@ -55,8 +55,8 @@ def writing_rows(path: Path, specs: Specs, fingerprint: str) -> Iterator[RowWrit
 class RowReader:
     """An array file whose rows are read as they are needed."""
 
-    def __init__(self, path: str) -> None:
-        self._entries = read_header(Path(path))
+    def __init__(self, path: Path) -> None:
+        self._entries = read_header(path)
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

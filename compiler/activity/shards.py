@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from compiler._io import Workspace, load_arrays, save_arrays, sha256_of
+from compiler._io import Workspace, array_file, checked_path, load_arrays, save_arrays
 from compiler.activity.array_rows import RowReader, RowWriter, writing_rows
 from compiler.activity.layer_counts import Text, joined
 from compiler.activity.statistics import layer_record
@@ -126,7 +126,7 @@ def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.n
 def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
     """One layer's own arrays, the shards' rows one after another."""
     with ExitStack() as stack:
-        readers = [stack.enter_context(RowReader(file.array_file)) for file in files]
+        readers = [stack.enter_context(RowReader(checked_path(file))) for file in files]
         specs = {
             name: (readers[0].dtype(name), (sum(reader.shape(name)[0] for reader in readers), *shape[1:]))
             for name, shape in readers[0].shapes().items()
@@ -136,7 +136,7 @@ def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
             start = 0
             for reader in readers:
                 start = _copy(reader, name, writer, start)
-    return ArrayFile(array_file=str(work.path(key).resolve()), sha256=sha256_of(work.path(key)))
+    return array_file(work.path(key))
 
 
 def _copy(reader: RowReader, name: str, writer: RowWriter, start: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler._io import Workspace, load_arrays, save_arrays
+from compiler._io import Workspace, checked_path, load_arrays, save_arrays
 from compiler.activity.array_rows import RowReader, RowWriter, writing_rows
 from compiler.activity.forward import LayerStream
 from compiler.activity.layer_counts import TOP_DENSITIES, Activity, LayerCounts, Text, Watch, keys_of, top_selected
@@ -79,7 +79,7 @@ def layer_record(
 def _across_layers(inputs: ArrayFile, num_tokens: int) -> tuple[float, tuple[TopPrecision, ...]]:
     """(mean cosine, precision of the largest inputs) with the layer before; each block has as many tokens."""
     arrays = load_arrays(inputs, "block_similarity", "top_shared")
-    with RowReader(inputs.array_file) as reader:
+    with RowReader(checked_path(inputs)) as reader:
         hidden_size = reader.shape("mlp_inputs")[1]
     selected = num_tokens * np.array(top_selected(hidden_size))
     shares = arrays["top_shared"].sum(axis=0) / selected
@@ -130,7 +130,7 @@ class _Collector:
 
     def _compute(self, layer: int) -> None:
         """Writes the layer's files: the next hidden states before what hangs on them, the inputs last."""
-        if layer and self._work.current(_hidden_key(layer)) is None:
+        if layer and not self._work.has(_hidden_key(layer)):
             self._from_the_start(layer)
         num_blocks, num_tokens = len(self._text.tokens), self._text.tokens.size
         specs: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -139,7 +139,7 @@ class _Collector:
         if layer:
             specs["block_similarity"] = ("float64", (num_blocks,))
             specs["top_shared"] = ("int64", (num_blocks, len(TOP_DENSITIES)))
-        previous = RowReader(str(self._work.path(_inputs_key(layer - 1)))) if layer else nullcontext()
+        previous = RowReader(self._work.path(_inputs_key(layer - 1))) if layer else nullcontext()
         inputs = writing_rows(self._work.path(_inputs_key(layer)), specs, self._work.fingerprint)
         with previous as before, inputs as writer:
             run = self._run(layer, writer, before)
@@ -181,7 +181,7 @@ class _Collector:
             yield lambda start, stop: self._stream.embed(self._text.tokens[start:stop])
             return
         size = (self._text.tokens.shape[1], self._stream.spec.hidden_size)
-        with RowReader(str(self._work.path(_hidden_key(layer)))) as reader:
+        with RowReader(self._work.path(_hidden_key(layer))) as reader:
 
             def read(start: int, stop: int) -> "Tensor":
                 hidden = torch.empty((stop - start, *size), dtype=self._stream.dtype)

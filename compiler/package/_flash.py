@@ -55,13 +55,13 @@ def write_flash(
         ColdpressError: if codes or order do not fit their section.
     """
     with ThreadPoolExecutor(1) as ahead:
-        asked = ahead.submit(units_of(layout.sections[0]).ask)
+        asked = ahead.submit(_ask, units_of, layout.sections[0])
         for section, following in zip(layout.sections, (*layout.sections[1:], None), strict=True):
-            asked.result()
+            units = asked.result()
             logger.info("package: layer %d of %d, %s", section.layer + 1, layout.sections[-1].layer + 1, section.family)
             if following:
-                asked = ahead.submit(units_of(following).ask)
-            units, order = units_of(section), order_of(section)
+                asked = ahead.submit(_ask, units_of, following)
+            order = order_of(section)
             _check(section, units.values, order)
             _append_units(file, units, order)
             file.write(np.zeros(-section.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
@@ -69,6 +69,13 @@ def write_flash(
         raise ColdpressError(
             f"flash.img has {file.size_bytes} bytes, the layout says {layout.flash_bytes}; run layout again"
         )
+
+
+def _ask(units_of: Callable[[Section], MappedArray], section: Section) -> MappedArray:
+    """A section's codes, held against their record and asked for: reading them twice is done beside the writing."""
+    units = units_of(section)
+    units.ask()
+    return units
 
 
 def _append_units(file: HashingFile, units: MappedArray, order: np.ndarray) -> None:

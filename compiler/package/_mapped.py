@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compiler._io import checked_path
 from compiler.checkpoint.headers import read_header
 from runtime.artifact.tensor_files import numpy_dtype
 from runtime.artifact.tensor_header import TensorEntry
@@ -27,12 +28,12 @@ class MappedArray:
     """One array of a file, read only."""
 
     def __init__(self, source: ArrayFile, name: str) -> None:
-        """Maps the file; nothing is read yet.
+        """Maps the file; its content is read only to be held against its record, once.
 
         Raises:
             ColdpressError: if the file is missing or damaged, or has no such array.
         """
-        self._path = Path(source.array_file)
+        self._path = checked_path(source)
         entry = _entry(self._path, name)
         with self._path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)

@@ -1,11 +1,12 @@
 """Array files written and read by rows: the same bytes as the ordinary ones."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from compiler._io import load_arrays, save_arrays, sha256_of
+from compiler._io import array_file, checked_path, load_arrays, save_arrays, sha256_of
 from compiler.activity.array_rows import RowReader, writing_rows
 from schemas.base import ArrayFile
 from schemas.errors import ColdpressError
@@ -34,7 +35,7 @@ def test_the_bytes_are_those_of_any_array_file(tmp_path: Path, fingerprint: str)
 
 def test_rows_are_read_where_they_lie(tmp_path: Path) -> None:
     saved = save_arrays(tmp_path / "whole.safetensors", ARRAYS)
-    with RowReader(saved.array_file) as reader:
+    with RowReader(checked_path(saved)) as reader:
         assert reader.shapes() == {name: array.shape for name, array in ARRAYS.items()}
         assert {name: reader.dtype(name) for name in ARRAYS} == {
             name: array.dtype.name for name, array in ARRAYS.items()
@@ -43,6 +44,37 @@ def test_rows_are_read_where_they_lie(tmp_path: Path) -> None:
         assert np.array_equal(found, ARRAYS["c"][4:9])
         with pytest.raises(ColdpressError, match="truncated while it was read"):
             reader.read("a", 10**6, np.empty(1))
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("load", [load_arrays, lambda file: load_arrays(file, "a"), checked_path])
+def test_a_flipped_bit_is_refused_on_load(tmp_path: Path, load: Callable[[ArrayFile], object]) -> None:
+    """The bit is in the last array, which the second case does not even ask for."""
+    saved = save_arrays(tmp_path / "stage" / "whole.safetensors", ARRAYS)
+    load(saved)
+    flip(Path(saved.array_file), -1)
+    expected = r"whole.safetensors: the sha256 begins .* damaged or changed .*; delete it and stage.json beside"
+    with pytest.raises(ColdpressError, match=expected):
+        load(saved)
+
+
+def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    saved = save_arrays(tmp_path / "stage" / "whole.safetensors", ARRAYS)
+    Path(saved.array_file).unlink()
+    with pytest.raises(ColdpressError, match=r"arrays of a finished stage cannot .* delete it and stage.json"):
+        load_arrays(saved)
+
+
+def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = save_arrays(tmp_path / "whole.safetensors", ARRAYS)
+    monkeypatch.setattr("compiler._io.sha256_of", lambda path: pytest.fail(f"{path} is hashed again"))
+    load_arrays(saved, "a")
+    load_arrays(saved)
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
@@ -55,4 +87,4 @@ def test_nothing_to_write(tmp_path: Path) -> None:
     path = tmp_path / "rows.safetensors"
     with writing_rows(path, {"a": ("uint8", (0, 4))}, ""):
         pass
-    assert load_arrays(ArrayFile(array_file=str(path), sha256="0" * 64))["a"].shape == (0, 4)
+    assert load_arrays(array_file(path))["a"].shape == (0, 4)

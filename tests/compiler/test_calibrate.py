@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compiler import calibrate, ingest
-from compiler._io import Workspace, load_arrays, save_arrays
+from compiler._io import Workspace, load_arrays, save_arrays, sha256_of
 from compiler.activity import statistics
 from compiler.activity.forward import LayerStream
 from compiler.calibrate import CalibrateConfig
@@ -240,6 +240,22 @@ def test_progress_is_told(relu: Model, corpus: Corpus, tmp_path: Path, caplog: p
 
 class _Interrupted(Exception):
     pass
+
+
+def test_hidden_states_are_not_hashed(
+    relu: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the largest file of the stage, and only whether they are there is asked."""
+    hashed: list[str] = []
+
+    def watched(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr("compiler._io.sha256_of", watched)
+    run(relu, corpus, tmp_path)
+    assert "001.inputs.safetensors" in hashed
+    assert not [name for name in hashed if name.startswith("hidden")]
 
 
 @pytest.mark.parametrize("removed", [False, True])

@@ -367,6 +367,20 @@ def test_records_that_do_not_belong_together(tmp_path):
         assert hidden(tmp_path) == []
 
 
+@pytest.mark.parametrize("place", ["layers", "shared"])
+def test_codes_that_were_damaged_between_stages_are_not_published(tmp_path, place):
+    build = Build(tmp_path)
+    quantized = build.quantized[0]
+    source = quantized.shared if place == "shared" else quantized.layers[1].arrays
+    assert source is not None
+    data = bytearray(Path(source.array_file).read_bytes())
+    data[-1] ^= 1
+    Path(source.array_file).write_bytes(data)
+    with pytest.raises(ColdpressError, match=f"{Path(source.array_file).name}: the sha256 begins with"):
+        build.package()
+    assert not build.artifact.exists()
+
+
 def test_a_manifest_that_the_reader_refuses_is_not_published(tmp_path):
     build = Build(tmp_path)
     sections = build.layout.plans[0].sections
