@@ -184,7 +184,7 @@ class Workspace:
         `make` saves the array file, whose fingerprint then guards both: the record is written after it and goes first.
         """
         path = self.folder / f"{key}.json"
-        if path.exists() and self._is_current(self.path(key)):
+        if path.exists() and self.has(key):
             return load_record(path, kind)
         path.unlink(missing_ok=True)
         made = make()
