@@ -1,0 +1,211 @@
+"""ingest: the one sentence that each folder gets whose files, configuration or tokenizer are bad."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import CheckpointError
+from tests.support.checkpoints import WEIGHTS, edit, edit_config, refusal, run
+from tests.support.models import write_model
+
+# --- the folder
+
+
+def test_there_is_no_such_model(tmp_path: Path) -> None:
+    assert "no folder ./nothing" in refusal("./nothing", tmp_path / "work")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="is a file, expected the folder"):
+        run(tmp_path / "file", tmp_path / "work")
+
+
+def test_only_pickles(folder: Path, tmp_path: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    assert "found the pickle file pytorch_model.bin, which is never loaded" in refusal(folder, tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("config.json", "config.json is missing in tiny"),
+        (WEIGHTS, "needs model.safetensors or model.safetensors.index.json with its shards, found none"),
+        ("tokenizer.json", "tokenizer.json is missing"),
+    ],
+)
+def test_a_missing_file(folder: Path, tmp_path: Path, name: str, expected: str) -> None:
+    (folder / name).unlink()
+    assert expected in refusal(folder, tmp_path / "work")
+
+
+def test_weights_under_another_name(folder: Path, tmp_path: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "consolidated.safetensors")
+    assert "found consolidated.safetensors" in refusal(folder, tmp_path / "work")
+
+
+def test_a_link_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    (folder / WEIGHTS).rename(tmp_path / "elsewhere.safetensors")
+    (folder / WEIGHTS).symlink_to(tmp_path / "elsewhere.safetensors")
+    assert "model.safetensors is a link that leads out of" in refusal(folder, tmp_path / "work")
+
+
+# --- licences
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("LICENSE (1)", "the licence file 'LICENSE (1)' has a name that an artifact cannot have"),
+        ("LICENSE.", "'LICENSE.' has a name that an artifact cannot have"),
+        ("NOTICE-" + "x" * 100, "has a name that an artifact cannot have, expected up to 100 letters"),
+        ("license", "LICENSE and license differ in letter case alone"),
+    ],
+)
+def test_a_licence_with_a_name_that_no_artifact_may_have(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    """Decided before a weight is read: `package` is hours later."""
+    monkeypatch.setattr("compiler.ingest.scan", lambda *_: pytest.fail("weights were read"))
+    (folder / "LICENSE").write_text("the licence\n")
+    (folder / name).write_text("more of it\n")
+    assert expected in refusal(folder, tmp_path / "work")
+
+
+def test_a_licence_of_too_many_bytes(folder: Path, tmp_path: Path) -> None:
+    (folder / "LICENSE").write_bytes(bytes((1 << 20) + 1))
+    assert "LICENSE: found 1048577 bytes, expected at most 1048576" in refusal(folder, tmp_path / "work")
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "LICENSE (1)", "licence.txt"])
+def test_a_licence_that_links_out_of_the_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_text("a key\n")
+    (folder / name).symlink_to(tmp_path / "secret")
+    assert re.search(r"is a link that leads out of|has a name that", refusal(folder, tmp_path / "work"))
+
+
+# --- config.json
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "config.json is not JSON"),
+        ("[]", "found a JSON list, expected an object"),
+        ('{"a": 1, "a": 2}', "an object with the key 'a' twice, expected distinct keys"),
+        ('{"a": NaN}', "the number 'NaN', expected numbers that a double holds"),
+        ('{"a": 1e999}', "the number '1e999', expected numbers that a double holds"),
+        ('{"a": ' + "9" * 5000 + "}", "the integer '9999"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[" * 900 + "]" * 900, "nested too deeply, expected at most 64 levels"),
+        ('{"a": "\\ud800"}', "strings without lone surrogates"),
+        ('{"a": "' + "x" * (1 << 20) + '"}', "expected at most 1048576"),
+        ("\ufeff{}", "not JSON"),
+        ("{}", "the architecture None is not supported; supported are llama"),
+    ],
+)
+def test_a_config_that_is_no_strict_json(folder: Path, tmp_path: Path, text: str, expected: str) -> None:
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    assert expected in refusal(folder, tmp_path / "work")
+
+
+def test_a_config_that_is_no_text(folder: Path, tmp_path: Path) -> None:
+    (folder / "config.json").write_bytes(b'{"a": "\xff"}')
+    assert refusal(folder, tmp_path / "work").startswith(
+        "config.json is not JSON ('utf-8' codec can't decode byte 0xff in position 7"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}}, "auto_map names code"),
+        ({"auto_map": {"AutoModel": "owner/repo--modeling.LlamaModel", "x": ["y"]}}, "auto_map names code"),
+        ({"_attn_implementation_internal": "owner/kernel"}, "the key _attn_implementation_internal may load code"),
+        ({"trust_remote_code": True}, "the key trust_remote_code may load code"),
+        ({"quantization_config": {"bits": 4}}, "quantized already"),
+        ({"model_type": "../llama"}, "'../llama' is not supported"),
+        ({"model_type": "_common"}, "'_common' is not supported"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected a whole number from 1 to 999"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers is '2'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"vocab_size": 2**40}, "vocab_size is 1099511627776"),
+        ({"hidden_size": None}, "hidden_size is None"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a number between 0 and 1"),
+        ({"hidden_act": "mish"}, "the activation 'mish' is not supported; known: relu"),
+        ({"hidden_act": 3}, "hidden_act is 3, expected a text"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
+        ({"num_key_value_heads": 3}, "4 attention heads are no multiple of 3 key heads"),
+        ({"num_attention_heads": 7}, "hidden_size 64 is no multiple of 7 attention heads"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id is [1, '2'], expected a token id or a list of them"),
+        ({"eos_token_id": 384}, "the special token id 384 is out of range, expected 0 to 383"),
+        ({"bos_token_id": 100_000}, "the special token id 100000 is out of range"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type is 'dynamic', expected one of default",
+        ),
+        ({"rope_parameters": {"rope_type": "linear"}}, "transformers refuses its values"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": -1}}, "rope_parameters.factor is -1"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_parameters.rope_theta is 0"),
+        ({"rope_parameters": {"mrope_section": [1]}}, "the rotary setting 'mrope_section' is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, "the rotary setting 'full_attention' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported for models of type llama"),
+    ],
+)
+def test_values_that_are_not_believed(folder: Path, tmp_path: Path, values: dict[str, Any], expected: str) -> None:
+    edit_config(folder, **values)
+    assert expected in refusal(folder, tmp_path / "work")
+
+
+def test_a_missing_number(folder: Path, tmp_path: Path) -> None:
+    edit(folder / "config.json", lambda config: config.pop("vocab_size"))
+    assert "vocab_size is missing" in refusal(folder, tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"do_layer_norm_before": False}, "OPT with do_layer_norm_before = False is not supported"),
+        ({"word_embed_proj_dim": 32}, "OPT with word_embed_proj_dim = 32 is not supported, expected 64"),
+        ({"_remove_final_layer_norm": True}, "OPT with _remove_final_layer_norm = True"),
+    ],
+)
+def test_other_opts(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
+    folder = write_model(tmp_path / "tiny", "opt", num_hidden_layers=1)
+    edit_config(folder, **values)
+    assert expected in refusal(folder, tmp_path / "work")
+
+
+def test_layers_of_mixed_attention(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
+    folder = write_model(tmp_path / "tiny", "qwen2", num_hidden_layers=2, overrides=window)
+    assert "layers of mixed attention (full_attention, sliding_attention)" in refusal(folder, tmp_path / "work")
+    edit_config(folder, max_window_layers=0)
+    assert run(folder, tmp_path / "work").spec.sliding_window == 32
+    edit_config(folder, max_window_layers=2)
+    assert run(folder, tmp_path / "work").spec.sliding_window is None
+
+
+# --- the tokenizer
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{}", "tokenizer.json: not a tokenizer"),
+        ("[" * 100_000, "tokenizer.json: not a tokenizer"),
+        ("", "tokenizer.json: not a tokenizer"),
+    ],
+)
+def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path, text: str, expected: str) -> None:
+    (folder / "tokenizer.json").write_text(text)
+    assert expected in refusal(folder, tmp_path / "work")
+
+
+def test_a_vocabulary_larger_than_the_embeddings(folder: Path, tmp_path: Path) -> None:
+    def add(tokenizer: dict[str, Any]) -> None:
+        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 384, "content": "<extra>"})
+
+    edit(folder / "tokenizer.json", add)
+    assert "its largest token id is 384, expected ids from 0 to 383" in refusal(folder, tmp_path / "work")

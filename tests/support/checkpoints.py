@@ -1,0 +1,67 @@
+"""Checkpoints that are ingested, or spoiled first: what the tests of `ingest` share."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import ingest
+from compiler._io import Workspace
+from compiler.ingest import IngestConfig
+from schemas.errors import CheckpointError
+from schemas.model import Model
+from tests.support.models import random_weights, write_weights
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def run(folder: Path | str, work: Path, **settings: Any) -> Model:
+    """Ingests a folder or hub id; `settings` are those of the stage."""
+    return ingest.run(IngestConfig(model=str(folder), **settings), Workspace(work, "test"))
+
+
+def refusal(folder: Path | str, work: Path, **settings: Any) -> str:
+    """The text of the error: one sentence without paths of this machine."""
+    with pytest.raises(CheckpointError) as caught:
+        run(folder, work, **settings)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 420
+    assert str(work.parent) not in text
+    assert not (work / "source").exists()
+    return text
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Rewrites a JSON file."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def edit_config(folder: Path, **values: Any) -> None:
+    """Rewrites config.json with some values changed."""
+    edit(folder / "config.json", lambda config: config.update(values))
+
+
+def edit_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Rewrites a safetensors header in place; the data stays."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    """Rewrites model.safetensors with changed weights."""
+    weights = random_weights(json.loads((folder / "config.json").read_text()))
+    change(weights)
+    write_weights(folder, weights)
