@@ -22,6 +22,8 @@ READ_BUFFER_SHARE = 0.125
 STAGING_SHARE = 0.25
 """Shares of the DRAM that is left for flash units, spent on the read buffer and on staging slots."""
 MIN_STAGING_SLOTS = 8
+WHOLE_MLP: FamilyName = "neuron"
+"""The family whose units hold the whole MLP, so that nothing of it stays resident."""
 
 
 # Text -> bytes
@@ -102,7 +104,7 @@ def resident_bytes(model: Model, families: tuple[FamilyName, ...], format_name: 
 
 def weight_bytes(model: Model, format_name: FormatName) -> int:
     """Bytes of all weights in a format: S_m, the size of the LLM (ActiveFlow Table 1)."""
-    return resident_bytes(model, ("neuron",), format_name) + flash_bytes(("neuron",), model.spec, format_name)
+    return resident_bytes(model, (WHOLE_MLP,), format_name) + flash_bytes((WHOLE_MLP,), model.spec, format_name)
 
 
 def dense_footprint_bytes(model: Model, format_name: FormatName, context_length: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from compiler._io import load_arrays
+from compiler.dense_run import dense_run
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from runtime.generate import Quality, Session
@@ -23,7 +24,8 @@ from runtime.trace import Recorder
 from schemas.base import Record
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.metrics import RunMetrics, Verification
+from schemas.manifest import Manifest
+from schemas.metrics import DenseRun, RunMetrics, Verification
 from schemas.model import Model
 from schemas.package import Package
 
@@ -72,6 +74,8 @@ def run(config: VerifyConfig, model: Model, corpus: Corpus, package: Package) ->
         num_test_tokens=decoded.quality.num_predicted,
         ppl_source=compared.ppl_source,
         ppl_artifact=decoded.quality.perplexity,
+        ppl_dense=compared.ppl_dense,
+        dense=dense_of(model, artifact.manifest),
         max_logit_error=compared.max_logit_error,
         top1_agreement=compared.top1_agreement,
         simulated_equals_real=equal,
@@ -140,6 +144,7 @@ class Compared:
     """The artifact against its source."""
 
     ppl_source: float
+    ppl_dense: float
     max_logit_error: float
     top1_agreement: float
 
@@ -154,15 +159,24 @@ def compare(model: Model, folder: str, blocks: np.ndarray, first_choices: np.nda
         first_choices: What the artifact chose, int64 [num_blocks, block_tokens - 1].
     """
     decoder = Session(folder).decoder
-    nll, error, largest, agreeing = 0.0, 0.0, 0.0, 0
+    nll, dense_nll, error, largest, agreeing = 0.0, 0.0, 0.0, 0.0, 0
     for block, choices, expected in zip(blocks, first_choices, source_logits(model, blocks), strict=True):
         decoder.begin(len(block))
         found = decoder.prefill(block.astype(np.int64))
         error = max(error, float(np.abs(found - expected).max()))
         largest = max(largest, float(np.abs(expected).max()))
         nll += sum_nll(expected[:-1], block[1:])
+        dense_nll += sum_nll(found[:-1], block[1:])
         agreeing += int((expected[:-1].argmax(axis=1) == choices).sum())
-    return Compared(math.exp(nll / first_choices.size), error / largest, agreeing / first_choices.size)
+    count = first_choices.size
+    return Compared(math.exp(nll / count), math.exp(dense_nll / count), error / largest, agreeing / count)
+
+
+def dense_of(model: Model, manifest: Manifest) -> DenseRun | None:
+    """A dense run in the artifact's format, under its plan's budget, on its device."""
+    plan = manifest.plans[0]
+    format_name = manifest.families[0].format
+    return dense_run(model, format_name, plan.context_length, plan.dram_budget_bytes, manifest.device)
 
 
 def source_logits(model: Model, blocks: np.ndarray) -> Iterator[np.ndarray]:

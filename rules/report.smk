@@ -1,6 +1,7 @@
 rule report:
     input:
         model=SOURCE,
+        corpus=f"{MODEL}/tokenize.json",
         device=f"{DEVICE}/device.json",
         activations=f"{DEVICE}/recalibrate.json",
         sparsity=f"{DEVICE}/allocate.json",
@@ -20,8 +21,10 @@ rule report:
     threads: 1
     params:
         code=stage_digest("report"),
+        seed=CONFIG.seed,
     shell:
-        RUN + " report --html {output.html:q} --model {input.model:q} --device {input.device:q}"
+        RUN + " report --html {output.html:q} --seed {params.seed} --model {input.model:q}"
+        " --corpus {input.corpus:q} --device {input.device:q}"
         " --activations {input.activations:q} --sparsity {input.sparsity:q} --placement {input.placement:q}"
         " --order {input.order:q}" + PREDICTORS_FLAG + " --layout {input.layout:q} --package {input.package:q}"
         " --verification {input.verification:q} --output {output.metrics:q} 2> {log:q}"

@@ -22,7 +22,7 @@ from runtime._parts import Part, Staging, parts_of, staging_of
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.flash import Reader
-from runtime.token_time import dram_seconds
+from runtime.token_time import computed_bytes, dram_seconds
 from runtime.trace import Recorder
 from schemas.device import flash_seconds
 from schemas.errors import DoesNotFitError
@@ -244,6 +244,10 @@ class Store:
         """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""
         return self._extents.hexdigest()
 
+    def _dram_seconds(self, num_tokens: int) -> float:
+        computed, counted = computed_bytes(self._manifest, self.plan), self.counters
+        return dram_seconds(self._manifest.device, computed, num_tokens, counted.active_bytes, counted.used_bytes)
+
     def metrics(self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float) -> RunMetrics:
         """The counters as a record, with what only the caller knows: decoded tokens and seconds."""
         counted = self.counters
@@ -257,9 +261,7 @@ class Store:
             used_bytes=counted.used_bytes,
             active_bytes=counted.active_bytes,
             modelled_flash_s=counted.modelled_flash_s,
-            modelled_dram_s=dram_seconds(
-                self._manifest, self.plan, num_tokens, counted.active_bytes, counted.used_bytes
-            ),
+            modelled_dram_s=self._dram_seconds(num_tokens),
             flash_s=counted.flash_s,
             decode_s=decode_s,
             prefill_reads=counted.prefill_reads,

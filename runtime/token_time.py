@@ -6,31 +6,39 @@ buffer to its slot, which reads and writes it (LLM in a flash 3: I/O, memory man
 """
 
 from runtime.artifact.contents import layout_bytes, resident_tensors
+from schemas.device import DeviceProfile
 from schemas.layout import Plan
 from schemas.manifest import Manifest
+from schemas.model import ModelSpec
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
 """Of these a token reads one row, unless the embedding is the head as well."""
 COPY_PASSES = 2
 
 
+def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
+    """The tables of which a token reads one row."""
+    return LOOKUP_TABLES[spec.tie_word_embeddings :]
+
+
 def computed_bytes(manifest: Manifest, plan: Plan) -> int:
     """Bytes of DRAM that a token's computing reads besides units: resident weights, predictors, half the KV cache."""
-    tables = LOOKUP_TABLES[manifest.model.tie_word_embeddings :]
     tensors = resident_tensors(manifest)
-    looked_up = layout_bytes({role: tensors[role] for role in tables if role in tensors})
+    looked_up = layout_bytes({role: tensors[role] for role in looked_up_roles(manifest.model) if role in tensors})
     return plan.resident_bytes - looked_up + plan.predictor_bytes + plan.kv_cache_bytes // 2
 
 
-def dram_seconds(manifest: Manifest, plan: Plan, num_tokens: int, active_bytes: int, missed_bytes: int) -> float:
+def dram_seconds(
+    device: DeviceProfile, computed_per_token: int, num_tokens: int, active_bytes: int, missed_bytes: int
+) -> float:
     """Memory time of decoded tokens in seconds.
 
     Args:
-        manifest: Says what is resident, and the device's bandwidth.
-        plan: What the tokens ran under.
+        device: Its bandwidth counts.
+        computed_per_token: From `computed_bytes`.
         num_tokens: Decoded tokens.
         active_bytes: Bytes of the units that they used, whether those were in DRAM or not.
         missed_bytes: Bytes of those that had to be read.
     """
-    moved = num_tokens * computed_bytes(manifest, plan) + active_bytes + COPY_PASSES * missed_bytes
-    return moved / manifest.device.dram_bytes_per_s.value
+    moved = num_tokens * computed_per_token + active_bytes + COPY_PASSES * missed_bytes
+    return moved / device.dram_bytes_per_s.value

@@ -50,6 +50,24 @@ class RunMetrics(Record):
         return self.num_tokens / seconds if self.num_tokens else 0.0
 
 
+class DenseRun(Record):
+    """A dense run under the same DRAM budget, with its own buffers, on the same device (compiler/dense_run.py)."""
+
+    reads_per_token: Count
+    flash_bytes_per_token: Count
+    flash_s: float
+    """Modelled seconds of a token in flash reads."""
+    dram_s: float
+    """Modelled seconds of a token in memory."""
+    read_buffer_bytes: PositiveCount
+    pinned_bytes: Count
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Modelled decoding speed."""
+        return 1 / (self.flash_s + self.dram_s)
+
+
 class Verification(Record):
     """What `verify` found on test text with the artifact that was just built."""
 
@@ -57,6 +75,10 @@ class Verification(Record):
     num_test_tokens: PositiveCount
     ppl_source: float
     ppl_artifact: float
+    ppl_dense: float
+    """Of the artifact's own weights with every unit used: what the format costs, without what sparsity costs."""
+    dense: DenseRun | None
+    """None where the budget holds no dense run."""
     max_logit_error: float
     """Largest difference of dense logits from the source's, over the largest logit's magnitude."""
     top1_agreement: Share
@@ -80,6 +102,14 @@ class Metrics(Record):
     hit_rate: Share
     ppl_source: float
     ppl_artifact: float
+    ppl_dense: float
     tokens_per_s: float
     modelled_tokens_per_s: float
-    """With the device profile's flash and DRAM bandwidth instead of this machine's."""
+    """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
+    dense: DenseRun | None
+    """A dense run under the same budget; None where it holds none."""
+
+    @property
+    def gain_over_dense(self) -> float | None:
+        """Modelled speed over the dense run's."""
+        return None if self.dense is None else self.modelled_tokens_per_s / self.dense.tokens_per_s

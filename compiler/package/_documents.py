@@ -5,6 +5,7 @@ All of it is a function of the records and of files' contents: no time, host or 
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,8 +146,13 @@ def _card(written: Written, inputs: Inputs) -> str:
         flash_bytes=written.size_bytes(FLASH_FILE),
         resident_bytes=written.size_bytes(RESIDENT_FILE),
         num_pinned=sum(section.num_pinned for section in plan.sections),
-        densities=[
-            (entry.family, sum(entry.per_layer) / len(entry.per_layer), min(entry.per_layer), max(entry.per_layer))
-            for entry in inputs.sparsity.densities
-        ],
+        densities=[(family, sum(used) / len(used), min(used), max(used)) for family, used in _used(inputs)],
     )
+
+
+def _used(inputs: Inputs) -> Iterator[tuple[str, list[float]]]:
+    """Per family, the share of its units that a token uses in each layer: what predictors choose is more than what is
+    active."""
+    for entry in inputs.sparsity.densities:
+        predicted = [layer.predicted_density for layer in inputs.predictors]
+        yield entry.family, predicted or list(entry.per_layer)

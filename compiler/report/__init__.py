@@ -1,8 +1,8 @@
 """report: one self-contained HTML page about the finished artifact, and metrics.json, its figures.
 
 Reads the records of the stages whose decisions the figures show, and what `verify` measured; measures nothing itself.
-The speed on the device is modelled from the reads that were counted (design, section 6). The page works offline:
-inline styles, inline SVG, no scripts, no links.
+The speed on the device is the simulator's, and a dense run in the same DRAM stands beside it (design, section 6). The
+page works offline: inline styles, inline SVG, no scripts, no links.
 """
 
 from pathlib import Path
@@ -15,6 +15,7 @@ from compiler.report._page import render
 from compiler.report._page_charts import Inputs
 from schemas.activations import Activations
 from schemas.base import Record
+from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
 from schemas.layout import Layout
@@ -31,11 +32,13 @@ class ReportConfig(Record):
     """Settings of `report`."""
 
     html: str = Field(description="path of the HTML page to write")
+    seed: int = Field(default=0, ge=0, description="the seed of the build, which the page names")
 
 
 def run(
     config: ReportConfig,
     model: Model,
+    corpus: Corpus,
     device: DeviceProfile,
     activations: Activations,
     sparsity: Sparsity,
@@ -69,6 +72,8 @@ def run(
         layout=layout,
         package=package,
         verification=verification,
+        corpus=corpus,
+        seed=config.seed,
     )
     with replacing(Path(config.html)) as temporary:
         temporary.write_text(render(metrics, inputs), encoding="utf-8")

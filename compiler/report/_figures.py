@@ -82,6 +82,8 @@ def make_metrics(
         ppl_artifact=found.ppl_artifact,
         tokens_per_s=run.num_tokens / run.decode_s,
         modelled_tokens_per_s=run.modelled_tokens_per_s,
+        ppl_dense=found.ppl_dense,
+        dense=found.dense,
     )
 
 

@@ -8,24 +8,14 @@ import jinja2
 import numpy as np
 
 from compiler import __version__
-from compiler.cost_model import weight_bytes
+from compiler.cost_model import dense_footprint_bytes, weight_bytes
 from compiler.report._figures import BudgetPart, FrequencyCurve, budget_parts, frequency_curves
 from compiler.report._page_charts import Inputs, charts_of
+from runtime.quantities import show_bytes
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName
 from schemas.layout import Layout
 from schemas.metrics import Metrics, RunMetrics, Verification
-
-UNITS = ("B", "kB", "MB", "GB", "TB")
-
-
-def size(num_bytes: float) -> str:
-    """`num_bytes` with a decimal unit and three digits, as storage is sold."""
-    for unit in UNITS:
-        if abs(num_bytes) < 999.5 or unit == UNITS[-1]:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    raise AssertionError("unreachable: the last unit takes any size")
 
 
 def render(metrics: Metrics, inputs: Inputs) -> str:
@@ -37,7 +27,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["size"] = size
+    environment.filters["size"] = show_bytes
     curves = frequency_curves(inputs.activations, inputs.sparsity)
     return environment.get_template("template.html.j2").render(
         metrics=metrics,
@@ -48,7 +38,9 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         cards=_cards(metrics, inputs.device),
         budget=_with_unused_last(budget_parts(inputs.layout)),
         charts=list(charts_of(inputs, curves)),
-        measured=_measured(metrics, inputs.verification),
+        verdict=_verdict(metrics),
+        compared=_compared(metrics, inputs),
+        measured=_measured(metrics, inputs.verification, inputs.layout),
         families=_families(inputs.layout),
         hot=_hot_units(curves),
         origins=_origins(inputs),
@@ -58,9 +50,9 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
 def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
     worse = metrics.ppl_artifact / metrics.ppl_source - 1
     return [
-        (size(metrics.artifact_bytes), "artifact"),
-        (f"{size(metrics.resident_bytes)} / {size(metrics.budget_bytes)}", "always in DRAM / budget"),
-        (size(metrics.flash_bytes_per_token), "read from flash per token"),
+        (show_bytes(metrics.artifact_bytes), "artifact"),
+        (f"{show_bytes(metrics.resident_bytes)} / {show_bytes(metrics.budget_bytes)}", "always in DRAM / budget"),
+        (show_bytes(metrics.flash_bytes_per_token), "read from flash per token"),
         (f"{metrics.reads_per_token:.1f}", "reads per token"),
         (f"{100 * metrics.hit_rate:.1f} %", "cache hit rate"),
         (
@@ -68,8 +60,58 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
             f"perplexity, source → artifact ({100 * worse:+.1f} %)",
         ),
         (_rate(metrics.tokens_per_s), "tokens/s on the machine that built this"),
-        (_rate(metrics.modelled_tokens_per_s), f"tokens/s modelled for {device.title}"),
+        (_rate(metrics.modelled_tokens_per_s), f"tokens/s simulated on {device.title}"),
+        *(
+            []
+            if metrics.gain_over_dense is None
+            else [(f"{metrics.gain_over_dense:.2f} ×", "the speed of a dense run")]
+        ),
     ]
+
+
+def _verdict(metrics: Metrics) -> str:
+    """Whether sparsity pays, in a sentence."""
+    gain = metrics.gain_over_dense
+    if gain is None:
+        return "A dense run does not fit this budget: its buffers alone exceed it."
+    if metrics.method == "dense":
+        return "This artifact is the dense run itself: every unit is used on every token."
+    if gain >= 1:
+        return f"Sparsity pays: {gain:.2f} times the speed of a dense run in the same DRAM."
+    return (
+        f"Sparsity does not pay here: {gain:.2f} times the speed of a dense run in the same DRAM; "
+        "build with method=dense."
+    )
+
+
+def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
+    """This artifact beside a dense run in the same DRAM, and beside the original."""
+    rows = [
+        (
+            f"this artifact, {metrics.method}",
+            show_bytes(metrics.budget_bytes),
+            show_bytes(metrics.flash_bytes_per_token),
+            f"{metrics.reads_per_token:.1f}",
+            _rate(metrics.modelled_tokens_per_s),
+            f"{metrics.ppl_artifact:.2f}",
+        )
+    ]
+    if metrics.dense is not None:
+        dense = metrics.dense
+        rows.append(
+            (
+                "dense, same DRAM and format",
+                show_bytes(metrics.budget_bytes),
+                show_bytes(dense.flash_bytes_per_token),
+                str(dense.reads_per_token),
+                _rate(dense.tokens_per_s),
+                f"{metrics.ppl_dense:.2f}",
+            )
+        )
+    context_length = inputs.layout.plans[0].context_length
+    whole = dense_footprint_bytes(inputs.model, "fp16", context_length)
+    rows.append(("the original, all in DRAM as fp16", show_bytes(whole), "-", "-", "-", f"{metrics.ppl_source:.2f}"))
+    return rows
 
 
 def _rate(per_s: float) -> str:
@@ -80,7 +122,7 @@ def _with_unused_last(parts: tuple[BudgetPart, ...]) -> list[BudgetPart]:
     return sorted(parts, key=lambda part: part.name == "unused")
 
 
-def _measured(metrics: Metrics, found: Verification) -> list[tuple[str, str, str]]:
+def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tuple[str, str, str]]:
     run = found.run
     rows = [
         ("perplexity of the source", f"{found.ppl_source:.4f}", "dense, as published"),
@@ -96,7 +138,13 @@ def _measured(metrics: Metrics, found: Verification) -> list[tuple[str, str, str
             "equal" if found.simulated_equals_real else "different",
             "hits, misses, evictions, reads and bytes",
         ),
-        ("flash per token", size(metrics.flash_bytes_per_token), _reads_note(run)),
+        ("units used", f"{100 * _used_share(run, layout):.1f} %", "of all units, per token: found in DRAM or read"),
+        (
+            "simulated on the device",
+            f"{1000 * (run.modelled_flash_s + run.modelled_dram_s) / run.num_tokens:.3f} ms",
+            f"per token, of it {1000 * run.modelled_flash_s / run.num_tokens:.3f} ms in flash reads",
+        ),
+        ("flash per token", show_bytes(metrics.flash_bytes_per_token), _reads_note(run)),
         ("read amplification", _amplification(run), "bytes moved over bytes of units that were needed"),
         (
             "time in flash reads",
@@ -105,20 +153,28 @@ def _measured(metrics: Metrics, found: Verification) -> list[tuple[str, str, str
         ),
         ("decoding", f"{1000 * run.decode_s / run.num_tokens:.3f} ms", "per token, on the machine that built this"),
         ("evictions", f"{run.evictions / run.num_tokens:.1f}", "per token"),
-        ("DRAM in use", size(run.dram_used_bytes), f"of {size(run.dram_budget_bytes)}, by the runtime's count"),
+        (
+            "DRAM in use",
+            show_bytes(run.dram_used_bytes),
+            f"of {show_bytes(run.dram_budget_bytes)}, by the runtime's count",
+        ),
         (
             "process",
-            size(run.peak_rss_bytes),
+            show_bytes(run.peak_rss_bytes),
             "largest resident set while decoding, interpreter and libraries included",
         ),
     ]
     return rows
 
 
+def _used_share(run: RunMetrics, layout: Layout) -> float:
+    return (run.hits + run.misses) / run.num_tokens / sum(section.num_units for section in layout.sections)
+
+
 def _reads_note(run: RunMetrics) -> str:
     if not run.reads:
         return "no reads"
-    return f"{run.reads / run.num_tokens:.1f} reads of {size(run.read_bytes / run.reads)} on average"
+    return f"{run.reads / run.num_tokens:.1f} reads of {show_bytes(run.read_bytes / run.reads)} on average"
 
 
 def _amplification(run: RunMetrics) -> str:
@@ -153,6 +209,9 @@ def _origins(inputs: Inputs) -> list[tuple[str, str]]:
         ("source", f"{model.name} ({model.source}{at}), {model.num_parameters:,} parameters"),
         ("weights", model.weights_sha256),
         ("licence", model.license or "not stated"),
+        ("corpus", f"{inputs.corpus.name}, text {inputs.corpus.text_sha256}"),
+        ("calibration", f"{inputs.activations.num_tokens:,} tokens, tokenized with seed {inputs.seed}"),
+        ("context", f"{inputs.layout.plans[0].context_length} tokens"),
         ("order", ", ".join(sorted(heuristics))),
         ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
         ("collapse gap", f"{inputs.layout.plans[0].collapse_gap_bytes} bytes"),

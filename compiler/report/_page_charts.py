@@ -9,6 +9,7 @@ import numpy as np
 from compiler.report import _charts
 from compiler.report._figures import FrequencyCurve, HotOverlap, hot_overlaps, structural_adjacency
 from schemas.activations import Activations
+from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.layout import Layout
 from schemas.metrics import Verification
@@ -36,6 +37,8 @@ class Inputs:
     layout: Layout
     package: Package
     verification: Verification
+    corpus: Corpus
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,11 @@ def _density_chart(inputs: Inputs) -> Chart:
         }
         if measured and measured != series[f"{densities.family} planned"]:
             series[f"{densities.family} active"] = measured
+    caption = "Share of a family's units that a token uses: what allocate planned"
+    caption += ", what calibration text activates" if len(series) > len(inputs.sparsity.densities) else ""
+    caption += ", and what the predictors choose on text they were not trained on." if inputs.predictors else "."
     if inputs.predictors:
         series["predicted"] = {entry.layer: entry.predicted_density for entry in inputs.predictors}
-    caption = "Share of a family's units that a token uses: what allocate planned, what calibration text activates."
     return Chart("Density", _charts.per_layer("density", series), caption)
 
 

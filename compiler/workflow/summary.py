@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 from compiler._io import load_record
+from runtime.quantities import show_bytes
 from schemas.errors import ColdpressError
 from schemas.metrics import Metrics
 from schemas.package import Package
@@ -39,23 +40,33 @@ def generate(artifact: Path, prompt: str, num_tokens: int) -> str:
 def rows(metrics: Metrics) -> list[tuple[str, str]]:
     """The short table: what is measured, and its value."""
     return [
-        ("artifact", size(metrics.artifact_bytes)),
-        ("in DRAM / budget", f"{size(metrics.resident_bytes)} always resident / {size(metrics.budget_bytes)}"),
-        ("read from flash", f"{size(metrics.flash_bytes_per_token)} in {metrics.reads_per_token:.1f} reads per token"),
+        ("artifact", show_bytes(metrics.artifact_bytes)),
+        (
+            "in DRAM / budget",
+            f"{show_bytes(metrics.resident_bytes)} always resident / {show_bytes(metrics.budget_bytes)}",
+        ),
+        (
+            "read from flash",
+            f"{show_bytes(metrics.flash_bytes_per_token)} in {metrics.reads_per_token:.1f} reads per token",
+        ),
         ("cache hit rate", f"{metrics.hit_rate:.1%}"),
         ("perplexity", f"{metrics.ppl_source:.2f} source, {metrics.ppl_artifact:.2f} artifact"),
         ("speed here", f"{metrics.tokens_per_s:.0f} tokens/s"),
-        (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s in the simulator"),
+        (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s, simulated"),
+        ("dense, same DRAM", dense(metrics)),
     ]
 
 
-def size(num_bytes: float) -> str:
-    """`num_bytes` with a decimal unit, as storage is sold."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"
+def dense(metrics: Metrics) -> str:
+    """What a dense run in the same DRAM does, and how this artifact compares."""
+    if metrics.dense is None or metrics.gain_over_dense is None:
+        return "does not fit: its buffers alone exceed the budget"
+    run, gain = metrics.dense, metrics.gain_over_dense
+    figures = f"{run.tokens_per_s:.0f} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
+    if metrics.method == "dense":
+        return f"{figures} per token; this artifact is dense"
+    pays = "" if gain >= 1 else ": sparsity does not pay here, build with method=dense"
+    return f"{figures} per token, perplexity {metrics.ppl_dense:.2f}; this artifact is {gain:.2f} times as fast{pays}"
 
 
 def show(folder: Path, prompt: str) -> str:

@@ -38,7 +38,7 @@ from schemas.manifest import (
     ArtifactFile,
     Manifest,
 )
-from schemas.metrics import RunMetrics, Verification
+from schemas.metrics import DenseRun, RunMetrics, Verification
 from schemas.model import Model, ModelSpec, SourceFile, TensorSource, role_shape
 from schemas.order import FamilyOrder, Order
 from schemas.package import Package
@@ -375,6 +375,15 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
         num_test_tokens=100,
         ppl_source=8.0,
         ppl_artifact=8.2,
+        ppl_dense=8.1,
+        dense=DenseRun(
+            reads_per_token=24,
+            flash_bytes_per_token=98_304,
+            flash_s=0.0002,
+            dram_s=0.00005,
+            read_buffer_bytes=8192,
+            pinned_bytes=4080,
+        ),
         max_logit_error=1e-3,
         top1_agreement=0.95,
         simulated_equals_real=True,

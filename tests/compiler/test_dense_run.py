@@ -1,0 +1,72 @@
+"""compiler/dense_run.py: the dense run that every choice is held against costs what the simulator says it does."""
+
+import numpy as np
+import pytest
+
+from compiler.cost_model import MIN_STAGING_SLOTS, WHOLE_MLP, kv_cache_bytes, resident_bytes, unit_bytes
+from compiler.dense_run import dense_run
+from runtime._extents import span_bytes
+from runtime.artifact.reader import open_artifact
+from runtime.simulate import simulate
+from runtime.trace import FETCH, Event
+from tests.support.records import Build
+from tests.support.statistics import device_of, model_of
+
+CONTEXT = 64
+
+
+def least_budget(model, device):
+    """Bytes below which no dense run fits: what is resident, the KV cache and the least buffers."""
+    unit = unit_bytes(WHOLE_MLP, model.spec, "int8_group32")
+    fixed = resident_bytes(model, (WHOLE_MLP,), "int8_group32") + kv_cache_bytes(model.spec, CONTEXT)
+    return fixed + MIN_STAGING_SLOTS * unit + span_bytes(unit, device.flash.page_bytes.value)
+
+
+def units_bytes(model):
+    """Bytes of all units on flash."""
+    per_layer = model.spec.intermediate_size * unit_bytes(WHOLE_MLP, model.spec, "int8_group32")
+    return model.spec.num_hidden_layers * per_layer
+
+
+def test_it_costs_what_the_simulator_says(tmp_path):
+    """With nothing pinned and the same read buffer, an artifact whose every unit is fetched takes the same reads."""
+    build = Build(tmp_path, method="dense", num_pinned=0)
+    build.package()
+    artifact = open_artifact(build.artifact)
+    plan = artifact.manifest.plans[0]
+    found = dense_run(
+        build.model, "int8_group32", plan.context_length, least_budget(build.model, build.device), build.device
+    )
+    assert found is not None
+    assert found.pinned_bytes == 0
+    nothing = [part.model_copy(update={"num_pinned": 0, "cache_slots": 0}) for part in plan.sections]
+    changes = {"cache": "static", "sections": tuple(nothing), "read_buffer_bytes": found.read_buffer_bytes}
+    sections = artifact.manifest.flash.sections
+    trace = [Event(FETCH, 1, part.layer, part.family, np.arange(part.num_units, dtype=np.int32)) for part in sections]
+    simulated = simulate(artifact, plan.model_copy(update=changes), trace)
+    assert (simulated.reads, simulated.read_bytes) == (found.reads_per_token, found.flash_bytes_per_token)
+    assert simulated.modelled_flash_s == pytest.approx(found.flash_s)
+    assert simulated.modelled_dram_s == pytest.approx(found.dram_s)
+    assert simulated.modelled_tokens_per_s == pytest.approx(found.tokens_per_s)
+
+
+def test_more_dram_is_never_slower_and_enough_reads_nothing():
+    model, device = model_of(num_hidden_layers=4), device_of()
+    least = least_budget(model, device)
+    total = units_bytes(model)
+    runs = [dense_run(model, "int8_group32", CONTEXT, least + total * tenth // 10, device) for tenth in range(11)]
+    speeds = [run.tokens_per_s for run in runs if run is not None]
+    assert len(speeds) == 11
+    assert speeds == sorted(speeds)
+    assert runs[-1] is not None
+    assert (runs[-1].reads_per_token, runs[-1].flash_s, runs[-1].pinned_bytes) == (0, 0.0, total)
+    assert dense_run(model, "int8_group32", CONTEXT, least - 1, device) is None
+
+
+def test_a_layer_in_dram_waits_for_nothing():
+    """Half of the DRAM for units, layer by layer, less the read buffer: three layers wait, not four."""
+    model, device = model_of(num_hidden_layers=4), device_of()
+    total = units_bytes(model)
+    found = dense_run(model, "int8_group32", CONTEXT, least_budget(model, device) + total // 2, device)
+    assert found is not None
+    assert found.flash_s == pytest.approx(3 * device.flash.latency_s.value, rel=0.01)
