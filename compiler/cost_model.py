@@ -112,9 +112,16 @@ def dense_footprint_bytes(model: Model, format_name: FormatName, context_length:
     return weight_bytes(model, format_name) + kv_cache_bytes(model.spec, context_length)
 
 
-def predictor_bytes(spec: ModelSpec, rank: int) -> int:
-    """Bytes of one layer's predictor: fc1 [rank, hidden_size] and fc2 [intermediate_size, rank] in fp16."""
-    return 2 * rank * (spec.hidden_size + spec.intermediate_size)
+def predictor_bytes(spec: ModelSpec, rank: int, format_name: FormatName) -> int:
+    """Bytes of one layer's predictor: the rows of fc1 [rank, hidden_size] and fc2 [intermediate_size, rank]."""
+    return rank * slice_bytes(spec.hidden_size, format_name) + spec.intermediate_size * slice_bytes(rank, format_name)
+
+
+def whole_rank(rank: int, format_name: FormatName) -> int:
+    """The least rank from `rank` on whose rows of fc2 fill their last group: one below it would take as many bytes."""
+    while slice_bytes(rank + 1, format_name) == slice_bytes(rank, format_name):
+        rank += 1
+    return rank
 
 
 # Buffers

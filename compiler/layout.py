@@ -137,10 +137,10 @@ class _Fixed(NamedTuple):
 
 def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: tuple[Predictors, ...]) -> _Fixed:
     families = families_of(sparsity.method, model.spec)
-    ranks = [layer.rank for part in predictors for layer in part.layers]
+    stored = [predictor_bytes(model.spec, entry.rank, entry.format) for part in predictors for entry in part.layers]
     return _Fixed(
         resident=resident_bytes(model, families, sparsity.format),
-        predictors=sum(predictor_bytes(model.spec, rank) for rank in ranks),
+        predictors=sum(stored),
         kv_cache=kv_cache_bytes(model.spec, sparsity.context_length),
     )
 

@@ -67,10 +67,11 @@ class Source(Record):
 
 
 class LayerPredictorInfo(Record):
-    """Threshold of a layer's predictor; its tensors are `<layer>.fc1`, `<layer>.fc2` in predictors.safetensors."""
+    """A layer's predictor; its codes in `format` are `<layer>.fc1`, `<layer>.fc2` in predictors.safetensors."""
 
     layer: Count
     rank: PositiveCount
+    format: FormatName
     threshold: float
 
 

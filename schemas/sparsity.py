@@ -33,7 +33,9 @@ class Sparsity(Record):
     context_length: PositiveCount
     densities: tuple[Densities, ...]
     predictor_rank: tuple[Count, ...]
-    """Hidden size of each layer's predictor; empty where the method has none."""
+    """Hidden size of each layer's predictor: 0 where the density is 1; empty where the method has none."""
+    predictor_format: FormatName | None = None
+    """How predictors are stored; None where the method has none."""
     budget: Budget
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""

@@ -7,6 +7,7 @@ what this runtime keeps besides); how densities follow from budget or statistics
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from compiler.cost_model import (
     resident_bytes,
     unit_bytes,
     weight_bytes,
+    whole_rank,
 )
 from runtime._plugins import load
 from schemas.activations import Activations
@@ -36,6 +38,7 @@ from schemas.sparsity import Budget, Densities, Sparsity
 LOG = logging.getLogger(__name__)
 RANK_STEP = 4
 MIN_RANK = 8
+"""Both are raised to what fills the groups of the predictors' format: 32 in 8 bits."""
 RANK_PER_DENSITY = 2.0
 """Largest rank = this x density x hidden_size: twice where training starts (compiler/predict/__init__.py)."""
 PREDICTOR_PARAMETER_SHARE = 0.1
@@ -55,6 +58,9 @@ class AllocateConfig(Record):
         default=None, gt=0, le=1, description="share of units used per token; without it, derived from the budget"
     )
     cache: str = Field(default="lru", description="cache policy of the artifact: a file of runtime/cache")
+    predictor_format: FormatName = Field(
+        default="int8_group32", description="how predictors are stored: fp16, int8_group32 or int4_group32"
+    )
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ def run(config: AllocateConfig, model: Model, activations: Activations, device: 
     """
     spec = model.spec
     load("runtime.cache", config.cache)
+    load("runtime.quantization", config.predictor_format)
     if config.context_length > spec.max_position_embeddings:
         raise ColdpressError(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
@@ -86,8 +93,8 @@ def run(config: AllocateConfig, model: Model, activations: Activations, device: 
     resident = resident_bytes(model, tuple(densities), config.format)
     kv_cache = kv_cache_bytes(spec, config.context_length)
     free = budget - resident - kv_cache
-    ranks = _predictor_ranks(config.method, model, densities, free)
-    predictors = sum(predictor_bytes(spec, rank) for rank in ranks)
+    ranks = _predictor_ranks(config, model, densities, free)
+    predictors = sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
     buffers = buffers_for(spec, config.format, densities, free - predictors, device.flash.page_bytes.value)
     cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, predictors, buffers.total_bytes))
     sparsity = Sparsity(
@@ -96,6 +103,7 @@ def run(config: AllocateConfig, model: Model, activations: Activations, device: 
         context_length=config.context_length,
         densities=tuple(Densities(family=family, per_layer=values) for family, values in densities.items()),
         predictor_rank=ranks,
+        predictor_format=config.predictor_format if ranks else None,
         budget=Budget(
             dram_budget_bytes=budget,
             resident_bytes=resident,
@@ -136,26 +144,55 @@ def _densities(
 
 
 def _predictor_ranks(
-    method: Method, model: Model, densities: dict[FamilyName, tuple[float, ...]], free_bytes: int
+    config: AllocateConfig, model: Model, densities: dict[FamilyName, tuple[float, ...]], free_bytes: int
 ) -> tuple[int, ...]:
     """The largest rank that each layer's predictor may have; none where the method needs no predictor.
 
-    Sparser layers get smaller ones (PowerInfer Fig. 9). Where their bytes exceed the caps, the largest are cut first:
-    the first ranks of a predictor find most.
+    Sparser layers get smaller ones (PowerInfer Fig. 9), and a layer all of whose units are used gets none. Where they
+    exceed the caps, the largest are cut first: the first ranks of a predictor find most.
+
+    Raises:
+        ColdpressError: if every unit of every layer is used.
     """
-    if not load("runtime.sparsity", method).NEEDS_PREDICTORS:
+    if not load("runtime.sparsity", config.method).NEEDS_PREDICTORS:
         return ()
-    spec, (per_layer,) = model.spec, densities.values()
-    wanted = [min(spec.hidden_size, _rounded(RANK_PER_DENSITY * density * spec.hidden_size)) for density in per_layer]
-    most_bytes = min(2 * PREDICTOR_PARAMETER_SHARE * model.num_parameters, PREDICTOR_FREE_SHARE * free_bytes)
-    level = max(wanted)
-    while level > MIN_RANK and sum(predictor_bytes(spec, min(rank, level)) for rank in wanted) > most_bytes:
-        level -= RANK_STEP
-    return tuple(min(rank, level) for rank in wanted)
+    (per_layer,) = densities.values()
+    if min(per_layer) >= 1:
+        raise ColdpressError(
+            f"method {config.method} has nothing to predict: at a density of 1 every unit of {model.name} is used; use "
+            "method=dense, or a lower density or dram_budget"
+        )
+    spec, step = model.spec, whole_rank(RANK_STEP, config.predictor_format)
+    least = whole_rank(MIN_RANK, config.predictor_format)
+
+    def fit(ranks: tuple[int, ...]) -> bool:
+        parameters = sum(ranks) * (spec.hidden_size + spec.intermediate_size)
+        stored = sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
+        share = PREDICTOR_PARAMETER_SHARE
+        return parameters <= share * model.num_parameters and stored <= PREDICTOR_FREE_SHARE * free_bytes
+
+    def wanted(density: float) -> int:
+        rank = math.ceil(RANK_PER_DENSITY * density * spec.hidden_size / step) * step
+        return min(spec.hidden_size, max(least, rank)) if density < 1 else 0
+
+    return _cut(tuple(map(wanted, per_layer)), per_layer, least, step, fit)
 
 
-def _rounded(rank: float) -> int:
-    return max(MIN_RANK, math.ceil(rank / RANK_STEP) * RANK_STEP)
+def _cut(
+    wanted: tuple[int, ...], per_layer: tuple[float, ...], least: int, step: int, fit: Callable[[tuple[int, ...]], bool]
+) -> tuple[int, ...]:
+    """`wanted` with the largest ranks lowered together, by `step`, until all `fit` or are at the `least`."""
+    ranks = wanted
+    while max(ranks) > least and not fit(ranks):
+        level = (max(ranks) - 1) // step * step
+        ranks = tuple(min(rank, level) for rank in ranks)
+    if step == RANK_STEP:
+        return ranks
+    # The groups of a format make a level coarse: the densest layers keep one step more where that still fits.
+    for layer in sorted(range(len(ranks)), key=lambda layer: -per_layer[layer]):
+        raised = (*ranks[:layer], min(wanted[layer], ranks[layer] + step), *ranks[layer + 1 :])
+        ranks = raised if fit(raised) else ranks
+    return ranks
 
 
 def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:

@@ -201,7 +201,7 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
         ),
         resident=inputs.codes.resident,
         predictors=tuple(
-            LayerPredictorInfo(layer=entry.layer, rank=entry.rank, threshold=entry.threshold)
+            LayerPredictorInfo(layer=entry.layer, rank=entry.rank, format=entry.format, threshold=entry.threshold)
             for entry in inputs.predictors
         ),
         plans=layout.plans,

@@ -152,7 +152,7 @@ def join_predictors(parts: tuple[Predictors, ...], model: Model) -> tuple[LayerP
 
 
 def predictors_to_write(predictors: tuple[LayerPredictor, ...]) -> Iterator[TensorToWrite]:
-    """`<layer>.fc1` and `<layer>.fc2`, float16."""
+    """`<layer>.fc1` and `<layer>.fc2`, uint8 [rows, row_bytes]."""
     for predictor in predictors:
         arrays = load_arrays(predictor.arrays, "fc1", "fc2")
         yield from (of_array(f"{predictor.layer}.{name}", arrays[name]) for name in ("fc1", "fc2"))

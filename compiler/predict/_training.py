@@ -8,10 +8,14 @@ Only torch and numpy, one thread, no files.
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from runtime._plugins import load
+from schemas.families import FormatName
 
 EVALUATIONS = 6
 REST_GAIN = 0.75
@@ -39,9 +43,22 @@ class Weights:
     fc1: torch.Tensor
     fc2: torch.Tensor
 
-    def rounded(self) -> "Weights":
-        """As it will be stored: to fp16 and back."""
-        return Weights(self.fc1.half().float(), self.fc2.half().float())
+    def rounded(self, format_name: FormatName) -> "Weights":
+        """As it will be stored: encoded and decoded. Rounding once more changes nothing."""
+        return decode(encode(self, format_name), format_name, self.fc1.shape[1])
+
+
+def encode(weights: Weights, format_name: FormatName) -> dict[str, np.ndarray]:
+    """Codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes], each row a slice of its own."""
+    plugin = load("runtime.quantization", format_name)
+    return {"fc1": plugin.encode(weights.fc1.numpy()), "fc2": plugin.encode(weights.fc2.numpy())}
+
+
+def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size: int) -> Weights:
+    """The weights that the runtime computes with."""
+    plugin, rank = load("runtime.quantization", format_name), len(codes["fc1"])
+    fc1, fc2 = plugin.decode(codes["fc1"], hidden_size), plugin.decode(codes["fc2"], rank)
+    return Weights(torch.from_numpy(fc1), torch.from_numpy(fc2))
 
 
 @dataclass(frozen=True)
@@ -130,10 +147,11 @@ def train(
     batch_tokens: int,
     target_recall: float,
     seed: int,
+    format_name: FormatName,
     dtype: torch.dtype = torch.float32,
     hopeless_density: float = math.inf,
 ) -> Weights:
-    """Adam from `start` with a cosine schedule; gives the fp16-rounded weights that predict least at `target_recall`.
+    """Adam from `start` with a cosine schedule; gives the weights that, as stored, predict least at `target_recall`.
 
     Args:
         start: Initial weights; left alone.
@@ -143,6 +161,7 @@ def train(
         batch_tokens: Tokens of an update.
         target_recall: Recall at which weights are compared.
         seed: Of the order in which tokens come.
+        format_name: How the weights will be stored.
         dtype: What an update is computed in; weights, Adam's state and the scores that decide are float32.
         hopeless_density: Training ends at an evaluation above this predicted density.
     """
@@ -150,13 +169,13 @@ def train(
     optimizer = torch.optim.Adam([fc1, fc2])
     rate, weight = LEARNING_RATE / math.sqrt(fc1.shape[1]), _positive_weight(fitted)
     batches = _Batches(len(fitted.inputs), batch_tokens, seed)
-    best, lowest, stale = start.rounded(), math.inf, 0
+    best, lowest, stale = start.rounded(format_name), math.inf, 0
     for step in range(steps):
         _set_gradients(fc1, fc2, fitted, batches.take(), weight, dtype)
         optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
         optimizer.step()
         if (step + 1) % max(1, steps // EVALUATIONS) == 0:
-            weights = Weights(fc1, fc2).rounded()
+            weights = Weights(fc1, fc2).rounded(format_name)
             density = quality(weights, choose_threshold(weights, chosen_by, target_recall), chosen_by).predicted_density
             best, stale = (weights, 0) if density < lowest else (best, stale + 1)
             lowest = min(lowest, density)

@@ -188,10 +188,14 @@ def _checked_unit_bytes(manifest: Manifest, index: int) -> int:
 def _check_predictors(manifest: Manifest) -> None:
     layers = [entry.layer for entry in manifest.predictors]
     num_layers = manifest.model.num_hidden_layers
-    if layers and layers != list(range(num_layers)):
-        raise ModelError(MANIFEST_FILE, "predictors", f"for layers {_short(layers)}", f"layers 0 to {num_layers - 1}")
+    if layers != sorted(set(layers)) or (layers and layers[-1] >= num_layers):
+        expected = f"ascending layers from 0 to {num_layers - 1}, each at most once"
+        raise ModelError(MANIFEST_FILE, "predictors", f"for layers {_short(layers)}", expected)
     largest = max(manifest.model.hidden_size, manifest.model.intermediate_size)
+    known = _plugins.names("runtime.quantization")
     for index, entry in enumerate(manifest.predictors):
+        if entry.format not in known:
+            raise ModelError(MANIFEST_FILE, f"predictors[{index}].format", entry.format, f"one of {', '.join(known)}")
         if entry.rank > largest:
             raise ModelError(MANIFEST_FILE, f"predictors[{index}].rank", str(entry.rank), f"at most {largest}")
 
@@ -252,7 +256,11 @@ def _check_plan_sections(manifest: Manifest, plan: Plan, field: str) -> None:
     expected = [(section.layer, section.family) for section in manifest.flash.sections]
     if found != expected:
         raise PlanError(MANIFEST_FILE, f"{field}.sections", "a list of other sections", "those of flash.img, in order")
+    predicted = {entry.layer for entry in manifest.predictors}
     for index, (part, section) in enumerate(zip(plan.sections, manifest.flash.sections, strict=True)):
+        if plan.method == "predictor" and part.density < 1 and part.layer not in predicted:
+            expected = f"1, since layer {part.layer} has no predictor"
+            raise PlanError(MANIFEST_FILE, f"{field}.sections[{index}].density", str(part.density), expected)
         if part.num_pinned + part.cache_slots > section.num_units:
             total = f"{part.num_pinned} pinned units and {part.cache_slots} cache slots"
             raise PlanError(MANIFEST_FILE, f"{field}.sections[{index}]", total, f"at most {section.num_units}")

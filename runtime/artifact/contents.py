@@ -40,12 +40,12 @@ def table_tensors(manifest: Manifest) -> Layout:
 
 
 def predictor_tensors(manifest: Manifest) -> Layout:
-    """predictors.safetensors: two matrices per layer."""
-    spec, half = manifest.model, np.dtype("<f2")
+    """predictors.safetensors: two matrices per layer that has a predictor, as uint8 [rows, row_bytes]."""
+    spec, byte = manifest.model, np.dtype("u1")
     layout: Layout = {}
     for entry in manifest.predictors:
-        layout[f"{entry.layer}.fc1"] = (half, (entry.rank, spec.hidden_size))
-        layout[f"{entry.layer}.fc2"] = (half, (spec.intermediate_size, entry.rank))
+        layout[f"{entry.layer}.fc1"] = (byte, (entry.rank, nbytes(entry.format, spec.hidden_size)))
+        layout[f"{entry.layer}.fc2"] = (byte, (spec.intermediate_size, nbytes(entry.format, entry.rank)))
     return layout
 
 

@@ -19,7 +19,7 @@ from runtime.artifact.reader import Artifact
 from schemas.errors import CorruptPageError
 from schemas.families import slice_length
 from schemas.layout import Section
-from schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE, FamilyFormat
+from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, FamilyFormat
 
 BLOCK_BYTES = 4 << 20
 """Bytes that are read at a time; a multiple of every page size."""
@@ -41,7 +41,7 @@ def verify_artifact(artifact: Artifact) -> int:
     for section in artifact.manifest.flash.sections:
         _check_units(artifact, section, formats[section.family])
     _check_resident(artifact)
-    _ = artifact.predictors  # loading checks that they are finite
+    _check_predictors(artifact)
     return sum(entry.size_bytes for entry in artifact.manifest.files)
 
 
@@ -126,10 +126,20 @@ def _check_resident(artifact: Artifact) -> None:
     for tensor in artifact.manifest.resident:
         if tensor.format is not None:
             codes = artifact.resident[tensor.role]
-            step = max(1, BLOCK_BYTES // codes.shape[1])
-            for start in range(0, len(codes), step):
-                rows = codes[start : start + step]
-                _check_codes(RESIDENT_FILE, f"tensor '{tensor.role}'", rows, tensor.format, tensor.shape[-1])
+            _check_matrix(RESIDENT_FILE, tensor.role, codes, tensor.format, tensor.shape[-1])
+
+
+def _check_predictors(artifact: Artifact) -> None:
+    for layer, found in artifact.predictors.items():
+        hidden_size, rank = artifact.manifest.model.hidden_size, len(found.fc1)
+        _check_matrix(PREDICTORS_FILE, f"{layer}.fc1", found.fc1, found.format, hidden_size)
+        _check_matrix(PREDICTORS_FILE, f"{layer}.fc2", found.fc2, found.format, rank)
+
+
+def _check_matrix(file: str, name: str, codes: np.ndarray, format_name: str, length: int) -> None:
+    step = max(1, BLOCK_BYTES // codes.shape[1])
+    for start in range(0, len(codes), step):
+        _check_codes(file, f"tensor '{name}'", codes[start : start + step], format_name, length)
 
 
 def _check_codes(file: str, place: str, codes: np.ndarray, format_name: str, length: int) -> None:

@@ -26,7 +26,7 @@ from runtime.artifact.errors import (
     TableError,
     short,
 )
-from schemas.families import FamilyName
+from schemas.families import FamilyName, FormatName
 from schemas.layout import Section
 from schemas.manifest import (
     FORMAT_MINOR,
@@ -44,9 +44,10 @@ class Predictor:
     """One layer's activation predictor: unit i is expected where (fc2 · relu(fc1 · x))[i] >= threshold."""
 
     fc1: np.ndarray
-    """float16 [rank, hidden_size]."""
+    """uint8 [rank, row_bytes], rows of hidden_size values in `format`."""
     fc2: np.ndarray
-    """float16 [intermediate_size, rank]."""
+    """uint8 [intermediate_size, row_bytes], rows of rank values in `format`."""
+    format: FormatName
     threshold: float
 
 
@@ -71,13 +72,14 @@ class Artifact:
 
     @cached_property
     def predictors(self) -> dict[int, Predictor]:
-        """Layer -> predictor, loaded on first use; empty where the artifact has none."""
+        """Layer -> predictor, loaded on first use; layers all of whose units are used have none."""
         if not self.manifest.predictors:
             return {}
         arrays = self._load(PREDICTORS_FILE)
-        _check_finite(PREDICTORS_FILE, arrays)
         return {
-            entry.layer: Predictor(arrays[f"{entry.layer}.fc1"], arrays[f"{entry.layer}.fc2"], entry.threshold)
+            entry.layer: Predictor(
+                arrays[f"{entry.layer}.fc1"], arrays[f"{entry.layer}.fc2"], entry.format, entry.threshold
+            )
             for entry in self.manifest.predictors
         }
 

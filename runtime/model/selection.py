@@ -42,8 +42,8 @@ def _lacks(method: ModuleType, manifest: Manifest) -> str | None:
         return f"cannot choose units of the family {foreign[0]}, which this artifact keeps on flash"
     if method.NEEDS_EXACT_ZEROS and manifest.model.hidden_act != "relu":
         return f"needs exact zeros, but the model's activation is {manifest.model.hidden_act}"
-    if method.NEEDS_PREDICTORS and len(manifest.predictors) != manifest.model.num_hidden_layers:
-        return "needs a predictor for every layer, and this artifact has none"
+    if method.NEEDS_PREDICTORS and not manifest.predictors:
+        return "needs predictors, and this artifact has none"
     return None
 
 
@@ -71,5 +71,13 @@ class Selection:
 
 
 def _predictor_arrays(artifact: Artifact, layer: int) -> dict[str, np.ndarray]:
-    predictor = artifact.predictors[layer]
-    return {"fc1": predictor.fc1, "fc2": predictor.fc2, "threshold": np.array(predictor.threshold)}
+    """Nothing for a layer without a predictor."""
+    found = artifact.predictors.get(layer)
+    if found is None:
+        return {}
+    return {
+        "fc1": found.fc1,
+        "fc2": found.fc2,
+        "format": np.array(found.format),
+        "threshold": np.array(found.threshold),
+    }

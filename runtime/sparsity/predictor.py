@@ -1,7 +1,8 @@
 """Predictor: the units that a small two-layer network expects to be active (LLM-in-a-flash 3.1 and B, PowerInfer 5.1).
 
 Reads the MLP's input after its norm, before anything of the MLP is computed; scores = fc2 · relu(fc1 · x), and a unit
-is used where its score reaches the layer's threshold. Weights are fp16, sums are float32.
+is used where its score reaches the layer's threshold. Scores come straight from the stored codes, sums are float32. A
+layer without a predictor is one where nothing is left out: it uses all units.
 """
 
 from collections.abc import Mapping
@@ -18,12 +19,22 @@ NEEDS_EXACT_ZEROS = False
 
 
 @dataclass(frozen=True)
-class Parameters:
-    """`fc1` float16 [rank, hidden_size], `fc2` float16 [num_units, rank], and the score from which a unit is used."""
+class Network:
+    """Codes uint8 [rows, row_bytes] of fc1 [rank, hidden_size] and fc2 [num_units, rank] in `format`, and the score
+    from which a unit is used."""
 
     fc1: np.ndarray
     fc2: np.ndarray
+    format: str
     threshold: float
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A layer's predictor; None where all of its `num_units` are used."""
+
+    num_units: int
+    network: Network | None
 
 
 def fit(num_units: int, density: float, arrays: Mapping[str, np.ndarray]) -> Parameters:
@@ -31,18 +42,13 @@ def fit(num_units: int, density: float, arrays: Mapping[str, np.ndarray]) -> Par
 
     Args:
         num_units: Units of the family.
-        density: Mean share of units to select; used only where `arrays` has no threshold.
-        arrays: `fc1`, `fc2` as in `Parameters`, and either `threshold` float32 [] or `inputs` float16 or float32
-            [num_tokens, hidden_size], from whose scores the threshold is taken: their (1 - density) quantile.
+        density: Plays no part: the threshold decides how many are used.
+        arrays: `fc1`, `fc2` and `threshold` as in `Network`, `format` as text []; or nothing.
     """
-    fc1 = np.ascontiguousarray(arrays["fc1"], np.float16)
-    fc2 = np.ascontiguousarray(arrays["fc2"], np.float16)
-    if "threshold" in arrays:
-        return Parameters(fc1, fc2, float(arrays["threshold"]))
-    scores = np.stack([_scores(inputs.astype(np.float32), fc1, fc2) for inputs in arrays["inputs"]]).ravel()
-    num_selected = min(scores.size, max(1, round(density * scores.size)))
-    position = scores.size - num_selected
-    return Parameters(fc1, fc2, float(np.partition(scores, position)[position]))
+    if not arrays:
+        return Parameters(num_units, None)
+    network = Network(arrays["fc1"], arrays["fc2"], str(arrays["format"]), float(arrays["threshold"]))
+    return Parameters(num_units, network)
 
 
 def select(signal: np.ndarray, parameters: Parameters, cached: np.ndarray) -> np.ndarray:
@@ -53,11 +59,11 @@ def select(signal: np.ndarray, parameters: Parameters, cached: np.ndarray) -> np
         parameters: From `fit`.
         cached: Plays no part.
     """
-    scores = _scores(signal, parameters.fc1, parameters.fc2)
-    ids = np.flatnonzero(scores >= parameters.threshold)
+    network = parameters.network
+    if network is None:
+        return np.arange(parameters.num_units, dtype=np.int32)
+    inner = gemv.gemv(network.fc1, signal.size, network.format, signal)
+    rectified = np.maximum(inner, 0, dtype=np.float32)
+    scores = gemv.gemv(network.fc2, rectified.size, network.format, rectified)
+    ids = np.flatnonzero(scores >= network.threshold)
     return (ids if ids.size else np.argmax(scores, keepdims=True)).astype(np.int32)
-
-
-def _scores(inputs: np.ndarray, fc1: np.ndarray, fc2: np.ndarray) -> np.ndarray:
-    inner = gemv.gemv(fc1.view(np.uint8), fc1.shape[1], "fp16", inputs)
-    return gemv.gemv(fc2.view(np.uint8), fc2.shape[1], "fp16", np.maximum(inner, 0, dtype=np.float32))

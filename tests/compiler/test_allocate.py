@@ -100,17 +100,53 @@ def test_sparser_layers_get_smaller_predictors(model: Model, activations: Activa
     ranks = run(config("predictor", "90%"), model, activations, device_of()).predictor_rank
     assert list(ranks) == sorted(ranks)
     assert ranks[0] < ranks[-1]
-    assert all(rank % 4 == 0 and rank >= 8 for rank in ranks)
-    assert run(config("relu", "90%"), model, activations, device_of()).predictor_rank == ()
+    assert all(rank % 32 == 0 and rank >= 32 for rank in ranks)
+    half = run(config("predictor", "90%", predictor_format="fp16"), model, activations, device_of()).predictor_rank
+    assert all(rank % 4 == 0 and rank >= 8 for rank in half)
+    assert min(half) < 32
+    without = run(config("relu", "90%"), model, activations, device_of())
+    assert (without.predictor_rank, without.predictor_format) == ((), None)
 
 
-def test_predictors_stay_within_their_share(model: Model, activations: Activations) -> None:
-    sparsity = run(config("predictor", "50%"), model, activations, device_of())
+def test_half_the_bytes_buy_larger_predictors(model: Model, activations: Activations) -> None:
+    """Where DRAM is what limits them."""
+    total = {
+        name: sum(
+            run(config("predictor", "36%", predictor_format=name), model, activations, device_of()).predictor_rank
+        )
+        for name in names("runtime.quantization")
+    }
+    assert total["fp16"] < total["int8_group32"] < total["int4_group32"]
+
+
+def test_where_nothing_is_left_out_nothing_is_predicted(model: Model, activations: Activations, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    layers = [np.ones((UNITS, TOKENS), bool) if i == 3 else rng.random((UNITS, TOKENS)) < 0.1 for i in range(LAYERS)]
+    one_whole = activations_of(tmp_path / "whole", [{"neuron": x} for x in layers])
+    sparsity = run(config("predictor", "70%"), model, one_whole, device_of())
+    assert [layer for layer, rank in enumerate(sparsity.predictor_rank) if not rank] == [3]
+    assert sum(parts(sparsity)) == sparsity.budget.dram_budget_bytes
+    smooth = activations.model_copy(update={"exact_zeros": False})
+    for changes in ({"density": 1.0}, {"dram_budget": "100%"}):
+        with pytest.raises(ColdpressError, match=r"has nothing to predict: .*; use method=dense, or a lower"):
+            run(config("predictor", **changes), model, smooth, device_of())
+
+
+@pytest.mark.parametrize(("format_name", "group", "group_bytes"), [("fp16", 1, 2), ("int8_group32", 32, 34)])
+@pytest.mark.parametrize("budget", ["40%", "50%", "60%"])
+def test_predictors_stay_within_their_share(
+    model: Model, activations: Activations, budget: str, format_name: str, group: int, group_bytes: int
+) -> None:
+    sparsity = run(config("predictor", budget, predictor_format=format_name), model, activations, device_of())
     free = sparsity.budget.dram_budget_bytes - sparsity.budget.resident_bytes - sparsity.budget.kv_cache_bytes
-    assert sparsity.budget.predictor_bytes == sum(
-        cost_model.predictor_bytes(model.spec, rank) for rank in sparsity.predictor_rank
-    )
-    assert sparsity.budget.predictor_bytes <= max(free * 6 // 10, cost_model.predictor_bytes(model.spec, 8 * LAYERS))
+
+    def stored(rank: int) -> int:
+        return group_bytes * (rank * -(-HIDDEN // group) + UNITS * -(-rank // group))
+
+    assert sparsity.predictor_format == format_name
+    assert sparsity.budget.predictor_bytes == sum(map(stored, sparsity.predictor_rank))
+    assert sparsity.budget.predictor_bytes <= free * 6 // 10
+    assert sum(sparsity.predictor_rank) * (HIDDEN + UNITS) <= 0.1 * model.num_parameters
 
 
 def test_a_budget_too_small_is_refused_with_its_parts(model: Model, activations: Activations) -> None:
@@ -141,6 +177,7 @@ def test_the_least_budget_that_fits_is_accepted(model: Model, activations: Activ
         ({"method": "relu", "density": 0.5}, ColdpressError, "leave density out"),
         ({"method": "dense", "density": 0.5}, ColdpressError, "leave density out"),
         ({"method": "topk", "cache": "lruu"}, UnknownNameError, "unknown cache 'lruu'"),
+        ({"method": "topk", "predictor_format": "int3"}, UnknownNameError, "unknown quantization 'int3'"),
         ({"method": "topk", "context_length": 257}, ColdpressError, "exceeds the 256 tokens"),
         ({"method": "topk", "dram_budget": "9GiB"}, DoesNotFitError, "device test has 8,589,934,592"),
         ({"method": "topk", "dram_budget": "much"}, ColdpressError, "'much' is not an amount of memory"),

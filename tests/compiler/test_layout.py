@@ -154,10 +154,19 @@ def test_predictors_are_counted_as_they_are(tmp_path):
     smaller = fitted.model_copy(
         update={"layers": tuple(entry.model_copy(update={"rank": 4}) for entry in fitted.layers)}
     )
-    assert lay_out(model, sparsity, placement, device, predictors=(fitted,)).plans[0].predictor_bytes == 2 * 2 * 8 * 136
-    assert (
-        lay_out(model, sparsity, placement, device, predictors=(smaller,)).plans[0].predictor_bytes == 2 * 2 * 4 * 136
+    half = fitted.model_copy(
+        update={"layers": tuple(entry.model_copy(update={"format": "fp16"}) for entry in fitted.layers)}
     )
+
+    def stored(predictors):
+        return lay_out(model, sparsity, placement, device, predictors=(predictors,)).plans[0].predictor_bytes
+
+    # two layers of fc1 [rank, 64] and fc2 [72, rank], in groups of 34 bytes: two a row of fc1, one a row of fc2
+    assert stored(fitted) == 2 * (8 * 2 * 34 + 72 * 34)
+    assert stored(smaller) == 2 * (4 * 2 * 34 + 72 * 34)
+    assert stored(half) == 2 * 2 * 8 * 136
+    one = fitted.model_copy(update={"layers": fitted.layers[1:]})
+    assert stored(one) == 8 * 2 * 34 + 72 * 34
 
 
 def test_a_budget_that_is_too_small_is_refused_with_both_numbers(tmp_path):

@@ -12,9 +12,11 @@ import torch
 from compiler._io import load_arrays, save_arrays
 from compiler.predict import PredictConfig, first_rank, run
 from compiler.predict import _training as training
+from runtime._plugins import load, names
 from runtime.sparsity import predictor
 from schemas.activations import Activations
 from schemas.errors import ColdpressError
+from schemas.families import FormatName
 from schemas.model import Model, TensorSource
 from schemas.predictors import Predictors
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
@@ -42,8 +44,16 @@ class Setting:
         self.model = with_gates(folder, self.gates)
         self.folder = folder
 
-    def run(self, name: str, *layers: int, threads: int = 1, ranks: tuple[int, ...] = (32,) * LAYERS) -> Predictors:
-        sparsity = sparsity_of("predictor", {"neuron": (0.15,) * LAYERS}, predictor_rank=ranks)
+    def run(
+        self,
+        name: str,
+        *layers: int,
+        threads: int = 1,
+        ranks: tuple[int, ...] = (32,) * LAYERS,
+        format_name: FormatName = "fp16",
+    ) -> Predictors:
+        densities = {"neuron": tuple(0.15 if rank else 1.0 for rank in ranks)}
+        sparsity = sparsity_of("predictor", densities, predictor_rank=ranks, predictor_format=format_name)
         work = workspace(self.folder / name)
         return run(PredictConfig(steps=STEPS), self.model, self.activations, sparsity, layers, work, threads)
 
@@ -99,15 +109,18 @@ def test_granted_rank_is_the_limit(setting: Setting) -> None:
     assert [entry.rank for entry in setting.run("small", 0, 2, ranks=(8, 8, 12)).layers] == [8, 12]
 
 
-def test_the_runtime_s_selector_agrees(setting: Setting, predictors: Predictors) -> None:
-    """The figures of the record are those of the stored fp16 weights with the stored threshold, token by token."""
-    entry = predictors.layers[1]
-    stored = load_arrays(entry.arrays)
+@pytest.mark.parametrize("format_name", names("runtime.quantization"))
+def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName) -> None:
+    """The figures of the record are those of the stored codes with the stored threshold, token by token."""
+    (entry,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
+    stored, nbytes = load_arrays(entry.arrays), load("runtime.quantization", format_name).nbytes
     assert {name: (a.dtype, a.shape) for name, a in stored.items()} == {
-        "fc1": (np.float16, (entry.rank, HIDDEN)),
-        "fc2": (np.float16, (UNITS, entry.rank)),
+        "fc1": (np.uint8, (entry.rank, nbytes(HIDDEN))),
+        "fc2": (np.uint8, (UNITS, nbytes(entry.rank))),
     }
-    parameters = predictor.fit(UNITS, 0.1, {**stored, "threshold": np.float32(entry.threshold)})
+    assert entry.format == format_name
+    arrays = {**stored, "format": np.array(format_name), "threshold": np.float32(entry.threshold)}
+    parameters = predictor.fit(UNITS, 0.1, arrays)
     inputs = load_arrays(setting.activations.layers[1].inputs)["mlp_inputs"][-TOKENS // 10 :]
     active = (inputs.astype(np.float64) @ setting.gates[1].T) > 0
     predicted = np.zeros_like(active)
@@ -117,10 +130,47 @@ def test_the_runtime_s_selector_agrees(setting: Setting, predictors: Predictors)
     assert (predicted & active).sum() / active.sum() == pytest.approx(entry.recall, abs=0.01)
 
 
-def test_chunks_and_threads_do_not_change_a_byte(setting: Setting, predictors: Predictors) -> None:
-    parallel = setting.run("parallel", 0, 1, 2, threads=3)
-    alone = [setting.run("alone", layer).layers[0] for layer in range(LAYERS)]
-    expected = [(entry.arrays.sha256, entry.threshold, entry.recall) for entry in predictors.layers]
+@pytest.mark.parametrize("format_name", names("runtime.quantization"))
+def test_rounding_is_final(format_name: FormatName) -> None:
+    """Weights that were chosen as they are stored are stored as they were chosen."""
+    generator = torch.Generator().manual_seed(3)
+    weights = training.Weights(torch.randn(40, 70, generator=generator), torch.randn(90, 40, generator=generator))
+    once = weights.rounded(format_name)
+    twice = once.rounded(format_name)
+    assert (once.fc1 == twice.fc1).all()
+    assert (once.fc2 == twice.fc2).all()
+    assert format_name == "fp16" or not torch.allclose(once.fc2, weights.fc2, rtol=1e-3)
+
+
+def test_training_chooses_by_the_weights_as_they_are_stored(setting: Setting) -> None:
+    """In 4 bits the last evaluation need not be the best one, and none is better than what training gives back."""
+    entry = setting.activations.layers[2]
+    bits = load_arrays(entry.family("neuron").arrays, "bits")["bits"]
+    fitted, chosen_by, _ = training.split(load_arrays(entry.inputs)["mlp_inputs"], bits, 0.2)
+    gate = torch.tensor(setting.gates[2])
+    start = training.initial(32, training.main_directions(fitted, gate, 32), fitted, gate)
+    chosen = training.train(start, fitted, chosen_by, STEPS, 512, 0.95, 0, "int4_group32")
+    assert (chosen.fc2 == chosen.rounded("int4_group32").fc2).all()
+    exact = training.train(start, fitted, chosen_by, STEPS, 512, 0.95, 0, "fp16").rounded("int4_group32")
+    density = [
+        training.quality(w, training.choose_threshold(w, chosen_by, 0.95), chosen_by).predicted_density
+        for w in (chosen, exact)
+    ]
+    assert density[0] <= density[1]
+
+
+def test_a_layer_that_uses_all_its_units_gets_no_predictor(setting: Setting) -> None:
+    found = setting.run("whole", 0, 1, 2, ranks=(8, 0, 8))
+    assert [entry.layer for entry in found.layers] == [0, 2]
+    assert setting.run("nothing", 1, ranks=(8, 0, 8)).layers == ()
+
+
+@pytest.mark.parametrize("format_name", ["fp16", "int8_group32"])
+def test_chunks_and_threads_do_not_change_a_byte(setting: Setting, format_name: FormatName) -> None:
+    whole = setting.run(f"whole-{format_name}", 0, 1, 2, format_name=format_name)
+    parallel = setting.run(f"parallel-{format_name}", 0, 1, 2, threads=3, format_name=format_name)
+    alone = [setting.run(f"alone-{format_name}", layer, format_name=format_name).layers[0] for layer in range(LAYERS)]
+    expected = [(entry.arrays.sha256, entry.threshold, entry.recall) for entry in whole.layers]
     assert [(entry.arrays.sha256, entry.threshold, entry.recall) for entry in parallel.layers] == expected
     assert [(entry.arrays.sha256, entry.threshold, entry.recall) for entry in alone] == expected
 
@@ -144,10 +194,10 @@ def test_training_beats_its_start(setting: Setting) -> None:
     fitted, chosen_by, judged_on = training.split(load_arrays(entry.inputs)["mlp_inputs"], bits, 0.2)
     gate = torch.tensor(setting.gates[2])
     start = training.initial(16, training.main_directions(fitted, gate, 32), fitted, gate)
-    trained = training.train(start, fitted, chosen_by, 120, 512, 0.95, 0)
+    trained = training.train(start, fitted, chosen_by, 120, 512, 0.95, 0, "fp16")
     density = [
         training.quality(w, training.choose_threshold(w, chosen_by, 0.95), judged_on).predicted_density
-        for w in (start.rounded(), trained)
+        for w in (start.rounded("fp16"), trained)
     ]
     assert density[1] < 0.8 * density[0]
 
@@ -234,10 +284,18 @@ def test_parts_are_disjoint_and_in_order() -> None:
 
 
 def test_first_rank_follows_sparsity() -> None:
-    assert first_rank(0.03, 4096, 1024) == 128
-    assert first_rank(0.25, 4096, 2048) == 1024
-    assert first_rank(0.25, 4096, 512) == 512
-    assert first_rank(0.001, 64, 512) == 8
+    assert first_rank(0.03, 4096, 1024, "fp16") == 128
+    assert first_rank(0.25, 4096, 2048, "fp16") == 1024
+    assert first_rank(0.25, 4096, 512, "fp16") == 512
+    assert first_rank(0.001, 64, 512, "fp16") == 8
+
+
+@pytest.mark.parametrize("format_name", ["int8_group32", "int4_group32"])
+def test_ranks_fill_the_groups_of_their_format(setting: Setting, format_name: FormatName) -> None:
+    assert first_rank(0.001, 64, 512, format_name) == 32
+    assert first_rank(0.01, 4096, 512, format_name) == 64  # 41 values, two groups
+    assert first_rank(0.01, 4096, 48, format_name) == 48
+    assert [entry.rank for entry in setting.run(f"filled-{format_name}", 0, format_name=format_name).layers] == [32]
 
 
 def test_refusals(setting: Setting) -> None:

@@ -6,6 +6,9 @@ import pytest
 from compiler import ingest, verify
 from compiler._io import Workspace
 from compiler.verify import VerifyConfig, check_gates, run, simulation_equals, sum_nll, take_blocks
+from runtime.artifact.reader import open_artifact
+from runtime.generate import Session
+from runtime.trace import FETCH, Recorder
 from schemas.errors import ArtifactError, ColdpressError, CorruptPageError, DoesNotFitError
 from schemas.manifest import FLASH_FILE
 from tests.support.data import data_folder
@@ -60,6 +63,22 @@ def test_a_sparse_artifact_reads_what_it_selects(tmp_path, method):
     )
     assert found.max_logit_error < 0.05  # dense logits: what int8 costs, whatever the selector
     assert found.artifact_sha256 == build.package().manifest_sha256
+
+
+@pytest.mark.parametrize("predictor_format", ["fp16", "int8_group32", "int4_group32"])
+def test_a_layer_without_a_predictor_uses_all_its_units(tmp_path, predictor_format):
+    """Nothing is left out there, so there is nothing to predict; the other layers use what they predict."""
+    build = Build(tmp_path, method="predictor", spec=SPEC, whole_layers=(0, 2), predictor_format=predictor_format)
+    artifact = build.package()
+    manifest = open_artifact(artifact.folder).manifest
+    assert [(entry.layer, entry.format) for entry in manifest.predictors] == [(1, predictor_format)]
+    found = run(CONFIG, build.model, build.corpus, artifact)
+    assert found.simulated_equals_real
+    recorder = Recorder()
+    Session(artifact.folder, recorder=recorder).generate([1, 2, 3], 4, ignore_eos=True)
+    sizes = {(event.layer, event.ids.size) for event in recorder.events if event.kind == FETCH}
+    assert {size for layer, size in sizes if layer != 1} == {SPEC.intermediate_size}
+    assert all(1 <= size < SPEC.intermediate_size for layer, size in sizes if layer == 1)
 
 
 def test_the_perplexity_of_the_source_is_that_of_transformers(build):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from runtime import _plugins
+from runtime.quantization import fp16
 from schemas.families import FAMILIES
 
 METHODS = _plugins.names("runtime.sparsity")
@@ -16,9 +17,10 @@ def fitted(method, density):
     arrays = {}
     if method.NEEDS_PREDICTORS:
         arrays = {
-            "fc1": random.normal(size=(RANK, HIDDEN)).astype(np.float16),
-            "fc2": random.normal(size=(NUM_UNITS, RANK)).astype(np.float16),
-            "inputs": random.normal(size=(50, HIDDEN)).astype(np.float16),
+            "fc1": fp16.encode(random.normal(size=(RANK, HIDDEN))),
+            "fc2": fp16.encode(random.normal(size=(NUM_UNITS, RANK))),
+            "format": np.array("fp16"),
+            "threshold": np.array(0.5),
         }
     return method.fit(NUM_UNITS, density, arrays)
 

@@ -58,9 +58,9 @@ def test_a_valid_artifact_hands_out_what_is_in_it(relu_artifact):
 def test_predictors_come_with_their_thresholds(predictor_artifact):
     predictors = open_artifact(predictor_artifact.path).predictors
     assert sorted(predictors) == list(range(12))
-    assert predictors[4].fc1.shape == (8, 64)
-    assert predictors[4].fc2.shape == (512, 8)
-    assert predictors[4].fc2.dtype == np.float16
+    assert predictors[4].format == "int8_group32"
+    assert (predictors[4].fc1.dtype, predictors[4].fc1.shape) == (np.uint8, (8, 68))
+    assert (predictors[4].fc2.dtype, predictors[4].fc2.shape) == (np.uint8, (512, 34))
     assert predictors[4].threshold == 0.1
 
 
@@ -377,7 +377,7 @@ def resident(manifest, role):
 
 
 def predictor(layer):
-    return {"layer": layer, "rank": 4, "threshold": 0.5}
+    return {"layer": layer, "rank": 4, "format": "fp16", "threshold": 0.5}
 
 
 @pytest.mark.parametrize("case", MANIFEST_CASES)
@@ -387,18 +387,39 @@ def test_a_manifest_that_contradicts_itself_is_refused(path, case):
     refuse(path, kind, *words)
 
 
-def test_a_predictor_plan_needs_predictors_for_all_layers(predictor_artifact, tmp_path):
+def test_a_predictor_plan_needs_predictors_where_units_are_left_out(predictor_artifact, tmp_path):
     path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
-    change_manifest(path, lambda manifest: manifest["predictors"].pop())
-    refuse(path, errors.ModelError, "predictors", "layers 0 to 11")
+
+    def without_the_last(manifest):
+        manifest["predictors"].pop()
+        manifest["plans"][0]["predictor_bytes"] -= 8 * 68 + 512 * 34
+
+    change_manifest(path, without_the_last)
+    refuse(path, errors.PlanError, "sections[11].density is 0.25", "1, since layer 11 has no predictor")
+    change_manifest(path, lambda manifest: part(manifest, 11, density=1))
+    refuse(path, errors.TensorFileError, "predictors.safetensors: tensor '11.fc1' is present")
     change_manifest(path, lambda manifest: manifest.update(predictors=[]))
     refuse(path, errors.PlanError, "plans[0].method is 'predictor'")
 
 
-def test_a_predictor_of_another_rank_is_refused(predictor_artifact, tmp_path):
+@pytest.mark.parametrize("layers", [[0, 2, 1], [0, 0], [5, 12]])
+def test_predictors_are_listed_by_layer(predictor_artifact, tmp_path, layers):
     path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
-    change_manifest(path, lambda manifest: manifest["predictors"][3].update(rank=7))
+    change_manifest(path, lambda manifest: manifest.update(predictors=[predictor(layer) for layer in layers]))
+    refuse(path, errors.ModelError, f"predictors is for layers {layers}", "ascending layers from 0 to 11")
+
+
+@pytest.mark.parametrize(("field", "value"), [("rank", 7), ("format", "int4_group32")])
+def test_a_predictor_of_another_rank_or_format_is_refused(predictor_artifact, tmp_path, field, value):
+    path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
+    change_manifest(path, lambda manifest: manifest["predictors"][3].update({field: value}))
     refuse(path, errors.PlanError, "predictor_bytes")
+
+
+def test_a_predictor_in_an_unknown_format_is_refused(predictor_artifact, tmp_path):
+    path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
+    change_manifest(path, lambda manifest: manifest["predictors"][3].update(format="int3"))
+    refuse(path, errors.ModelError, "predictors[3].format is int3", "one of fp16, int4_group32, int8_group32")
 
 
 # Tensor files: (header as a function of a valid one, words)

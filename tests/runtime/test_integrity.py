@@ -77,6 +77,14 @@ def test_resident_codes_that_are_not_finite_are_found(path):
         verify_artifact(open_artifact(path))
 
 
+@pytest.mark.parametrize("name", ["7.fc1", "7.fc2"])
+def test_predictor_codes_that_are_not_finite_are_found(predictor_artifact, tmp_path, name):
+    path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
+    change_arrays(path, "predictors.safetensors", lambda arrays: arrays[name][3].__setitem__(slice(0, 2), [0, 0x7C]))
+    with pytest.raises(errors.NonFiniteError, match=rf"predictors.safetensors: tensor '{name}' is holding values"):
+        verify_artifact(open_artifact(path))
+
+
 @pytest.mark.parametrize("name", ["extra.bin", ".gitattributes", "tokenizer/extra.json"])
 def test_files_that_are_not_listed_are_found(path, name):
     (path / name).parent.mkdir(exist_ok=True)

@@ -89,6 +89,7 @@ class Recipe:
     collapse_gap_bytes: int = 4096
     context_length: int = 32
     predictor_rank: int = 8
+    predictor_format: str = "int8_group32"
     density: float = 0.25
     seed: int = 0
 
@@ -227,12 +228,14 @@ def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) ->
     if recipe.method != "predictor":
         return []
     rank, spec = recipe.predictor_rank, recipe.spec
+    plugin = _plugins.load("runtime.quantization", recipe.predictor_format)
     arrays: dict[str, np.ndarray] = {}
     for layer in range(spec.num_hidden_layers):
-        arrays[f"{layer}.fc1"] = random.normal(0, 0.2, (rank, spec.hidden_size)).astype(np.float16)
-        arrays[f"{layer}.fc2"] = random.normal(0, 0.2, (spec.intermediate_size, rank)).astype(np.float16)
+        arrays[f"{layer}.fc1"] = plugin.encode(random.normal(0, 0.2, (rank, spec.hidden_size)))
+        arrays[f"{layer}.fc2"] = plugin.encode(random.normal(0, 0.2, (spec.intermediate_size, rank)))
     save_file(arrays, path / PREDICTORS_FILE)
-    return [{"layer": layer, "rank": rank, "threshold": 0.1} for layer in range(spec.num_hidden_layers)]
+    entry = {"rank": rank, "format": recipe.predictor_format, "threshold": 0.1}
+    return [{"layer": layer, **entry} for layer in range(spec.num_hidden_layers)]
 
 
 def _manifest(

@@ -24,6 +24,7 @@ from compiler.package._joined import Codes
 from compiler.quantize import QuantizeConfig
 from compiler.quantize import run as run_quantize
 from compiler.quantize._resident import layer_resident, shared_resident
+from runtime._plugins import load
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.base import ArrayFile
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
@@ -233,23 +234,28 @@ def tiny_sparsity(
     density: float = 0.25,
     rank: int = 8,
     context_length: int = 64,
+    predictor_format: FormatName = "int8_group32",
+    whole_layers: tuple[int, ...] = (),
 ) -> Sparsity:
-    """Everything resident fits; `budget_share` of the units' bytes are left for buffers and cache."""
+    """Everything resident fits; `budget_share` of the units' bytes are left for buffers and cache.
+
+    In `whole_layers` every unit is used, so that there is nothing to predict.
+    """
     spec, families = model.spec, families_of(method, model.spec)
-    ranks = (rank,) * spec.num_hidden_layers if method == "predictor" else ()
+    layers = range(spec.num_hidden_layers)
+    ranks = tuple(0 if layer in whole_layers else rank for layer in layers) if method == "predictor" else ()
+    per_layer = tuple(1.0 if method == "dense" or layer in whole_layers else density for layer in layers)
     resident = resident_bytes(model, families, format_name)
     kv_cache = kv_cache_bytes(spec, context_length)
-    predictors = sum(predictor_bytes(spec, size) for size in ranks)
+    predictors = sum(predictor_bytes(spec, size, predictor_format) for size in ranks)
     cache = int(budget_share * spec.num_hidden_layers * spec.intermediate_size * spec.hidden_size * 3) + 40_000
     return Sparsity(
         method=method,
         format=format_name,
         context_length=context_length,
-        densities=tuple(
-            Densities(family=family, per_layer=(1.0 if method == "dense" else density,) * spec.num_hidden_layers)
-            for family in families
-        ),
+        densities=tuple(Densities(family=family, per_layer=per_layer) for family in families),
         predictor_rank=ranks,
+        predictor_format=predictor_format if ranks else None,
         budget=Budget(
             dram_budget_bytes=resident + kv_cache + predictors + cache,
             resident_bytes=resident,
@@ -296,17 +302,21 @@ def tiny_order(folder: Path, model: Model, sparsity: Sparsity, layers: tuple[int
 
 
 def tiny_predictors(folder: Path, model: Model, sparsity: Sparsity) -> Predictors:
-    """Predictors of hashed numbers."""
+    """Predictors of hashed numbers, where a layer gets one."""
     layers: list[LayerPredictor] = []
-    for layer, rank in enumerate(sparsity.predictor_rank):
+    if sparsity.predictor_format is None:
+        return Predictors(weights_sha256=model.weights_sha256, layers=())
+    plugin = load("runtime.quantization", sparsity.predictor_format)
+    for layer, rank in ((layer, rank) for layer, rank in enumerate(sparsity.predictor_rank) if rank):
         arrays = {
-            "fc1": hashed(f"fc1 {layer}", rank, model.spec.hidden_size).astype(np.float16),
-            "fc2": hashed(f"fc2 {layer}", model.spec.intermediate_size, rank).astype(np.float16),
+            "fc1": plugin.encode(hashed(f"fc1 {layer}", rank, model.spec.hidden_size)),
+            "fc2": plugin.encode(hashed(f"fc2 {layer}", model.spec.intermediate_size, rank)),
         }
         layers.append(
             LayerPredictor(
                 layer=layer,
                 rank=rank,
+                format=sparsity.predictor_format,
                 threshold=0.25,
                 arrays=save_arrays(folder / f"predictor-{layer}.safetensors", arrays),
                 recall=0.9,
@@ -406,6 +416,9 @@ class Build:
     budget_share: float = 0.5
     source: Model | None = None
     """A model from elsewhere, in place of a tiny one of shape `spec`."""
+    predictor_format: FormatName = "int8_group32"
+    whole_layers: tuple[int, ...] = ()
+    """Layers all of whose units are used."""
 
     def __post_init__(self) -> None:
         """Makes every record but the package."""
@@ -414,7 +427,14 @@ class Build:
         self.spec = self.model.spec
         self.device = tiny_device(self.page_bytes)
         self.corpus = tiny_corpus(records, self.spec.vocab_size)
-        self.sparsity = tiny_sparsity(self.model, self.method, self.format_name, self.budget_share)
+        self.sparsity = tiny_sparsity(
+            self.model,
+            self.method,
+            self.format_name,
+            self.budget_share,
+            predictor_format=self.predictor_format,
+            whole_layers=self.whole_layers,
+        )
         self.placement = tiny_placement(records, self.model, self.sparsity, self.num_pinned)
         self.predictors = tiny_predictors(records, self.model, self.sparsity)
         self.quantized = tuple(self._quantize(chunk) for chunk in self.chunks())

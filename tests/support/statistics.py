@@ -10,7 +10,7 @@ from compiler._io import Workspace, save_arrays
 from compiler.order._task import Activity, Demand, Task
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.device import DeviceProfile
-from schemas.families import FamilyName, Method
+from schemas.families import FamilyName, FormatName, Method
 from schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource
 from schemas.placement import LayerPlacement, Placement
 from schemas.sparsity import Budget, Densities, Sparsity
@@ -174,6 +174,7 @@ def sparsity_of(
     densities: Mapping[FamilyName, tuple[float, ...]],
     cache_bytes: int = 1 << 20,
     predictor_rank: tuple[int, ...] = (),
+    predictor_format: FormatName = "fp16",
 ) -> Sparsity:
     """A decision of `allocate` whose budget has `cache_bytes` for units."""
     return Sparsity(
@@ -182,6 +183,7 @@ def sparsity_of(
         context_length=64,
         densities=tuple(Densities(family=family, per_layer=values) for family, values in densities.items()),
         predictor_rank=predictor_rank,
+        predictor_format=predictor_format if predictor_rank else None,
         budget=Budget(
             dram_budget_bytes=cache_bytes + 4096,
             resident_bytes=4096,
