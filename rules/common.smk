@@ -73,6 +73,7 @@ PREDICTORS_FLAG = " --predictors {input.predictors:q}" if PREDICTORS else ""
 SHARDS_FLAG = " --shards {input.shards:q}" if CONFIG.calibration_shards > 1 else ""
 DENSITY_FLAG = "" if CONFIG.density is None else " --density {params.density}"
 LICENSE_FLAG = "" if CONFIG.model.license is None else " --license {params.license:q}"
+CORPUS_REVISION_FLAG = "" if CONFIG.corpus_revision is None else " --corpus-revision {params.corpus_revision}"
 REVISION_FLAG = "" if CONFIG.model.revision is None else " --revision {params.revision}"
 
 

@@ -12,8 +12,9 @@ rule tokenize:
     params:
         code=stage_digest("tokenize"),
         corpus=CONFIG.corpus,
+        corpus_revision=CONFIG.corpus_revision,
         calibration_tokens=CONFIG.calibration_tokens,
         seed=CONFIG.seed,
     shell:
-        RUN + " tokenize --corpus {params.corpus:q} --calibration-tokens {params.calibration_tokens}"
+        RUN + " tokenize --corpus {params.corpus:q}" + CORPUS_REVISION_FLAG + " --calibration-tokens {params.calibration_tokens}"
         " --seed {params.seed} --model {input.model:q} --output {output:q} 2> {log:q}"

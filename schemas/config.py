@@ -39,6 +39,11 @@ class Settings(Record):
     corpus: str | None = Field(
         default=None, description="pydoc, a .txt or .jsonl file, a folder of them, or a hub dataset"
     )
+    corpus_revision: str | None = Field(
+        default=None,
+        pattern=REVISION_PATTERN,
+        description="the 40 hexadecimal digits of the commit that a hub dataset is read at",
+    )
     calibration_tokens: PositiveCount | None = Field(default=None, description="a whole number of tokens, at least 1")
     calibration_shards: PositiveCount | None = Field(default=None, description="a whole number of jobs, at least 1")
     context_length: PositiveCount | None = Field(default=None, description="a whole number of tokens, at least 1")
@@ -92,6 +97,8 @@ class BuildConfig(Record):
     cache: str
     distill: bool
     corpus: str
+    corpus_revision: str | None
+    """Commit of a hub dataset; None for a corpus that is no dataset."""
     calibration_tokens: PositiveCount
     calibration_shards: PositiveCount
     """Jobs that calibration text is shared out to."""

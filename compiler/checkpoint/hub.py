@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.errors import CheckpointError
+from schemas.errors import CheckpointError, ColdpressError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 REVISION = re.compile(r"[0-9a-f]{40}")
@@ -24,6 +24,25 @@ PATTERNS = [
     "LICENCE*",
     "NOTICE*",
 ]
+
+
+def check_dataset(corpus: str, revision: str | None) -> None:
+    """Refuses a dataset of the hub (`owner/name` or `owner/name:subset`) without the commit that it is read at.
+
+    Raises:
+        ColdpressError: naming the key to give; also where a revision is given for a corpus that has none.
+    """
+    of_hub = HUB_ID.fullmatch(corpus.partition(":")[0]) is not None and not Path(corpus).expanduser().exists()
+    if not of_hub and revision is not None:
+        raise ColdpressError(
+            f"corpus_revision={revision} has no meaning for the corpus {corpus}, which is no dataset of the hub; leave "
+            "it out"
+        )
+    if of_hub and (revision is None or not REVISION.fullmatch(revision)):
+        raise ColdpressError(
+            f"the corpus {corpus} is a dataset of the hub and needs corpus_revision=<40 hexadecimal digits>, the "
+            f"commit to read, found {revision!r}; look one up on the dataset's page, or give corpus=pydoc or a file"
+        )
 
 
 def snapshot(hub_id: str, revision: str | None, offline: bool, patterns: Sequence[str] = PATTERNS) -> Path:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from compiler._io import Workspace, save_arrays
 from compiler.checkpoint.source_tokenizer import bos_of, load_tokenizer
-from compiler.tokenize._text import Documents, read_corpus
+from compiler.tokenize._text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
 from schemas.base import PositiveCount, Record
 from schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
 from schemas.errors import ColdpressError
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
+MAX_CHARS_PER_TOKEN = 16
+"""A token of ordinary text has 3 to 6 characters."""
+MIN_TEXT_CHARS = 1 << 20
+"""So that a small calibration too sees more than the first articles of a dataset."""
 MAX_TASKS = 256
 """With more names than this, the field that names tasks says something else: every count is kept per task."""
 
@@ -36,6 +40,9 @@ class TokenizeConfig(Record):
 
     corpus: str = Field(
         min_length=1, description="pydoc, a .txt or .jsonl file, a folder of them, or a hub dataset such as owner/name"
+    )
+    corpus_revision: str | None = Field(
+        default=None, description="the 40 hexadecimal digits of the commit that a hub dataset is read at"
     )
     calibration_tokens: PositiveCount = Field(default=8192, description="tokens to calibrate on, at most")
     evaluation_tokens: PositiveCount = Field(default=4096, description="tokens of validation and of test, at most")
@@ -51,7 +58,7 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
     Raises:
         ColdpressError: if the corpus is missing, empty, or too short for one block of some split.
     """
-    documents = read_corpus(config.corpus, config.seed)
+    documents = read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config))
     block_tokens = min(config.block_tokens, model.spec.max_position_embeddings)
     tokenizer = load_tokenizer(Path(model.folder), model.spec.vocab_size)
     bos = bos_of(Path(model.folder), model.spec, tokenizer)
@@ -59,6 +66,13 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
         raise ColdpressError(f"blocks of {block_tokens} tokens leave nothing to predict; raise block_tokens")
     splits = tuple(_split(config, documents, split, tokenizer, block_tokens, bos, work) for split in SPLITS)
     return Corpus(name=documents.name, text_sha256=documents.text_sha256, splits=splits)
+
+
+def _wanted_chars(config: TokenizeConfig) -> int:
+    """Text of each split of a dataset that is certain to give the tokens asked for, as far as text is ordinary."""
+    share = {split: SHARES[split] / sum(SHARES.values()) for split in SPLITS}
+    tokens = max(config.calibration_tokens / share["calibration"], config.evaluation_tokens / share["test"])
+    return min(MAX_TEXT_BYTES, max(MIN_TEXT_CHARS, int(tokens * MAX_CHARS_PER_TOKEN)))
 
 
 def _split(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compiler.checkpoint.hub import HUB_ID
+from compiler.checkpoint.hub import HUB_ID, check_dataset
 from compiler.tokenize import pydoc
 from schemas.corpus import SPLITS, Split
 from schemas.errors import ColdpressError
@@ -22,7 +22,7 @@ from schemas.errors import ColdpressError
 log = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 64 << 20
-"""Read of the files of one part, or of one split of a dataset: far more than a calibration needs."""
+"""Read of the files of one part: far more than a calibration needs."""
 MAX_FILES = 1000
 SHARES: dict[Split, int] = {"calibration": 8, "validation": 1, "test": 1}
 MIN_PIECES = 30
@@ -46,12 +46,19 @@ class Documents:
     """Documents whose row names a task, and its name."""
 
 
-def read_corpus(corpus: str, seed: int) -> Documents:
+def read_corpus(corpus: str, seed: int, revision: str | None = None, wanted_chars: int = MAX_TEXT_BYTES) -> Documents:
     """The documents of `corpus`: `pydoc`, a .txt or .jsonl file, a folder of them, or a hub dataset id.
+
+    Args:
+        corpus: The name or path.
+        seed: Decides order and splits.
+        revision: The commit of a hub dataset.
+        wanted_chars: How much of each split of a hub dataset is fetched; files are read whole, up to `MAX_TEXT_BYTES`.
 
     Raises:
         ColdpressError: if there is no such corpus, it cannot be read, or it is empty.
     """
+    check_dataset(corpus, revision)
     if corpus == PYDOC:
         return _documents(PYDOC, {split: pydoc.documents(split) for split in SPLITS}, seed)
     path = Path(corpus).expanduser()
@@ -67,7 +74,7 @@ def read_corpus(corpus: str, seed: int) -> Documents:
             f"there is no corpus {corpus}; expected {PYDOC}, a .txt or .jsonl file, a folder of them, or a hub dataset "
             "such as owner/name"
         )
-    return _read_dataset(corpus, seed)
+    return _read_dataset(corpus, revision, seed, wanted_chars)
 
 
 def _files(path: Path) -> list[Path]:
@@ -195,30 +202,43 @@ def _ordered(texts: Iterator[str] | Sequence[str], seed: int) -> tuple[str, ...]
     return tuple(sorted(distinct, key=lambda text: hashlib.sha256(f"{seed}/{text}".encode()).digest()))
 
 
-def _read_dataset(corpus: str, seed: int) -> Documents:
-    """`owner/name` or `owner/name:subset` of the hub; scripts of datasets are never run."""
-    from datasets import load_dataset
+def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: int) -> Documents:
+    """`owner/name` or `owner/name:subset` of the hub at a commit; scripts of datasets are never run.
 
+    Streamed: of each of its splits no more is fetched than `wanted_chars` of text are in.
+    """
+    from datasets import load_dataset
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise ColdpressError(
+            f"the dataset {corpus} is streamed from the hub, and HF_HUB_OFFLINE forbids the network; allow it or give "
+            "a local text file"
+        )
     hub_id, _, subset = corpus.partition(":")
+    tasks: dict[str, str] = {}
     try:
-        found = load_dataset(hub_id, subset or None)
+        found = load_dataset(hub_id, subset or None, revision=revision, streaming=True)
+        texts = {str(split): list(_limited(corpus, rows, tasks, wanted_chars)) for split, rows in found.items()}
+    except ColdpressError:
+        raise
     except Exception as error:  # it raises types of many packages
         reason = " ".join(str(error).split())[:300]
         raise ColdpressError(
-            f"the dataset {corpus} cannot be loaded ({reason}); give a local text file instead"
+            f"the dataset {corpus} at revision {revision} cannot be loaded ({reason}); check the subset and the "
+            "revision, or give a local text file instead"
         ) from error
-    tasks: dict[str, str] = {}
-    texts = {str(split): list(_limited(corpus, rows, tasks)) for split, rows in found.items()}
     tests = texts.pop("test", []) if len(texts) > 1 else []
     others = [text for split in sorted(texts) for text in texts[split]]
     return _cut(hub_id, others, tests, seed, tasks)
 
 
-def _limited(corpus: str, rows: Any, tasks: dict[str, str]) -> Iterator[str]:
+def _limited(corpus: str, rows: Any, tasks: dict[str, str], wanted_chars: int) -> Iterator[str]:
+    """Texts of rows from the first on, until they are `wanted_chars` long; no row behind is fetched."""
     size = 0
     for number, row in enumerate(rows, 1):
         text = _document(corpus, number, row, tasks)
-        size += len(text)
-        if size > MAX_TEXT_BYTES:
-            return
         yield text
+        size += len(text)
+        if size >= wanted_chars:
+            return

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from compiler.checkpoint.hub import HUB_ID, snapshot
+from compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from compiler.checkpoint.source_config import checked_config
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -63,13 +63,17 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     settings: dict[str, Any] = {
         **DEFAULTS,
         "density": None,
+        "corpus_revision": None,
         "context_length": min(longest_context, LONGEST_DEFAULT_CONTEXT),
         "dram_budget": device.dram_budget_bytes.value,
         "layers_per_job": -(-reference.num_hidden_layers // DEFAULT_CHUNKS),
         **(profile.settings.model_dump(exclude_none=True) if profile else {}),
         **{key: value for key, value in request.model_dump(exclude_none=True).items() if key in Settings.model_fields},
     }
+    if request.corpus is not None:  # the profile's commit is one of the profile's corpus
+        settings["corpus_revision"] = request.corpus_revision
     _check_names(settings)
+    check_dataset(settings["corpus"], settings["corpus_revision"])
     settings["method"] = _method(settings["method"], reference)
     settings["dram_budget"] = _budget(settings["dram_budget"])
     return BuildConfig(

@@ -60,7 +60,7 @@ def test_defaults_suit_the_demo_model() -> None:
 
 
 def test_defaults_suit_a_model_without_exact_zeros() -> None:
-    built = settings.resolve({"model": "mistral-7b", "device": "oneplus12"})
+    built = settings.resolve({"model": "mistral-7b", "device": "oneplus12", "corpus": "pydoc"})
     assert built.method == "topk"
     assert built.format == "int4_group32"
     assert built.dram_budget == built.device.dram_budget_bytes.value
@@ -199,7 +199,17 @@ def test_hub_models_need_a_commit_and_a_reachable_hub(monkeypatch: pytest.Monkey
     assert "needs a pinned revision" in refusal(model="owner/name")
     assert "is not in the local cache" in refusal(model="owner/name", revision=COMMIT)
     assert "needs revision=" in refusal(model="opt-125m")
-    assert settings.resolve({"model": "opt-125m", "revision": COMMIT}).model.revision == COMMIT
+    assert settings.resolve({"model": "opt-125m", "revision": COMMIT, "corpus": "pydoc"}).model.revision == COMMIT
+
+
+def test_hub_datasets_need_a_commit(checkpoint: Path) -> None:
+    assert "needs corpus_revision=<40 hexadecimal digits>" in refusal(model="mistral-7b")
+    assert "needs corpus_revision=" in refusal(model=str(checkpoint), corpus="owner/name:subset")
+    assert "has no meaning for the corpus pydoc" in refusal(corpus_revision=COMMIT)
+    built = settings.resolve({"model": "mistral-7b", "corpus_revision": COMMIT})
+    assert built.corpus_revision == COMMIT
+    given = {"model": "mistral-7b", "corpus_revision": COMMIT, "corpus": "owner/name"}
+    assert settings.resolve(given).corpus_revision == COMMIT
 
 
 def test_chunks_cover_all_layers_once(checkpoint: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,33 +260,76 @@ def test_large_files_are_read_in_part(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 class _Datasets:
-    """Stands in for the datasets package."""
+    """Stands in for the datasets package: rows are counted as they are fetched."""
 
     def __init__(self, found: Any) -> None:
-        self.found, self.asked = found, []
+        self.found, self.asked, self.fetched = found, [], 0
 
-    def load_dataset(self, *names: Any) -> Any:
-        self.asked.append(names)
+    def load_dataset(self, *names: Any, **options: Any) -> Any:
+        self.asked.append((*names, options))
         if isinstance(self.found, Exception):
             raise self.found
-        return self.found
+        return {split: self._stream(rows) for split, rows in self.found.items()}
+
+    def _stream(self, rows: Iterable[Any]) -> Iterator[Any]:
+        for row in rows:
+            self.fetched += 1
+            yield row
+
+
+COMMIT = "0123456789" * 4
 
 
 def test_a_dataset_with_its_own_test_split(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": page} for page in documents(60)]
     package = _Datasets({"train": rows[:40], "validation": rows[40:50], "test": [*rows[50:], rows[0]]})
     monkeypatch.setitem(sys.modules, "datasets", package)
-    found = read_corpus("owner/name:subset", 0)
-    assert package.asked == [("owner/name", "subset")]
+    found = read_corpus("owner/name:subset", 0, COMMIT)
+    assert package.asked == [("owner/name", "subset", {"revision": COMMIT, "streaming": True})]
     assert found.name == "owner/name"
     assert set(found.splits["test"]) == {row["text"] for row in [*rows[50:], rows[0]]}
     assert set(found.splits["calibration"]) | set(found.splits["validation"]) == {row["text"] for row in rows[1:50]}
 
 
+def test_of_a_dataset_no_more_is_fetched_than_is_needed(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": f"{number} " + "word " * 2000} for number in range(1000)]
+    package = _Datasets({"train": iter(rows)})
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    corpus = run(model, "owner/name", tmp_path, corpus_revision=COMMIT)
+    assert {blocks.split for blocks in corpus.splits} == set(SPLITS)
+    assert (1 << 20) / 10_000 <= package.fetched <= (1 << 20) / 10_000 + 2
+
+
+@pytest.mark.parametrize("revision", [None, "main", "0" * 39])
+def test_a_dataset_without_a_pinned_revision(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    package = _Datasets({"train": []})
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    found = refusal(model, "owner/name:a", tmp_path, corpus_revision=revision)
+    assert "owner/name:a is a dataset of the hub and needs corpus_revision=<40 hexadecimal digits>" in found
+    assert package.asked == []
+
+
+def test_a_revision_of_a_corpus_that_has_none(model: Model, text: Path, tmp_path: Path) -> None:
+    assert "has no meaning for the corpus" in refusal(model, text, tmp_path, corpus_revision=COMMIT)
+
+
+def test_a_dataset_where_the_network_is_forbidden(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", _Datasets({"train": []}))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE forbids the network" in refusal(model, "owner/name", tmp_path, corpus_revision=COMMIT)
+
+
 def test_a_dataset_that_is_not_reached(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", _Datasets(ConnectionError("no\nroute")))
-    assert refusal(model, "owner/name", tmp_path) == (
-        "the dataset owner/name cannot be loaded (no route); give a local text file instead"
+    assert refusal(model, "owner/name", tmp_path, corpus_revision=COMMIT) == (
+        f"the dataset owner/name at revision {COMMIT} cannot be loaded (no route); check the subset and the revision, "
+        "or give a local text file instead"
     )
 
 

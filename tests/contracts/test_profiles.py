@@ -105,7 +105,8 @@ def test_model(name: str) -> None:
         assert profile.revision is None
     else:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", profile.source)
-    built = resolve({"model": name, **({} if profile.source.startswith("./") else {"revision": COMMIT})})
+    pinned = {} if profile.source.startswith("./") else {"revision": COMMIT, "corpus_revision": COMMIT}
+    built = resolve({"model": name, **pinned})
     assert built.method == ("predictor" if profile.hidden_act == "relu" else "topk")
 
 

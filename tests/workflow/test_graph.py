@@ -57,7 +57,11 @@ def test_every_profile_dry_runs(workflow: Workflow, tmp_path: Path) -> None:
     pairs = [(model, devices[i % len(devices)]) for i, model in enumerate(model_names())]
     assert {device for _, device in pairs} == set(devices)
     configs = [
-        {"model": model, "device": device, **({} if model == "demo" else {"revision": COMMIT})}
+        {
+            "model": model,
+            "device": device,
+            **({} if model == "demo" else {"revision": COMMIT, "corpus_revision": COMMIT}),
+        }
         for model, device in pairs
     ]
     done = subprocess.run(
