@@ -23,6 +23,7 @@ include: "rules/quantize.smk"
 include: "rules/layout.smk"
 include: "rules/package.smk"
 include: "rules/verify.smk"
+include: "rules/publish.smk"
 include: "rules/report.smk"
 
 
@@ -30,7 +31,9 @@ rule all:
     default_target: True
     input:
         f"{DEVICE}/preflight.json",
-        f"{DEVICE}/package.json",
+        PACKAGE_DUE,
+        PUBLISH_DUE,
+        f"{DEVICE}/publish.json",
         f"{DEVICE}/metrics.json",
         f"{DEVICE}/report.html",
     localrule: True

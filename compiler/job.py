@@ -34,6 +34,7 @@ STAGES = (
     "layout",
     "package",
     "verify",
+    "publish",
     "report",
 )
 

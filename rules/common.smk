@@ -30,19 +30,20 @@ if settings.ROOT != Path(workflow.basedir).resolve():
 CONFIG = checked(settings.resolve, config)
 
 MODEL = f"{CONFIG.build_dir}/{CONFIG.model.name}"
-DEVICE = f"{MODEL}/{CONFIG.device.name}"
-ARTIFACT = f"{DEVICE}/{CONFIG.model.name}-{CONFIG.device.name}.coldpress"
+DEVICE = f"{MODEL}/{CONFIG.target}"
+ARTIFACT = f"{DEVICE}/{CONFIG.model.name}-{CONFIG.target}.coldpress"
+# Where `package` writes the artifact, and `publish` takes it from.
+UNPUBLISHED = f"{DEVICE}/package/artifact"
+# Asked for as long as no artifact stands, be it that none was built or that somebody deleted it; no finished run leaves
+# them. Records alone would not do: an artifact is no output of its rule (rules/publish.smk).
+PUBLISH_DUE = [] if os.path.isfile(f"{ARTIFACT}/manifest.json") else [f"{DEVICE}/.publish.due"]
+PACKAGE_DUE = [f"{DEVICE}/.package.due"] if PUBLISH_DUE and not os.path.isfile(f"{UNPUBLISHED}/manifest.json") else []
 # The model that is compiled: the checkpoint, or what distillation made of it.
 SOURCE = f"{DEVICE}/distill.json" if CONFIG.distill else f"{MODEL}/ingest.json"
 CHUNKS = settings.chunks(CONFIG)
 # Layer-wise jobs that may share a machine's memory; where they are sent to a cluster, each has its own share of it.
 AT_A_TIME = 1 if workflow.remote_exec else len(CHUNKS)
 RUN = "OMP_NUM_THREADS={threads} {sys.executable} -m compiler"
-
-# `package` publishes the artifact by itself, whole or not at all, so snakemake is told of its record only. A record
-# whose artifact somebody deleted is stale.
-if os.path.exists(f"{DEVICE}/package.json") and not os.path.isdir(ARTIFACT):
-    os.remove(f"{DEVICE}/package.json")
 
 
 wildcard_constraints:
@@ -72,6 +73,10 @@ PREDICTORS = per_chunk("predict") if settings.needs_predictors(CONFIG) else []
 PREDICTORS_FLAG = " --predictors {input.predictors:q}" if PREDICTORS else ""
 SHARDS_FLAG = " --shards {input.shards:q}" if CONFIG.calibration_shards > 1 else ""
 DENSITY_FLAG = "" if CONFIG.density is None else " --density {params.density}"
+GATES = ("max_ppl_ratio", "min_top1_agreement", "max_logit_error")
+GATES_FLAGS = "".join(
+    f" --{gate.replace('_', '-')} {{params.{gate}}}" for gate in GATES if getattr(CONFIG, gate) is not None
+)
 LICENSE_FLAG = "" if CONFIG.model.license is None else " --license {params.license:q}"
 CORPUS_REVISION_FLAG = "" if CONFIG.corpus_revision is None else " --corpus-revision {params.corpus_revision}"
 REVISION_FLAG = "" if CONFIG.model.revision is None else " --revision {params.revision}"

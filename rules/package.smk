@@ -10,7 +10,8 @@ rule package:
         quantized=per_chunk("quantize"),
         predictors=PREDICTORS,
     output:
-        f"{DEVICE}/package.json",
+        record=f"{DEVICE}/package.json",
+        due=[temp(touch(path)) for path in PACKAGE_DUE],
     log:
         f"{DEVICE}/logs/package.log",
     benchmark:
@@ -18,10 +19,10 @@ rule package:
     threads: 1
     params:
         code=stage_digest("package"),
-        artifact=ARTIFACT,
+        artifact=UNPUBLISHED,
     shell:
         RUN + " package --artifact {params.artifact:q} --model {input.model:q} --corpus {input.corpus:q}"
         " --sparsity {input.sparsity:q} --device {input.device:q} --layout {input.layout:q} --order {input.order:q}"
         " --placement {input.placement:q} --quantized {input.quantized:q}"
         + PREDICTORS_FLAG
-        + " --output {output:q} 2> {log:q}"
+        + " --output {output.record:q} 2> {log:q}"

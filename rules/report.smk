@@ -9,7 +9,7 @@ rule report:
         order=per_chunk("order"),
         predictors=PREDICTORS,
         layout=f"{DEVICE}/layout.json",
-        package=f"{DEVICE}/package.json",
+        package=f"{DEVICE}/publish.json",
         verification=f"{DEVICE}/verify.json",
     output:
         metrics=f"{DEVICE}/metrics.json",

@@ -161,7 +161,7 @@ class Session:
         for block in token_blocks:
             done = 0
             for logits in self._teach(block, prefill_tokens if sparse else block_tokens, timer):
-                total += _nll(logits, block[done + 1 : done + 1 + len(logits)])
+                total += sum_nll(logits, block[done + 1 : done + 1 + len(logits)])
                 done += len(logits)
                 if on_logits:
                     on_logits(logits)
@@ -260,8 +260,8 @@ def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
     return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))
 
 
-def _nll(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Sum of -log softmax(logits)[target] in nats, float64: logits [T, V], targets [T] or one fewer."""
+def sum_nll(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Sum of -log softmax(logits)[target] in nats, float64: logits [T, vocab_size], targets int [T] or one fewer."""
     rows = logits[: len(targets)].astype(np.float64)
     top = rows.max(axis=1)
     log_sums = np.log(np.exp(rows - top[:, None]).sum(axis=1)) + top

@@ -5,11 +5,11 @@ is the answer that the rules read: nothing open, model and device known. A field
 takes, in words that complete "expected …".
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.base import PositiveCount, Record
+from schemas.base import PositiveCount, Record, Share
 from schemas.device import DeviceProfile
 from schemas.families import FormatName, Method
 
@@ -18,6 +18,8 @@ PreflightMode = Literal["auto", "always", "off"]
 """Whether a small trial is run before the long stages: for large models, for all, or no check at all."""
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 """Names that become folders of the build: no separators, no leading or trailing dot or dash."""
+Limit = Annotated[float, Field(gt=0)] | Literal["off"]
+ShareLimit = Share | Literal["off"]
 REVISION_PATTERN = r"^[0-9a-f]{40}$"
 
 
@@ -50,6 +52,9 @@ class Settings(Record):
     seed: int | None = Field(default=None, ge=0, description="a whole number, at least 0")
     layers_per_job: PositiveCount | None = Field(default=None, description="a whole number of layers, at least 1")
     preflight: PreflightMode | None = Field(default=None, description="auto, always or off")
+    max_ppl_ratio: Limit | None = Field(default=None, description="a number above 0 such as 1.05, or off")
+    min_top1_agreement: ShareLimit | None = Field(default=None, description="a share from 0 to 1, or off")
+    max_logit_error: Limit | None = Field(default=None, description="a number above 0 such as 0.01, or off")
 
 
 class BuildRequest(Settings):
@@ -60,6 +65,11 @@ class BuildRequest(Settings):
         default=None, pattern=REVISION_PATTERN, description="the 40 hexadecimal digits of a hub commit"
     )
     device: str = Field(default="pixel6", description="a device profile or the path of one")
+    label: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        description="letters, digits and .-_ between them: builds of other labels stay beside this one",
+    )
     build_dir: str = Field(default="build", min_length=1, description="a folder")
 
 
@@ -106,4 +116,14 @@ class BuildConfig(Record):
     seed: int
     layers_per_job: PositiveCount
     preflight: PreflightMode
+    max_ppl_ratio: Limit | None
+    min_top1_agreement: ShareLimit | None
+    max_logit_error: Limit | None
+    """Gates of `publish`; None leaves them to it."""
+    label: str | None
     build_dir: str
+
+    @property
+    def target(self) -> str:
+        """Names build folder and artifact: the device, and the label behind a plus, which no device's name holds."""
+        return self.device.name if self.label is None else f"{self.device.name}+{self.label}"

@@ -1,6 +1,19 @@
 """What a run measured (`RunMetrics`), what `verify` found (`Verification`), and what `report` publishes (`Metrics`)."""
 
+import math
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, PlainSerializer
+
 from schemas.base import Count, PositiveCount, Record, Sha256, Share
+
+Measured = Annotated[
+    float,
+    Field(allow_inf_nan=True),
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
+]
+"""A figure that a ruined artifact may leave without a finite value; JSON has null for that."""
 
 
 class RunMetrics(Record):
@@ -69,17 +82,17 @@ class DenseRun(Record):
 
 
 class Verification(Record):
-    """What `verify` found on test text with the artifact that was just built."""
+    """What `verify` found on test text with an artifact that is not published yet; `publish` judges it."""
 
     artifact_sha256: Sha256
     num_test_tokens: PositiveCount
-    ppl_source: float
-    ppl_artifact: float
-    ppl_dense: float
+    ppl_source: Measured
+    ppl_artifact: Measured
+    ppl_dense: Measured
     """Of the artifact's own weights with every unit used: what the format costs, without what sparsity costs."""
     dense: DenseRun | None
     """None where the budget holds no dense run."""
-    max_logit_error: float
+    max_logit_error: Measured
     """Largest difference of dense logits from the source's, over the largest logit's magnitude."""
     top1_agreement: Share
     simulated_equals_real: bool

@@ -1,10 +1,10 @@
-"""What `package` gives: where the published artifact is, its identity and its sizes."""
+"""What `package` and `publish` give: where an artifact stands, its identity and its sizes."""
 
 from schemas.base import Count, PositiveCount, Record, Sha256
 
 
 class Package(Record):
-    """A published artifact."""
+    """A whole artifact: of `package`, before anyone has verified it; of `publish`, under its final name."""
 
     folder: str
     """The artifact's directory; absolute in memory."""

@@ -1,8 +1,9 @@
 """package: the only writer of artifacts. Streams the units to flash.img in flash order, and everything else beside it.
 
-Reads all records of a build; writes the folder that schemas/FORMAT.md describes and publishes it in one step, so that
-what is visible is always whole. Same records, same bytes: nothing depends on time, host, path, cores or chunks. The
-mirror image is runtime/artifact/reader.py, which opens the folder once before it is published.
+Reads all records of a build; writes the folder that schemas/FORMAT.md describes, into a place that is not its final
+name, and whole or not at all: `verify` works on it there, `publish` names it. Same records, same bytes: nothing depends
+on time, host, path, cores or chunks. The mirror image is runtime/artifact/reader.py, which opens the folder once before
+it can be seen.
 """
 
 import errno
@@ -14,6 +15,7 @@ from pathlib import Path
 from pydantic import Field
 
 from compiler import __version__
+from compiler._publishing import publishing
 from compiler.package._documents import Inputs, input_digests, write_documents
 from compiler.package._flash import PageChecksums, write_flash
 from compiler.package._hashing import Written
@@ -26,7 +28,6 @@ from compiler.package._joined import (
     resident_to_write,
     tables_to_write,
 )
-from compiler.package._publish import publishing
 from compiler.package._safetensors import write_tensors
 from runtime.artifact.reader import open_artifact
 from schemas.base import Record
@@ -68,7 +69,7 @@ SLACK_BYTES = 64 << 20
 class PackageConfig(Record):
     """Settings of `package`."""
 
-    artifact: str = Field(description="path of the artifact to publish, a folder whose name ends in .coldpress")
+    artifact: str = Field(description="folder to write the artifact to")
 
 
 def run(
@@ -83,7 +84,7 @@ def run(
     quantized: tuple[Quantized, ...],
     predictors: tuple[Predictors, ...] | None,
 ) -> Package:
-    """Writes and publishes the artifact; one that stands there is replaced, and kept if anything fails.
+    """Writes the artifact; one that stands there is replaced, and kept if anything fails.
 
     Raises:
         ColdpressError: if the records do not belong together, or something else stands at the path.

@@ -44,8 +44,9 @@ SHORTENED = {
     "distill": {"steps": 1, "blocks_per_step": 1, "validation_blocks": 1},
     "predict": {"steps": 4},
     "verify": {"test_tokens": 8},
+    "publish": dict.fromkeys(("max_ppl_ratio", "min_top1_agreement", "max_logit_error"), "off"),
 }
-"""Settings of what takes long and fails no sooner for it."""
+"""Settings of what takes long and fails no sooner for it, or says nothing of two layers: their quality."""
 CONFIG = "config.json"
 LAYERED_KEYS = ("layer_types",)
 """Lists in config.json with one entry per layer."""
@@ -154,7 +155,8 @@ def least_bytes(model: Model, settings: Settings, page_bytes: int) -> int:
 def _arguments(stage: str, settings: Settings, layers: int, budget: int, folder: Path) -> list[str]:
     """A stage's command line, read off its `run` as compiler/job.py does."""
     values = {**asdict(settings), "heuristic": settings.order, "solver": settings.place, "dram_budget": budget}
-    values |= {"artifact": folder / "trial.coldpress", "html": folder / "report.html", **SHORTENED.get(stage, {})}
+    values |= {"artifact": folder / f"{stage}.coldpress", "metrics": folder / "report.json"}
+    values |= {"html": folder / "report.html", **SHORTENED.get(stage, {})}
     parameters = parameters_of(stage)
     known = [(name, values.get(name)) for name in parameters["config"].model_fields]
     found = [text for name, value in known if value is not None for text in (_flag(name), str(value))]

@@ -62,7 +62,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     device = load_device(device_path)
     settings: dict[str, Any] = {
         **DEFAULTS,
-        "density": None,
+        **dict.fromkeys(("density", "max_ppl_ratio", "min_top1_agreement", "max_logit_error")),
         "corpus_revision": None,
         "context_length": min(longest_context, LONGEST_DEFAULT_CONTEXT),
         "dram_budget": device.dram_budget_bytes.value,
@@ -77,7 +77,12 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     settings["method"] = _method(settings["method"], reference)
     settings["dram_budget"] = _budget(settings["dram_budget"])
     return BuildConfig(
-        model=reference, device=device, device_file=_shown(device_path), build_dir=request.build_dir, **settings
+        model=reference,
+        device=device,
+        device_file=_shown(device_path),
+        label=request.label,
+        build_dir=request.build_dir,
+        **settings,
     )
 
 

@@ -72,7 +72,7 @@ def dense(metrics: Metrics) -> str:
 def show(folder: Path, prompt: str) -> str:
     """The whole screen for a device's build folder."""
     metrics = load_record(folder / "metrics.json", Metrics)
-    package = load_record(folder / "package.json", Package)
+    package = load_record(folder / "publish.json", Package)
     text = generate(Path(package.folder), prompt, NUM_TOKENS)
     table = "\n".join(f"  {name:18s}{value}" for name, value in rows(metrics))
     title = f"{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}"

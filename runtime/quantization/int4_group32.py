@@ -11,6 +11,10 @@ from runtime.quantization._groups import GROUP, decode_blocks, encode_blocks, fl
 
 GROUP_BYTES = 2 + GROUP // 2
 
+MAX_LOGIT_ERROR = 0.8
+"""Error of dense logits, as a share of the largest logit, that rounding to this format does not explain: small real
+models have half of it at most (EXPERIMENTS.md)."""
+
 
 def nbytes(length: int) -> int:
     """Bytes of one slice of `length` values; the last group is padded with zeros."""

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from compiler import _publishing
 from compiler._io import load_arrays, save_arrays
-from compiler.package import _flash, _hashing, _mapped, _publish
+from compiler.package import _flash, _hashing, _mapped
 from compiler.package._hashing import HashingFile
 from compiler.package._mapped import MappedArray
 from runtime.artifact.reader import open_artifact
 from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE
-from tests.support.records import Build, tiny_spec
+from tests.support.records import Build, contents, tiny_spec
 
 POLYNOMIAL = 0x82F63B78
 
@@ -33,14 +34,6 @@ def crc32c(data: bytes) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ POLYNOMIAL * (crc & 1)
     return crc ^ 0xFFFFFFFF
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def hidden(folder: Path) -> list[str]:
@@ -225,7 +218,7 @@ def test_another_build_replaces_the_artifact(tmp_path, monkeypatch, exchange):
     build = Build(tmp_path)
     build.package()
     if not exchange:
-        monkeypatch.setattr(_publish, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(_publishing, "_exchange", lambda first, second: False)
     other = Build(tmp_path / "other", format_name="int4_group32")
     result = other.package()
     shutil.rmtree(other.artifact)
@@ -311,7 +304,7 @@ def _arm(step: int) -> None:
 
     for name in ("pwrite", "truncate", "fsync", "mkdir", "rename", "unlink", "rmdir"):
         setattr(os, name, counted(getattr(os, name)))
-    _publish._exchange = counted(_publish._exchange)
+    _publishing._exchange = counted(_publishing._exchange)
 
 
 def test_killed_at_any_step_the_visible_artifact_is_whole(tmp_path):

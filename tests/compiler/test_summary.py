@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
         predictor_bytes=0,
     )
     save_record(metrics, tmp_path / "metrics.json")
-    save_record(package, tmp_path / "package.json")
+    save_record(package, tmp_path / "publish.json")
     return tmp_path
 
 

@@ -403,7 +403,7 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
 
 @dataclass
 class Build:
-    """A build from weights to a published artifact, with each stage's record; changes go into `settings`."""
+    """A build from weights to a packaged artifact, with each stage's record; changes go into `settings`."""
 
     folder: Path
     method: Method = "topk"
@@ -419,6 +419,7 @@ class Build:
     predictor_format: FormatName = "int8_group32"
     whole_layers: tuple[int, ...] = ()
     """Layers all of whose units are used."""
+    name: str = "tiny.coldpress"
 
     def __post_init__(self) -> None:
         """Makes every record but the package."""
@@ -457,11 +458,11 @@ class Build:
 
     @property
     def artifact(self) -> Path:
-        """Where `package` publishes."""
-        return self.folder / "tiny.coldpress"
+        """Where `package` writes."""
+        return self.folder / self.name
 
     def package(self, **changes: Any) -> Package:
-        """Publishes the artifact; `changes` replaces records."""
+        """Writes the artifact; `changes` replaces records. The record stays in `record`."""
         records: dict[str, Any] = {
             "model": self.model,
             "corpus": self.corpus,
@@ -473,7 +474,17 @@ class Build:
             "quantized": self.quantized,
             "predictors": (self.predictors,) if self.method == "predictor" else None,
         }
-        return run_package(PackageConfig(artifact=str(self.artifact)), **(records | changes))
+        self.record = run_package(PackageConfig(artifact=str(self.artifact)), **(records | changes))
+        return self.record
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Relative path -> sha256 of every file below `folder`."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def manifest_of(

@@ -1,8 +1,9 @@
-"""Publishing a folder so that, whatever happens, the visible one is whole: the old one, the new one, or none.
+"""A folder that takes its name in one step: whatever happens, the visible one is whole: the old one, the new, or none.
 
-Everything is written into a hidden folder beside the target, synced bottom-up, and then takes the target's name in one
-step; a folder that was there is exchanged, not deleted first. A builder holds a lock on its hidden folder, so that the
-next one can tell the leftovers of a killed run from the work of a running one.
+Everything is written into a hidden folder beside the target, synced bottom-up, and then takes the target's name; a
+folder that was there is exchanged, not deleted first. A builder holds a lock on its hidden folder, so that the next one
+can tell the leftovers of a killed run from the work of a running one. `package` writes an artifact this way, and
+`publish` moves it to its final name: it has one place at a time, and `standing` finds it.
 """
 
 import ctypes
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compiler._io import sha256_of
 from schemas.errors import ColdpressError
 from schemas.manifest import MANIFEST_FILE
+from schemas.package import Package
 
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -40,10 +43,58 @@ def publishing(target: Path) -> Iterator[Path]:
         yield folder
         _sync(folder)
         _replace(folder, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # after an exchange, this is the artifact that was replaced
         os.close(lock)
+
+
+def move(folder: Path, target: Path) -> None:
+    """`folder` takes the name `target` in one step; what stood there goes.
+
+    Raises:
+        ColdpressError: if something that is no artifact stands at `target`.
+    """
+    _refuse_foreign(target)
+    _remove_leftovers(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _replace(folder, target)
+    sync_folder(target.parent)
+    sync_folder(folder.parent)
+    remove(folder)  # after an exchange, this is what was replaced
+
+
+def remove(target: Path) -> None:
+    """Takes a folder away, if there is one: it loses its name in one step, and its files afterwards."""
+    _remove_leftovers(target)
+    if target.exists():
+        aside = _hidden(target)
+        target.rename(aside)
+        sync_folder(target.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def standing(package: Package, artifact: str | None) -> Path:
+    """Where the artifact of a package stands: where it was written, or under its final name once it is published.
+
+    Raises:
+        ColdpressError: if it stands in neither place.
+    """
+    places = [Path(place) for place in (package.folder, artifact) if place and identity(Path(place))]
+    for place in places:
+        if identity(place) == package.manifest_sha256:
+            return place
+    what = ", ".join(f"{place}: the artifact is {(identity(place) or '')[:12]}" for place in places)
+    raise ColdpressError(
+        f"{what or f'{package.folder}: nothing stands there'}, the package says {package.manifest_sha256[:12]}; run "
+        "package again"
+    )
+
+
+def identity(folder: Path) -> str | None:
+    """sha256 of an artifact's manifest; None where there is no artifact."""
+    manifest = folder / MANIFEST_FILE
+    return sha256_of(manifest) if manifest.is_file() else None
 
 
 def _refuse_foreign(target: Path) -> None:
@@ -93,10 +144,11 @@ def _remove_leftovers(target: Path) -> None:
 def _sync(folder: Path) -> None:
     """Brings every folder's entries to the disk, the innermost first; files were synced when they were finished."""
     for path, _, _ in os.walk(folder, topdown=False):
-        _sync_folder(Path(path))
+        sync_folder(Path(path))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Brings a folder's entries to the disk."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)

@@ -1,0 +1,173 @@
+"""publish: gives an artifact its final name, if what `verify` found of it is good enough.
+
+The one stage that touches final names. It judges figures against gates, all of which can be set or turned off; that
+they are finite, that reads were as simulated and that DRAM was kept cannot. An artifact that passes moves from where
+`package` wrote it to its final name, in one step (compiler/_publishing.py). Of one that misses a gate nothing stands
+under that name: it stays, or is back, where `package` wrote it, and what an earlier build left there is set aside with
+its report, whole; the sentence says where.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from compiler._publishing import identity, move, remove, standing, sync_folder
+from runtime import _plugins
+from runtime.artifact.reader import open_artifact
+from schemas.base import Record, Share
+from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.manifest import Manifest
+from schemas.metrics import Verification
+from schemas.package import Package
+
+LOG = logging.getLogger(__name__)
+EARLIER = "earlier"
+"""Folder beside the artifact for what an earlier build left under its name; a folder in it per identity."""
+PositiveFloat = Annotated[float, Field(gt=0)]
+Off = Literal["off"]
+
+
+class PublishConfig(Record):
+    """Settings of `publish`."""
+
+    artifact: str = Field(description="final name of the artifact, a folder that ends in .coldpress")
+    metrics: str = Field(description="path of metrics.json, which tells of what stands under the final name")
+    html: str = Field(description="path of the report, likewise")
+    max_ppl_ratio: PositiveFloat | Off = Field(
+        default=2.0, description="the artifact's perplexity over the source's at most, such as 1.05, or off"
+    )
+    min_top1_agreement: Share | Off = Field(
+        default=0.4, description="share of tokens, at least, whose likeliest successor is the source's, or off"
+    )
+    max_logit_error: PositiveFloat | Off | None = Field(
+        default=None,
+        description="error of dense logits at most, as a share of the largest, or off (the format says by itself)",
+    )
+
+
+def run(config: PublishConfig, package: Package, verification: Verification) -> Package:
+    """Publishes what passes; the record says where.
+
+    Raises:
+        ColdpressError: if the figures are of another artifact, a gate is missed, or something that is no artifact
+            stands at the final name.
+        DoesNotFitError: if the run took more DRAM than the budget.
+        ArtifactError: if the reader refuses the artifact, naming the place.
+    """
+    if verification.artifact_sha256 != package.manifest_sha256:
+        raise ColdpressError(
+            f"the verification is of artifact {verification.artifact_sha256[:12]}, the package is "
+            f"{package.manifest_sha256[:12]}; run verify again"
+        )
+    target = Path(config.artifact).absolute()
+    reports = (Path(config.metrics).absolute(), Path(config.html).absolute())
+    folder = standing(package, config.artifact)
+    try:
+        check_gates(config, verification, open_artifact(folder).manifest)
+    except ColdpressError as error:
+        raise type(error)(f"{error}; {withdraw(package, target, reports)}") from error
+    _log_figures(verification)
+    if identity(target) != package.manifest_sha256:
+        _remove(reports)  # they tell of what stood there until now
+    if folder.absolute() == target:
+        remove(Path(package.folder))  # what the new one was exchanged for by a run that was killed
+    else:
+        move(folder, target)
+    return package.model_copy(update={"folder": str(target)})
+
+
+def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) -> None:
+    """Refuses an artifact that is not what it should be; a figure that is not finite passes no gate.
+
+    Raises:
+        DoesNotFitError: if the run took more DRAM than the budget.
+        ColdpressError: if the simulation differs, or quality is beyond a gate.
+    """
+    used, budget = found.run.dram_used_bytes, found.run.dram_budget_bytes
+    if used > budget:
+        raise DoesNotFitError(f"the run used {used} bytes of DRAM, the budget is {budget}; raise dram_budget")
+    if not found.simulated_equals_real:
+        raise ColdpressError(
+            "a simulation of the same tokens makes other reads than the real run, expected equal ones; the artifact or "
+            "the runtime is at fault: rebuild, and report it if it stays"
+        )
+    missed = list(_missed_gates(config, found, logit_limit(config, manifest)))
+    if missed:
+        raise ColdpressError(
+            f"{', and '.join(missed)}; raise density or dram_budget, choose a wider format, turn distill on, or set "
+            "another limit"
+        )
+
+
+def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
+    """What the user said, else what the formats of the artifact's units leave to rounding, the widest of them."""
+    if config.max_logit_error is not None:
+        return config.max_logit_error
+    formats = {entry.format for entry in manifest.families}
+    return max(_plugins.load("runtime.quantization", name).MAX_LOGIT_ERROR for name in formats)
+
+
+def _missed_gates(config: PublishConfig, found: Verification, max_error: float | Off) -> Iterator[str]:
+    """One clause per gate that is missed. Comparisons are such that NaN never passes."""
+    ratio = found.ppl_artifact / found.ppl_source
+    if not (math.isfinite(ratio) and (config.max_ppl_ratio == "off" or ratio <= config.max_ppl_ratio)):
+        yield (
+            f"the artifact's perplexity is {found.ppl_artifact:.2f}, {ratio:.3f} times the source's "
+            f"{found.ppl_source:.2f}, expected {_expected('at most', config.max_ppl_ratio)} (max_ppl_ratio)"
+        )
+    if not (config.min_top1_agreement == "off" or found.top1_agreement >= config.min_top1_agreement):
+        yield (
+            f"it agrees with the source on {found.top1_agreement:.1%} of the likeliest tokens, expected "
+            f"{_expected('at least', config.min_top1_agreement)} (min_top1_agreement)"
+        )
+    error = found.max_logit_error
+    if not (math.isfinite(error) and (max_error == "off" or error <= max_error)):
+        yield (
+            f"its dense logits are off by {error:.4f} of the largest one, expected {_expected('at most', max_error)} "
+            "(max_logit_error)"
+        )
+
+
+def _expected(bound: str, limit: float | Off) -> str:
+    return "a finite figure" if limit == "off" else f"{bound} {limit:g}"
+
+
+def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
+    """Leaves no artifact under the final name; says in a clause what became of the one that stood there.
+
+    The refused one goes back where `package` wrote it. That of another build is set aside with its reports, first these
+    and then the artifact, so that after a kill the next run goes on with what is left.
+    """
+    found, clause = identity(target), f"nothing is published as {target.name}"
+    if found is None or found == package.manifest_sha256:
+        _remove(reports)
+        if found:
+            move(target, Path(package.folder))
+        return clause
+    aside = target.parent / EARLIER / found[:12]
+    aside.mkdir(parents=True, exist_ok=True)
+    for report in reports:
+        if report.exists():
+            report.replace(aside / report.name)
+    move(target, aside / target.name)
+    sync_folder(aside.parent)
+    return f"{clause}, and what an earlier build had left there is now in {os.path.relpath(aside)}"
+
+
+def _remove(reports: tuple[Path, ...]) -> None:
+    for report in reports:
+        report.unlink(missing_ok=True)
+
+
+def _log_figures(found: Verification) -> None:
+    LOG.info(
+        "publish: perplexity %.4f times the source's, %.1f %% of the likeliest tokens are, logits are off by %.4f",
+        found.ppl_artifact / found.ppl_source,
+        100 * found.top1_agreement,
+        found.max_logit_error,
+    )
