@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 # The compiler of this checkout, here and in the jobs, whether or not it is installed.
@@ -27,6 +28,7 @@ if settings.ROOT != Path(workflow.basedir).resolve():
     # an editable install wins over PYTHONPATH, and its stages would run unseen instead of these
     sys.exit(f"error: {sys.executable} runs the coldpress of {settings.ROOT}; run make env in {workflow.basedir}")
 
+STARTED_S = time.time()
 CONFIG = checked(settings.resolve, config)
 
 MODEL = f"{CONFIG.build_dir}/{CONFIG.model.name}"
@@ -87,6 +89,9 @@ onstart:
 
 
 onerror:
+    record = Path(f"{DEVICE}/publish.json")
+    if record.exists() and record.stat().st_mtime < STARTED_S and not PUBLISH_DUE:
+        print(f"note: {ARTIFACT} is of an earlier build and was left as it is, with its report", file=sys.stderr)
     # a stage that refused its input ended with code 2, and so does snakemake
     with open(log[0] if isinstance(log, list) else log, encoding="utf-8") as lines:
         if "returned non-zero exit status 2." in lines.read():

@@ -21,6 +21,7 @@ rule publish:
         min_top1_agreement=CONFIG.min_top1_agreement,
         max_logit_error=CONFIG.max_logit_error,
     shell:
-        RUN + " publish --artifact {params.artifact:q} --metrics {params.metrics:q} --html {params.html:q}"
+        RUN
+        + " publish --artifact {params.artifact:q} --metrics {params.metrics:q} --html {params.html:q}"
         + GATES_FLAGS
         + " --package {input.package:q} --verification {input.verification:q} --output {output.record:q} 2> {log:q}"

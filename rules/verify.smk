@@ -14,5 +14,6 @@ rule verify:
         code=stage_digest("verify"),
         artifact=ARTIFACT,
     shell:
-        RUN + " verify --artifact {params.artifact:q} --model {input.model:q} --corpus {input.corpus:q} --package {input.package:q}"
+        RUN
+        + " verify --artifact {params.artifact:q} --model {input.model:q} --corpus {input.corpus:q} --package {input.package:q}"
         " --output {output:q} 2> {log:q}"

@@ -166,7 +166,8 @@ def snapshot(folder: Path) -> Snapshot:
     for path in (folder / "build").rglob("*"):
         if path.suffix not in (".json", ".safetensors") or path.name.startswith((".", "hidden.")):
             continue
-        if not any(part.endswith((".coldpress", ".tmp")) for part in path.relative_to(folder).parts):
+        parts = path.relative_to(folder).parts
+        if "artifact" not in parts and not any(part.endswith((".coldpress", ".tmp")) for part in parts):
             status = path.stat()
             found[path.relative_to(folder)] = (status.st_ino, status.st_mtime_ns)
     return found

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from compiler import _publishing
-from compiler._io import load_arrays, save_arrays
+from compiler._io import load_arrays, replacing, save_arrays
 from compiler.package import _flash, _hashing, _mapped
 from compiler.package._hashing import HashingFile
 from compiler.package._mapped import MappedArray
@@ -331,6 +331,63 @@ def test_killed_at_any_step_the_visible_artifact_is_whole(tmp_path):
     new.package()
     assert contents(new.artifact) == whole[1]
     assert hidden(new.folder) == []
+
+
+def watch_the_disk(monkeypatch) -> list[tuple[str, str]]:
+    """What is synced and renamed from now on, in order: ("fsync", path) and ("rename", new path)."""
+    seen: list[tuple[str, str]] = []
+    fsync, rename, replace, exchange = os.fsync, os.rename, os.replace, _publishing._exchange
+
+    def synced(descriptor):
+        seen.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def named(function):
+        def call(source, target, **more):
+            seen.append(("rename", str(target)))
+            return function(source, target, **more)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", named(rename))
+    monkeypatch.setattr(os, "replace", named(replace))
+    monkeypatch.setattr(_publishing, "_exchange", named(exchange))
+    return seen
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, present):
+    """Every file, then every folder after what is in it, then the name, then the folder that holds the name."""
+    build = Build(tmp_path)
+    if present:
+        build.package()
+    seen = watch_the_disk(monkeypatch)
+    build.package()
+    named = seen.index(("rename", str(build.artifact)))
+    synced = [path for kind, path in seen[:named] if kind == "fsync"]
+    top = next(path for path in synced if path.endswith(".tmp"))
+    on_disk = {str(Path(top) / path.relative_to(build.artifact)) for path in build.artifact.rglob("*")} | {top}
+    assert set(synced) == on_disk
+    for path in on_disk - {top}:
+        assert synced.index(path) < synced.index(str(Path(path).parent))
+    assert seen[named + 1] == ("fsync", str(tmp_path))
+
+
+def test_a_moved_artifact_is_on_the_disk_in_both_folders(tmp_path, monkeypatch):
+    build = Build(tmp_path, name="package/artifact")
+    build.package()
+    seen = watch_the_disk(monkeypatch)
+    _publishing.move(build.artifact, tmp_path / "final.coldpress")
+    assert seen[0] == ("rename", str(tmp_path / "final.coldpress"))
+    assert set(seen[1:]) == {("fsync", str(tmp_path)), ("fsync", str(tmp_path / "package"))}
+
+
+def test_a_record_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    seen = watch_the_disk(monkeypatch)
+    with replacing(tmp_path / "record.json") as temporary:
+        temporary.write_text("{}")
+    assert seen == [("fsync", str(temporary)), ("rename", str(tmp_path / "record.json"))]
 
 
 def test_records_that_do_not_belong_together(tmp_path):

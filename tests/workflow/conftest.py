@@ -81,8 +81,8 @@ class Workflow:
         return self.device / "tiny-pixel6.coldpress"
 
     def identity(self) -> str:
-        """The artifact's sha256, as its package record states it."""
-        return json.loads((self.device / "package.json").read_text())["manifest_sha256"]
+        """The published artifact's sha256, as its record states it."""
+        return json.loads((self.device / "publish.json").read_text())["manifest_sha256"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,8 @@
 """Whole builds of a tiny model: what they leave, that they are reproducible, and that a kill leaves nothing behind."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +14,9 @@ from compiler._io import sha256_of
 from compiler.job import STAGES
 from schemas.metrics import Metrics
 from tests.workflow.conftest import Workflow
+
+ENDS = (("verify", 1.0), ("publish", 0.0), ("publish", 0.4))
+"""The last stages and when they are killed."""
 
 
 def contents(artifact: Path) -> dict[str, str]:
@@ -49,13 +54,32 @@ def tops(built: Workflow) -> tuple[Path, Path]:
 def test_cores_chunks_shards_folder_and_kills_change_no_byte(built: Workflow, tmp_path: Path) -> None:
     """The same build on one core, in other chunks and shards, elsewhere, and killed in stage after stage."""
     victim = built.at(tmp_path / "elsewhere" / "deeper", layers_per_job=1, calibration_shards=2)
-    for stage, delay_s in (("calibrate", 1.0), ("quantize", 0.0), ("predict", 2.0), ("package", 0.2)):
+    for stage, delay_s in (("calibrate", 1.0), ("quantize", 0.0), ("predict", 2.0), ("package", 0.2), *ENDS):
         kill_during(victim, stage, delay_s)
         assert not victim.artifact.exists() or contents(victim.artifact) == contents(built.artifact)
     victim.build(cores=1)
     assert contents(victim.artifact) == contents(built.artifact)
     assert victim.identity() == built.identity()
     assert not [path for path in victim.folder.rglob("*.tmp") if ".snakemake" not in path.parts]
+
+
+def test_a_build_that_misses_a_gate_publishes_nothing(built: Workflow, tmp_path: Path) -> None:
+    """Over a finished build of other settings: that one is kept aside, and the new one is there once it is let."""
+    copy = built.at(tmp_path, order="frequency")  # as deep as the build, whose records hold relative paths
+    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True)
+    done = copy.run(max_ppl_ratio=0.5)
+    assert done.returncode == 2
+    (sentence,) = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("error: ")]
+    assert re.match(r"error: the artifact's perplexity is [\d.]+, [\d.]+ times the source's [\d.]+, expected", sentence)
+    assert "at most 0.5 (max_ppl_ratio)" in sentence
+    assert not copy.artifact.exists()
+    assert not [name for name in ("metrics.json", "report.html", "publish.json") if (copy.device / name).exists()]
+    aside = copy.device / "earlier" / built.identity()[:12]
+    assert contents(aside / copy.artifact.name) == contents(built.artifact)
+    assert (aside / "metrics.json").read_bytes() == (built.device / "metrics.json").read_bytes()
+    assert set(copy.planned(max_ppl_ratio="off")) == {"publish", "report", "all"}
+    copy.build(max_ppl_ratio="off")
+    assert sha256_of(copy.artifact / "manifest.json") == copy.identity() != built.identity()
 
 
 def kill_during(victim: Workflow, stage: str, delay_s: float) -> None:

@@ -17,6 +17,8 @@ from tests.workflow.conftest import Workflow
         ({"model": "dmeo"}, "error: unknown model 'dmeo'. Did you mean 'demo'? Known: "),
         ({"device": "pixel66"}, "error: unknown device 'pixel66'. Did you mean 'pixel6'? Known: "),
         ({"formatt": "fp16"}, "error: unknown config key 'formatt'. Did you mean 'format'? Known: "),
+        ({"max_ppl_ratio": "loose"}, "error: config key 'max_ppl_ratio' is 'loose', expected a number above 0 such as"),
+        ({"label": "../up"}, "error: config key 'label' is '../up', expected letters, digits"),
         ({"density": "2"}, "error: config key 'density' is 2, expected the share of units used per token"),
     ],
 )
@@ -45,5 +47,6 @@ def test_a_budget_that_cannot_hold_the_resident_part(built: Workflow, tmp_path: 
     assert done.returncode == 2
     assert "error: " in done.stdout + done.stderr
     assert "1000" in done.stdout + done.stderr
+    assert "tiny-pixel6.coldpress is of an earlier build and was left as it is" in done.stderr
     assert copy.identity() == built.identity()
     assert verify_artifact(open_artifact(copy.artifact)) > 0
