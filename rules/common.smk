@@ -36,10 +36,12 @@ DEVICE = f"{MODEL}/{CONFIG.target}"
 ARTIFACT = f"{DEVICE}/{CONFIG.model.name}-{CONFIG.target}.coldpress"
 # Where `package` writes the artifact, and `publish` takes it from.
 UNPUBLISHED = f"{DEVICE}/package/artifact"
-# Asked for as long as no artifact stands, be it that none was built or that somebody deleted it; no finished run leaves
-# them. Records alone would not do: an artifact is no output of its rule (rules/publish.smk).
-PUBLISH_DUE = [] if os.path.isfile(f"{ARTIFACT}/manifest.json") else [f"{DEVICE}/.publish.due"]
-PACKAGE_DUE = [f"{DEVICE}/.package.due"] if PUBLISH_DUE and not os.path.isfile(f"{UNPUBLISHED}/manifest.json") else []
+STANDS = os.path.isfile(f"{ARTIFACT}/manifest.json")
+# An artifact is no output of its rule (rules/publish.smk), so snakemake would not miss one that somebody deleted.
+if workflow.dag_settings and not workflow.dag_settings.targets and not workflow.dag_settings.target_jobs and not STANDS:
+    GONE = "publish" if os.path.isfile(f"{UNPUBLISHED}/manifest.json") else "package"
+    if os.path.exists(f"{DEVICE}/{GONE}.json"):
+        workflow.dag_settings.forcerun = {*workflow.dag_settings.forcerun, GONE}
 # The model that is compiled: the checkpoint, or what distillation made of it.
 SOURCE = f"{DEVICE}/distill.json" if CONFIG.distill else f"{MODEL}/ingest.json"
 CHUNKS = settings.chunks(CONFIG)
@@ -90,7 +92,7 @@ onstart:
 
 onerror:
     record = Path(f"{DEVICE}/publish.json")
-    if record.exists() and record.stat().st_mtime < STARTED_S and not PUBLISH_DUE:
+    if record.exists() and record.stat().st_mtime < STARTED_S and STANDS:
         print(f"note: {ARTIFACT} is of an earlier build and was left as it is, with its report", file=sys.stderr)
     # a stage that refused its input ended with code 2, and so does snakemake
     with open(log[0] if isinstance(log, list) else log, encoding="utf-8") as lines:

@@ -10,8 +10,7 @@ rule package:
         quantized=per_chunk("quantize"),
         predictors=PREDICTORS,
     output:
-        record=f"{DEVICE}/package.json",
-        due=[temp(touch(path)) for path in PACKAGE_DUE],
+        f"{DEVICE}/package.json",
     log:
         f"{DEVICE}/logs/package.log",
     benchmark:
@@ -25,4 +24,4 @@ rule package:
         " --sparsity {input.sparsity:q} --device {input.device:q} --layout {input.layout:q} --order {input.order:q}"
         " --placement {input.placement:q} --quantized {input.quantized:q}"
         + PREDICTORS_FLAG
-        + " --output {output.record:q} 2> {log:q}"
+        + " --output {output:q} 2> {log:q}"

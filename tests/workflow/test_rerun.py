@@ -49,7 +49,7 @@ def test_a_changed_setting_reruns_what_hangs_on_it(
 ) -> None:
     planned = set(built.planned(**change))
     assert planned <= reruns | {"preflight", "all"}
-    assert planned >= {"package", "verify", "publish", "report"}
+    assert planned >= reruns & {"package", "verify", "publish", "report"}
 
 
 @pytest.mark.parametrize(
@@ -96,5 +96,5 @@ def test_labelled_builds_stand_side_by_side(built: Workflow, tmp_path: Path) -> 
     """What does not depend on the device is shared, the rest has a folder of its own."""
     assert set(built.planned(label="small")) == ALLOCATED | {"device", "preflight", "all"}
     done = built.run("--dry-run", label="small")
-    assert "build/tiny/pixel6+small/tiny-pixel6+small.coldpress" in done.stdout + done.stderr
+    assert "build/tiny/pixel6+small/publish.json" in done.stdout + done.stderr
     assert built.planned() == {}
