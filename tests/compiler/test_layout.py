@@ -14,16 +14,8 @@ from schemas.base import ArrayFile
 from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
 from schemas.layout import SECTION_ALIGN_BYTES, Layout
 from schemas.order import FamilyOrder, GapCost, Order
-from tests.support.records import (
-    describe,
-    manifest_of,
-    tensor_shapes,
-    tiny_device,
-    tiny_placement,
-    tiny_predictors,
-    tiny_sparsity,
-    tiny_spec,
-)
+from tests.support.records import manifest_of, tiny_placement, tiny_predictors, tiny_sparsity
+from tests.support.tiny import describe, tensor_shapes, tiny_device, tiny_spec
 
 
 def records(folder, method="topk", format_name="int8_group32", num_pinned=3, share=0.5, page_bytes=4096, **changes):

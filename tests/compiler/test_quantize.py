@@ -12,7 +12,8 @@ from runtime._plugins import load, names
 from schemas.errors import CheckpointError, UnknownNameError
 from schemas.families import FAMILIES, families_of, num_units, slice_length, slices
 from schemas.model import role_shape
-from tests.support.records import hashed, tensor_shapes, tiny_model, tiny_sparsity, tiny_spec
+from tests.support.records import tiny_sparsity
+from tests.support.tiny import hashed, tensor_shapes, tiny_model, tiny_spec
 
 METHODS = ("dense", "relu", "predictor", "topk")
 

@@ -12,7 +12,8 @@ from runtime.trace import FETCH, Recorder
 from schemas.errors import ArtifactError, ColdpressError, CorruptPageError
 from schemas.manifest import FLASH_FILE
 from tests.support.data import data_folder
-from tests.support.records import Build, tiny_spec
+from tests.support.records import Build
+from tests.support.tiny import tiny_spec
 
 SPEC = tiny_spec(num_hidden_layers=3)
 CONFIG = VerifyConfig(test_tokens=64)

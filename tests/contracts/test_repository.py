@@ -1,9 +1,11 @@
 """How the repository hangs together: stage = rule = module = test, and what may be imported where."""
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -53,6 +55,28 @@ def test_every_rule_logs_and_is_timed_and_has_no_code(rule: str) -> None:
     assert "2> {log:q}" in text
     assert not re.search(r"^\s+(run|script|notebook|wrapper|checkpoint):", text, re.MULTILINE)
     assert not re.search(r"^(def|import|from|if|for) ", text, re.MULTILINE)
+
+
+def _sources(top: str) -> dict[str, str]:
+    files = (ROOT / top).rglob("*.py")
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
+
+
+def _functions(text: str) -> list[tuple[str, int]]:
+    """Name and lines of each function, its signature and documentation included."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in nodes]
+
+
+@pytest.mark.parametrize("top", ["compiler", "runtime", "schemas", "demo", "tests"])
+def test_files_and_functions_are_short(top: str) -> None:
+    """What is read in one go: files of at most 400 lines, functions of at most 60, half of them of at most 12."""
+    sources = _sources(top)
+    assert sources
+    assert not [name for name, text in sources.items() if len(text.splitlines()) > 400]
+    functions = [(file, *found) for file, text in sources.items() for found in _functions(text)]
+    assert not [found for found in functions if found[2] > 60]
+    assert median(lines for _, _, lines in functions) <= 12
 
 
 def test_the_snakefile_has_no_logic() -> None:

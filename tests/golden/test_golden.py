@@ -11,7 +11,8 @@ import pytest
 
 from compiler.quantize import _units
 from schemas.manifest import MANIFEST_FILE
-from tests.support.records import Build, hashed
+from tests.support.records import Build
+from tests.support.tiny import hashed
 
 FOLDER = Path(__file__).parent
 CASES = [("predictor", "int4_group32"), ("topk", "int8_group32"), ("relu", "fp16")]

@@ -1,5 +1,7 @@
 """Artifacts that several tests read; built once, never changed."""
 
+import shutil
+
 import pytest
 
 from tests.support.artifacts import Recipe, build_artifact
@@ -23,3 +25,9 @@ def predictor_artifact(tmp_path_factory):
     """int8, predictors: family neuron."""
     recipe = Recipe(method="predictor", format="int8_group32")
     return build_artifact(tmp_path_factory.mktemp("predictor") / "a.coldpress", recipe)
+
+
+@pytest.fixture
+def path(relu_artifact, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(relu_artifact.path, tmp_path / "a.coldpress")

@@ -5,18 +5,22 @@ Not the product's writer (compiler/package), so that reader and writer are teste
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime import _native, _plugins
 from runtime.artifact.contents import model_tensors
+from runtime.artifact.reader import open_artifact
 from runtime.budget import kv_cache_bytes
 from schemas.device import DeviceProfile
+from schemas.errors import ArtifactError
 from schemas.families import families_of, num_units, slice_length, slices
 from schemas.manifest import FEATURES, FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
 from schemas.model import ModelSpec
@@ -354,3 +358,15 @@ def change_arrays(path: Path, name: str, change: Callable[[dict[str, np.ndarray]
     change(arrays)
     save_file(arrays, path / name)
     change_manifest(path, lambda manifest: None, relist=True)
+
+
+def refuse(path, kind, *words):
+    """The artifact must be refused by that error, the text naming all `words`, and no descriptor left open."""
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ArtifactError) as caught:
+        open_artifact(path)
+    assert caught.type is kind, caught.value
+    for word in words:
+        assert word in str(caught.value)
+    assert "expected" in str(caught.value)
+    assert len(os.listdir("/proc/self/fd")) == before

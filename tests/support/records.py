@@ -5,8 +5,6 @@ version of numpy; golden digests rest on that.
 """
 
 import hashlib
-import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,9 @@ from compiler.quantize._resident import layer_resident, shared_resident
 from runtime._plugins import load
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.base import ArrayFile
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.device import DeviceProfile, Figure, Flash, ReadPoint
-from schemas.families import FormatName, Method, families_of, num_units, resident_roles
+from schemas.corpus import Corpus
+from schemas.device import DeviceProfile
+from schemas.families import FormatName, Method, families_of, num_units
 from schemas.layout import Layout
 from schemas.manifest import (
     FLASH_FILE,
@@ -40,190 +38,16 @@ from schemas.manifest import (
     Manifest,
 )
 from schemas.metrics import DenseRun, RunMetrics, Verification
-from schemas.model import Model, ModelSpec, SourceFile, TensorSource, role_shape
+from schemas.model import Model, ModelSpec
 from schemas.order import FamilyOrder, Order
 from schemas.package import Package
 from schemas.placement import LayerPlacement, Placement
 from schemas.predictors import LayerPredictor, Predictors
 from schemas.quantized import LayerCodes, Quantized
 from schemas.sparsity import Budget, Densities, Sparsity
-from tests.support.models import write_safetensors
+from tests.support.tiny import hashed, shuffled, tiny_corpus, tiny_device, tiny_model, tiny_spec
 
 TIERS = ("flash", "dram")
-
-
-def hashed(label: str, *shape: int) -> np.ndarray:
-    """float32 values in [-1, 1), exact in fp16, a function of the label and the index alone."""
-    start = int.from_bytes(hashlib.sha256(label.encode()).digest()[:4], "little")
-    bits = np.arange(int(np.prod(shape)), dtype=np.uint64) * np.uint64(2654435761) + np.uint64(start)
-    bits ^= bits >> np.uint64(15)
-    bits = (bits * np.uint64(2246822519)) & np.uint64(0xFFFFFFFF)
-    bits ^= bits >> np.uint64(13)
-    return ((bits & np.uint64(0x7FF)).astype(np.float32) / np.float32(1024) - 1).reshape(shape)
-
-
-def shuffled(label: str, count: int) -> np.ndarray:
-    """A permutation int32 [count], a function of the label alone."""
-    return np.argsort(hashed(label, count), kind="stable").astype(np.int32)
-
-
-def tiny_spec(**changes: Any) -> ModelSpec:
-    """A Llama of two layers, 64 wide; 96 and 72 are no multiples of 32, so the last groups are padded."""
-    values: dict[str, Any] = {
-        "model_type": "llama",
-        "vocab_size": 384,
-        "hidden_size": 64,
-        "intermediate_size": 72,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 128,
-        "hidden_act": "relu",
-        "gated_mlp": True,
-        "norm": "rms_norm",
-        "norm_eps": 1e-5,
-        "position": "rotary",
-        "rotary_dim": 16,
-        "tie_word_embeddings": False,
-        "bos_token_id": 0,
-        "eos_token_ids": (1,),
-    }
-    return ModelSpec(**(values | changes))
-
-
-def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Role -> shape of every tensor of a model without biases."""
-    hidden = spec.hidden_size
-    roles = [f"{role}.weight" for role in resident_roles((), spec)]
-    layer = {
-        role: role_shape(spec, role) for role in ("input_layernorm.weight", "post_attention_layernorm.weight", *roles)
-    }
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (spec.vocab_size, hidden), "norm.weight": (hidden,)}
-    if not spec.tie_word_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
-    for index in range(spec.num_hidden_layers):
-        shapes |= {f"layers.{index}.{role}": shape for role, shape in layer.items()}
-    return shapes
-
-
-def tiny_model(folder: Path, spec: ModelSpec | None = None, scale: float = 0.25, **values: np.ndarray) -> Model:
-    """Writes weights and tokenizer into `folder`; `values` replaces tensors by role (dots written as `__`)."""
-    spec = spec or tiny_spec()
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {role: hashed(role, *shape) * np.float32(scale) for role, shape in tensor_shapes(spec).items()}
-    tensors |= {role: np.abs(array) + 1 for role, array in tensors.items() if role.endswith("norm.weight")}
-    tensors |= {role.replace("__", "."): np.asarray(array, np.float32) for role, array in values.items()}
-    file = folder / "model.safetensors"
-    write_safetensors(file, {hf_name(role): ("F32", array.shape, array.tobytes()) for role, array in tensors.items()})
-    (folder / "config.json").write_text(json.dumps(llama_config(spec), indent=1))
-    (folder / "tokenizer.json").write_text(json.dumps(word_tokenizer(spec.vocab_size), indent=1))
-    (folder / "LICENSE").write_text("Do with it what you like.\n")
-    return describe(spec, {role: array.shape for role, array in tensors.items()}, file)
-
-
-def llama_config(spec: ModelSpec) -> dict[str, Any]:
-    """config.json for transformers."""
-    same = (
-        "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-        "head_dim max_position_embeddings hidden_act tie_word_embeddings bos_token_id"
-    )
-    return {name: getattr(spec, name) for name in same.split()} | {
-        "architectures": ["LlamaForCausalLM"],
-        "rms_norm_eps": spec.norm_eps,
-        "eos_token_id": list(spec.eos_token_ids),
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "dtype": "float32",
-    }
-
-
-def word_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """tokenizer.json of a word-level tokenizer, written by hand: no version of a library changes it."""
-    vocabulary = {f"w{word}": word for word in range(vocab_size)}
-    parts = ("truncation", "padding", "normalizer", "post_processor", "decoder")
-    return dict.fromkeys(parts) | {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
-    }
-
-
-def hf_name(role: str) -> str:
-    """Llama's name of a tensor in a checkpoint."""
-    if role.startswith("lm_head"):
-        return role
-    for part, owner in (("q_", "self_attn"), ("k_", "self_attn"), ("v_", "self_attn"), ("o_", "self_attn")):
-        role = role.replace(f".{part}proj", f".{owner}.{part}proj")
-    for part in ("gate_proj", "up_proj", "down_proj"):
-        role = role.replace(f".{part}", f".mlp.{part}")
-    return f"model.{role}"
-
-
-def describe(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], file: Path) -> Model:
-    """The record of a model; `file` need not exist where only shapes matter."""
-    data = file.read_bytes() if file.exists() else b""
-    digest = hashlib.sha256(data).hexdigest()
-    return Model(
-        spec=spec,
-        name="tiny",
-        source="local",
-        revision=None,
-        license="MIT",
-        folder=str(file.parent),
-        tensors={
-            role: TensorSource(file=str(file), tensor=hf_name(role), row_start=0, row_stop=shape[0], shape=shape)
-            for role, shape in shapes.items()
-        },
-        files=(SourceFile(name=file.name, size_bytes=len(data), sha256=digest),),
-        license_files=tuple(map(_source_file, sorted(file.parent.glob("LICENSE")))),
-        weights_sha256=digest,
-        num_parameters=sum(math.prod(shape) for shape in shapes.values()),
-    )
-
-
-def _source_file(path: Path) -> SourceFile:
-    data = path.read_bytes()
-    return SourceFile(name=path.name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-
-
-def tiny_device(page_bytes: int = 4096, **changes: Any) -> DeviceProfile:
-    """A phone-like device with round figures."""
-
-    def figure(value: Any) -> Figure:
-        return Figure(value=value, source="assumption: test")
-
-    flash = Flash(
-        page_bytes=figure(page_bytes),
-        queue_depth=figure(32),
-        latency_s=figure(1e-4),
-        read_curve=figure(
-            (
-                ReadPoint(read_bytes=4096, bytes_per_s=4.096e8),
-                ReadPoint(read_bytes=1 << 20, bytes_per_s=2.0e9),
-            )
-        ),
-    )
-    values: dict[str, Any] = {
-        "name": "tiny-phone",
-        "title": "Tiny phone",
-        "dram_bytes": figure(8 << 30),
-        "dram_budget_bytes": figure(4 << 30),
-        "dram_bytes_per_s": figure(2e10),
-        "num_cores": figure(4),
-        "flash": flash,
-    }
-    return DeviceProfile(**(values | changes))
-
-
-def tiny_corpus(folder: Path, vocab_size: int = 384, block_tokens: int = 32) -> Corpus:
-    """Four blocks per split."""
-    splits = []
-    for split in SPLITS:
-        tokens = ((hashed(split, 4, block_tokens) + 1) * vocab_size / 2).astype(np.int32)
-        arrays = save_arrays(folder / f"{split}.safetensors", {"tokens": tokens})
-        splits.append(TokenBlocks(split=split, arrays=arrays, num_blocks=4, block_tokens=block_tokens))
-    return Corpus(name="tiny", text_sha256="0" * 64, splits=tuple(splits))
 
 
 def tiny_sparsity(

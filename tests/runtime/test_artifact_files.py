@@ -1,0 +1,137 @@
+"""Files that are missing, links or of another size, unsafe names, and text that is no manifest are refused."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+from runtime.artifact import errors
+from runtime.artifact.reader import open_artifact
+from tests.support.artifacts import (
+    change_manifest,
+    refuse,
+)
+
+
+def test_a_path_that_is_no_artifact_is_refused(tmp_path):
+    refuse(tmp_path / "none", errors.FileKindError, "the artifact is missing")
+    (tmp_path / "file").write_text("x")
+    refuse(tmp_path / "file", errors.FileKindError, "expected a folder")
+    refuse(tmp_path, errors.FileKindError, "manifest.json", "missing")
+
+
+@pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "tables.safetensors", "manifest.json"])
+def test_a_missing_file_is_refused(path, name):
+    (path / name).unlink()
+    refuse(path, errors.FileKindError, name, "missing")
+
+
+@pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "manifest.json"])
+def test_links_are_refused(path, name):
+    (path / name).rename(path.parent / name)
+    (path / name).symlink_to(path.parent / name)
+    refuse(path, errors.FileKindError, name, "a link")
+    (path / name).unlink()
+    (path / name).hardlink_to(path.parent / name)
+    refuse(path, errors.FileKindError, name, "a hard link, one of 2 names")
+
+
+def test_a_linked_folder_is_refused(path):
+    outside = path.parent / "outside"
+    outside.mkdir()
+    (outside / "tokenizer.json").write_text("{}")
+    shutil.copytree(outside, path / "tokenizer")
+    change_manifest(path, lambda manifest: None, relist=True)
+    open_artifact(path)
+    shutil.rmtree(path / "tokenizer")
+    (path / "tokenizer").symlink_to(outside)
+    refuse(path, errors.FileKindError, "tokenizer/tokenizer.json")
+
+
+def test_a_pipe_or_folder_in_place_of_a_file_is_refused_at_once(path):
+    (path / "flash.img").unlink()
+    os.mkfifo(path / "flash.img")
+    refuse(path, errors.FileKindError, "flash.img", "regular file")
+    (path / "flash.img").unlink()
+    (path / "flash.img").mkdir()
+    refuse(path, errors.FileKindError, "flash.img", "regular file")
+
+
+@pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "tables.safetensors"])
+@pytest.mark.parametrize("change", [-1, 1, -4096])
+def test_another_size_is_refused(path, name, change):
+    size = (path / name).stat().st_size
+    os.truncate(path / name, size + change)
+    refuse(path, errors.FileSizeError, name, f"{size + change} bytes", f"{size}, as the manifest says")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside",
+        "/etc/passwd",
+        "a/../../b",
+        "a//b",
+        "./a",
+        "a\\b",
+        "C:x",
+        "",
+        ".hidden",
+        "a/.git",
+        "trailing.",
+        "CON",
+        "nul.txt",
+        "a\0b",
+        "a\nb",
+        "ä",
+        "a/b/c/d/e",
+        "x" * 200,
+        "FLASH.IMG",
+        "manifest.json",
+    ],
+)
+def test_unsafe_names_are_refused(path, name):
+    entry = {"path": name, "size_bytes": 0, "sha256": "0" * 64}
+    change_manifest(path, lambda manifest: manifest["files"].append(entry))
+    refuse(path, errors.FileNameError, "manifest.json: files[")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "not JSON"),
+        (b"[1, 2", "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b'{"a": "\xff"}', "not JSON"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' twice"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": -Infinity}', "-Infinity"),
+        (b'{"a": 1e999}', "1e999"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "integer"),
+        (b'{"a": 9007199254740992}', "9007199254740992"),
+        (b'{"a": "\\ud800"}', "surrogates"),
+        (b"[" * 100 + b"]" * 100, "nested too deeply"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * (17 << 20), "17825792 bytes"),
+    ],
+)
+def test_text_that_is_not_strict_json_is_refused(path, text, words):
+    (path / "manifest.json").write_bytes(text)
+    kind = errors.FileSizeError if len(text) > 16 << 20 else errors.JsonError
+    refuse(path, kind, "manifest.json", words)
+
+
+def test_a_key_that_stands_twice_is_found_in_linear_time(path):
+    """Counting each of so many names among all would take half a minute."""
+    keys = ", ".join(f'"{number}": 0' for number in [*range(40_000), 39_999])
+    (path / "manifest.json").write_text("{" + keys + "}")
+    before = time.process_time()
+    refuse(path, errors.JsonError, "the key '39999' twice")
+    assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize("value", [b"[]", b"3", b"{}", b'{"format": {"major": 1.0, "minor": 0, "name": "coldpress"}}'])
+def test_json_that_is_no_manifest_is_refused(path, value):
+    (path / "manifest.json").write_bytes(value)
+    refuse(path, errors.SchemaError, "manifest.json: format")
