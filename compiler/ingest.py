@@ -32,7 +32,7 @@ from compiler.checkpoint.source_tokenizer import (
 )
 from compiler.checkpoint.tensor_map import match_tensors
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from compiler.checkpoint.weight_files import locate, regular_file, scan
+from compiler.checkpoint.weight_files import kind_of, locate, regular_file, scan
 from schemas.base import Record
 from schemas.errors import CheckpointError
 from schemas.model import Model, ModelSpec, SourceFile, TensorSource
@@ -142,7 +142,9 @@ def _resolve(config: IngestConfig) -> tuple[Path, str | None]:
 def _check(folder: Path) -> _Checkpoint:
     """Configuration and headers against each other."""
     if not (folder / CONFIG).exists():
-        raise CheckpointError(f"{CONFIG} is missing in {folder.name}, expected a Hugging Face checkpoint")
+        known = kind_of(folder)
+        text = f"{folder.name} {known}" if known else f"{CONFIG} is missing in {folder.name}"
+        raise CheckpointError(f"{text}, expected a Hugging Face checkpoint")
     raw = read_object(regular_file(folder, CONFIG), MAX_CONFIG_BYTES)
     architecture, believed = checked_config(raw)
     generation = _optional(folder, GENERATION, GENERATION_KEYS)

@@ -1,9 +1,9 @@
 """Which reads bring a set of units from flash: pure arithmetic, shared by real and simulated runs.
 
 Units lie packed, so a read starts and ends inside a page and is rounded out to pages. Reads that share or touch pages
-become one, and so do reads with at most `gap_bytes` between them (access collapse, Ripple 5.1: fewer operations for a
-few bytes that nobody asked for). No read is longer than `max_bytes`; where that cuts between two units of one page,
-both reads contain that page.
+become one, and so do reads with at most `gap_bytes` between them (access collapse as in Ripple 5.1, with one gap
+throughout where Ripple adapts it at run time: fewer operations for a few bytes that nobody asked for). No read is
+longer than `max_bytes`; where that cuts between two units of one page, both reads contain that page.
 """
 
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ class FamilyStatistics(Record):
 
 
 class TopPrecision(Record):
-    """How well one layer's largest inputs tell the next layer's (ActiveFlow 2.2, Fig. 4a)."""
+    """How well one layer's largest MLP inputs tell the next layer's (ActiveFlow 2.2 and Fig. 4: attention inputs)."""
 
     density: Share
     """Share of channels that count as largest."""

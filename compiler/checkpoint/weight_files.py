@@ -104,6 +104,17 @@ def _not_finite(block: bytes, dtype: str) -> int:
     return int(np.count_nonzero((np.frombuffer(block, kind) & exponent) == exponent))
 
 
+def kind_of(folder: Path) -> str | None:
+    """What a folder without a checkpoint holds instead, and what to give, where that is known."""
+    names = sorted(path.name for path in folder.iterdir())
+    if "adapter_config.json" in names:
+        return "holds a LoRA adapter (adapter_config.json); merge it into its base model and give the folder of that"
+    gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
+    if gguf:
+        return f"holds the GGUF file {gguf}, quantized already; give the safetensors checkpoint it comes from"
+    return None
+
+
 def _nothing(folder: Path) -> CheckpointError:
     found = sorted(path.name for path in folder.iterdir() if path.is_file())
     pickles = [name for name in found if name.endswith(PICKLES)]
@@ -112,6 +123,9 @@ def _nothing(folder: Path) -> CheckpointError:
             f"the checkpoint has no safetensors: found the pickle file {pickles[0]}, which is never loaded; convert it "
             "with save_pretrained"
         )
+    known = kind_of(folder)
+    if known:
+        return CheckpointError(f"{folder.name} {known}")
     others = [name for name in found if name.endswith(".safetensors")]
     text = f"found {others[0]}" if others else "found none"
     return CheckpointError(f"the checkpoint needs {WEIGHTS} or {INDEX} with its shards, {text}")

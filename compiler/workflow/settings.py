@@ -15,6 +15,7 @@ from compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from compiler.checkpoint.source_config import checked_config
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
+from compiler.checkpoint.weight_files import kind_of
 from compiler.cost_model import parse_share
 from compiler.profiles import device_file, load_device, load_model, model_names
 from runtime import _plugins
@@ -224,7 +225,8 @@ def _read_folder(folder: Path, revision: str | None) -> tuple[ModelReference, in
     if revision is not None:
         raise ColdpressError(f"revision={revision} has no meaning for the model folder {folder}; leave it out")
     if not (folder / CONFIG_FILE).is_file():
-        raise ColdpressError(f"{folder} holds no {CONFIG_FILE}, so it is no Hugging Face checkpoint")
+        known = kind_of(folder) or f"holds no {CONFIG_FILE}, so it is no Hugging Face checkpoint"
+        raise ColdpressError(f"{folder} {known}")
     return _describe(folder / CONFIG_FILE, folder.resolve().name, _shown(folder), None)
 
 

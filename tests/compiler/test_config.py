@@ -189,6 +189,10 @@ def test_a_config_json_that_cannot_be_compiled(checkpoint: Path, changes: dict[s
 def test_folders_that_are_no_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
     assert "does not exist" in refusal(model=str(tmp_path / "none"))
     assert "no config.json" in refusal(model=str(tmp_path))
+    (tmp_path / "model.Q4_0.gguf").touch()
+    assert "holds the GGUF file model.Q4_0.gguf" in refusal(model=str(tmp_path))
+    (tmp_path / "adapter_config.json").touch()
+    assert "holds a LoRA adapter (adapter_config.json); merge it" in refusal(model=str(tmp_path))
     (checkpoint / "config.json").write_text("{")
     assert "not JSON" in refusal(model=str(checkpoint))
     assert "has no meaning" in refusal(model=str(checkpoint), revision=COMMIT)

@@ -38,6 +38,17 @@ def test_a_missing_file(folder: Path, tmp_path: Path, name: str, expected: str) 
     assert expected in refusal(folder, tmp_path / "work")
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("model.Q4_0.gguf", "holds the GGUF file"), ("adapter_config.json", "holds a LoRA adapter")],
+)
+@pytest.mark.parametrize("missing", ["config.json", WEIGHTS])
+def test_a_folder_of_something_else(folder: Path, tmp_path: Path, missing: str, name: str, expected: str) -> None:
+    (folder / missing).unlink()
+    (folder / name).touch()
+    assert expected in refusal(folder, tmp_path / "work")
+
+
 def test_weights_under_another_name(folder: Path, tmp_path: Path) -> None:
     (folder / WEIGHTS).rename(folder / "consolidated.safetensors")
     assert "found consolidated.safetensors" in refusal(folder, tmp_path / "work")
