@@ -1,9 +1,9 @@
 """`package` at 7B scale: its rate against the disk's own, and its memory for two numbers of layers.
 
 `python -m tests.benchmarks.package [--shape mistral-7b] [--layers 2 4] [--formats int4_group32 fp16] [--pairs 5]`. A
-planted checkpoint is quantized for real; orders are shuffled, so every unit moves. Each repetition packages in a
-process of its own, whose clock runs for the whole stage (reading codes, flash order, checksums, digests, fsync, the
-reader's check, publishing; not imports). Just before and after it, as many bytes go to the same disk as plainly as can
+planted checkpoint is quantized for real; orders are shuffled, so every unit moves. Each repetition is the command that
+a build runs, `python -m compiler package`, from its start to its end (imports, reading codes, flash order, checksums,
+digests, fsync, the reader's check). Just before and after it, as many bytes go to the same disk as plainly as can
 be: one block of the same size again and again, fsync at the end, once through the page cache and once around it
 (O_DIRECT). The disk's rate is the better of the two ways, the mean of before and after. write_ratio of a case is the
 median over the repetitions.
@@ -16,9 +16,7 @@ fewest.
 
 import argparse
 import hashlib
-import json
 import os
-import resource
 import shutil
 import statistics
 import tempfile
@@ -26,11 +24,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from compiler._io import load_record
 from schemas.families import FormatName
+from schemas.package import Package
 from tests.benchmarks._report import finish, show
-from tests.support.usage import measured
+from tests.support.usage import Usage, measured
 
 MODULE = "tests.benchmarks.package"
 BLOCK_BYTES = 8 << 20
@@ -54,47 +53,15 @@ def prepare(folder: Path, checkpoint: Path, format_name: FormatName) -> None:
             save_record(part, folder / f"{name}-{number:03d}.json")
 
 
-def worker(folder: Path) -> None:
-    """Packages once; prints what it took."""
-    from compiler import package
-    from compiler._io import load_record
-    from schemas.corpus import Corpus
-    from schemas.device import DeviceProfile
-    from schemas.layout import Layout
-    from schemas.model import Model
-    from schemas.order import Order
-    from schemas.placement import Placement
-    from schemas.predictors import Predictors
-    from schemas.quantized import Quantized
-    from schemas.sparsity import Sparsity
-
-    inputs: dict[str, Any] = {
-        name: load_record(folder / f"{name}.json", kind)
-        for name, kind in {
-            "model": Model,
-            "corpus": Corpus,
-            "sparsity": Sparsity,
-            "device": DeviceProfile,
-            "layout": Layout,
-            "placement": Placement,
-        }.items()
-    }
-    inputs["predictors"] = (load_record(folder / "predictors.json", Predictors),)
-    for name, kind in {"order": Order, "quantized": Quantized}.items():
-        inputs[name] = tuple(load_record(path, kind) for path in sorted(folder.glob(f"{name}-*.json")))
-    before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    wall, cpu = time.perf_counter(), time.process_time()
-    done = package.run(package.PackageConfig(artifact=str(folder / "model.coldpress")), **inputs)
-    found = {
-        "wall_s": time.perf_counter() - wall,
-        "cpu_s": time.process_time() - cpu,
-        "artifact_bytes": done.artifact_bytes,
-        "flash_bytes": done.flash_bytes,
-        "manifest_sha256": done.manifest_sha256,
-        "rss_before_bytes": before_bytes,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
-    print(json.dumps(found))
+def package(folder: Path) -> tuple[Usage, Package]:
+    """Packages once, by the command that a build runs; what it took, and the record that it wrote."""
+    arguments: list[str | Path] = ["--artifact", folder / "model.coldpress", "--output", folder / "package.json"]
+    for name in ("model", "corpus", "sparsity", "device", "layout", "placement", "predictors"):
+        arguments += [f"--{name}", folder / f"{name}.json"]
+    for name in ("order", "quantized"):
+        arguments += [f"--{name}", *sorted(folder.glob(f"{name}-*.json"))]
+    took = measured("-m", "compiler", "package", *arguments, folder=folder)
+    return took, load_record(folder / "package.json", Package)
 
 
 def plain_bytes_per_s(folder: Path, num_bytes: int) -> tuple[float, float]:
@@ -170,7 +137,7 @@ class Case:
 
 def measure(folder: Path, layers: int, format_name: str, codes: str, pairs: int) -> Case:
     """One case, on records that `prepare` left in `folder`."""
-    took: dict[str, Any] = {}
+    artifact_bytes = 0
     ratios, rates, shares, peaks, hashing = [], [], [], [], []
     ways: list[tuple[float, float]] = []
     identities: set[str] = set()
@@ -178,22 +145,23 @@ def measure(folder: Path, layers: int, format_name: str, codes: str, pairs: int)
     for _ in range(pairs):
         warm(folder) if codes == "hot" else drop(folder)
         ways = ways or [plain_bytes_per_s(folder, num_bytes)]
-        took = json.loads(measured("-m", MODULE, "--worker", folder, folder=folder).stdout)
+        took, done = package(folder)
+        artifact_bytes = done.artifact_bytes
         shutil.rmtree(folder / "model.coldpress")
         ways.append(plain_bytes_per_s(folder, num_bytes))
-        rates.append(took["artifact_bytes"] / took["wall_s"])
+        rates.append(artifact_bytes / took.wall_s)
         ratios.append(rates[-1] / max(statistics.mean(way) for way in zip(*ways[-2:], strict=True)))
-        shares.append(took["cpu_s"] / took["wall_s"])
-        peaks.append(took["peak_rss_bytes"])
+        shares.append(took.cpu_s / took.wall_s)
+        peaks.append(took.peak_rss_bytes)
         hashing.append(sha256_bytes_per_s())
-        identities.add(took["manifest_sha256"])
+        identities.add(done.manifest_sha256)
     if len(identities) != 1:
         raise RuntimeError(f"{pairs} runs gave {len(identities)} different artifacts")
     return Case(
         layers=layers,
         format=format_name,
         codes=codes,
-        artifact_bytes=took["artifact_bytes"],
+        artifact_bytes=artifact_bytes,
         package_bytes_per_s=statistics.median(rates),
         cached_bytes_per_s=statistics.median(way[0] for way in ways),
         direct_bytes_per_s=statistics.median(way[1] for way in ways),
@@ -246,13 +214,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--prepare", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.prepare:
         prepare(arguments.prepare, arguments.checkpoint, arguments.formats[0])
-        return
-    if arguments.worker:
-        worker(arguments.worker)
         return
     with tempfile.TemporaryDirectory(dir=".") as folder:
         found = []
