@@ -9,20 +9,22 @@ from pydantic import Field
 
 from compiler._io import Workspace
 from compiler.activity.calibration_pass import PassConfig, count_activity
-from compiler.activity.layer_counts import Activity
+from compiler.activity.layer_counts import Activity, exact_families
 from compiler.activity.shards import merge
-from runtime._plugins import load
+from runtime._plugins import load, options_of
 from schemas.activations import Activations
+from schemas.base import Options
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
-from schemas.families import Method, families_of
+from schemas.families import Method
 from schemas.model import Model
 
 
 class CalibrateConfig(PassConfig):
     """Settings of `calibrate`."""
 
-    method: Method = Field(description="dense, relu, predictor or topk: decides the families that are counted")
+    method: Method = Field(description="the selector: decides the families that are counted")
+    options: Options = Field(default={}, description="the selector's own options, as JSON")
 
 
 def run(
@@ -42,12 +44,12 @@ def run(
     """
     if shards:
         return merge(shards, work)
-    relu = model.spec.hidden_act == "relu"
-    if load("runtime.sparsity", config.method).NEEDS_EXACT_ZEROS and not relu:
+    selector = load("runtime.sparsity", config.method)
+    if selector.NEEDS_EXACT_ZEROS and model.spec.hidden_act != "relu":
         raise ColdpressError(
             f"method {config.method} needs exact zeros, but the activation of {model.name} is {model.spec.hidden_act}; "
             "choose topk or predictor"
         )
-    families = families_of(config.method, model.spec)
-    activity = Activity(exact_zeros=relu and "mlp_in" not in families)
+    families = selector.families(model.spec, options_of(selector, config.options))
+    activity = Activity(exact_families(families, model.spec))
     return count_activity(config, model, corpus, families, activity, work, threads)

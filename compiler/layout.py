@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from compiler.activity.choice import selector_arrays
 from compiler.cost_model import Buffers, buffers_for, kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
 from runtime._plugins import load
 from runtime.budget import cache_slots
 from schemas.base import Record
 from schemas.device import DeviceProfile, Flash
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FamilyName, families_of, num_units
-from schemas.layout import SECTION_ALIGN_BYTES, Layout, Plan, Section, SectionPlan
+from schemas.families import FamilyName, num_units
+from schemas.layout import SECTION_ALIGN_BYTES, Layout, Plan, Section, SectionPlan, SelectorArray
 from schemas.model import Model, ModelSpec
 from schemas.order import Order
 from schemas.placement import Placement
@@ -59,6 +60,8 @@ def run(
     without_slots = Plan(
         name="default",
         method=sparsity.method,
+        options=sparsity.options,
+        arrays=_selector_arrays(sparsity),
         cache=config.cache,
         dram_budget_bytes=sparsity.budget.dram_budget_bytes,
         context_length=sparsity.context_length,
@@ -82,7 +85,7 @@ def make_sections(spec: ModelSpec, sparsity: Sparsity) -> tuple[Section, ...]:
     found: list[Section] = []
     offset_bytes = 0
     for layer in range(spec.num_hidden_layers):
-        for family in families_of(sparsity.method, spec):
+        for family in sparsity.families:
             section = Section(
                 layer=layer,
                 family=family,
@@ -127,6 +130,19 @@ def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
     return min(equal, key=lambda gap: (abs(gap - even), gap), default=even)
 
 
+def _selector_arrays(sparsity: Sparsity) -> tuple[SelectorArray, ...]:
+    """What the tables will hold of the selector, by layer, family and name."""
+    kept = load("runtime.sparsity", sparsity.method).KEPT
+    return tuple(
+        SelectorArray.model_validate(
+            {"layer": layer, "family": family, "name": name, "dtype": array.dtype.name, "shape": array.shape}
+        )
+        for (layer, family), arrays in sorted(selector_arrays(sparsity).items())
+        for name, array in sorted(arrays.items())
+        if name in kept
+    )
+
+
 class _Fixed(NamedTuple):
     """Bytes that do not depend on the cache."""
 
@@ -136,7 +152,7 @@ class _Fixed(NamedTuple):
 
 
 def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: tuple[Predictors, ...]) -> _Fixed:
-    families = families_of(sparsity.method, model.spec)
+    families = sparsity.families
     stored = [predictor_bytes(model.spec, entry.rank, entry.format) for part in predictors for entry in part.layers]
     return _Fixed(
         resident=resident_bytes(model, families, sparsity.format),
@@ -148,7 +164,7 @@ def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: tuple[Predictors,
 def _buffers(spec: ModelSpec, sparsity: Sparsity, device: DeviceProfile, free_bytes: int) -> Buffers:
     densities: dict[FamilyName, tuple[float, ...]] = {
         family: tuple(sparsity.density(family, layer) for layer in range(spec.num_hidden_layers))
-        for family in families_of(sparsity.method, spec)
+        for family in sparsity.families
     }
     return buffers_for(spec, sparsity.format, densities, free_bytes, device.flash.page_bytes.value)
 

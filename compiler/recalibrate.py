@@ -1,19 +1,19 @@
 """recalibrate: the activity that later stages work from, on the model and at the densities that will run.
 
 Where zeros are exact and the weights are those that `calibrate` saw, or where every unit is used, that is what
-`calibrate` found, unchanged. Otherwise the calibration text passes once more: the top units of each family at its
-density are the active ones, and each layer sees what the layers before it left (ActiveFlow 4.1, DIP 3.2).
+`calibrate` found, unchanged. Otherwise the calibration text passes once more: the units that the build's selector
+chooses are the active ones, and each layer sees what the layers before it left (ActiveFlow 4.1, DIP 3.2).
 """
 
 import logging
 
 from compiler._io import Workspace
 from compiler.activity.calibration_pass import PassConfig, count_activity
-from compiler.activity.layer_counts import Activity, Densities
+from compiler.activity.choice import choice_of
+from compiler.activity.layer_counts import Activity, exact_families
 from compiler.activity.shards import merge
 from schemas.activations import Activations
 from schemas.corpus import Corpus
-from schemas.families import families_of
 from schemas.model import Model
 from schemas.sparsity import Sparsity
 
@@ -45,7 +45,9 @@ def run(
         return activations
     if shards:
         return merge(shards, work)
-    densities: Densities = {found.family: found.per_layer for found in sparsity.densities}
-    activity = Activity(activations.exact_zeros, None if activations.exact_zeros or whole else densities)
-    families = families_of(sparsity.method, model.spec)
+    families = sparsity.families
+    if activations.exact_zeros or whole:
+        activity = Activity(exact_families(families, model.spec))
+    else:
+        activity = Activity(frozenset(), choice_of(sparsity))
     return count_activity(config, model, corpus, families, activity, work, threads)

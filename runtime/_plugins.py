@@ -3,9 +3,13 @@
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
-from schemas.errors import UnknownNameError
+from pydantic import ValidationError
+
+from schemas.errors import ColdpressError, UnknownNameError
 
 
 def names(package: str) -> tuple[str, ...]:
@@ -25,3 +29,22 @@ def load(package: str, name: str) -> ModuleType:
     if name not in known:
         raise UnknownNameError(package.rpartition(".")[2].replace("_", " "), name, known)
     return importlib.import_module(f"{package}.{name}")
+
+
+def options_of(plugin: ModuleType, values: Mapping[str, Any]) -> Any:
+    """The `Options` record of a plug-in, with its defaults where `values` says nothing.
+
+    Raises:
+        ColdpressError: if the plug-in has no such option, or a value does not fit it; the text names the known ones.
+    """
+    name = plugin.__name__.rpartition(".")[2]
+    unknown = [key for key in values if key not in plugin.Options.model_fields]
+    if unknown:
+        raise UnknownNameError(f"option of {name}", unknown[0], plugin.Options.model_fields)
+    try:
+        return plugin.Options.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        expected = plugin.Options.model_fields[key].description
+        raise ColdpressError(f"option {key} of {name} is {first['input']!r}, expected {expected}") from error

@@ -90,7 +90,7 @@ class Session:
         self.artifact = on_device(self._opened, device)
         self.plan = choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
         self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)
-        self.decoder = Decoder(self.artifact, self.store, Selection(self.plan.method, self.artifact, self.plan))
+        self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, self.plan))
 
     def generate(
         self,
@@ -233,9 +233,9 @@ def choose_plan(
     plan = budget.choose_plan(manifest.model_copy(update={"plans": fitting or manifest.plans}), dram_budget_bytes)
     changes: dict[str, object] = {"cache": cache or plan.cache}
     if selector not in (None, plan.method):
-        used = selector == "predictor"
+        used = _plugins.load("runtime.sparsity", selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
-        changes |= {"method": selector, "predictor_bytes": predictor_bytes}
+        changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
     if all(getattr(plan, name) == value for name, value in changes.items()):
         return plan
     return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)

@@ -22,6 +22,7 @@ from runtime._parts import Part, Staging, parts_of, staging_of
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.flash import Reader
+from runtime.sparsity import Residency
 from runtime.token_time import computed_bytes, dram_seconds
 from runtime.trace import Recorder
 from schemas.device import flash_seconds
@@ -112,9 +113,10 @@ class Store:
         """uint8 [slots, unit_bytes]: the memory that `Batch.slots` index; the same array for the store's whole life."""
         return self._rows[family]
 
-    def cached(self, layer: int, family: FamilyName) -> np.ndarray:
-        """bool [num_units]: the units that a fetch would not have to read."""
-        return self._parts[layer, family].cache.present
+    def residency(self, layer: int, family: FamilyName) -> Residency:
+        """Which units a fetch would not have to read, and where the others lie."""
+        part = self._parts[layer, family]
+        return Residency(part.cache.present, part.position)
 
     def reset(self) -> None:
         """Begins a new context, such as another prompt: what policies count per context starts anew; units stay."""

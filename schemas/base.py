@@ -14,6 +14,8 @@ MAX_EXACT_INTEGER = 2**53 - 1  # beyond it, JSON readers that use doubles round
 Count = Annotated[int, Field(ge=0, le=MAX_EXACT_INTEGER)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_EXACT_INTEGER)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Options = dict[str, bool | int | float | str]
+"""A plug-in's own settings, by name; those left out have the defaults that its file gives."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -116,19 +116,6 @@ def slice_length(piece: Slice, spec: ModelSpec) -> int:
     return {"row": columns, "column": rows, "matrix": rows * columns}[piece.axis]
 
 
-def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
-    """The families an artifact of `method` keeps on flash.
-
-    `relu` needs exact activations before it reads, so the matrix that decides stays resident: the gate, or the up
-    projection of a model without one.
-    """
-    if method == "relu":
-        return ("up_down",) if spec.gated_mlp else ("mlp_mid",)
-    if method == "topk":
-        return ("mlp_in", "mlp_mid")
-    return ("neuron",)
-
-
 def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole, ...]:
     """The matrices of a layer that no family holds, hence stay in DRAM: attention's, then the MLP's."""
     on_flash = {piece.role for family in families for piece in slices(family, spec)}

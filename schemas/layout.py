@@ -2,8 +2,10 @@
 
 from typing import Literal
 
-from schemas.base import Count, PositiveCount, Record, Share
-from schemas.families import FamilyName, Method
+from pydantic import Field
+
+from schemas.base import Count, Options, PositiveCount, Record, Share
+from schemas.families import PLUGIN_NAME, FamilyName, Method
 
 SECTION_ALIGN_BYTES = 65536
 CacheName = str
@@ -34,11 +36,25 @@ class SectionPlan(Record):
     cache_slots: Count
 
 
+class SelectorArray(Record):
+    """An array that a plan's selector keeps for one family of one layer, in tables.safetensors."""
+
+    layer: Count
+    family: FamilyName
+    name: str = Field(pattern=PLUGIN_NAME)
+    dtype: Literal["uint8", "int32", "int64", "uint32", "float16", "float32"]
+    shape: tuple[PositiveCount, ...] = Field(min_length=1, max_length=4)
+
+
 class Plan(Record):
     """One way to run the artifact under one DRAM budget."""
 
     name: str
     method: Method
+    options: Options = Field(default={})
+    """The selector's own settings; those left out have the defaults that its file gives."""
+    arrays: tuple[SelectorArray, ...] = ()
+    """What the selector was fitted to."""
     cache: CacheName
     dram_budget_bytes: PositiveCount
     context_length: PositiveCount

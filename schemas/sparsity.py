@@ -1,6 +1,11 @@
-"""What `allocate` decides: method, density per layer and family, and how the DRAM budget is divided."""
+"""What `allocate` decides: method, density per layer and family, and how the DRAM budget is divided.
 
-from schemas.base import Count, PositiveCount, Record, Share
+Arrays: `<layer>.<family>.<name>`, what the selector fitted for a family of a layer (runtime/sparsity).
+"""
+
+from pydantic import Field
+
+from schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
 from schemas.families import FamilyName, FormatName, Method
 
 
@@ -29,6 +34,10 @@ class Sparsity(Record):
     """The decision of `allocate`."""
 
     method: Method
+    options: Options = Field(default={})
+    """The selector's own."""
+    arrays: ArrayFile | None = None
+    """None where the selector needs none."""
     format: FormatName
     context_length: PositiveCount
     densities: tuple[Densities, ...]

@@ -52,7 +52,7 @@ def count_activity(
         num_tokens=text.tokens.size,
         block_tokens=text.tokens.shape[1],
         first_block=first_block,
-        exact_zeros=activity.exact_zeros,
+        exact_zeros=activity.choice is None and activity.exact.issuperset(families),
         compute_dtype=dtype,
         tasks=task_tokens(corpus, text),
         weights_sha256=model.weights_sha256,

@@ -2,14 +2,14 @@
 
 The model is built without memory (on torch's meta device); a layer's weights are read when it runs and dropped after.
 Blocks of tokens are independent, so they are what threads share: each runs on one core, and the number of threads
-changes no bit of the result. Hooks see, and may replace, what goes through the MLP. Arithmetic is float32, or the
+changes no bit of the result. Hooks see, and may replace, the signals of a layer. Arithmetic is float32, or the
 bfloat16 that the weights are stored in.
 """
 
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from compiler.activity import taps
 from compiler.architectures import _common
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role, read_rows, read_stored, stored_dtype
 from runtime._plugins import load
 from schemas.errors import ColdpressError
+from schemas.families import Signal
 from schemas.model import Model
 
 if TYPE_CHECKING:
@@ -36,22 +38,9 @@ NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "sve_bf16")
 """Capabilities of processors that multiply bfloat16; on others torch is slower with it than with float32."""
 
 ComputeDtype = Literal["float32", "bfloat16"]
-Change = Callable[["Tensor"], "Tensor | None"]
-
-
-@dataclass(frozen=True)
-class MlpHooks:
-    """What is called with parts of a block's MLP, [T, size]; a tensor that comes back replaces the part."""
-
-    on_input: Change | None = None
-    """The MLP's input after its norm, [T, hidden_size]."""
-    on_activation: Change | None = None
-    """act(gate), or act(up) without a gate, [T, intermediate_size]."""
-    on_inner: Change | None = None
-    """act(gate) * up, or act(up): what the down projection takes, [T, intermediate_size]."""
-
-
-BlockHooks = Callable[[int], MlpHooks]
+Hooks = Mapping[Signal, taps.Change]
+"""What is called with signals of a block, [T, n]; a tensor that comes back replaces the signal."""
+BlockHooks = Callable[[int], Hooks]
 """Gives the hooks of a block, by its number; called in the thread that runs the block."""
 
 
@@ -112,7 +101,7 @@ class LoadedLayer:
     running: threading.local
     device: "torch.device"
 
-    def run(self, hidden: "Tensor", hooks: MlpHooks) -> "Tensor":
+    def run(self, hidden: "Tensor", hooks: Hooks) -> "Tensor":
         """Hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
         self.running.hooks = hooks
         return self.module(hidden.to(self.device), attention_mask=self.mask, **self.keywords).cpu()
@@ -179,7 +168,7 @@ class LayerStream:
         out = torch.empty_like(hidden)
 
         def run(block: int) -> None:
-            out[block] = loaded.run(hidden[block : block + 1], hooks(block) if hooks else MlpHooks())[0]
+            out[block] = loaded.run(hidden[block : block + 1], hooks(block) if hooks else {})[0]
 
         self.each(run, len(hidden))
         return out
@@ -341,20 +330,15 @@ class LayerStream:
         return mask, keywords
 
     def _attach(self, layer: "nn.Module", running: threading.local) -> None:
-        """Lets the hooks of the running thread's block see the layer's MLP."""
+        """Lets the hooks of the running thread's block see the layer's signals."""
+
+        def change_of(signal: Signal) -> taps.Change:
+            def change(whole: "Tensor") -> "Tensor | None":
+                wanted: taps.Change | None = running.hooks.get(signal)
+                found = wanted(whole.reshape(-1, whole.shape[-1])) if wanted else None
+                return None if found is None else found.reshape(whole.shape)
+
+            return change
+
         modules = self._architecture.MODULES
-
-        def changed(name: str, part: "Tensor") -> "Tensor | None":
-            change: Change | None = getattr(running.hooks, name)
-            found = change(part.reshape(-1, part.shape[-1])) if change else None
-            return None if found is None else found.reshape(part.shape)
-
-        def before(name: str) -> Callable[..., Any]:
-            return lambda _module, inputs: changed(name, inputs[0])
-
-        def after(_module: Any, _inputs: Any, output: Any) -> Any:
-            return changed("on_activation", output)
-
-        layer.get_submodule(modules.mlp_input).register_forward_pre_hook(before("on_input"))
-        layer.get_submodule(modules.activation).register_forward_hook(after)
-        layer.get_submodule(modules.mlp_output).register_forward_pre_hook(before("on_inner"))
+        taps.attach(layer, modules, [(signal, change_of(signal)) for signal in modules.taps])

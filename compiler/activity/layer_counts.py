@@ -1,46 +1,61 @@
-"""Counts what goes through the MLP of one layer, block by block of calibration text, in any order and by any thread.
+"""Counts what goes through one layer, block by block of calibration text, in any order and by any thread.
 
-Gets the parts of the MLP as hooks of the forward pass (compiler/activity/forward.py); gives the arrays that
-schemas/activations.py describes, the same whatever the number of threads. Where a density is chosen it also says what
+Gets the signals of the layer as hooks of the forward pass (compiler/activity/forward.py); gives the arrays that
+schemas/activations.py describes, the same whatever the number of threads. Where units are chosen it also says what
 is left of a signal, so that later layers see what the earlier ones leave (ActiveFlow 4.1, DIP 3.2).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compiler.activity.array_rows import RowReader, RowWriter
-from compiler.activity.forward import MlpHooks
+from compiler.activity.choice import Choice
+from compiler.activity.forward import Hooks
 from compiler.activity.packed_bits import population
 from compiler.activity.signals import (
     magnitude_edges,
     magnitude_histogram,
     pack_nonzero,
     shared_top,
-    top_units,
 )
 from runtime.sparsity import topk
-from schemas.families import FamilyName
+from schemas.families import FAMILIES, Signal
+from schemas.model import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from compiler.activity.taps import Change
 
 CHUNK_ROWS = 1024
 TOP_DENSITIES = (0.1, 0.2, 0.3, 0.5)
 """Where the precision of the previous layer's largest inputs is measured."""
 
-Densities = Mapping[FamilyName, tuple[float, ...]]
-"""Per family, the share of units to use in each layer."""
+INNER_SIGNALS = ("mlp_activation", "mlp_inner")
+"""Signals that are exactly zero where a ReLU is."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What counts as active: signals that are not zero, the top k of `densities`, or (neither) nothing yet."""
+    """What counts as active: what a selector chooses, or in families whose zeros are exact what is not zero, or nothing
+    yet."""
 
-    exact_zeros: bool
-    densities: Densities | None = None
+    exact: frozenset[str]
+    """Families whose zeros are exact."""
+    choice: Choice | None = None
+
+    def counted(self, family: str) -> bool:
+        """Whether units of a family are active or not, rather than more or less."""
+        return self.choice is not None or family in self.exact
+
+
+def exact_families(families: Iterable[str], spec: ModelSpec) -> frozenset[str]:
+    """The families whose units are exactly zero where they are not active."""
+    relu = spec.hidden_act == "relu"
+    return frozenset(family for family in families if relu and FAMILIES[family].activity in INNER_SIGNALS)
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,7 @@ class Text:
 
 def top_selected(hidden_size: int) -> list[int]:
     """How many channels each of `TOP_DENSITIES` is."""
-    return [topk.fit(hidden_size, density, {}).num_selected for density in TOP_DENSITIES]
+    return [topk.num_selected(hidden_size, density) for density in TOP_DENSITIES]
 
 
 @dataclass
@@ -68,37 +83,43 @@ class _Seen:
 
 
 class Watch:
-    """Takes down, and masks, the MLP of some blocks in one layer; on a processor it is one block."""
+    """Takes down, and masks, the signals of some blocks in one layer; on a processor it is one block."""
 
     def __init__(self, run: "LayerCounts", start: int, count: int) -> None:
         self._run, self._start, self._count = run, start, count
 
-    def hooks(self) -> MlpHooks:
-        """What the forward pass calls with the parts of these blocks' MLP."""
-        return MlpHooks(on_input=self._on_input, on_activation=self._on_activation, on_inner=self._on_inner)
+    def hooks(self) -> Hooks:
+        """What the forward pass calls with the signals of these blocks."""
+        found: dict[Signal, Change] = {"mlp_input": self._see([])}
+        signals: list[Signal] = [FAMILIES[family].activity for family in self._run.families]
+        for signal in signals:
+            # without its activation a unit gives nothing: masking it there is what leaving out its slices does
+            found[signal] = self._see([name for name in self._run.families if FAMILIES[name].activity == signal])
+        keep, see = self._run.keep_inputs, found["mlp_input"]
 
-    def _on_input(self, part: "Tensor") -> "Tensor | None":
-        self._run.keep_inputs(self._start, part)
-        return self._see(part, "mlp_in")
+        def on_input(part: "Tensor") -> "Tensor | None":
+            keep(self._start, part)
+            return see(part)
 
-    def _on_activation(self, part: "Tensor") -> "Tensor | None":
-        # without its activation a unit gives nothing: masking it here is what leaving out its up and down does
-        return self._see(part, "up_down")
+        return {**found, "mlp_input": on_input}
 
-    def _on_inner(self, part: "Tensor") -> "Tensor | None":
-        return self._see(part, "neuron") if "neuron" in self._run.families else self._see(part, "mlp_mid")
+    def _see(self, families: list[str]) -> "Change":
+        """Counts a signal of some families; gives what is left of it where a selector chooses."""
 
-    def _see(self, part: "Tensor", family: FamilyName) -> "Tensor | None":
-        """Counts a family's signal; gives what is left of it where a density is chosen."""
-        import torch
+        def change(part: "Tensor") -> "Tensor | None":
+            import torch
 
-        if family not in self._run.families:
-            return None
-        masks = []
-        for offset, signal in enumerate(part.chunk(self._count)):
-            mask = self._run.count(self._start + offset, family, keys_of(signal))
-            masks += [] if mask is None else [torch.from_numpy(mask)]
-        return torch.where(torch.cat(masks).to(part.device).bool(), part, 0.0) if masks else None
+            left = None
+            for family in families:
+                masks = []
+                for offset, signal in enumerate((part if left is None else left).chunk(self._count)):
+                    mask = self._run.count(self._start + offset, family, signal)
+                    masks += [] if mask is None else [torch.from_numpy(mask)]
+                if masks:
+                    left = torch.where(torch.cat(masks).to(part.device), part if left is None else left, 0.0)
+            return left
+
+        return change
 
 
 def keys_of(signal: "Tensor") -> np.ndarray:
@@ -116,7 +137,7 @@ class LayerCounts:
         self,
         layer: int,
         text: Text,
-        families: tuple[FamilyName, ...],
+        families: tuple[str, ...],
         activity: Activity,
         inputs: RowWriter | None,
         previous: RowReader | None,
@@ -124,7 +145,7 @@ class LayerCounts:
         self.families = families
         self._layer, self._text, self._activity, self._inputs, self._previous = layer, text, activity, inputs, previous
         num_blocks = len(text.tokens)
-        self._seen: dict[FamilyName, list[_Seen | None]] = {family: [None] * num_blocks for family in families}
+        self._seen: dict[str, list[_Seen | None]] = {family: [None] * num_blocks for family in families}
         self.similarity = np.zeros(num_blocks)
         self.shared = np.zeros((num_blocks, len(TOP_DENSITIES)), np.int64)
 
@@ -147,22 +168,22 @@ class LayerCounts:
             self.similarity[block] = cosines.double().mean().item()
             self.shared[block] = shared_top(keys_of(rows), keys_of(before), top_selected(rows.shape[1]))
 
-    def count(self, block: int, family: FamilyName, keys: np.ndarray) -> np.ndarray | None:
-        """Counts one block's signal [T, num_units]; gives which units are active where that is a choice."""
+    def count(self, block: int, family: str, signal: "Tensor") -> np.ndarray | None:
+        """Counts one block's signal [T, num_units]; gives which units are used, bool alike, where that is a choice."""
+        keys = keys_of(signal)
         seen = _Seen(magnitude_histogram(keys))
         self._seen[family][block] = seen
         mask = None
-        if self._activity.densities:
-            chosen = topk.fit(keys.shape[1], self._activity.densities[family][self._layer], {})
-            mask = top_units(keys, chosen.num_selected)
-            seen.bits = pack_nonzero(mask)
-        elif self._activity.exact_zeros:
+        if self._activity.choice:
+            mask = self._activity.choice.mask(self._layer, family, signal.float().cpu().numpy())
+            seen.bits = pack_nonzero(mask.view(np.uint8))
+        elif self._activity.counted(family):
             seen.bits = pack_nonzero(keys)
         if seen.bits is not None and self._text.tasks is not None:
             seen.task_counts = _task_counts(seen.bits, self._text.tasks[block])
         return mask
 
-    def arrays(self, family: FamilyName) -> dict[str, np.ndarray]:
+    def arrays(self, family: str) -> dict[str, np.ndarray]:
         """A family's arrays over all blocks."""
         seen = [found for found in self._seen[family] if found is not None]
         arrays = {

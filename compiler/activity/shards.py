@@ -98,7 +98,6 @@ def _check(parts: Sequence[Activations]) -> None:
 def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerStatistics:
     layers = [part.layers[number] for part in parts]
     tokens = [part.num_tokens for part in parts]
-    counted = layers[0].families[0].density is not None
     families: dict[FamilyName, tuple[int, ArrayFile]] = {}
     for index, family in enumerate(layers[0].families):
         files = [layer.families[index].arrays for layer in layers]
@@ -107,7 +106,7 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
         families[family.family] = (family.num_units, merged)
     key = f"{number:03d}.inputs"
     inputs = work.current(key) or _inputs([layer.inputs for layer in layers], key, work)
-    return layer_record(number, families, inputs, sum(tokens), counted)
+    return layer_record(number, families, inputs, sum(tokens))
 
 
 def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.ndarray]:

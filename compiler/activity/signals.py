@@ -50,16 +50,6 @@ def pack_nonzero(keys: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(packed.T)
 
 
-def top_units(keys: np.ndarray, num_selected: int) -> np.ndarray:
-    """The `num_selected` units of largest magnitude of each token, ties to the lower unit: uint8 0 or 1 as `keys`.
-
-    What the selector `topk` takes (runtime/sparsity/topk.py), for all tokens at once.
-    """
-    active = np.zeros(keys.shape, np.uint8)
-    _mark_top(keys, _magnitude(keys), _low_bits(keys), num_selected, active)
-    return active
-
-
 def shared_top(one: np.ndarray, two: np.ndarray, selected: Sequence[int]) -> np.ndarray:
     """How many units are among the k largest of both, summed over tokens: int64 [len(selected)].
 
@@ -76,10 +66,6 @@ def shared_top(one: np.ndarray, two: np.ndarray, selected: Sequence[int]) -> np.
 def _spare_bits(keys: np.ndarray) -> int:
     """Bits of a float32 that these keys do not have."""
     return 32 - 8 * keys.itemsize
-
-
-def _low_bits(keys: np.ndarray) -> int:
-    return 8 * keys.itemsize - 1 - KEY_BITS
 
 
 def _magnitude(keys: np.ndarray) -> np.generic:
@@ -132,17 +118,6 @@ def _boundary(counts, place, above, wanted):
 
 
 @compiled
-def _refined(row, mask, low_bits, place, wanted, counts):
-    """The boundary among the values of the bin `place`, by the bits that were left out."""
-    counts[:] = 0
-    low_mask = (np.int64(1) << low_bits) - 1
-    for key in row:
-        if np.int64(key & mask) >> low_bits == place:
-            counts[np.int64(key & mask) & low_mask] += 1
-    return _boundary(counts, low_mask, 0, wanted)
-
-
-@compiled
 def _tie_stop(row, mask, smallest, num_ties):
     """The unit behind the last one that is taken of those equal to `smallest`."""
     stop = 0
@@ -150,22 +125,6 @@ def _tie_stop(row, mask, smallest, num_ties):
         num_ties -= row[stop] & mask == smallest
         stop += 1
     return stop
-
-
-@compiled
-def _mark_top(keys, mask, low_bits, k, active):
-    counts = np.zeros(1 << max(KEY_BITS, low_bits), np.int32)
-    for token in range(len(keys)):
-        row, marks = keys[token], active[token]
-        place, above = _boundary(counts, _fill(row, mask, low_bits, counts), 0, k)
-        if low_bits > 0:
-            low, above_low = _refined(row, mask, low_bits, place, k - above, counts)
-            place, above = (place << low_bits) | low, above + above_low
-        smallest = np.int64(place)
-        stop = _tie_stop(row, mask, smallest, k - above)
-        for unit in range(len(row)):
-            key = np.int64(row[unit] & mask)
-            marks[unit] = (key > smallest) | ((key == smallest) & (unit < stop))
 
 
 @compiled

@@ -54,7 +54,7 @@ def collect(
 
 
 def layer_record(
-    layer: int, families: Mapping[FamilyName, tuple[int, ArrayFile]], inputs: ArrayFile, num_tokens: int, counted: bool
+    layer: int, families: Mapping[FamilyName, tuple[int, ArrayFile]], inputs: ArrayFile, num_tokens: int
 ) -> LayerStatistics:
     """The record of one layer's array files.
 
@@ -63,12 +63,11 @@ def layer_record(
         families: Units and arrays of each family.
         inputs: The layer's own arrays.
         num_tokens: Tokens that the arrays are about.
-        counted: Whether the families' arrays have activity.
     """
     found = []
     for family, (units, arrays) in families.items():
-        total = int(load_arrays(arrays, "counts")["counts"].sum()) if counted else None
-        density = None if total is None else total / (units * num_tokens)
+        counts = load_arrays(arrays).get("counts")
+        density = None if counts is None else int(counts.sum()) / (units * num_tokens)
         found.append(FamilyStatistics(family=family, num_units=units, density=density, arrays=arrays))
     similarity, precision = _across_layers(inputs, num_tokens) if layer else (None, ())
     return LayerStatistics(
@@ -104,7 +103,6 @@ class _Collector:
     ) -> None:
         self._stream, self._text, self._families, self._activity = stream, text, families, activity
         self._work = work
-        self._counted = activity.exact_zeros or bool(activity.densities)
 
     def layer(self, layer: int) -> LayerStatistics:
         """One layer's record, its arrays in files."""
@@ -117,7 +115,7 @@ class _Collector:
         *arrays, inputs = files
         sizes = [num_units(family, self._stream.spec) for family in self._families]
         families = dict(zip(self._families, zip(sizes, arrays, strict=True), strict=True))
-        return layer_record(layer, families, inputs, self._text.tokens.size, self._counted)
+        return layer_record(layer, families, inputs, self._text.tokens.size)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
         """The layer's files, inputs last, if all are there."""

@@ -2,7 +2,8 @@
 
 Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte. The memory
 equation is resident tensors + predictors + KV cache + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2 and 8, with
-what this runtime keeps besides); how densities follow from budget or statistics is one file of this package per method.
+what this runtime keeps besides); where densities come from, and what is
+fitted to them, the selector says (runtime/sparsity).
 """
 
 import logging
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from compiler._io import load_arrays
-from compiler.allocate._rules import Question
+from compiler._io import Workspace, load_arrays
+from compiler.allocate import _densities
+from compiler.allocate._densities import Question
 from compiler.cost_model import (
     budget_bytes,
     buffers_for,
@@ -26,12 +28,12 @@ from compiler.cost_model import (
     weight_bytes,
     whole_rank,
 )
-from runtime._plugins import load
+from runtime._plugins import load, options_of
 from schemas.activations import Activations
-from schemas.base import PositiveCount, Record
+from schemas.base import ArrayFile, Options, PositiveCount, Record
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FamilyName, FormatName, Method, families_of, num_units
+from schemas.families import FamilyName, FormatName, Method, num_units
 from schemas.model import Model, ModelSpec
 from schemas.sparsity import Budget, Densities, Sparsity
 
@@ -50,7 +52,8 @@ PREDICTOR_FREE_SHARE = 0.6
 class AllocateConfig(Record):
     """Settings of `allocate`."""
 
-    method: Method = Field(description="how active units are found: dense, relu, predictor or topk")
+    method: Method = Field(description="how active units are found: a file of runtime/sparsity")
+    options: Options = Field(default={}, description="the selector's own options, as JSON")
     format: FormatName = Field(description="how weights are stored: fp16, int8_group32 or int4_group32")
     dram_budget: int | str = Field(description="DRAM in bytes, as 3GB, or as a percentage of the dense footprint")
     context_length: PositiveCount = Field(description="tokens that the KV cache holds")
@@ -73,7 +76,9 @@ class _Needs:
     buffers: int
 
 
-def run(config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
+def run(
+    config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile, work: Workspace
+) -> Sparsity:
     """Divides the budget.
 
     Raises:
@@ -89,19 +94,21 @@ def run(config: AllocateConfig, model: Model, activations: Activations, device: 
             f"{model.name}; use a shorter one"
         )
     budget = _budget_bytes(config, model, device)
-    densities = _densities(config, model, activations, budget)
-    resident = resident_bytes(model, tuple(densities), config.format)
+    shares = _shares(config, model, activations, budget)
+    resident = resident_bytes(model, tuple(shares), config.format)
     kv_cache = kv_cache_bytes(spec, config.context_length)
     free = budget - resident - kv_cache
-    ranks = _predictor_ranks(config, model, densities, free)
+    ranks = _predictor_ranks(config, model, shares, free)
     predictors = sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
-    buffers = buffers_for(spec, config.format, densities, free - predictors, device.flash.page_bytes.value)
+    buffers = buffers_for(spec, config.format, shares, free - predictors, device.flash.page_bytes.value)
     cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, predictors, buffers.total_bytes))
     sparsity = Sparsity(
         method=config.method,
+        options=config.options,
+        arrays=_fitted(config, spec, activations, shares, work),
         format=config.format,
         context_length=config.context_length,
-        densities=tuple(Densities(family=family, per_layer=values) for family, values in densities.items()),
+        densities=tuple(Densities(family=family, per_layer=values) for family, values in shares.items()),
         predictor_rank=ranks,
         predictor_format=config.predictor_format if ranks else None,
         budget=Budget(
@@ -128,19 +135,40 @@ def _budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -
     return budget
 
 
-def _densities(
+def _shares(
     config: AllocateConfig, model: Model, activations: Activations, budget: int
-) -> dict[FamilyName, tuple[float, ...]]:
+) -> dict[str, tuple[float, ...]]:
+    selector = load("runtime.sparsity", config.method)
     question = Question(
         method=config.method,
-        families=families_of(config.method, model.spec),
+        families=selector.families(model.spec, options_of(selector, config.options)),
         num_hidden_layers=model.spec.num_hidden_layers,
         density=config.density,
         activations=activations,
         m_max=budget,
         s_m=weight_bytes(model, config.format),
     )
-    return load("compiler.allocate", config.method).densities(question)
+    return _densities.densities(question, selector.densities(activations.exact_zeros))
+
+
+def _fitted(
+    config: AllocateConfig,
+    spec: ModelSpec,
+    activations: Activations,
+    shares: dict[str, tuple[float, ...]],
+    work: Workspace,
+) -> ArrayFile | None:
+    """What the selector keeps for each family of each layer; None where it keeps nothing."""
+    selector = load("runtime.sparsity", config.method)
+    options = options_of(selector, config.options)
+    arrays: dict[str, np.ndarray] = {}
+    for entry in activations.layers:
+        known = {found.family: found for found in entry.families}
+        for family, per_layer in shares.items():
+            statistics = load_arrays(known[family].arrays) if family in known else {}
+            found = selector.fit(num_units(family, spec), per_layer[entry.layer], statistics, options)
+            arrays |= {f"{entry.layer}.{family}.{name}": array for name, array in found.items()}
+    return work.once("selector", lambda: arrays) if arrays else None
 
 
 def _predictor_ranks(

@@ -7,11 +7,12 @@ ModelSpec alone, so a checkpoint's tensors can be checked before anything is rea
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from schemas.errors import CheckpointError
+from schemas.families import Signal
 from schemas.model import Activation, ModelSpec
 
 KEYS = frozenset(
@@ -52,6 +53,17 @@ ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
 
 
 @dataclass(frozen=True)
+class Tap:
+    """Where a signal of a layer passes by: the input or the output of a module, or one of several equal parts of it."""
+
+    path: str
+    """Dotted path below a layer."""
+    side: Literal["input", "output"] = "input"
+    part: int = 0
+    num_parts: int = 1
+
+
+@dataclass(frozen=True)
 class Modules:
     """Where transformers keeps the parts of a causal LM: dotted paths below the model, or below one layer."""
 
@@ -61,19 +73,21 @@ class Modules:
     """The module that holds `layers`."""
     norm: str
     """The final norm, below `base`."""
-    mlp_input: str
-    """Below a layer: the module whose input is the MLP's input after its norm."""
-    activation: str
-    """Below a layer: the module whose output is act(gate), or act(up) without a gate."""
-    mlp_output: str
-    """Below a layer: the module whose input is act(gate) * up, or act(up)."""
+    taps: Mapping[Signal, Tap]
+    """The signals that such a layer has (schemas/families.py)."""
 
 
-def llama_modules(prefix: str) -> Modules:
+def llama_modules(prefix: str, activation: str = "mlp.act_fn", up: Tap | None = None) -> Modules:
     """The paths of Llama and of all that kept its names."""
-    return Modules(
-        prefix=prefix, base="model", norm="norm", mlp_input="mlp", activation="mlp.act_fn", mlp_output="mlp.down_proj"
-    )
+    taps: dict[Signal, Tap] = {
+        "attention_input": Tap("self_attn"),
+        "attention_mixed": Tap("self_attn.o_proj"),
+        "mlp_input": Tap("mlp"),
+        "mlp_activation": Tap(activation, "output"),
+        "mlp_up": up or Tap("mlp.up_proj", "output"),
+        "mlp_inner": Tap("mlp.down_proj"),
+    }
+    return Modules(prefix=prefix, base="model", norm="norm", taps=taps)
 
 
 def source_config(raw: Mapping[str, Any]) -> Any:

@@ -25,9 +25,13 @@ MODULES = _common.Modules(
     prefix="OPT",
     base="model.decoder",
     norm="final_layer_norm",
-    mlp_input="fc1",
-    activation="activation_fn",
-    mlp_output="fc2",
+    taps={
+        "attention_input": _common.Tap("self_attn"),
+        "attention_mixed": _common.Tap("self_attn.out_proj"),
+        "mlp_input": _common.Tap("fc1"),
+        "mlp_activation": _common.Tap("activation_fn", "output"),
+        "mlp_inner": _common.Tap("fc2"),
+    },
 )
 LAYER_NORM_EPS = 1e-5  # torch's default, which transformers takes
 POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding

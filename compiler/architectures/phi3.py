@@ -4,14 +4,15 @@ Of longrope only the short factors are used, which is right while the context is
 spec's `max_position_embeddings` says so.
 """
 
-import dataclasses
 from typing import Any
 
 from compiler.architectures import _common
 from schemas.model import ModelSpec
 
 KEYS = _common.LLAMA_KEYS | {"sliding_window"}
-MODULES = dataclasses.replace(_common.llama_modules("Phi3"), activation="mlp.activation_fn")
+MODULES = _common.llama_modules(
+    "Phi3", "mlp.activation_fn", up=_common.Tap("mlp.gate_up_proj", "output", part=1, num_parts=2)
+)
 
 
 def spec(config: Any) -> ModelSpec:

@@ -5,6 +5,7 @@ with the method's masks; AdamW moves all weights on calibration blocks, validati
 default; models that do not fit whole in float32 are refused.
 """
 
+import functools
 import json
 import logging
 import shutil
@@ -17,17 +18,18 @@ from pydantic import Field
 from safetensors.numpy import save_file
 
 from compiler._io import Workspace, digest, load_arrays, replacing
+from compiler.activity.choice import choice_of
 from compiler.architectures import _common
 from compiler.checkpoint.headers import read_header
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensor_map import match_tensors
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role
 from compiler.checkpoint.weight_files import INDEX, locate, scan
-from runtime._plugins import load
+from runtime._plugins import load, options_of
 from schemas.base import PositiveCount, Record
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
-from schemas.families import num_units
+from schemas.families import FAMILIES, num_units
 from schemas.model import Model
 from schemas.sparsity import Sparsity
 
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 MAX_PARAMETERS = 150_000_000
 """Teacher, student, Adam's two moments and the gradients of some blocks, all of them float32: about 5 GB."""
-PREDICTED_SHARE = 0.9
-"""Of the units a predictor should find, the share that the student keeps: the weakest are what is missed (LLM in a
-flash, Fig. 3a)."""
 
 
 class DistillConfig(Record):
@@ -76,7 +75,7 @@ def run(
     source = _Source.of(model)
     teacher, student = source.build(), source.build()
     teacher.requires_grad_(False)
-    distillation.attach(student, masks)
+    distillation.attach(student, load("compiler.architectures", model.spec.model_type).MODULES, masks)
     training = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
     validation = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"][: config.validation_blocks]
     schedule = distillation.Schedule(config.steps, config.blocks_per_step, config.learning_rate, config.seed, threads)
@@ -86,22 +85,28 @@ def run(
 
 
 def _masks(model: Model, sparsity: Sparsity) -> "tuple[distillation.Mask, ...]":
-    """What the method leaves out, as masks on transformers' modules; none where that is nothing."""
+    """What the selector leaves out, as masks on signals of transformers' modules; none where that is nothing.
+
+    Of a selector that misses some of the units that are active, what it misses is left out, too.
+    """
     from compiler.distill import _training as distillation
 
-    if sparsity.method in ("dense", "relu"):
+    choice = choice_of(sparsity)
+    selector = choice.selector
+    if selector.EXACT:
         return ()
-    modules = load("compiler.architectures", model.spec.model_type).MODULES
-    places = {"mlp_in": modules.mlp_input, "mlp_mid": modules.mlp_output, "neuron": modules.mlp_output}
-    missed = sparsity.method == "predictor" and model.spec.hidden_act == "relu"
+    options = options_of(selector, sparsity.options)
+    missed = selector.MISSED_SHARE if model.spec.hidden_act == "relu" else 0.0
     masks: list[distillation.Mask] = []
     for densities in sparsity.densities:
-        total = num_units(densities.family, model.spec)
+        family, total = FAMILIES[densities.family], num_units(densities.family, model.spec)
         for layer, density in enumerate(densities.per_layer):
-            num_kept = max(1, round((PREDICTED_SHARE if missed else 1) * density * total))
-            if num_kept < total:
-                path = f"{modules.base}.layers.{layer}.{places[densities.family]}"
-                masks.append(distillation.Mask(path, num_kept))
+            arrays = choice.arrays[layer, family.name]
+            if missed:
+                arrays = selector.fit(total, (1 - missed) * density, {}, options)
+            if missed or density < 1:
+                kept = functools.partial(selector.select_many, arrays=arrays)
+                masks.append(distillation.Mask(layer, family.activity, kept))
     return tuple(masks)
 
 

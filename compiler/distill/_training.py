@@ -15,16 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compiler.activity import taps
+from compiler.architectures._common import Modules
+from schemas.families import Signal
+
 EVALUATIONS = 4
 MAX_GRADIENT = 1.0
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Where a layer is sparse: module whose input is masked, and how many of its values a token keeps."""
+    """Where a layer is sparse, and what a token keeps there."""
 
-    path: str
-    num_kept: int
+    layer: int
+    signal: Signal
+    kept: Callable[[np.ndarray], np.ndarray]
+    """Which entries of float32 [num_tokens, n] are kept, bool alike: the build's selector."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +44,26 @@ class Schedule:
     threads: int
 
 
-def masked(values: Tensor, num_kept: int) -> Tensor:
-    """`values` [..., n] with all but the `num_kept` of largest magnitude set to 0 (Eq. 11); gradients pass unmasked.
+def masked(values: Tensor, kept: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+    """`values` [..., n] with what is not kept set to 0 (Eq. 11); gradients pass unmasked.
 
     The backward pass is that of the identity (Eq. 12), so that what is masked now can still learn to matter.
     """
-    if num_kept >= values.shape[-1]:
-        return values
     with torch.no_grad():
-        kept = torch.zeros_like(values)
-        kept.scatter_(-1, values.abs().topk(num_kept, dim=-1).indices, 1.0)
-        removed = values * kept - values
+        mask = torch.from_numpy(kept(values.reshape(-1, values.shape[-1]).numpy())).reshape(values.shape)
+        removed = torch.where(mask, 0.0, -values)
     return values + removed
 
 
-def attach(model: nn.Module, masks: tuple[Mask, ...]) -> None:
-    """Masks the inputs of the named modules from now on."""
+def attach(model: nn.Module, modules: Modules, masks: tuple[Mask, ...]) -> None:
+    """Masks signals of the layers from now on."""
 
-    def before(num_kept: int) -> Callable[..., Any]:
-        return lambda _, inputs: (masked(inputs[0], num_kept), *inputs[1:])
+    def change(kept: Callable[[np.ndarray], np.ndarray]) -> taps.Change:
+        return lambda values: masked(values, kept)
 
     for mask in masks:
-        model.get_submodule(mask.path).register_forward_pre_hook(before(mask.num_kept))
+        layer = model.get_submodule(f"{modules.base}.layers.{mask.layer}")
+        taps.attach(layer, modules, [(mask.signal, change(mask.kept))])
 
 
 def divergence(teacher: nn.Module, student: nn.Module, block: Tensor) -> Tensor:

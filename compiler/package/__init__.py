@@ -34,7 +34,7 @@ from schemas.base import Record
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.errors import DoesNotFitError
-from schemas.families import families_of, slices
+from schemas.families import slices
 from schemas.layout import Layout
 from schemas.manifest import (
     FEATURES,
@@ -143,7 +143,9 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
         _write_image(written, inputs, orders, page_crc32c)
         tensors.result()
     with written.new(TABLES_FILE) as file:
-        write_tensors(file, tables_to_write(inputs.layout, orders, inputs.placement, page_crc32c.values))
+        write_tensors(
+            file, tables_to_write(inputs.layout, orders, inputs.placement, inputs.sparsity, page_crc32c.values)
+        )
     digests = input_digests(inputs)
     write_documents(written, inputs, digests)
     manifest = make_manifest(inputs, written, digests).to_json().encode()
@@ -198,7 +200,7 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
                 slices=slices(family, model.spec),
                 unit_bytes=unit_bytes[family],
             )
-            for family in families_of(inputs.sparsity.method, model.spec)
+            for family in inputs.sparsity.families
         ),
         resident=inputs.codes.resident,
         predictors=tuple(

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -63,9 +64,19 @@ def input_digests(inputs: Inputs) -> dict[str, str]:
     for blocks in inputs.corpus.splits:
         tokens = load_arrays(blocks.arrays, "tokens")["tokens"].astype("<i4")
         found[f"{blocks.split}_tokens"] = hashlib.sha256(tokens.tobytes()).hexdigest()
-    settings = (inputs.sparsity.to_json(), inputs.device.to_json(), inputs.codes.algorithm, inputs.placement.solver)
+    settings = (
+        json.dumps(_without_paths(inputs.sparsity), sort_keys=True),
+        inputs.device.to_json(),
+        inputs.codes.algorithm,
+        inputs.placement.solver,
+    )
     found["settings"] = digest(*settings, inputs.layout.to_json())
     return found
+
+
+def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
+    """The record but for where its arrays lie: the tables hold them, by content."""
+    return sparsity.model_dump(mode="json", exclude={"arrays"})
 
 
 def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
@@ -101,7 +112,7 @@ def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
         "inputs": digests,
         "corpus": inputs.corpus.name,
         "source_files": [file.model_dump() for file in inputs.model.files],
-        "sparsity": inputs.sparsity.model_dump(mode="json"),
+        "sparsity": _without_paths(inputs.sparsity),
         "quantization": {"algorithm": inputs.codes.algorithm, "format": inputs.sparsity.format},
         "placement": {
             "solver": placement.solver,

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler._io import load_arrays
+from compiler.activity.choice import selector_arrays
 from compiler.package._mapped import MappedArray
 from compiler.package._safetensors import TensorToWrite, of_array
 from runtime._plugins import load
+from runtime.artifact.contents import selector_tensor
 from schemas.base import ArrayFile
 from schemas.errors import ColdpressError
 from schemas.layout import Layout, Section
@@ -20,6 +22,7 @@ from schemas.order import Order
 from schemas.placement import Placement
 from schemas.predictors import LayerPredictor, Predictors
 from schemas.quantized import LayerCodes, Quantized, ResidentTensor
+from schemas.sparsity import Sparsity
 
 
 @dataclass(frozen=True)
@@ -126,14 +129,18 @@ def pinned_mask(placement: Placement, section: Section) -> np.ndarray:
 
 
 def tables_to_write(
-    layout: Layout, orders: UnitOrders, placement: Placement, page_crc32c: np.ndarray
+    layout: Layout, orders: UnitOrders, placement: Placement, sparsity: Sparsity, page_crc32c: np.ndarray
 ) -> Iterator[TensorToWrite]:
-    """Page checksums, unit orders and pinned units."""
+    """Page checksums, unit orders, pinned units, and what the selector keeps."""
     yield of_array("page_crc32c", page_crc32c)
     for section in layout.sections:
         name = f"{section.layer}.{section.family}"
         yield of_array(f"order.{name}", orders.order(section))
         yield of_array(f"pinned.{name}", pinned_mask(placement, section))
+    fitted = selector_arrays(sparsity)
+    for index, plan in enumerate(layout.plans):
+        for array in plan.arrays:
+            yield of_array(selector_tensor(index, array), fitted[array.layer, array.family][array.name])
 
 
 def join_predictors(parts: tuple[Predictors, ...], model: Model) -> tuple[LayerPredictor, ...]:

@@ -11,7 +11,7 @@ from compiler._io import load_arrays
 from compiler.activity.packed_bits import population
 from schemas.activations import Activations, LayerStatistics
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName, families_of, num_units
+from schemas.families import FamilyName, num_units
 from schemas.model import ModelSpec
 from schemas.sparsity import Sparsity
 
@@ -33,7 +33,7 @@ def all_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity) ->
     """
     found: Counts = {}
     for entry in activations.layers:
-        for family in families_of(sparsity.method, spec):
+        for family in sparsity.families:
             if _always_used(sparsity, entry, family):
                 found[entry.layer, family] = np.full(num_units(family, spec), activations.num_tokens, np.int64)
             else:
@@ -45,7 +45,7 @@ def head_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity, n
     """Counts over the first `num_tokens` tokens."""
     found: Counts = {}
     for entry in activations.layers:
-        for family in families_of(sparsity.method, spec):
+        for family in sparsity.families:
             if _always_used(sparsity, entry, family):
                 found[entry.layer, family] = np.full(num_units(family, spec), num_tokens, np.int64)
                 continue
@@ -119,7 +119,7 @@ def traces_of(
     picked = np.unique(np.linspace(0, len(layers) - 1, min(MAX_LAYERS, len(layers))).round().astype(int))
     found: list[Trace] = []
     for entry in (layers[number] for number in picked.tolist()):
-        for family in families_of(sparsity.method, spec):
+        for family in sparsity.families:
             bits = None if _always_used(sparsity, entry, family) else _array(entry, family, "bits")
             contexts = tuple(_context(part, bits, num_units(family, spec)) for part in windows)
             found.append(Trace(entry.layer, family, contexts))

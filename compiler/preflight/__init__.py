@@ -16,7 +16,7 @@ from compiler._io import Workspace
 from compiler.cost_model import budget_bytes, dense_footprint_bytes
 from compiler.device import host
 from compiler.preflight import _needs, _trial
-from schemas.base import PositiveCount, Record
+from schemas.base import Options, PositiveCount, Record
 from schemas.config import PreflightMode
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
@@ -41,6 +41,7 @@ class PreflightConfig(Record):
     mode: PreflightMode = Field(description="auto: a trial for large models; always: for all; off: no check at all")
     folder: str = Field(description="folder of the model's build, as build/<model>; its disk is what counts")
     method: Method = Field(description="how active units are found: dense, relu, predictor or topk")
+    options: Options = Field(default={}, description="the selector's own options, as JSON")
     format: FormatName = Field(description="how weights are stored: fp16, int8_group32 or int4_group32")
     density: float | None = Field(default=None, gt=0, le=1, description="share of units used per token")
     dram_budget: int | str = Field(description="DRAM in bytes, as 3GB, or as a percentage of the dense footprint")
@@ -152,6 +153,7 @@ def _needs_of(
     build = _needs.Build(
         model=model,
         method=config.method,
+        options=config.options,
         format=config.format,
         num_tokens=num_blocks * block_tokens,
         block_tokens=block_tokens,
@@ -171,6 +173,7 @@ def _trial_settings(config: PreflightConfig, model: Model, threads: int) -> _tri
     dense = dense_footprint_bytes(model, config.format, config.context_length)
     return _trial.Settings(
         method=config.method,
+        options=config.options,
         format=config.format,
         density=config.density,
         dram_budget_bytes=budget_bytes(config.dram_budget, dense),

@@ -19,13 +19,14 @@ artifact, which is as large again; the weights in float32 if they are distilled.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from compiler.activity.forward import HEAD_ROWS
 from compiler.cost_model import flash_bytes, resident_bytes, tensor_bytes, unit_bytes
-from runtime._plugins import load
-from schemas.families import FamilyName, FormatName, Method, families_of, num_units
+from runtime._plugins import load, options_of
+from schemas.base import Options
+from schemas.families import FamilyName, FormatName, Method, num_units
 from schemas.model import Model
 
 PYTHON_BYTES = 150 << 20
@@ -74,11 +75,13 @@ class Build:
     threads: int
     order: str
     shards: int
+    options: Options = field(default_factory=dict)
 
     @property
     def families(self) -> tuple[FamilyName, ...]:
         """What a unit is."""
-        return families_of(self.method, self.model.spec)
+        selector = load("runtime.sparsity", self.method)
+        return selector.families(self.model.spec, options_of(selector, self.options))
 
     @property
     def layer_units(self) -> int:
@@ -93,7 +96,8 @@ class Build:
     @property
     def counts_again(self) -> bool:
         """Whether `recalibrate` passes over the text once more."""
-        return self.distill or self.model.spec.hidden_act != "relu" or self.method == "topk"
+        relu = self.model.spec.hidden_act == "relu"
+        return self.distill or not relu or load("runtime.sparsity", self.method).densities(relu) == "budget"
 
 
 def ram_bytes(build: Build) -> dict[str, int]:

@@ -10,7 +10,7 @@ import logging
 import math
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import buffers_for, kv_cache_bytes, resident_bytes
 from compiler.job import STAGES, execute, parameters_of, record_of
-from runtime._plugins import load
+from runtime._plugins import load, options_of
+from schemas.base import Options
 from schemas.corpus import Corpus, TokenBlocks
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName, FormatName, Method, families_of
+from schemas.families import FamilyName, FormatName, Method
 from schemas.model import Model
 
 LOG = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Settings:
     place: str
     distill: bool
     threads: int
+    options: Options = field(default_factory=dict)
 
 
 def run(settings: Settings, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
@@ -145,7 +147,8 @@ def slice_budget(model: Model, few: Model, settings: Settings, page_bytes: int) 
 
 def least_bytes(model: Model, settings: Settings, page_bytes: int) -> int:
     """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache and the smallest buffers."""
-    families = families_of(settings.method, model.spec)
+    selector = load("runtime.sparsity", settings.method)
+    families = selector.families(model.spec, options_of(selector, settings.options))
     whole: dict[FamilyName, tuple[float, ...]] = dict.fromkeys(families, (1.0,) * model.spec.num_hidden_layers)
     buffers = buffers_for(model.spec, settings.format, whole, 0, page_bytes).total_bytes
     kv_cache = kv_cache_bytes(model.spec, settings.context_length)
@@ -159,7 +162,7 @@ def _arguments(stage: str, settings: Settings, layers: int, budget: int, folder:
     values |= {"html": folder / "report.html", **SHORTENED.get(stage, {})}
     parameters = parameters_of(stage)
     known = [(name, values.get(name)) for name in parameters["config"].model_fields]
-    found = [text for name, value in known if value is not None for text in (_flag(name), str(value))]
+    found = [text for name, value in known if value is not None for text in (_flag(name), _text(value))]
     for name, hint in parameters.items():
         source = None if name == "config" or record_of(hint) is None else _source(stage, name, settings)
         if source and (folder / f"{source}.json").exists():
@@ -169,6 +172,10 @@ def _arguments(stage: str, settings: Settings, layers: int, budget: int, folder:
     if "threads" in parameters:
         found += ["--threads", str(settings.threads)]
     return [*found, "--output", str(folder / f"{stage}.json")]
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def _source(stage: str, parameter: str, settings: Settings) -> str:

@@ -17,7 +17,6 @@ from compiler.quantize._resident import layer_resident, shared_resident
 from compiler.quantize._units import encode_resident, encode_units
 from runtime._plugins import load
 from schemas.base import Record
-from schemas.families import families_of
 from schemas.model import Model
 from schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from schemas.sparsity import Sparsity
@@ -52,7 +51,7 @@ def run(
 
 
 def _quantize_layer(algorithm: ModuleType, model: Model, sparsity: Sparsity, layer: int, work: Workspace) -> LayerCodes:
-    families = families_of(sparsity.method, model.spec)
+    families = sparsity.families
     resident = layer_resident(model, layer, families, sparsity.format)
 
     def make() -> dict[str, np.ndarray]:

@@ -231,14 +231,19 @@ def _check_plan(manifest: Manifest, plan: Plan, field: str) -> None:
     spec, families = manifest.model, tuple(entry.family for entry in manifest.families)
     known = _plugins.names("runtime.cache")
     require(plan.cache in known, "cache", plan.cache, f"one of {', '.join(known)}")
-    suits = plan.method == "dense" or set(arithmetic.families_of(plan.method, spec)) == set(families)
+    known = _plugins.names("runtime.sparsity")
+    require(plan.method in known, "method", plan.method, f"one of {', '.join(known)}")
+    selector = _plugins.load("runtime.sparsity", plan.method)
+    suits = set(families) <= set(selector.CHOOSES)
     require(suits, "method", plan.method, f"a method for the families {', '.join(families)}")
-    require(plan.method != "predictor" or bool(manifest.predictors), "method", plan.method, "one without predictors")
+    needed = selector.NEEDS_PREDICTORS
+    require(not needed or bool(manifest.predictors), "method", plan.method, "one without predictors")
+    _check_arrays(manifest, plan, field)
     longest = spec.max_position_embeddings
     require(plan.context_length <= longest, "context_length", plan.context_length, f"at most {longest}")
     resident = layout_bytes(resident_tensors(manifest))
     require(plan.resident_bytes == resident, "resident_bytes", plan.resident_bytes, resident)
-    predictors = layout_bytes(predictor_tensors(manifest)) if plan.method == "predictor" else 0
+    predictors = layout_bytes(predictor_tensors(manifest)) if needed else 0
     require(plan.predictor_bytes == predictors, "predictor_bytes", plan.predictor_bytes, predictors)
     kv_cache = kv_cache_bytes(spec, plan.context_length)
     require(plan.kv_cache_bytes == kv_cache, "kv_cache_bytes", plan.kv_cache_bytes, kv_cache)
@@ -249,6 +254,17 @@ def _check_plan(manifest: Manifest, plan: Plan, field: str) -> None:
     staged = sorted(family for family, _ in plan.staging_slots)
     require(staged == sorted(families), "staging_slots", staged, f"the families {', '.join(families)}")
     _check_plan_sections(manifest, plan, field)
+
+
+def _check_arrays(manifest: Manifest, plan: Plan, field: str) -> None:
+    """For every section of flash.img what the plan's selector keeps, and nothing else."""
+    kept = _plugins.load("runtime.sparsity", plan.method).KEPT
+    found = sorted((array.layer, array.family, array.name, array.dtype) for array in plan.arrays)
+    sections = [(section.layer, section.family) for section in manifest.flash.sections]
+    expected = sorted((layer, family, name, dtype) for layer, family in sections for name, dtype in kept.items())
+    if found != expected:
+        names = ", ".join(f"{name} {dtype}" for name, dtype in kept.items()) or "nothing"
+        raise PlanError(MANIFEST_FILE, f"{field}.arrays", f"a list of {len(found)}", f"{names} for every section")
 
 
 def _check_plan_sections(manifest: Manifest, plan: Plan, field: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime import _plugins
 from schemas.families import resident_roles
+from schemas.layout import SelectorArray
 from schemas.manifest import Manifest
 from schemas.model import ModelSpec, role_shape
 
@@ -30,13 +31,21 @@ def layout_bytes(layout: Layout) -> int:
 
 
 def table_tensors(manifest: Manifest) -> Layout:
-    """tables.safetensors: page checksums; per section the unit order and the pinned units."""
+    """tables.safetensors: page checksums; per section the unit order and the pinned units; what selectors keep."""
     pages = manifest.flash.size_bytes // manifest.flash.page_bytes
     tables: Layout = {"page_crc32c": (np.dtype("<u4"), (pages,))}
     for section in manifest.flash.sections:
         tables[f"order.{section.layer}.{section.family}"] = (np.dtype("<i4"), (section.num_units,))
         tables[f"pinned.{section.layer}.{section.family}"] = (np.dtype("u1"), (section.num_units,))
+    for index, plan in enumerate(manifest.plans):
+        for array in plan.arrays:
+            tables[selector_tensor(index, array)] = (np.dtype(array.dtype).newbyteorder("<"), array.shape)
     return tables
+
+
+def selector_tensor(plan_index: int, array: SelectorArray) -> str:
+    """The name of a selector's array in tables.safetensors."""
+    return f"selector.{plan_index}.{array.layer}.{array.family}.{array.name}"
 
 
 def predictor_tensors(manifest: Manifest) -> Layout:

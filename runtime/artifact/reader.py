@@ -27,7 +27,7 @@ from runtime.artifact.errors import (
     short,
 )
 from schemas.families import FamilyName, FormatName
-from schemas.layout import Section
+from schemas.layout import Plan, Section
 from schemas.manifest import (
     FORMAT_MINOR,
     MANIFEST_FILE,
@@ -100,6 +100,15 @@ class Artifact:
     def section(self, layer: int, family: FamilyName) -> Section:
         """Where a family of a layer lies on flash."""
         return next(part for part in self.manifest.flash.sections if (part.layer, part.family) == (layer, family))
+
+    def selector_arrays(self, plan: Plan, layer: int, family: str) -> dict[str, np.ndarray] | None:
+        """What the selector of `plan` keeps for a family of a layer, by name; None if `plan` is none of the artifact's
+        or its selector is another one."""
+        for index, own in enumerate(self.manifest.plans):
+            if (own.name, own.method) == (plan.name, plan.method):
+                kept = [array for array in own.arrays if (array.layer, array.family) == (layer, family)]
+                return {array.name: self.tables[contents.selector_tensor(index, array)] for array in kept}
+        return None
 
     def entry(self, name: str) -> ArtifactFile:
         """The manifest's entry of a file.

@@ -178,7 +178,7 @@ class Decoder:
 
     def _selected(self, layer: int, family: str, signal: np.ndarray) -> Iterable[Block]:
         """The units that the selector picks for this token."""
-        ids = self._selection.select(layer, family, signal[0], self._store.cached(layer, family))
+        ids = self._selection.select(layer, family, signal[0], self._store.residency(layer, family))
         memory = self._store.rows(family)
         for batch in self._store.fetch(layer, family, ids):
             yield SlotBlock(batch.ids, batch.slots, memory, self._units[family])

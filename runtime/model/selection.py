@@ -1,19 +1,18 @@
 """The selector of a run: one method for all layers and families, checked against what the artifact can give it.
 
-Reads what the method declares (runtime/sparsity/<method>.py: FAMILIES, NEEDS_PREDICTORS, NEEDS_EXACT_ZEROS) and the
-plan's densities. `dense` runs any artifact; another method runs those that were laid out for it.
+Reads what the method declares (runtime/sparsity: CHOOSES, NEEDS_PREDICTORS, NEEDS_EXACT_ZEROS) and the arrays that the
+artifact keeps for the plan. `dense` runs any artifact; another method runs those that were laid out for it.
 """
 
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from runtime import _plugins
 from runtime.artifact.reader import Artifact
+from runtime.sparsity import Residency
 from schemas.errors import ColdpressError, UnknownNameError
-from schemas.families import FamilyName
-from schemas.layout import Plan
+from schemas.layout import Plan, SectionPlan
 from schemas.manifest import Manifest
 
 PACKAGE = "runtime.sparsity"
@@ -37,7 +36,7 @@ def check_selector(name: str, manifest: Manifest) -> None:
 
 def _lacks(method: ModuleType, manifest: Manifest) -> str | None:
     families = [entry.family for entry in manifest.families]
-    foreign = [family for family in families if family not in method.FAMILIES]
+    foreign = [family for family in families if family not in method.CHOOSES]
     if foreign:
         return f"cannot choose units of the family {foreign[0]}, which this artifact keeps on flash"
     if method.NEEDS_EXACT_ZEROS and manifest.model.hidden_act != "relu":
@@ -48,26 +47,31 @@ def _lacks(method: ModuleType, manifest: Manifest) -> str | None:
 
 
 class Selection:
-    """A method with its parameters for every section of an artifact."""
+    """A method with its arrays for every section of an artifact."""
 
-    def __init__(self, name: str, artifact: Artifact, plan: Plan) -> None:
-        """Fits the method to the plan's densities.
+    def __init__(self, artifact: Artifact, plan: Plan) -> None:
+        """Takes what was fitted for the plan; a method that is not the artifact's own is fitted to the densities alone.
 
         Raises:
-            ColdpressError: as `check_selector`.
+            ColdpressError: as `check_selector`, or if the method cannot be fitted without calibration.
         """
-        check_selector(name, artifact.manifest)
-        self.name = name
-        self._method = _plugins.load(PACKAGE, name)
-        self._parameters: dict[tuple[int, FamilyName], Any] = {}
-        for part, section in zip(plan.sections, artifact.manifest.flash.sections, strict=True):
-            arrays = _predictor_arrays(artifact, part.layer) if self._method.NEEDS_PREDICTORS else {}
-            fitted = self._method.fit(section.num_units, part.density, arrays)
-            self._parameters[part.layer, part.family] = fitted
+        check_selector(plan.method, artifact.manifest)
+        self._method = _plugins.load(PACKAGE, plan.method)
+        self._arrays = {
+            (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
+            for part, section in zip(plan.sections, artifact.manifest.flash.sections, strict=True)
+        }
 
-    def select(self, layer: int, family: FamilyName, signal: np.ndarray, cached: np.ndarray) -> np.ndarray:
-        """Ids to use for `signal` float32 [n], int32 ascending; `cached` bool [num_units] says what is in memory."""
-        return self._method.select(signal, self._parameters[layer, family], cached)
+    def _fitted(self, artifact: Artifact, plan: Plan, part: SectionPlan, num_units: int) -> dict[str, np.ndarray]:
+        kept = artifact.selector_arrays(plan, part.layer, part.family)
+        if kept is None:
+            options = _plugins.options_of(self._method, plan.options)
+            kept = self._method.fit(num_units, part.density, {}, options)
+        return kept | (_predictor_arrays(artifact, part.layer) if self._method.NEEDS_PREDICTORS else {})
+
+    def select(self, layer: int, family: str, signal: np.ndarray, residency: Residency) -> np.ndarray:
+        """Ids to use for `signal` float32 [n], int32 ascending."""
+        return self._method.select(signal, self._arrays[layer, family], residency)
 
 
 def _predictor_arrays(artifact: Artifact, layer: int) -> dict[str, np.ndarray]:

@@ -1,8 +1,31 @@
-"""Which units a token uses. A file is a method; its module has what runtime/model/selection.py and the compiler rely
-on:
+"""Which units a token uses. A file is a selector, whole; its module has what the runtime and the compiler rely on:
 
-`FAMILIES` it can choose from; `NEEDS_PREDICTORS`; `NEEDS_EXACT_ZEROS` (a ReLU model); `fit(num_units, density, arrays)`
--> its parameters for one layer's family; `select(signal, parameters, cached)` -> ids, int32, distinct, ascending. The
-signal is the MLP's input after its norm for `neuron` and `mlp_in`, act(gate) for `up_down`, and act(gate) * up (without
-a gate: act(up)) for `mlp_mid`.
+`Options`, a record of its own settings, each with a default; `CHOOSES`, the families it can choose from, and
+`families(spec, options)`, those that an artifact made for it keeps on flash; `densities(exact_zeros)`, where its
+densities come from; `NEEDS_PREDICTORS`; `NEEDS_EXACT_ZEROS` (a ReLU model); `EXACT`, whether what it leaves out would
+have added nothing; `MISSED_SHARE`, what it may miss of the units that are active.
+
+`fit(num_units, density, statistics, options)` -> the arrays of one family of one layer; `KEPT` (name to dtype), those
+of them that stay in the artifact's tables;
+`select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal;
+`select_many(activity, arrays)` -> the same decision for many tokens, bool like `activity`, from the family's activity
+(schemas/families.py). A selector that decides before there is an entry per unit says there what it aims at.
 """
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+DensitySource = Literal["whole", "measured", "budget"]
+"""Every unit; the share that is not exactly zero; what the user says or the DRAM budget allows (ActiveFlow 4.1)."""
+
+
+@dataclass(frozen=True)
+class Residency:
+    """Where the units of one family of one layer are when a token selects among them."""
+
+    present: np.ndarray
+    """bool [num_units]: in DRAM, so that using it reads nothing."""
+    position: np.ndarray
+    """int32 [num_units]: the unit's place on flash, in the order of its section."""

@@ -2,68 +2,71 @@
 
 Reads the MLP's input after its norm, before anything of the MLP is computed; scores = fc2 · relu(fc1 · x), and a unit
 is used where its score reaches the layer's threshold. Scores come straight from the stored codes, sums are float32. A
-layer without a predictor is one where nothing is left out: it uses all units.
+layer without a predictor is one where nothing is left out: it uses all units. What a predictor aims at are the units
+that are not zero or, in a model without exact zeros, the largest at a chosen density.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from runtime.kernels import gemv
-from schemas.families import FamilyName
+from runtime.sparsity import DensitySource, Residency, topk
+from schemas.base import Record
+from schemas.model import ModelSpec
 
-FAMILIES: tuple[FamilyName, ...] = ("neuron",)
+CHOOSES: tuple[str, ...] = ("neuron",)
+KEPT: Mapping[str, str] = {}
 NEEDS_PREDICTORS = True
 NEEDS_EXACT_ZEROS = False
+EXACT = False
+MISSED_SHARE = 0.1
+"""The weakest of the active units are what is missed (LLM in a flash, Fig. 3a)."""
 
 
-@dataclass(frozen=True)
-class Network:
-    """Codes uint8 [rows, row_bytes] of fc1 [rank, hidden_size] and fc2 [num_units, rank] in `format`, and the score
-    from which a unit is used."""
-
-    fc1: np.ndarray
-    fc2: np.ndarray
-    format: str
-    threshold: float
+class Options(Record):
+    """None; how predictors are trained is the settings of `predict`."""
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """A layer's predictor; None where all of its `num_units` are used."""
-
-    num_units: int
-    network: Network | None
+def families(spec: ModelSpec, options: Options) -> tuple[str, ...]:
+    """Whole neurons: nothing of them is known before they are read."""
+    return ("neuron",)
 
 
-def fit(num_units: int, density: float, arrays: Mapping[str, np.ndarray]) -> Parameters:
-    """The predictor with its threshold.
+def densities(exact_zeros: bool) -> DensitySource:
+    """The density of what is to be predicted; a predictor uses more, because it must not miss much."""
+    return "measured" if exact_zeros else "budget"
 
-    Args:
-        num_units: Units of the family.
-        density: Plays no part: the threshold decides how many are used.
-        arrays: `fc1`, `fc2` and `threshold` as in `Network`, `format` as text []; or nothing.
+
+def fit(
+    num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
+) -> dict[str, np.ndarray]:
+    """`num_selected` int32 [1], the units to aim at; nothing where zeros are exact, which calibration has then counted.
+
+    The network itself, `fc1`, `fc2` and `threshold`, comes from predictors.safetensors.
     """
-    if not arrays:
-        return Parameters(num_units, None)
-    network = Network(arrays["fc1"], arrays["fc2"], str(arrays["format"]), float(arrays["threshold"]))
-    return Parameters(num_units, network)
+    return {} if "counts" in statistics else topk.fit(num_units, density, statistics, topk.Options())
 
 
-def select(signal: np.ndarray, parameters: Parameters, cached: np.ndarray) -> np.ndarray:
+def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
     """Ids whose score reaches the threshold, int32 ascending; the best one alone where none does.
 
     Args:
         signal: The MLP's input, float32 [hidden_size].
-        parameters: From `fit`.
-        cached: Plays no part.
+        arrays: Codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes], `format`, `threshold`; or
+            nothing.
+        residency: Plays no part.
     """
-    network = parameters.network
-    if network is None:
-        return np.arange(parameters.num_units, dtype=np.int32)
-    inner = gemv.gemv(network.fc1, signal.size, network.format, signal)
+    if "fc1" not in arrays:
+        return np.arange(residency.present.size, dtype=np.int32)
+    format_name = str(arrays["format"])
+    inner = gemv.gemv(arrays["fc1"], signal.size, format_name, signal)
     rectified = np.maximum(inner, 0, dtype=np.float32)
-    scores = gemv.gemv(network.fc2, rectified.size, network.format, rectified)
-    ids = np.flatnonzero(scores >= network.threshold)
+    scores = gemv.gemv(arrays["fc2"], rectified.size, format_name, rectified)
+    ids = np.flatnonzero(scores >= float(arrays["threshold"]))
     return (ids if ids.size else np.argmax(scores, keepdims=True)).astype(np.int32)
+
+
+def select_many(activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What a predictor aims at: the units that are not zero, or the largest; float32 [T, num_units] -> bool alike."""
+    return topk.select_many(activity, arrays) if "num_selected" in arrays else activity != 0

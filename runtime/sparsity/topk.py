@@ -1,41 +1,71 @@
-"""Top-k: the k units of largest |signal|, k being the family's density times its units (ActiveFlow 2.1, DIP Eq. 6).
+"""Top-k: the k units of largest |signal|, k being the family's density times its units (ActiveFlow 2.1).
 
-Reads the vector that the units multiply: the MLP's input for `mlp_in`, its inner activation for `mlp_mid`, act(gate)
-for `up_down` (CATS). Ties go to the lower id, so that the choice is a function of the signal alone.
+Reads the vector that the units multiply, or that says how much they matter: the MLP's input for `mlp_in`, its inner
+activation, as the pruned inputs leave it, for `mlp_mid` (DIP Eqs. 7-8 with one density), act(gate) for `up_down` and
+the up projection for `gate_down` (gate and up pruning), and with `attention` the inputs of attention's matrices (TEAL).
+Ties go to the lower id, so that the choice is a function of the signal alone.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
-from schemas.families import FamilyName
+from runtime.sparsity import DensitySource, Residency
+from schemas.base import Record
+from schemas.model import ModelSpec
 
-FAMILIES: tuple[FamilyName, ...] = ("up_down", "mlp_in", "mlp_mid")
+CHOOSES: tuple[str, ...] = ("up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in", "attn_out")
+KEPT: Mapping[str, str] = {"num_selected": "int32"}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
+EXACT = False
+MISSED_SHARE = 0.0
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """How many units are used."""
+class Options(Record):
+    """What is pruned."""
 
-    num_selected: int
+    attention: bool = Field(default=False, description="true or false: whether attention's matrices are pruned, too")
 
 
-def fit(num_units: int, density: float, arrays: Mapping[str, np.ndarray]) -> Parameters:
+def families(spec: ModelSpec, options: Options) -> tuple[str, ...]:
+    """The inputs of all linear layers of the MLP, and of attention if that is asked for."""
+    return ("attn_in", "attn_out", "mlp_in", "mlp_mid") if options.attention else ("mlp_in", "mlp_mid")
+
+
+def densities(exact_zeros: bool) -> DensitySource:
+    """A choice."""
+    return "budget"
+
+
+def num_selected(num_units: int, density: float) -> int:
     """k = density * num_units, rounded (half to even), at least 1 and at most `num_units`."""
-    return Parameters(min(num_units, max(1, round(density * num_units))))
+    return min(num_units, max(1, round(density * num_units)))
 
 
-def select(signal: np.ndarray, parameters: Parameters, cached: np.ndarray) -> np.ndarray:
+def fit(
+    num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
+) -> dict[str, np.ndarray]:
+    """`num_selected` int32 [1]."""
+    return {"num_selected": np.array([num_selected(num_units, density)], np.int32)}
+
+
+def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
     """Ids of the k largest |signal|, `signal` being float32 [num_units]; int32 [k] ascending."""
-    magnitude = np.abs(signal)
-    num_units, k = magnitude.size, parameters.num_selected
+    return np.flatnonzero(select_many(signal[None], arrays)[0]).astype(np.int32)
+
+
+def select_many(activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The k largest |activity| of each token: float32 [T, num_units] -> bool alike."""
+    magnitude, k = np.abs(activity), max(1, int(arrays["num_selected"][0]))
+    num_units = magnitude.shape[1]
     if k >= num_units:
-        return np.arange(num_units, dtype=np.int32)
-    smallest = np.partition(magnitude, num_units - k)[num_units - k]
+        return np.ones(magnitude.shape, bool)
+    smallest = np.partition(magnitude, num_units - k, axis=1)[:, num_units - k, None]
     chosen = magnitude > smallest
-    tied = np.flatnonzero(magnitude == smallest)
-    chosen[tied[: k - int(np.count_nonzero(chosen))]] = True
-    return np.flatnonzero(chosen).astype(np.int32)
+    lacking = k - np.count_nonzero(chosen, axis=1)
+    tied = magnitude == smallest
+    several = np.flatnonzero(np.count_nonzero(tied, axis=1) > lacking)
+    tied[several] &= np.cumsum(tied[several], axis=1) <= lacking[several, None]
+    return chosen | tied

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from compiler import cost_model
-from compiler.allocate import AllocateConfig, run
+from compiler._io import Workspace, load_arrays
+from compiler.allocate import AllocateConfig
+from compiler.allocate import run as run_stage
 from runtime._plugins import names
 from schemas.activations import Activations
+from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
 from schemas.model import Model
 from schemas.sparsity import Sparsity
@@ -37,6 +40,16 @@ def config(method: str, budget: int | str = "50%", **changes: Any) -> AllocateCo
     return AllocateConfig(**(values | changes))
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
+    """The stage, with a workspace for these settings alone."""
+    return run_stage(config, model, activations, device, Workspace(Path("allocate"), config.to_json()))
+
+
 def parts(sparsity: Sparsity) -> list[int]:
     budget = sparsity.budget
     return [
@@ -48,11 +61,7 @@ def parts(sparsity: Sparsity) -> list[int]:
     ]
 
 
-def test_a_method_of_the_runtime_is_a_file_here() -> None:
-    assert names("compiler.allocate") == names("runtime.sparsity")
-
-
-@pytest.mark.parametrize("method", names("compiler.allocate"))
+@pytest.mark.parametrize("method", names("runtime.sparsity"))
 @pytest.mark.parametrize("format_name", names("runtime.quantization"))
 def test_the_parts_add_up_to_the_budget(model: Model, activations: Activations, method: str, format_name: str) -> None:
     sparsity = run(config(method, "60%", format=format_name), model, activations, device_of())
@@ -87,6 +96,22 @@ def test_the_user_s_density_holds(model: Model, activations: Activations) -> Non
     sparsity = run(config("topk", density=0.3), model, activations, device_of())
     assert [entry.family for entry in sparsity.densities] == ["mlp_in", "mlp_mid"]
     assert all(entry.per_layer == (0.3,) * LAYERS for entry in sparsity.densities)
+
+
+def test_the_selector_is_fitted_for_every_layer_and_family(model: Model, activations: Activations) -> None:
+    sparsity = run(config("topk", density=0.3, options={"attention": True}), model, activations, device_of())
+    assert sparsity.families == ("attn_in", "attn_out", "mlp_in", "mlp_mid")
+    assert sparsity.options == {"attention": True}
+    assert sparsity.arrays is not None
+    arrays = load_arrays(sparsity.arrays)
+    assert len(arrays) == 4 * LAYERS
+    assert arrays["11.mlp_mid.num_selected"].tolist() == [round(0.3 * UNITS)]
+    assert arrays["2.attn_in.num_selected"].tolist() == [round(0.3 * HIDDEN)]
+    assert run(config("relu", "90%"), model, activations, device_of()).arrays is None
+    with pytest.raises(UnknownNameError, match=r"unknown option of topk 'atention'\. Did you mean 'attention'"):
+        run(config("topk", options={"atention": True}), model, activations, device_of())
+    with pytest.raises(ColdpressError, match="option attention of topk is 'yes', expected true or false"):
+        run(config("topk", options={"attention": "yes"}), model, activations, device_of())
 
 
 def test_predictors_without_exact_zeros_follow_the_budget(model: Model, activations: Activations) -> None:

@@ -14,10 +14,12 @@ from compiler.distill import DistillConfig, run
 from compiler.distill import _training as distillation
 from compiler.ingest import IngestConfig
 from compiler.ingest import run as ingest
+from runtime.sparsity import topk
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.errors import ColdpressError
 from schemas.model import Model
 from schemas.sparsity import Sparsity
+from tests.support.methods import fitted
 from tests.support.models import write_model
 from tests.support.statistics import sparsity_of, workspace
 
@@ -56,8 +58,9 @@ def corpus_at(folder: Path) -> Corpus:
     return Corpus(name="random", text_sha256="0" * 64, splits=splits)
 
 
-def top_k(density: float = 0.3) -> Sparsity:
-    return sparsity_of("topk", {"mlp_in": (density,) * LAYERS, "mlp_mid": (density,) * LAYERS})
+def top_k(model: Model, folder: Path, density: float = 0.3) -> Sparsity:
+    sparsity = sparsity_of("topk", {"mlp_in": (density,) * LAYERS, "mlp_mid": (density,) * LAYERS})
+    return fitted(sparsity, model.spec, folder)
 
 
 def load(model: Model) -> torch.nn.Module:
@@ -84,7 +87,7 @@ def held_out_divergence(teacher: torch.nn.Module, weights: torch.nn.Module, dens
 
 def test_a_few_steps_bring_the_sparse_model_closer_to_the_dense_one(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
-    distilled = run(QUICK, model, corpus, top_k(0.15), workspace(tmp_path / "d"), 1)
+    distilled = run(QUICK, model, corpus, top_k(model, tmp_path, 0.15), workspace(tmp_path / "d"), 1)
     source = model.model_copy(update={"folder": str(tmp_path / "checkpoint")})
     before = held_out_divergence(load(source), load(source), 0.15)
     after = held_out_divergence(load(source), load(distilled), 0.15)
@@ -95,7 +98,7 @@ def test_a_few_steps_bring_the_sparse_model_closer_to_the_dense_one(tmp_path: Pa
 def test_record_and_folder_describe_the_same_model(tmp_path: Path, model_type: str, tie: bool) -> None:
     model, corpus = model_at(tmp_path, model_type, tie=tie), corpus_at(tmp_path)
     config = QUICK.model_copy(update={"steps": 1})
-    distilled = run(config, model, corpus, top_k(), workspace(tmp_path / "d"), 1)
+    distilled = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "d"), 1)
     assert distilled.weights_sha256 != model.weights_sha256
     assert distilled.spec == model.spec
     assert distilled.tensors.keys() == model.tensors.keys()
@@ -113,9 +116,11 @@ def test_record_and_folder_describe_the_same_model(tmp_path: Path, model_type: s
 def test_threads_and_folders_change_no_bit(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     config = QUICK.model_copy(update={"steps": 3})
-    one = run(config, model, corpus, top_k(), workspace(tmp_path / "1"), 1)
-    three = run(config, model, corpus, top_k(), workspace(tmp_path / "elsewhere"), 3)
-    other_seed = run(config.model_copy(update={"seed": 1}), model, corpus, top_k(), workspace(tmp_path / "2"), 1)
+    one = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "1"), 1)
+    three = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "elsewhere"), 3)
+    other_seed = run(
+        config.model_copy(update={"seed": 1}), model, corpus, top_k(model, tmp_path), workspace(tmp_path / "2"), 1
+    )
     assert one.weights_sha256 == three.weights_sha256 != other_seed.weights_sha256
 
 
@@ -124,37 +129,36 @@ def test_what_leaves_nothing_out_stays_as_it_is(tmp_path: Path) -> None:
     for sparsity in (
         sparsity_of("relu", {"up_down": (0.2,) * LAYERS}),
         sparsity_of("dense", {"neuron": (1.0,) * LAYERS}),
-        top_k(1.0),
+        top_k(model, tmp_path, 1.0),
     ):
         assert run(QUICK, model, corpus, sparsity, workspace(tmp_path / "d"), 1) is model
 
 
 def test_masks_of_the_methods(tmp_path: Path) -> None:
     model = model_at(tmp_path, relu=True)
-    both = distill._masks(model, sparsity_of("topk", {"mlp_in": (0.25,) * LAYERS, "mlp_mid": (0.5, 1.0)}))
-    assert [(mask.path, mask.num_kept) for mask in both] == [
-        ("model.layers.0.mlp", 8),
-        ("model.layers.1.mlp", 8),
-        ("model.layers.0.mlp.down_proj", 40),
-    ]
+    activity = np.random.default_rng(0).normal(size=(1, 160)).astype(np.float32)
+    top = sparsity_of("topk", {"mlp_in": (0.25,) * LAYERS, "mlp_mid": (0.5, 1.0)})
+    both = distill._masks(model, fitted(top, model.spec, tmp_path))
+    assert [(mask.layer, mask.signal) for mask in both] == [(0, "mlp_input"), (1, "mlp_input"), (0, "mlp_inner")]
+    assert [mask.kept(activity).sum() for mask in both] == [8, 8, 40]
     (first, _) = distill._masks(model, sparsity_of("predictor", {"neuron": (0.5, 0.5)}, predictor_rank=(8, 8)))
-    assert (first.path, first.num_kept) == ("model.layers.0.mlp.down_proj", 36)  # predictors miss the weakest tenth
+    assert (first.layer, first.signal) == (0, "mlp_inner")
+    assert first.kept(activity).sum() == 36  # predictors miss the weakest tenth
 
 
 def test_masking_keeps_the_largest_and_passes_gradients_through() -> None:
     values = torch.tensor([[3.0, -4.0, 1.0, 0.5], [0.0, 1.0, -2.0, 5.0]], requires_grad=True)
-    found = distillation.masked(values, 2)
+    found = distillation.masked(values, lambda seen: topk.select_many(seen, {"num_selected": np.array([2])}))
     assert found.tolist() == [[3.0, -4.0, 0.0, 0.0], [0.0, 0.0, -2.0, 5.0]]
     (found * torch.arange(8.0).reshape(2, 4)).sum().backward()
     assert values.grad is not None
     assert values.grad.tolist() == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
-    assert distillation.masked(values, 4) is values
 
 
 def test_training_that_makes_it_worse_is_not_kept(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     wild = DistillConfig(steps=2, blocks_per_step=1, learning_rate=10.0, validation_blocks=2)
-    distilled = run(wild, model, corpus, top_k(0.5), workspace(tmp_path / "d"), 1)
+    distilled = run(wild, model, corpus, top_k(model, tmp_path, 0.5), workspace(tmp_path / "d"), 1)
     for role in model.tensors:
         assert (read_role(distilled, role) == read_role(model, role)).all(), role
 
@@ -164,4 +168,4 @@ def test_large_models_are_refused_before_they_are_loaded(tmp_path: Path) -> None
     with pytest.raises(
         ColdpressError, match=r"7,000,000,000 parameters.*at most 150,000,000; build with distill=false"
     ):
-        run(QUICK, model, corpus_at(tmp_path), top_k(), workspace(tmp_path / "d"), 1)
+        run(QUICK, model, corpus_at(tmp_path), top_k(model, tmp_path), workspace(tmp_path / "d"), 1)

@@ -10,7 +10,7 @@ import pytest
 from compiler import ingest
 from compiler._io import Workspace
 from compiler.activity import forward
-from compiler.activity.forward import LayerStream, MlpHooks
+from compiler.activity.forward import LayerStream
 from compiler.checkpoint.tensors import read_role
 from compiler.ingest import IngestConfig
 from schemas.errors import ColdpressError
@@ -86,7 +86,7 @@ def test_other_weights_run_through_the_same_model(model: Model, tokens: np.ndarr
         return read_role(model, role) * (0 if ".down_proj." in role else 1)
 
     def silenced(layer: int) -> Any:
-        return lambda block: MlpHooks(on_inner=lambda inner: inner * 0)
+        return lambda block: {"mlp_inner": lambda inner: inner * 0}
 
     stream = LayerStream(model)
     found = LayerStream(model, read=muted).nll(tokens)
@@ -128,7 +128,7 @@ def test_an_input_mask_reaches_gate_and_up(model: Model, tokens: np.ndarray) -> 
         masked[:, ::2] = 0
         return masked
 
-    masked = LayerStream(model).nll(tokens, lambda layer: lambda block: MlpHooks(on_input=mask))
+    masked = LayerStream(model).nll(tokens, lambda layer: lambda block: {"mlp_input": mask})
     assert masked[0] == pytest.approx(LayerStream(model, read=without_columns).nll(tokens)[0], rel=1e-6)
 
 

@@ -14,6 +14,7 @@ from schemas.base import ArrayFile
 from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
 from schemas.layout import SECTION_ALIGN_BYTES, Layout
 from schemas.order import FamilyOrder, GapCost, Order
+from tests.support.methods import fitted
 from tests.support.records import manifest_of, tiny_placement, tiny_predictors, tiny_sparsity
 from tests.support.tiny import describe, tensor_shapes, tiny_device, tiny_spec
 
@@ -21,7 +22,7 @@ from tests.support.tiny import describe, tensor_shapes, tiny_device, tiny_spec
 def records(folder, method="topk", format_name="int8_group32", num_pinned=3, share=0.5, page_bytes=4096, **changes):
     spec = tiny_spec(**changes)
     model = describe(spec, tensor_shapes(spec), Path("nowhere/model.safetensors"))
-    sparsity = tiny_sparsity(model, method, format_name, share)
+    sparsity = fitted(tiny_sparsity(model, method, format_name, share), spec, folder)
     return model, sparsity, tiny_placement(folder, model, sparsity, num_pinned), tiny_device(page_bytes)
 
 

@@ -19,6 +19,7 @@ from schemas.errors import ColdpressError
 from schemas.families import FormatName
 from schemas.model import Model, TensorSource
 from schemas.predictors import Predictors
+from tests.support.methods import nothing_cached
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
 
 LAYERS, HIDDEN, UNITS, TOKENS = 3, 32, 96, 1200
@@ -120,12 +121,11 @@ def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName
     }
     assert entry.format == format_name
     arrays = {**stored, "format": np.array(format_name), "threshold": np.float32(entry.threshold)}
-    parameters = predictor.fit(UNITS, 0.1, arrays)
     inputs = load_arrays(setting.activations.layers[1].inputs)["mlp_inputs"][-TOKENS // 10 :]
     active = (inputs.astype(np.float64) @ setting.gates[1].T) > 0
     predicted = np.zeros_like(active)
     for token, x in enumerate(inputs.astype(np.float32)):
-        predicted[token, predictor.select(x, parameters, np.zeros(UNITS, bool))] = True
+        predicted[token, predictor.select(x, arrays, nothing_cached(UNITS))] = True
     assert predicted.mean() == pytest.approx(entry.predicted_density, abs=0.003)
     assert (predicted & active).sum() / active.sum() == pytest.approx(entry.recall, abs=0.01)
 

@@ -10,8 +10,9 @@ from compiler.cost_model import resident_bytes
 from compiler.quantize import QuantizeConfig, _units, run
 from runtime._plugins import load, names
 from schemas.errors import CheckpointError, UnknownNameError
-from schemas.families import FAMILIES, families_of, num_units, slice_length, slices
+from schemas.families import FAMILIES, num_units, slice_length, slices
 from schemas.model import role_shape
+from tests.support.methods import families_of
 from tests.support.records import tiny_sparsity
 from tests.support.tiny import hashed, tensor_shapes, tiny_model, tiny_spec
 

@@ -8,7 +8,7 @@ import pytest
 
 from compiler import calibrate, ingest, recalibrate
 from compiler._io import Workspace, load_arrays, save_arrays
-from compiler.activity.forward import LayerStream, MlpHooks
+from compiler.activity.forward import LayerStream
 from compiler.calibrate import CalibrateConfig
 from compiler.checkpoint.tensors import read_role
 from compiler.ingest import IngestConfig
@@ -16,9 +16,10 @@ from compiler.recalibrate import RecalibrateConfig
 from runtime.sparsity import topk
 from schemas.activations import Activations
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.families import FamilyName, Method, families_of
+from schemas.families import FamilyName, Method
 from schemas.model import Model
 from schemas.sparsity import Budget, Densities, Sparsity
+from tests.support.methods import families_of, fit, fitted, nothing_cached
 from tests.support.models import write_model
 
 LAYERS = 3
@@ -50,9 +51,9 @@ def ingested(folder: Path, relu: bool) -> Model:
     return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
 
 
-def sparsity(method: Method, model: Model, *per_layer: float) -> Sparsity:
+def sparsity(folder: Path, method: Method, model: Model, *per_layer: float) -> Sparsity:
     families = families_of(method, model.spec)
-    return Sparsity(
+    chosen = Sparsity(
         method=method,
         format="fp16",
         context_length=64,
@@ -60,6 +61,7 @@ def sparsity(method: Method, model: Model, *per_layer: float) -> Sparsity:
         predictor_rank=(),
         budget=NO_BUDGET,
     )
+    return fitted(chosen, model.spec, folder)
 
 
 def first(model: Model, corpus: Corpus, work: Path, method: Method) -> Activations:
@@ -73,7 +75,7 @@ def run(
     before = first(model, corpus, work, method)
     changed = model.model_copy(update=changes)
     workspace = Workspace(work / f"second{threads}", "test")
-    chosen = sparsity(method, model, *per_layer)
+    chosen = sparsity(work, method, model, *per_layer)
     return before, recalibrate.run(RecalibrateConfig(), changed, corpus, chosen, before, workspace, threads)
 
 
@@ -108,7 +110,7 @@ def test_each_token_has_the_chosen_number_of_units(silu: Model, corpus: Corpus, 
     for layer, wanted in enumerate((0.5, 0.31, 1.0)):
         for family, units in (("mlp_in", 64), ("mlp_mid", 160)):
             active = active_of(after, layer, family)
-            assert set(active.sum(axis=0)) == {topk.fit(units, wanted, {}).num_selected}
+            assert set(active.sum(axis=0)) == {topk.num_selected(units, wanted)}
             found = after.layers[layer].family(family)
             assert found.density == pytest.approx(round(wanted * units) / units)
             counts = load_arrays(found.arrays, "counts")["counts"]
@@ -122,16 +124,16 @@ def test_the_pass_goes_on_with_what_is_left(silu: Model, corpus: Corpus, tmp_pat
     stream = LayerStream(silu)
     kept: list[np.ndarray] = []
 
-    keep = MlpHooks(on_input=lambda part: kept.append(part.numpy().copy()))
+    keep = {"mlp_input": lambda part: kept.append(part.numpy().copy())}
     stream.run_layer(0, stream.embed(tokens[:1]), lambda block: keep)
     x = kept[0]
     gate, up = (read_role(silu, f"layers.0.{name}_proj.weight") for name in ("gate", "up"))
     for token in range(24):
-        ids = topk.select(x[token], topk.fit(64, 0.5, {}), np.zeros(64, bool))
+        ids = topk.select(x[token], fit("topk", 64, 0.5), nothing_cached(64))
         assert np.array_equal(np.flatnonzero(active_of(after, 0, "mlp_in")[:, token]), ids)
         part = gate[:, ids] @ x[token, ids]
         inner = part / (1 + np.exp(-part)) * (up[:, ids] @ x[token, ids])
-        expected = topk.select(inner.astype(np.float32), topk.fit(160, 0.5, {}), np.zeros(160, bool))
+        expected = topk.select(inner.astype(np.float32), fit("topk", 160, 0.5), nothing_cached(160))
         found = np.flatnonzero(active_of(after, 0, "mlp_mid")[:, token])
         assert len(np.setdiff1d(found, expected)) <= 1  # a tie within rounding may go either way
 

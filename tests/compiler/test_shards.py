@@ -16,8 +16,8 @@ from compiler.recalibrate import RecalibrateConfig
 from schemas.activations import Activations
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.errors import ColdpressError
-from schemas.families import families_of
 from schemas.model import Model
+from tests.support.methods import families_of, fitted
 from tests.support.models import write_model
 from tests.support.statistics import sparsity_of
 
@@ -78,7 +78,7 @@ def test_shards_give_what_one_job_gives(model: Model, corpus: Corpus, tmp_path: 
 def test_shards_of_chosen_densities(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     first = calibrated(model, corpus, tmp_path / "first", method="topk")
     densities = dict.fromkeys(families_of("topk", model.spec), (0.3,) * LAYERS)
-    sparsity = sparsity_of("topk", densities)
+    sparsity = fitted(sparsity_of("topk", densities), model.spec, tmp_path)
 
     def run(name: str, shards: tuple[Activations, ...] | None = None, **config: Any) -> Activations:
         work = Workspace(tmp_path / name, WORK)

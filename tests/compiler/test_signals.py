@@ -9,9 +9,9 @@ from compiler.activity.signals import (
     magnitude_histogram,
     pack_nonzero,
     shared_top,
-    top_units,
 )
 from runtime.sparsity import topk
+from tests.support.methods import nothing_cached
 
 
 def signals(tokens: int, units: int, zeros: float, seed: int = 0) -> np.ndarray:
@@ -57,20 +57,6 @@ def test_bits_of_what_is_not_zero(tokens: int) -> None:
     assert np.array_equal(population(packed), (values != 0).sum(axis=0))
 
 
-@pytest.mark.parametrize("zeros", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("selected", [1, 7, 50, 99, 100])
-def test_the_top_units_are_those_of_the_selector(selected: int, zeros: float) -> None:
-    """Ties are many where values are rounded: to a few bits, to bfloat16, to zero."""
-    exact = signals(30, 100, zeros)
-    for values in (exact, np.round(exact, 1)):
-        rounded_bits, rounded = as_bfloat16(values)
-        for bits, seen in ((values.view(np.uint32), values), (rounded_bits, rounded)):
-            active = top_units(bits, selected)
-            for token in range(30):
-                expected = topk.select(seen[token], topk.Parameters(selected), np.zeros(100, bool))
-                assert np.array_equal(np.flatnonzero(active[token]), expected)
-
-
 def test_shared_top_units() -> None:
     rng = np.random.default_rng(3)
     one = np.round(rng.normal(size=(25, 60)), 1).astype(np.float16)
@@ -80,7 +66,7 @@ def test_shared_top_units() -> None:
         sum(
             len(
                 np.intersect1d(
-                    *(topk.select(row.astype(np.float32), topk.Parameters(k), np.zeros(60, bool)) for row in (a, b))
+                    *(topk.select(row.astype(np.float32), {"num_selected": [k]}, nothing_cached(60)) for row in (a, b))
                 )
             )
             for a, b in zip(one, two, strict=True)

@@ -9,7 +9,7 @@ import pytest
 
 from compiler import ingest
 from compiler._io import Workspace
-from compiler.activity.forward import LayerStream, MlpHooks
+from compiler.activity.forward import Hooks, LayerStream
 from compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from compiler.ingest import IngestConfig
 from runtime._plugins import names
@@ -122,16 +122,16 @@ def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
     tokens = np.arange(36, dtype=np.int32).reshape(2, 18)
     seen: dict[str, dict[int, np.ndarray]] = {"input": {}, "activation": {}, "inner": {}}
 
-    def hooks(block: int) -> MlpHooks:
+    def hooks(block: int) -> Hooks:
         def keep(name: str) -> Any:
             return lambda part: seen[name].update({block: part.numpy().copy()})
 
-        return MlpHooks(on_input=keep("input"), on_activation=keep("activation"), on_inner=keep("inner"))
+        return {f"mlp_{name}": keep(name) for name in seen}
 
     stream = LayerStream(model, threads=2)
     hidden = stream.embed(tokens)
     after = stream.run_layer(0, hidden, hooks)
-    without = stream.run_layer(0, hidden, lambda block: MlpHooks(on_inner=torch.zeros_like)).numpy()
+    without = stream.run_layer(0, hidden, lambda block: {"mlp_inner": torch.zeros_like}).numpy()
 
     def linear(name: str, x: np.ndarray, bias: bool = True) -> np.ndarray:
         role = f"layers.0.{name}_proj"

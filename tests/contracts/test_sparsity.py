@@ -1,28 +1,33 @@
 """What every selector owes the decoder; a new file in runtime/sparsity is found and put through this by itself."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from runtime import _plugins
 from runtime.quantization import fp16
-from schemas.families import FAMILIES
+from runtime.sparsity import DensitySource, Residency
+from schemas.families import FAMILIES, slices
+from tests.support.artifacts import small_spec
+from tests.support.methods import fit
 
 METHODS = _plugins.names("runtime.sparsity")
 NUM_UNITS, HIDDEN, RANK = 96, 32, 8
 DENSITIES = [1e-6, 0.05, 0.3, 0.5, 0.999, 1.0]
 
 
-def fitted(method, density):
+def fitted(name, density):
     random = np.random.default_rng(0)
-    arrays = {}
-    if method.NEEDS_PREDICTORS:
-        arrays = {
+    arrays = fit(name, NUM_UNITS, density)
+    if _plugins.load("runtime.sparsity", name).NEEDS_PREDICTORS:
+        arrays |= {
             "fc1": fp16.encode(random.normal(size=(RANK, HIDDEN))),
             "fc2": fp16.encode(random.normal(size=(NUM_UNITS, RANK))),
             "format": np.array("fp16"),
-            "threshold": np.array(0.5),
+            "threshold": np.array(0.1),
         }
-    return method.fit(NUM_UNITS, density, arrays)
+    return arrays
 
 
 def signals(method):
@@ -31,8 +36,14 @@ def signals(method):
     for _ in range(10):
         yield random.normal(size=length).astype(np.float32)
     yield np.maximum(random.normal(size=length), 0).astype(np.float32)
+    yield np.round(random.normal(size=length), 1).astype(np.float32)
     yield np.zeros(length, np.float32)
     yield np.ones(length, np.float32)
+
+
+def residency(share):
+    random = np.random.default_rng(2)
+    return Residency(random.random(NUM_UNITS) < share, random.permutation(NUM_UNITS).astype(np.int32))
 
 
 def test_the_methods_of_this_version_are_there():
@@ -42,30 +53,70 @@ def test_the_methods_of_this_version_are_there():
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_declares_what_it_drives_and_needs(name):
     method = _plugins.load("runtime.sparsity", name)
-    assert method.FAMILIES
-    assert set(method.FAMILIES) <= set(FAMILIES)
-    assert isinstance(method.NEEDS_PREDICTORS, bool)
-    assert isinstance(method.NEEDS_EXACT_ZEROS, bool)
+    assert method.CHOOSES
+    assert set(method.CHOOSES) <= set(FAMILIES)
+    for spec in (small_spec(), small_spec(gated_mlp=False)):
+        families = method.families(spec, method.Options())
+        assert families
+        assert set(families) <= set(method.CHOOSES)
+        roles = [piece.role for family in families for piece in slices(family, spec)]
+        assert len(set(roles)) == len(roles)
+    for flag in (method.NEEDS_PREDICTORS, method.NEEDS_EXACT_ZEROS, method.EXACT):
+        assert isinstance(flag, bool)
+    assert 0 <= method.MISSED_SHARE < 1
+    arrays = fit(name, NUM_UNITS, 0.5)
+    assert {key: arrays[key].dtype.name for key in method.KEPT} == dict(method.KEPT)
+    assert {method.densities(exact) for exact in (True, False)} <= set(get_args(DensitySource))
+    assert all(field.description and not field.is_required() for field in method.Options.model_fields.values())
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("density", DENSITIES)
-def test_a_selection_is_distinct_ascending_ids(name, density):
+@pytest.mark.parametrize("cached", [0.0, 0.4])
+def test_a_selection_is_distinct_ascending_ids(name, density, cached):
     method = _plugins.load("runtime.sparsity", name)
-    parameters = fitted(method, density)
+    arrays = fitted(name, density)
     for signal in signals(method):
         before = signal.copy()
-        ids = method.select(signal, parameters, np.zeros(NUM_UNITS, bool))
+        ids = method.select(signal, arrays, residency(cached))
         assert ids.dtype == np.int32
         assert ids.ndim == 1
         assert (np.diff(ids) > 0).all()
         assert ids.size == 0 or (ids[0] >= 0 and ids[-1] < NUM_UNITS)
         np.testing.assert_array_equal(signal, before)
-        np.testing.assert_array_equal(ids, method.select(signal, parameters, np.zeros(NUM_UNITS, bool)))
+        np.testing.assert_array_equal(ids, method.select(signal, arrays, residency(cached)))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "relu"])
-def test_something_is_always_selected(name):
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("density", DENSITIES)
+def test_many_tokens_at_once_are_decided_as_one_by_one(name, density):
+    """A predictor's aim is a decision of its own: its signal has no entry per unit."""
+    method = _plugins.load("runtime.sparsity", name)
+    arrays = fitted(name, density)
+    random = np.random.default_rng(3)
+    activity = np.round(random.normal(size=(20, NUM_UNITS)), 1).astype(np.float32)
+    activity[3] = 0
+    mask = method.select_many(activity, arrays)
+    assert mask.shape == activity.shape
+    assert mask.dtype == bool
+    for row, chosen in zip(activity, mask, strict=True):
+        alone = method.select_many(row[None], arrays)[0]
+        np.testing.assert_array_equal(chosen, alone)
+        if not method.NEEDS_PREDICTORS:
+            np.testing.assert_array_equal(np.flatnonzero(chosen), method.select(row, arrays, residency(0.0)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_left_out_is_nothing_where_the_method_says_so(name):
+    method = _plugins.load("runtime.sparsity", name)
+    activity = np.maximum(np.random.default_rng(4).normal(size=(5, NUM_UNITS)), 0).astype(np.float32)
+    left = np.where(method.select_many(activity, fitted(name, 0.25)), 0, activity)
+    assert (np.abs(left).sum() == 0) == method.EXACT
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_something_is_selected_unless_nothing_counts(name):
     method = _plugins.load("runtime.sparsity", name)
     for signal in signals(method):
-        assert method.select(signal, fitted(method, 1e-6), np.zeros(NUM_UNITS, bool)).size >= 1
+        found = method.select(signal, fitted(name, 1e-6), residency(0.0)).size
+        assert found >= 1 or (method.NEEDS_EXACT_ZEROS and not signal.any())

@@ -210,7 +210,7 @@ def test_topk_uses_the_largest_inputs(tmp_path):
     """With all but the largest inputs zeroed by hand, the first layer gives the same."""
     built = build_artifact(tmp_path / "a", recipe_of("mlp_in and mlp_mid", density=0.25))
     session, wanted = Session(built.path), []
-    selection = Selection("topk", session.artifact, session.plan)
+    selection = Selection(session.artifact, session.plan)
 
     class Watching(Fixed):
         def select(self, layer, family, signal, cached):

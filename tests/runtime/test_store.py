@@ -81,7 +81,7 @@ def test_hits_come_first_and_outlast_the_fetch(relu_artifact):
     """Only staging slots are written again while a fetch runs."""
     store, codes = open_store(relu_artifact), relu_artifact.units[0, "up_down"]
     list(store.fetch(0, "up_down", np.arange(40, dtype=np.int32)))
-    cached = np.flatnonzero(store.cached(0, "up_down"))
+    cached = np.flatnonzero(store.residency(0, "up_down").present)
     wanted = np.arange(20, 300, dtype=np.int32)
     batches = list(store.fetch(0, "up_down", wanted))
     assert set(batches[0].ids.tolist()) == set(cached.tolist()) & set(wanted.tolist())
@@ -102,7 +102,7 @@ def test_a_batch_needs_no_more_staging_than_there_is(relu_artifact):
 def test_pinned_units_are_there_from_the_start(relu_artifact):
     store = open_store(relu_artifact)
     for (layer, family), pinned in relu_artifact.pinned.items():
-        assert (np.sort(pinned) == np.flatnonzero(store.cached(layer, family))).all()
+        assert (np.sort(pinned) == np.flatnonzero(store.residency(layer, family).present)).all()
         check_fetch(store, relu_artifact, layer, family, np.sort(pinned))
     counted = store.counters
     assert (counted.misses, counted.reads, counted.read_bytes) == (0, 0, 0)
@@ -141,7 +141,7 @@ def test_evictions_are_counted_and_slots_stay_distinct(relu_artifact):
     check_fetch(store, relu_artifact, 0, "up_down", np.arange(0, 100, dtype=np.int32))
     check_fetch(store, relu_artifact, 0, "up_down", np.arange(200, 300, dtype=np.int32))
     assert store.counters.evictions > 0
-    cached = np.flatnonzero(store.cached(0, "up_down")).astype(np.int32)
+    cached = np.flatnonzero(store.residency(0, "up_down").present).astype(np.int32)
     assert cached.size == 32 + 64
     (batch,) = store.fetch(0, "up_down", cached)
     assert len(set(batch.slots.tolist())) == cached.size
@@ -154,7 +154,7 @@ def test_a_fetch_that_is_given_up_leaves_a_usable_store(relu_artifact):
         next(fetching)
         next(fetching)
         fetching.close()
-    cached = store.cached(0, "up_down")
+    cached = store.residency(0, "up_down").present
     assert cached.sum() <= 32 + 64
     for layer, family, ids in requests(relu_artifact):
         check_fetch(store, relu_artifact, layer, family, ids)
@@ -181,7 +181,7 @@ def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
     with pytest.raises(CorruptPageError):
         list(store.fetch(4, "up_down", np.arange(0, 512, 2, dtype=np.int32)))
     flash.left = 10**9
-    present = np.flatnonzero(store.cached(4, "up_down")).astype(np.int32)
+    present = np.flatnonzero(store.residency(4, "up_down").present).astype(np.int32)
     check_fetch(store, relu_artifact, 4, "up_down", present)  # what is said to be cached is what it should be
     for layer, family, ids in requests(relu_artifact):
         check_fetch(store, relu_artifact, layer, family, ids)
@@ -248,7 +248,7 @@ def test_lfu_counts_start_anew_with_a_context(topk_artifact):
     for _ in range(5):
         list(store.fetch(0, "mlp_in", old))
     list(store.fetch(0, "mlp_in", new))
-    assert store.cached(0, "mlp_in")[old].all()
+    assert store.residency(0, "mlp_in").present[old].all()
     store.reset()
     list(store.fetch(0, "mlp_in", new))
-    assert store.cached(0, "mlp_in")[new].all()
+    assert store.residency(0, "mlp_in").present[new].all()

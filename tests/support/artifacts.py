@@ -21,9 +21,10 @@ from runtime.artifact.reader import open_artifact
 from runtime.budget import kv_cache_bytes
 from schemas.device import DeviceProfile
 from schemas.errors import ArtifactError
-from schemas.families import families_of, num_units, slice_length, slices
+from schemas.families import num_units, slice_length, slices
 from schemas.manifest import FEATURES, FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
 from schemas.model import ModelSpec
+from tests.support.methods import families_of, kept
 
 ALIGN = 65536
 
@@ -129,7 +130,7 @@ def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[st
     order = {key: random.permutation(len(codes)).astype(np.int32) for key, codes in units.items()}
     pinned = {key: order[key][: round(recipe.pinned_share * len(units[key]))] for key in units}
     sections = write_flash(path, units, order, recipe.page_bytes)
-    write_tables(path, order, pinned, recipe.page_bytes)
+    write_tables(path, order, pinned, recipe)
     resident = write_resident(path, weights, recipe, families)
     predictors = write_predictors(path, recipe, random)
     manifest = _manifest(path, recipe, families, sections, resident, predictors, pinned)
@@ -189,15 +190,17 @@ def write_tables(
     path: Path,
     order: Mapping[tuple[int, str], np.ndarray],
     pinned: Mapping[tuple[int, str], np.ndarray],
-    page_bytes: int,
+    recipe: Recipe,
 ) -> None:
     """Writes tables.safetensors for the flash.img that is there."""
     image = np.fromfile(path / FLASH_FILE, np.uint8)
-    arrays = {"page_crc32c": _native.crc32c_pages(image, page_bytes)}
+    arrays = {"page_crc32c": _native.crc32c_pages(image, recipe.page_bytes)}
     for layer, family in order:
         flags = np.zeros(order[layer, family].size, np.uint8)
         flags[pinned[layer, family]] = 1
         arrays |= {f"order.{layer}.{family}": order[layer, family], f"pinned.{layer}.{family}": flags}
+        for name, array in kept(recipe.method, order[layer, family].size, recipe.density).items():
+            arrays[f"selector.0.{layer}.{family}.{name}"] = array
     save_file(arrays, path / TABLES_FILE)
 
 
@@ -303,6 +306,17 @@ def _plan(
     plan = {
         "name": "test",
         "method": recipe.method,
+        "arrays": [
+            {
+                "layer": part["layer"],
+                "family": part["family"],
+                "name": name,
+                "dtype": array.dtype.name,
+                "shape": array.shape,
+            }
+            for part, section in zip(parts, sections, strict=True)
+            for name, array in kept(recipe.method, section["num_units"], recipe.density).items()
+        ],
         "cache": recipe.cache,
         "context_length": recipe.context_length,
         "resident_bytes": sum(array.nbytes for array in load_file(path / RESIDENT_FILE).values()),

@@ -27,7 +27,7 @@ from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.base import ArrayFile
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
-from schemas.families import FormatName, Method, families_of, num_units
+from schemas.families import FormatName, Method, num_units
 from schemas.layout import Layout
 from schemas.manifest import (
     FLASH_FILE,
@@ -45,6 +45,7 @@ from schemas.placement import LayerPlacement, Placement
 from schemas.predictors import LayerPredictor, Predictors
 from schemas.quantized import LayerCodes, Quantized
 from schemas.sparsity import Budget, Densities, Sparsity
+from tests.support.methods import families_of, fitted
 from tests.support.tiny import hashed, shuffled, tiny_corpus, tiny_device, tiny_model, tiny_spec
 
 TIERS = ("flash", "dram")
@@ -252,7 +253,7 @@ class Build:
         self.spec = self.model.spec
         self.device = tiny_device(self.page_bytes)
         self.corpus = tiny_corpus(records, self.spec.vocab_size)
-        self.sparsity = tiny_sparsity(
+        sparsity = tiny_sparsity(
             self.model,
             self.method,
             self.format_name,
@@ -260,6 +261,7 @@ class Build:
             predictor_format=self.predictor_format,
             whole_layers=self.whole_layers,
         )
+        self.sparsity = fitted(sparsity, self.spec, records)
         self.placement = tiny_placement(records, self.model, self.sparsity, self.num_pinned)
         self.predictors = tiny_predictors(records, self.model, self.sparsity)
         self.quantized = tuple(self._quantize(chunk) for chunk in self.chunks())

@@ -1,11 +1,14 @@
-"""What a density can follow from: the user, the budget (ActiveFlow 4.1), or what was measured (exact zeros)."""
+"""What a density can follow from: the user, the budget (ActiveFlow 4.1), or what was measured (exact zeros).
+
+Which of them it is, the selector says (runtime/sparsity: `densities`).
+"""
 
 from dataclasses import dataclass
 
 from compiler.cost_model import llm_sparsity
+from runtime.sparsity import DensitySource
 from schemas.activations import Activations
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName, Method
 
 MIN_DENSITY = 0.05
 """Below it no published method keeps a model usable; a budget that asks for less gets slower, not sparser."""
@@ -13,10 +16,10 @@ MIN_DENSITY = 0.05
 
 @dataclass(frozen=True)
 class Question:
-    """All that a method may decide its densities by."""
+    """All that densities are decided by."""
 
-    method: Method
-    families: tuple[FamilyName, ...]
+    method: str
+    families: tuple[str, ...]
     num_hidden_layers: int
     density: float | None
     """What the user asked for."""
@@ -27,7 +30,26 @@ class Question:
     """All weights in the chosen format, in bytes."""
 
 
-def from_budget(question: Question) -> dict[FamilyName, tuple[float, ...]]:
+def densities(question: Question, source: DensitySource) -> dict[str, tuple[float, ...]]:
+    """Per family, the density of every layer.
+
+    Raises:
+        ColdpressError: if the user's density does not go with the method, or the model has no exact zeros.
+    """
+    return {"whole": _whole, "measured": _measured, "budget": _from_budget}[source](question)
+
+
+def _whole(question: Question) -> dict[str, tuple[float, ...]]:
+    """1 everywhere."""
+    if question.density not in (None, 1):
+        raise ColdpressError(
+            f"density={question.density} was asked for, but method {question.method} uses every unit; leave density "
+            "out, or use method=topk"
+        )
+    return dict.fromkeys(question.families, (1.0,) * question.num_hidden_layers)
+
+
+def _from_budget(question: Question) -> dict[str, tuple[float, ...]]:
     """The user's density, else 1 - sp with sp = 1 - M_max / S_m; the same in every layer and family.
 
     The paper's S_m is the whole model, all of it sparse. Here attention and embeddings stay dense in DRAM; taking them
@@ -40,12 +62,8 @@ def from_budget(question: Question) -> dict[FamilyName, tuple[float, ...]]:
     return dict.fromkeys(question.families, (density,) * question.num_hidden_layers)
 
 
-def measured(question: Question) -> dict[FamilyName, tuple[float, ...]]:
-    """The share of units that are not exactly zero, layer by layer.
-
-    Raises:
-        ColdpressError: if the user asked for another, or zeros are not exact, or a family was not measured.
-    """
+def _measured(question: Question) -> dict[str, tuple[float, ...]]:
+    """The share of units that are not exactly zero, layer by layer."""
     if question.density is not None:
         raise ColdpressError(
             f"density={question.density} was asked for, but method {question.method} uses exactly the units that are "
@@ -59,7 +77,7 @@ def measured(question: Question) -> dict[FamilyName, tuple[float, ...]]:
     return {family: _measured_family(question, family) for family in question.families}
 
 
-def _measured_family(question: Question, family: FamilyName) -> tuple[float, ...]:
+def _measured_family(question: Question, family: str) -> tuple[float, ...]:
     found = {
         entry.layer: statistics.density
         for entry in question.activations.layers

@@ -1,0 +1,47 @@
+"""A build's selector with its arrays for every family of every layer: the decision for many tokens at once.
+
+The selector is the runtime's own file (runtime/sparsity), the arrays are those that `allocate` fitted and `package`
+puts into the artifact's tables: what calibration, distillation and evaluation leave out is what the runtime leaves out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from compiler._io import load_arrays
+from runtime._plugins import load
+from schemas.sparsity import Sparsity
+
+Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
+"""A selector's arrays by layer and family."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which units tokens use."""
+
+    selector: ModuleType
+    arrays: Arrays
+
+    def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
+        """bool like `activity` float32 [T, num_units]: the units that each token uses."""
+        return self.selector.select_many(activity, self.arrays[layer, family])
+
+
+def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.ndarray]]:
+    """What `allocate` fitted, by layer and family; empty where a selector needs nothing."""
+    found: dict[tuple[int, str], dict[str, np.ndarray]] = {
+        (layer, entry.family): {} for entry in sparsity.densities for layer in range(len(entry.per_layer))
+    }
+    if sparsity.arrays is not None:
+        for key, array in load_arrays(sparsity.arrays).items():
+            layer, family, name = key.split(".")
+            found[int(layer), family][name] = array
+    return found
+
+
+def choice_of(sparsity: Sparsity) -> Choice:
+    """The build's selector."""
+    return Choice(load("runtime.sparsity", sparsity.method), selector_arrays(sparsity))

@@ -1,0 +1,66 @@
+"""The signals of a layer, seen and replaced where they pass by in transformers' own modules.
+
+Which module a signal passes by is the architecture's (compiler/architectures: `MODULES.taps`); what is done with it is
+the caller's. A layer has the signals that its architecture names, and asking for another is an error.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from compiler.architectures._common import Modules, Tap
+from schemas.errors import ColdpressError
+from schemas.families import Signal
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Change = Callable[["Tensor"], "Tensor | None"]
+"""Sees a signal [..., n] and may give what replaces it."""
+
+
+def attach(layer: "nn.Module", modules: Modules, changes: Iterable[tuple[Signal, Change]]) -> None:
+    """Has each change called with its signal from now on, whenever `layer` runs.
+
+    Raises:
+        ColdpressError: if such a layer has no such signal.
+    """
+    for signal, change in changes:
+        tap = modules.taps.get(signal)
+        if tap is None:
+            raise ColdpressError(
+                f"layers of {modules.prefix} have no signal {signal}, expected one of {', '.join(modules.taps)}; "
+                "choose a method for another family"
+            )
+        module = layer.get_submodule(tap.path)
+        if tap.side == "output":
+            module.register_forward_hook(_after(tap, change))
+        else:
+            module.register_forward_pre_hook(_before(tap, change), with_kwargs=True)
+
+
+def _changed(tap: Tap, change: Change, whole: "Tensor") -> "Tensor | None":
+    if tap.num_parts == 1:
+        return change(whole)
+    import torch
+
+    parts = list(whole.chunk(tap.num_parts, dim=-1))
+    found = change(parts[tap.part])
+    if found is None:
+        return None
+    parts[tap.part] = found
+    return torch.cat(parts, dim=-1)
+
+
+def _after(tap: Tap, change: Change) -> Callable[..., Any]:
+    return lambda _module, _inputs, output: _changed(tap, change, output)
+
+
+def _before(tap: Tap, change: Change) -> Callable[..., Any]:
+    def hook(_module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Attention gets its input by name, other modules by position."""
+        found = _changed(tap, change, inputs[0] if inputs else named["hidden_states"])
+        if found is None:
+            return inputs, named
+        return ((found, *inputs[1:]), named) if inputs else (inputs, {**named, "hidden_states": found})
+
+    return hook

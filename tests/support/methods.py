@@ -1,0 +1,49 @@
+"""What the selectors of runtime/sparsity say, for tests that build records and artifacts by hand."""
+
+from pathlib import Path
+
+import numpy as np
+
+from compiler._io import save_arrays
+from runtime._plugins import load, options_of
+from runtime.sparsity import Residency
+from schemas.families import num_units
+from schemas.model import ModelSpec
+from schemas.sparsity import Sparsity
+
+
+def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
+    """The families of an artifact of `method` without options."""
+    selector = load("runtime.sparsity", method)
+    return selector.families(spec, selector.Options())
+
+
+def fit(method: str, num_units: int, density: float) -> dict[str, np.ndarray]:
+    """A selector's arrays without calibration."""
+    selector = load("runtime.sparsity", method)
+    return selector.fit(num_units, density, {}, selector.Options())
+
+
+def kept(method: str, num_units: int, density: float) -> dict[str, np.ndarray]:
+    """Those of the arrays that an artifact has."""
+    names = load("runtime.sparsity", method).KEPT
+    return {name: array for name, array in fit(method, num_units, density).items() if name in names}
+
+
+def fitted(sparsity: Sparsity, spec: ModelSpec, folder: Path) -> Sparsity:
+    """`sparsity` with the arrays that its selector needs."""
+    selector = load("runtime.sparsity", sparsity.method)
+    options = options_of(selector, sparsity.options)
+    arrays = {
+        f"{layer}.{entry.family}.{name}": array
+        for entry in sparsity.densities
+        for layer, density in enumerate(entry.per_layer)
+        for name, array in selector.fit(num_units(entry.family, spec), density, {}, options).items()
+    }
+    saved = save_arrays(folder / "selector.safetensors", arrays) if arrays else None
+    return sparsity.model_copy(update={"arrays": saved})
+
+
+def nothing_cached(num_units: int) -> Residency:
+    """All units on flash, in their own order."""
+    return Residency(np.zeros(num_units, bool), np.arange(num_units, dtype=np.int32))
