@@ -37,11 +37,12 @@ ARTIFACT = f"{DEVICE}/{CONFIG.model.name}-{CONFIG.target}.coldpress"
 # Where `package` writes the artifact, and `publish` takes it from.
 UNPUBLISHED = f"{DEVICE}/package/artifact"
 STANDS = os.path.isfile(f"{ARTIFACT}/manifest.json")
-# An artifact is no output of its rule (rules/publish.smk), so snakemake would not miss one that somebody deleted.
-if workflow.dag_settings and not workflow.dag_settings.targets and not workflow.dag_settings.target_jobs and not STANDS:
-    GONE = "publish" if os.path.isfile(f"{UNPUBLISHED}/manifest.json") else "package"
-    if os.path.exists(f"{DEVICE}/{GONE}.json"):
-        workflow.dag_settings.forcerun = {*workflow.dag_settings.forcerun, GONE}
+# An artifact is no output of its rule (rules/publish.smk), so snakemake would not miss one that somebody deleted. As
+# long as none stands, its rules also owe a file whose name is of this run alone, so that nothing left over passes for
+# it. Both run in this process, where that name is known.
+DUE = f"{DEVICE}/.{{stage}}.{time.time_ns()}.due"
+PUBLISH_DUE = [] if STANDS else [DUE.format(stage="publish")]
+PACKAGE_DUE = [] if STANDS or os.path.isfile(f"{UNPUBLISHED}/manifest.json") else [DUE.format(stage="package")]
 # The model that is compiled: the checkpoint, or what distillation made of it.
 SOURCE = f"{DEVICE}/distill.json" if CONFIG.distill else f"{MODEL}/ingest.json"
 CHUNKS = settings.chunks(CONFIG)
@@ -90,7 +91,17 @@ onstart:
     LOCK = checked(hold, Path(MODEL))
 
 
+def forget_due():
+    for path in (*PACKAGE_DUE, *PUBLISH_DUE):
+        Path(path).unlink(missing_ok=True)
+
+
+onsuccess:
+    forget_due()
+
+
 onerror:
+    forget_due()
     record = Path(f"{DEVICE}/publish.json")
     if record.exists() and record.stat().st_mtime < STARTED_S and STANDS:
         print(f"note: {ARTIFACT} is of an earlier build and was left as it is, with its report", file=sys.stderr)

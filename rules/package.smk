@@ -10,11 +10,13 @@ rule package:
         quantized=per_chunk("quantize"),
         predictors=PREDICTORS,
     output:
-        f"{DEVICE}/package.json",
+        record=f"{DEVICE}/package.json",
+        due=[touch(path) for path in PACKAGE_DUE],
     log:
         f"{DEVICE}/logs/package.log",
     benchmark:
         f"{DEVICE}/benchmarks/package.tsv"
+    localrule: True
     threads: 1
     params:
         code=stage_digest("package"),
@@ -24,4 +26,4 @@ rule package:
         " --sparsity {input.sparsity:q} --device {input.device:q} --layout {input.layout:q} --order {input.order:q}"
         " --placement {input.placement:q} --quantized {input.quantized:q}"
         + PREDICTORS_FLAG
-        + " --output {output:q} 2> {log:q}"
+        + " --output {output.record:q} 2> {log:q}"

@@ -5,11 +5,13 @@ rule publish:
         package=f"{DEVICE}/package.json",
         verification=f"{DEVICE}/verify.json",
     output:
-        f"{DEVICE}/publish.json",
+        record=f"{DEVICE}/publish.json",
+        due=[touch(path) for path in PUBLISH_DUE],
     log:
         f"{DEVICE}/logs/publish.log",
     benchmark:
         f"{DEVICE}/benchmarks/publish.tsv"
+    localrule: True
     threads: 1
     params:
         code=stage_digest("publish"),
@@ -23,4 +25,4 @@ rule publish:
         RUN
         + " publish --artifact {params.artifact:q} --metrics {params.metrics:q} --html {params.html:q}"
         + GATES_FLAGS
-        + " --package {input.package:q} --verification {input.verification:q} --output {output:q} 2> {log:q}"
+        + " --package {input.package:q} --verification {input.verification:q} --output {output.record:q} 2> {log:q}"
