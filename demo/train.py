@@ -37,23 +37,23 @@ EVALUATION_ROWS = 16
 class Recipe:
     """Everything the weights depend on, apart from text, library versions and CPU."""
 
-    steps: int = 2400
+    steps: int = 1600
     seed: int = 20
     threads: int = 1
     batch_rows: int = 8
     context_tokens: int = 256
     vocab_size: int = 2048
-    hidden_size: int = 128
-    intermediate_size: int = 640
-    layers: int = 12
+    hidden_size: int = 256
+    intermediate_size: int = 1024
+    layers: int = 4
     heads: int = 4
     initial_spread: float = 0.05  # Llama's 0.02 suits far wider layers
-    peak_rate: float = 3e-3
+    peak_rate: float = 2e-3
     final_rate_share: float = 0.02
     warmup_steps: int = 200
     weight_decay: float = 0.1
     dropout: float = 0.1
-    wanted_zeros: float = 0.87
+    wanted_zeros: float = 0.96
     bfloat16: bool = True
 
 

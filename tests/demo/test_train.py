@@ -21,9 +21,9 @@ from demo.tokens import pack
 
 DEMO = Path(train.__file__).parent
 MODEL = DEMO / "model"
-FOLDER_LIMIT_BYTES = 8_000_000
+FOLDER_LIMIT_BYTES = 9_000_000
 # The band demo/README.md states for exact zeros of relu(gate).
-ZERO_BAND = (0.80, 0.95)
+ZERO_BAND = (0.85, 0.98)
 MEASURED_TOKENS = 6 * 256
 TINY = train.Recipe(
     steps=30,
@@ -175,8 +175,8 @@ def test_the_committed_model_has_the_described_shape(committed):
     assert config.model_type == "llama"
     assert config.hidden_act == "relu"
     assert config.tie_word_embeddings
-    assert (config.num_hidden_layers, config.hidden_size) == (12, 128)
-    assert (config.intermediate_size, config.vocab_size) == (640, len(tokenizer))
+    assert (config.num_hidden_layers, config.hidden_size) == (4, 256)
+    assert (config.intermediate_size, config.vocab_size) == (1024, len(tokenizer))
     assert (config.num_attention_heads, config.num_key_value_heads) == (4, 1)
     assert tokenizer.decode(tokenizer.encode(SAMPLE)) == SAMPLE
 
