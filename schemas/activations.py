@@ -49,9 +49,9 @@ class LayerStatistics(Record):
     top_precision: tuple[TopPrecision, ...] = ()
     """By ascending density; empty for layer 0."""
 
-    def family(self, name: FamilyName) -> FamilyStatistics:
-        """The statistics of one family."""
-        return next(found for found in self.families if found.family == name)
+    def family(self, name: FamilyName) -> FamilyStatistics | None:
+        """The statistics of one family, with or without bits and counts; None where it was not looked at."""
+        return next((found for found in self.families if found.family == name), None)
 
 
 class TaskTokens(Record):

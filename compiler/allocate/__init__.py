@@ -163,9 +163,9 @@ def _fitted(
     options = options_of(selector, config.options)
     arrays: dict[str, np.ndarray] = {}
     for entry in activations.layers:
-        known = {found.family: found for found in entry.families}
         for family, per_layer in shares.items():
-            statistics = load_arrays(known[family].arrays) if family in known else {}
+            known = entry.family(family)
+            statistics = load_arrays(known.arrays) if known else {}
             found = selector.fit(num_units(family, spec), per_layer[entry.layer], statistics, options)
             arrays |= {f"{entry.layer}.{family}.{name}": array for name, array in found.items()}
     return work.once("selector", lambda: arrays) if arrays else None
@@ -275,9 +275,9 @@ def _static_hit_rate(spec: ModelSpec, activations: Activations, sparsity: Sparsi
     for entry in activations.layers:
         for densities in sparsity.densities:
             size, total = unit_bytes(densities.family, spec, sparsity.format), num_units(densities.family, spec)
-            known = next((found for found in entry.families if found.family == densities.family), None)
-            counted = known is not None and known.density is not None
-            counts.append(load_arrays(known.arrays, "counts")["counts"] if known and counted else np.ones(total))
+            found = entry.family(densities.family)
+            has_counts = found is not None and found.density is not None
+            counts.append(load_arrays(found.arrays, "counts")["counts"] if found and has_counts else np.ones(total))
             sizes.append(np.full(total, size))
     count, size = np.concatenate(counts).astype(np.float64), np.concatenate(sizes)
     best = np.argsort(-count / size, kind="stable")

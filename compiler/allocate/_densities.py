@@ -5,6 +5,7 @@ Which of them it is, the selector says (runtime/sparsity: `densities`).
 
 from dataclasses import dataclass
 
+from compiler.activity.counted import counted
 from compiler.cost_model import llm_sparsity
 from runtime.sparsity import DensitySource
 from schemas.activations import Activations
@@ -78,15 +79,5 @@ def _measured(question: Question) -> dict[str, tuple[float, ...]]:
 
 
 def _measured_family(question: Question, family: str) -> tuple[float, ...]:
-    found = {
-        entry.layer: statistics.density
-        for entry in question.activations.layers
-        for statistics in entry.families
-        if statistics.family == family and statistics.density is not None
-    }
-    missing = [layer for layer in range(question.num_hidden_layers) if layer not in found]
-    if missing:
-        raise ColdpressError(
-            f"layer {missing[0]}: no activation bits of family {family}; run calibrate with method={question.method}"
-        )
-    return tuple(found[layer] for layer in range(question.num_hidden_layers))
+    found = (counted(question.activations, layer, family).density for layer in range(question.num_hidden_layers))
+    return tuple(density for density in found if density is not None)

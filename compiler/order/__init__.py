@@ -24,6 +24,7 @@ from pydantic import Field
 
 from compiler._cache_slots import planned_slots, section_of
 from compiler._io import Workspace, load_arrays
+from compiler.activity.counted import counted
 from compiler.activity.packed_bits import adjacent_share
 from compiler.cost_model import unit_bytes
 from compiler.order import structural
@@ -157,21 +158,21 @@ class OrderInputs:
         Raises:
             ColdpressError: if a layer that is used in part has none.
         """
-        found = [_statistics(self.activations, layer, family) for layer in group]
-        for layer, statistics in zip(group, found, strict=True):
-            if statistics is None or (statistics.density is None and self.sparsity.density(family, layer) < 1):
-                raise ColdpressError(
-                    f"layer {layer}: no activation bits of family {family}; "
-                    "run recalibrate at the densities that allocate chose"
-                )
-        counted = any(statistics and statistics.density is not None for statistics in found)
-        num_tokens = self.activations.num_tokens if counted else 1
-        bits = [_bits(statistics, num_tokens) for statistics in found if statistics]
+        found = [self._statistics(layer, family) for layer in group]
+        has_bits = any(statistics.density is not None for statistics in found)
+        num_tokens = self.activations.num_tokens if has_bits else 1
+        bits = [_bits(statistics, num_tokens) for statistics in found]
         return Activity(
             bits=bits[0] if len(bits) == 1 else np.concatenate(bits, axis=1),
             num_tokens=num_tokens,
             num_layers=len(group),
             gpu=self.config.counting == "gpu",
+        )
+
+    def _statistics(self, layer: int, family: FamilyName) -> FamilyStatistics:
+        found = self.activations.layers[layer].family(family)
+        return (
+            found if found and self.sparsity.density(family, layer) >= 1 else counted(self.activations, layer, family)
         )
 
     def is_whole(self, group: range, family: FamilyName) -> bool:
@@ -236,8 +237,3 @@ def _arrange(
 
 def _where(group: range) -> str:
     return f"layer {group[0]}" if len(group) == 1 else f"layers {group[0]} to {group[-1]}"
-
-
-def _statistics(activations: Activations, layer: int, family: FamilyName) -> FamilyStatistics | None:
-    found = next((entry for entry in activations.layers if entry.layer == layer), None)
-    return next((known for known in found.families if known.family == family), None) if found else None

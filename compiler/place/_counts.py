@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler._io import load_arrays
+from compiler.activity.counted import counted
 from compiler.activity.packed_bits import population
 from schemas.activations import Activations, LayerStatistics
 from schemas.errors import ColdpressError
@@ -37,7 +38,7 @@ def all_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity) ->
             if _always_used(sparsity, entry, family):
                 found[entry.layer, family] = np.full(num_units(family, spec), activations.num_tokens, np.int64)
             else:
-                found[entry.layer, family] = _array(entry, family, "counts").astype(np.int64)
+                found[entry.layer, family] = _array(activations, entry.layer, family, "counts").astype(np.int64)
     return found
 
 
@@ -49,7 +50,7 @@ def head_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity, n
             if _always_used(sparsity, entry, family):
                 found[entry.layer, family] = np.full(num_units(family, spec), num_tokens, np.int64)
                 continue
-            bits = _array(entry, family, "bits")[:, : -(-num_tokens // 8)].copy()
+            bits = _array(activations, entry.layer, family, "bits")[:, : -(-num_tokens // 8)].copy()
             if num_tokens % 8:
                 bits[:, -1] &= (1 << num_tokens % 8) - 1
             found[entry.layer, family] = population(bits)
@@ -120,7 +121,7 @@ def traces_of(
     found: list[Trace] = []
     for entry in (layers[number] for number in picked.tolist()):
         for family in sparsity.families:
-            bits = None if _always_used(sparsity, entry, family) else _array(entry, family, "bits")
+            bits = None if _always_used(sparsity, entry, family) else _array(activations, entry.layer, family, "bits")
             contexts = tuple(_context(part, bits, num_units(family, spec)) for part in windows)
             found.append(Trace(entry.layer, family, contexts))
     return tuple(found)
@@ -140,11 +141,5 @@ def _always_used(sparsity: Sparsity, entry: LayerStatistics, family: FamilyName)
     return sparsity.density(family, entry.layer) >= 1
 
 
-def _array(entry: LayerStatistics, family: FamilyName, name: str) -> np.ndarray:
-    statistics = next((known for known in entry.families if known.family == family), None)
-    if statistics is None or statistics.density is None:
-        raise ColdpressError(
-            f"layer {entry.layer}: no activation counts of family {family}; "
-            "run recalibrate at the densities that allocate chose"
-        )
-    return load_arrays(statistics.arrays, name)[name]
+def _array(activations: Activations, layer: int, family: FamilyName, name: str) -> np.ndarray:
+    return load_arrays(counted(activations, layer, family).arrays, name)[name]

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from compiler._io import Workspace, load_arrays
+from compiler.activity.counted import counted
 from compiler.checkpoint.tensors import read_role
 from compiler.cost_model import whole_rank
 from schemas.activations import Activations, LayerStatistics
@@ -76,7 +77,10 @@ def run(
     if not sparsity.predictor_rank or format_name is None:
         raise ColdpressError(f"method {sparsity.method} has no predictors; build with method=predictor")
     if activations.weights_sha256 not in (None, model.weights_sha256):
-        raise ColdpressError(f"the activations are not those of {model.name}'s weights; run recalibrate again")
+        raise ColdpressError(
+            f"the activations are not those of {model.name}'s weights; "
+            "delete recalibrate.json from the build folder and build again"
+        )
     entries = {entry.layer: entry for entry in activations.layers}
     before = torch.get_num_threads()
 
@@ -104,7 +108,7 @@ def _layer_predictor(
 ) -> LayerPredictor:
     from compiler.predict import _training as training
 
-    fitted, chosen_by, judged_on = training.split(*_data(entry, activations.num_tokens), config.held_out_share)
+    fitted, chosen_by, judged_on = training.split(*_data(activations, entry), config.held_out_share)
 
     def make() -> dict[str, np.ndarray]:
         weights = _grow(config, model, activations, entry.layer, max_rank, format_name, fitted, chosen_by)
@@ -131,14 +135,9 @@ def _layer_predictor(
     )
 
 
-def _data(entry: LayerStatistics, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def _data(activations: Activations, entry: LayerStatistics) -> tuple[np.ndarray, np.ndarray]:
     """MLP inputs float16 [num_tokens, hidden_size] and packed activation bits."""
-    statistics = next((found for found in entry.families if found.family == FAMILY), None)
-    if statistics is None or statistics.density is None:
-        raise ColdpressError(
-            f"layer {entry.layer}: no activation bits of family {FAMILY}; "
-            "run recalibrate at the densities that allocate chose"
-        )
+    statistics, num_tokens = counted(activations, entry.layer, FAMILY), activations.num_tokens
     if num_tokens < MIN_TOKENS:
         raise ColdpressError(
             f"layer {entry.layer}: {num_tokens} calibration tokens, a predictor needs at least {MIN_TOKENS}; "

@@ -163,7 +163,7 @@ def test_families_used_whole_keep_the_model_s_order(tmp_path: Path) -> None:
 def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
     activations = activations_of(tmp_path / "a", [{"mlp_mid": topical(40, 64, 4)}])
     sparsity, work = sparsity_of("predictor", {"neuron": (0.2,)}), workspace(tmp_path / "o")
-    with pytest.raises(ColdpressError, match="layer 0: no activation bits of family neuron; run recalibrate"):
+    with pytest.raises(ColdpressError, match="layer 0: no activation bits of family neuron in the statistics; delete"):
         run(OrderConfig(), activations, sparsity, (0,), work)
     with pytest.raises(UnknownNameError, match="Did you mean 'ripple'"):
         run(OrderConfig(heuristic="riple"), activations, sparsity, (0,), work)

@@ -164,9 +164,9 @@ def test_dense_families_need_no_counts(tmp_path: Path) -> None:
     assert placement.pinned_bytes == 96 * UNIT_BYTES
 
 
-def test_missing_counts_name_the_stage_that_makes_them(tmp_path: Path) -> None:
+def test_missing_counts_name_the_records_to_make_again(tmp_path: Path) -> None:
     activations = activations_of(tmp_path / "a", [{"mlp_mid": np.ones((UNITS, TOKENS), bool)}] * LAYERS)
-    with pytest.raises(ColdpressError, match="layer 0: no activation counts of family neuron; run recalibrate"):
+    with pytest.raises(ColdpressError, match="layer 0: no activation bits of family neuron in the statistics; delete"):
         run(
             PlaceConfig(),
             model_of(LAYERS),

@@ -1,0 +1,20 @@
+"""The statistics of a family that a stage needs bits or counts of, and one sentence where there are none."""
+
+from schemas.activations import Activations, FamilyStatistics
+from schemas.errors import ColdpressError
+from schemas.families import FamilyName
+
+
+def counted(activations: Activations, layer: int, family: FamilyName) -> FamilyStatistics:
+    """The statistics of a family that has bits and counts.
+
+    Raises:
+        ColdpressError: if it has none.
+    """
+    found = activations.layers[layer].family(family)
+    if found is None or found.density is None:
+        raise ColdpressError(
+            f"layer {layer}: no activation bits of family {family} in the statistics; "
+            "delete calibrate.json and recalibrate.json from the build folder and build again"
+        )
+    return found
