@@ -1,5 +1,6 @@
 """What an artifact is, in words and as data: model, source, files, families, plans. Reads the manifest only."""
 
+import os
 from typing import Any
 
 from runtime.artifact.reader import Artifact
@@ -13,6 +14,8 @@ from schemas.model import ModelSpec
 def describe(artifact: Artifact) -> dict[str, Any]:
     """A summary as JSON-ready data; byte counts are exact."""
     manifest = artifact.manifest
+    files = {entry.path: entry.size_bytes for entry in manifest.files}
+    files[MANIFEST_FILE] = os.stat(MANIFEST_FILE, dir_fd=artifact.folder.descriptor).st_size
     return {
         "artifact": artifact.path,
         "manifest_sha256": artifact.sha256,
@@ -21,8 +24,8 @@ def describe(artifact: Artifact) -> dict[str, Any]:
         "source": manifest.source.model_dump(),
         "model": manifest.model.model_dump(mode="json"),
         "device": manifest.device.name,
-        "files": {entry.path: entry.size_bytes for entry in manifest.files},
-        "artifact_bytes": sum(entry.size_bytes for entry in manifest.files),
+        "files": files,
+        "artifact_bytes": sum(files.values()),
         "flash_bytes": manifest.flash.size_bytes,
         "page_bytes": manifest.flash.page_bytes,
         "families": [_family(manifest, entry) for entry in manifest.families],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from schemas.errors import ColdpressError
 
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -27,11 +27,12 @@ def parse_bytes(text: int | str) -> int:
 
 
 def show_bytes(count: float) -> str:
-    """`1.46 MB`, with three digits; powers of ten."""
-    for name in ("TB", "GB", "MB", "KB"):
-        if count >= UNITS[name]:
-            return f"{count / UNITS[name]:.3g} {name}"
-    return f"{count:.0f} B"
+    """`1.46 MB`: powers of ten, rounded to three digits, with no zeros at the end."""
+    rounded = float(f"{count:.2e}") if count >= UNITS["kB"] else round(count)
+    for name in ("TB", "GB", "MB", "kB"):
+        if rounded >= UNITS[name]:
+            return f"{rounded / UNITS[name]:.12g} {name}"
+    return f"{rounded} B"
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:

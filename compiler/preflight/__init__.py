@@ -16,6 +16,7 @@ from compiler._io import Workspace
 from compiler.cost_model import budget_bytes, dense_footprint_bytes
 from compiler.device import host
 from compiler.preflight import _needs, _trial
+from runtime.quantities import show_bytes
 from schemas.base import Options, PositiveCount, Record
 from schemas.config import PreflightMode
 from schemas.corpus import Corpus
@@ -109,13 +110,14 @@ def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int, jobs: int = 1) ->
     most = max(stages, key=lambda needs: at_a_time(needs) * needs.ram_bytes)
     count = at_a_time(most)
     needed = count * most.ram_bytes
-    what = _gb(needed) + (f" of memory for {count} jobs at a time" if count > 1 else " of memory")
-    LOG.info("preflight: %s needs the most, %s; %s are free", most.stage, what, _gb(free_bytes))
+    what = show_bytes(needed) + (f" of memory for {count} jobs at a time" if count > 1 else " of memory")
+    LOG.info("preflight: %s needs the most, %s; %s are free", most.stage, what, show_bytes(free_bytes))
     if needed > free_bytes:
         fewer = "run with fewer --cores, " if count > 1 else ""
         shorter = "lower calibration_tokens, " if most.stage in _needs.TEXT_STAGES else ""
         raise DoesNotFitError(
-            f"{most.stage} needs {what}, this machine has {_gb(free_bytes)} free; free some, {fewer}{shorter}{REMEDY}"
+            f"{most.stage} needs {what}, this machine has {show_bytes(free_bytes)} free; "
+            f"free some, {fewer}{shorter}{REMEDY}"
         )
 
 
@@ -132,12 +134,12 @@ def check_disk(stages: tuple[StageNeeds, ...], free_bytes: int, folder: Path, de
         max(0, needs.disk_bytes - (0 if needs.stage == "package" else _present_bytes(folder, device, needs.stage)))
         for needs in stages
     )
-    LOG.info("preflight: %s of disk are needed in %s, %s are free", _gb(needed), folder, _gb(free_bytes))
+    LOG.info("preflight: %s of disk are needed in %s, %s are free", show_bytes(needed), folder, show_bytes(free_bytes))
     if needed > free_bytes:
         largest = max(stages, key=lambda needs: needs.disk_bytes)
         raise DoesNotFitError(
-            f"the build needs {_gb(needed)} on disk in {folder}, has {_gb(free_bytes)} (most of it, "
-            f"{_gb(largest.disk_bytes)}, for {largest.stage}); free some, choose another build_dir, {REMEDY}"
+            f"the build needs {show_bytes(needed)} on disk in {folder}, has {show_bytes(free_bytes)} (most of it, "
+            f"{show_bytes(largest.disk_bytes)}, for {largest.stage}); free some, choose another build_dir, {REMEDY}"
         )
 
 
@@ -227,11 +229,3 @@ def _weight_bytes(model: Model) -> int:
 def _free_disk_bytes(folder: Path) -> int:
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(existing).free
-
-
-def _gb(amount: int) -> str:
-    """`31 GB`, with a digit more where it is less than 10 of them."""
-    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if amount >= factor:
-            return f"{amount / factor:.{0 if amount >= 10 * factor else 1}f} {unit}"
-    return f"{amount} bytes"

@@ -120,7 +120,7 @@ def test_the_page_shows_the_figures(build, tmp_path):
         "200",
         "perplexity, source → artifact (+2.5 %)",
         "8.00 → 8.20",
-        "5.0 reads of 8.19 KB on average",
+        "5.0 reads of 8.19 kB on average",
         "10.24",
         "neuron in the model's order",
         "recall",

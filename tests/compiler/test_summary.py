@@ -55,7 +55,7 @@ def test_the_screen_has_text_figures_and_paths(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(summary, "generate", lambda artifact, prompt, num_tokens: f" [{artifact.name} {num_tokens}]")
     text = summary.show(folder, "Once")
     assert "Once [demo.coldpress 48]" in text
-    for figure in ("4.6 MB", "814 KB", "2.2 MB", "123 KB", "55.0 reads", "19.1%", "23.91", "25.29", "46 tokens/s"):
+    for figure in ("4.6 MB", "814 kB", "2.2 MB", "123 kB", "55.0 reads", "19.1%", "23.91", "25.29", "46 tokens/s"):
         assert figure in text, figure
     assert str(folder / "demo.coldpress") in text
     assert str(folder / "report.html") in text
