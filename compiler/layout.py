@@ -2,7 +2,7 @@
 
 Reads the model's shape, what `allocate` granted, how many units `place` pinned, what each collapse gap costs under the
 orders that `order` found, and the device's page size. Sections
-follow each other by layer, then family, each from a multiple of 64 KiB, dense inside: padding a 7 KB bundle to a page
+follow each other by layer, then family, each from a multiple of 64 KiB, dense inside: padding a 7 kB bundle to a page
 would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). What the budget leaves is cache (runtime/budget.py, DIP A).
 """
 
