@@ -7,6 +7,8 @@ import sys
 from compiler.job import STAGES, execute
 from schemas.errors import ColdpressError, UnknownNameError
 
+REMEDY = "pip install 'coldpress[compiler]', or make env in a checkout"
+
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; bad input ends in one sentence and exit code 2."""
@@ -21,6 +23,12 @@ def main(argv: list[str] | None = None) -> int:
         execute(argv[0], argv[1:])
     except ColdpressError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "compiler", "runtime", "schemas"):
+            raise
+        print(f"error: the compiler needs {name}, which is not installed; {REMEDY}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno != errno.ENOSPC:
