@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +18,9 @@ from pydantic import Field
 from compiler._io import Workspace, load_arrays
 from compiler.allocate import _densities
 from compiler.allocate._densities import Question
+from compiler.architectures import _common
+from compiler.checkpoint.source_json import read_object
+from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import (
     budget_bytes,
     buffers_for,
@@ -91,7 +95,7 @@ def run(
     if config.context_length > spec.max_position_embeddings:
         raise ColdpressError(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
-            f"{model.name}; use a shorter one"
+            f"{model.name}{_why_shorter(model)}; use a shorter one"
         )
     budget = _budget_bytes(config, model, device)
     shares = _shares(config, model, activations, budget)
@@ -149,6 +153,17 @@ def _shares(
         s_m=weight_bytes(model, config.format),
     )
     return _densities.densities(question, selector.densities(activations.exact_zeros))
+
+
+def _why_shorter(model: Model) -> str:
+    """What to add where config.json promises more tokens than the model can be built for."""
+    raw = _common.source_config(read_object(Path(model.folder) / "config.json", MAX_CONFIG_BYTES))
+    if raw.max_position_embeddings <= model.spec.max_position_embeddings:
+        return ""
+    return (
+        f" (config.json has {raw.max_position_embeddings}, but of longrope only the short factors are supported, which "
+        "hold up to original_max_position_embeddings)"
+    )
 
 
 def _fitted(

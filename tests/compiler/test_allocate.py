@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import cost_model
+from compiler import cost_model, ingest
 from compiler._io import Workspace, load_arrays
 from compiler.allocate import AllocateConfig
 from compiler.allocate import run as run_stage
+from compiler.ingest import IngestConfig
 from runtime._plugins import names
 from schemas.activations import Activations
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
 from schemas.model import Model
 from schemas.sparsity import Sparsity
+from tests.support.models import write_model
 from tests.support.statistics import activations_of, device_of, model_of
 
 LAYERS, HIDDEN, UNITS, TOKENS = 12, 256, 1024, 64
@@ -203,7 +205,6 @@ def test_the_least_budget_that_fits_is_accepted(model: Model, activations: Activ
         ({"method": "dense", "density": 0.5}, ColdpressError, "leave density out"),
         ({"method": "topk", "cache": "lruu"}, UnknownNameError, "unknown cache 'lruu'"),
         ({"method": "topk", "predictor_format": "int3"}, UnknownNameError, "unknown quantization 'int3'"),
-        ({"method": "topk", "context_length": 257}, ColdpressError, "exceeds the 256 tokens"),
         ({"method": "topk", "dram_budget": "9GiB"}, DoesNotFitError, "device test has 8,589,934,592"),
         ({"method": "topk", "dram_budget": "much"}, ColdpressError, "'much' is not an amount of memory"),
     ],
@@ -213,6 +214,25 @@ def test_settings_that_do_not_go_together(
 ) -> None:
     with pytest.raises(error, match=text):
         run(config(**settings), model, activations, device_of())
+
+
+@pytest.mark.parametrize(
+    ("longrope", "text"),
+    [
+        (False, "exceeds the 256 tokens of model tiny; use a shorter one"),
+        (True, r"exceeds the 128 tokens of model tiny \(config.json has 256, but of longrope only the short factors"),
+    ],
+)
+def test_a_context_that_is_too_long_says_why(
+    tmp_path: Path, activations: Activations, longrope: bool, text: str
+) -> None:
+    factors = [1.0 + 0.1 * index for index in range(8)]
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors, "long_factor": factors}
+    changes = {"rope_parameters": rope, "original_max_position_embeddings": 128} if longrope else {}
+    folder = write_model(tmp_path / "tiny", "phi3", num_hidden_layers=2, overrides=changes)
+    model = ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
+    with pytest.raises(ColdpressError, match=text):
+        run(config("topk", context_length=257), model, activations, device_of())
 
 
 def test_relu_needs_exact_zeros_and_bits(model: Model, activations: Activations) -> None:
