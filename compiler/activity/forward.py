@@ -118,7 +118,6 @@ class LayerStream:
         model: Model,
         threads: int = 1,
         device: str = "cpu",
-        read: Callable[[Model, str], np.ndarray] = read_role,
         dtype: ComputeDtype = "float32",
     ) -> None:
         """Reads the configuration only.
@@ -127,7 +126,6 @@ class LayerStream:
             model: From `ingest` or `distill`.
             threads: Blocks that run at a time, each on one core.
             device: torch's name of the device that computes, or auto.
-            read: Where weights come from; another one runs other weights through the same model.
             dtype: What is computed in.
 
         Raises:
@@ -136,7 +134,7 @@ class LayerStream:
         import torch
         from transformers import AutoModelForCausalLM
 
-        self.model, self.spec, self._read = model, model.spec, read
+        self.model, self.spec = model, model.spec
         self.device, self.dtype = torch.device(choose_device(device)), getattr(torch, dtype)
         self._threads = threads if self.device.type == "cpu" else 1
         self._architecture = load("compiler.architectures", model.spec.model_type)
@@ -155,7 +153,7 @@ class LayerStream:
         ids = np.unique(tokens)
         hidden = self._rows_of("embed_tokens.weight", ids)[np.searchsorted(ids, tokens)]
         if self.spec.position == "learned":
-            positions = self._read(self.model, "embed_positions.weight")[self.spec.position_offset :]
+            positions = read_role(self.model, "embed_positions.weight")[self.spec.position_offset :]
             hidden = hidden + positions[: tokens.shape[1]]
         # torch's own memory: aligned, hence repeatable
         return torch.from_numpy(np.ascontiguousarray(hidden)).to(self.dtype, copy=True)
@@ -250,8 +248,6 @@ class LayerStream:
             list(pool.map(one, range(count)))
 
     def _rows_of(self, role: str, ids: np.ndarray) -> np.ndarray:
-        if self._read is not read_role:
-            return self._read(self.model, role)[ids]
         return np.concatenate([read_rows(self.model, role, int(row), int(row) + 1) for row in ids])
 
     def _tensor(self, name: str) -> "Tensor":
@@ -265,9 +261,6 @@ class LayerStream:
         """A tensor in `dtype`; as it is stored it never leaves torch's memory."""
         import torch
 
-        if self._read is not read_role:
-            values = np.ascontiguousarray(self._read(self.model, role), np.float32)
-            return torch.from_numpy(values).to(self.dtype, copy=True)
         kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         shape = self.model.tensors[role].shape
         stored = torch.empty(shape, dtype=kinds[stored_dtype(self.model, role)])
@@ -302,10 +295,8 @@ class LayerStream:
         import torch
 
         role = "embed_tokens.weight" if self.spec.tie_word_embeddings else "lm_head.weight"
-        whole = None if self._read is read_role else self._read(self.model, role)
         for start in range(0, self.spec.vocab_size, HEAD_ROWS):
-            stop = min(start + HEAD_ROWS, self.spec.vocab_size)
-            rows = read_rows(self.model, role, start, stop) if whole is None else whole[start:stop]
+            rows = read_rows(self.model, role, start, min(start + HEAD_ROWS, self.spec.vocab_size))
             yield torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(self.dtype, copy=True).to(self.device)
 
     def _context(self, length: int) -> tuple[Any, dict[str, Any]]:

@@ -2,16 +2,18 @@
 
 import gc
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from compiler import ingest
 from compiler._io import Workspace
 from compiler.activity import forward
 from compiler.activity.forward import LayerStream
-from compiler.checkpoint.tensors import read_role
 from compiler.ingest import IngestConfig
 from schemas.errors import ColdpressError
 from schemas.model import Model
@@ -64,16 +66,29 @@ def test_a_layer_is_gone_when_nobody_holds_it(model: Model, dtype: forward.Compu
         gc.enable()
 
 
-def test_one_layer_is_read_at_a_time(model: Model, tokens: np.ndarray) -> None:
+def rewritten(folder: Path, changed: Callable[[str, np.ndarray], np.ndarray]) -> Model:
+    """The same checkpoint with other weights."""
+    write_model(folder, num_hidden_layers=3, relu=True)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: changed(name, array) for name, array in weights.items()}, folder / "model.safetensors")
+    return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
+
+
+def test_one_layer_is_read_at_a_time(model: Model, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def watched(model: Model, role: str) -> np.ndarray:
-        read.append(role)
-        return read_role(model, role)
+    def watched(reader: Callable[..., Any]) -> Callable[..., Any]:
+        def call(model: Model, role: str, *rest: Any) -> Any:
+            read.append(role)
+            return reader(model, role, *rest)
 
-    stream = LayerStream(model, read=watched)
+        return call
+
+    for name in ("read_role", "read_rows", "read_stored"):
+        monkeypatch.setattr(forward, name, watched(getattr(forward, name)))
+    stream = LayerStream(model)
     hidden = stream.embed(tokens)
-    assert read == ["embed_tokens.weight"]
+    assert set(read) == {"embed_tokens.weight"}
     read.clear()
     stream.run_layer(1, hidden)
     assert {role.split(".")[1] for role in read} == {"1"}
@@ -81,15 +96,16 @@ def test_one_layer_is_read_at_a_time(model: Model, tokens: np.ndarray) -> None:
     assert all(parameter.is_meta for parameter in stream._skeleton.parameters())
 
 
-def test_other_weights_run_through_the_same_model(model: Model, tokens: np.ndarray) -> None:
-    def muted(model: Model, role: str) -> np.ndarray:
-        return read_role(model, role) * (0 if ".down_proj." in role else 1)
+def test_a_hook_at_the_mlps_inner_values_stands_for_other_weights(
+    model: Model, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    muted = rewritten(tmp_path / "m", lambda name, array: array * np.float32(".down_proj." not in name))
 
     def silenced(layer: int) -> Any:
         return lambda block: {"mlp_inner": lambda inner: inner * 0}
 
     stream = LayerStream(model)
-    found = LayerStream(model, read=muted).nll(tokens)
+    found = LayerStream(muted).nll(tokens)
     assert found == stream.nll(tokens, silenced)
     assert found[0] != stream.nll(tokens)[0]
 
@@ -114,14 +130,14 @@ def test_likelihood_by_hand(model: Model, tokens: np.ndarray) -> None:
     assert stream.nll(tokens)[0] == pytest.approx((log_sums - chosen).sum(), rel=1e-9)
 
 
-def test_an_input_mask_reaches_gate_and_up(model: Model, tokens: np.ndarray) -> None:
+def test_an_input_mask_reaches_gate_and_up(model: Model, tokens: np.ndarray, tmp_path: Path) -> None:
     """Zeroing entries of the MLP's input equals zeroing the columns of gate and up."""
 
-    def without_columns(model: Model, role: str) -> np.ndarray:
-        weight = read_role(model, role)
-        if role.endswith(("gate_proj.weight", "up_proj.weight")):
-            weight[:, ::2] = 0
-        return weight
+    def without_columns(name: str, array: np.ndarray) -> np.ndarray:
+        array = array.copy()
+        if name.endswith(("gate_proj.weight", "up_proj.weight")):
+            array[:, ::2] = 0
+        return array
 
     def mask(part: Any) -> Any:
         masked = part.clone()
@@ -129,7 +145,7 @@ def test_an_input_mask_reaches_gate_and_up(model: Model, tokens: np.ndarray) -> 
         return masked
 
     masked = LayerStream(model).nll(tokens, lambda layer: lambda block: {"mlp_input": mask})
-    assert masked[0] == pytest.approx(LayerStream(model, read=without_columns).nll(tokens)[0], rel=1e-6)
+    assert masked[0] == pytest.approx(LayerStream(rewritten(tmp_path / "m", without_columns)).nll(tokens)[0], rel=1e-6)
 
 
 def test_a_device_that_is_not_there(model: Model) -> None:
