@@ -3,8 +3,10 @@
 Reads activation counts and bits, the DRAM that `allocate` left for units, and the device's bandwidths; returns the tier
 of every unit. On a phone the fast tier is DRAM, the slow one flash, and one synchronization is one flash round trip:
 pinning fewer units of a layer than a round trip is worth in reads does not pay (Eq. 4). How much of the DRAM is pinned
-and how much is left to the dynamic cache is decided by replaying held-out tokens (_share). `tiers=accelerator-dram` is
-the paper's own split of a model in host DRAM; this release's runtime has no accelerator, so it builds no artifact.
+and how much is left to the dynamic cache is decided by replaying held-out tokens (_share). The paper's own split of a
+model in host DRAM is `python -m compiler place --tiers accelerator-dram`: for the study of the program, which
+tests/benchmarks/place.py measures, and no key of a build, since the runtime has no accelerator and `order` refuses a
+placement without flash.
 """
 
 import logging
