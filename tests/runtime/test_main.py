@@ -296,3 +296,14 @@ def test_amounts_are_shown_with_three_digits():
 
 def test_tables_align():
     assert table([("a", "b"), ("long", "12")]) == "a      b\nlong  12"
+
+
+def test_the_readmes_python_runs(capsys, artifact):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    path, budget = "build/demo/pixel6/demo-pixel6.coldpress", "6_000_000"
+    assert path in code
+    assert budget in code
+    least = artifact.manifest.plans[0].dram_budget_bytes
+    exec(code.replace(path, str(artifact.path)).replace(budget, str(least)), {})
+    assert re.search(r"^\d+ hits, \d+ misses, \d+ bytes of DRAM$", capsys.readouterr().out, re.MULTILINE)
