@@ -86,7 +86,7 @@ def _streamed(
 def _one_layer(device: DeviceProfile, unit: int, first: int, stop: int, buffer_bytes: int) -> tuple[int, int, float]:
     page_bytes = device.flash.page_bytes.value
     longest = max(min(MAX_READ_BYTES, buffer_bytes), span_bytes(unit, page_bytes))
-    plan = planner.plan_reads(0, unit, np.arange(first, stop), page_bytes, 0, longest)
+    plan = planner.plan_reads(planner.Strided(0, unit, unit), np.arange(first, stop), page_bytes, 0, longest)
     seconds = sum(
         float(flash_seconds(device.flash, len(batch.extents), batch.extents.num_bytes))
         for batch in planner.batches(plan, buffer_bytes)

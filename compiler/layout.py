@@ -1,9 +1,10 @@
 """layout: arithmetic only. The one place where offsets of flash.img are made, and the plan that the runtime follows.
 
 Reads the model's shape, what `allocate` granted, how many units `place` pinned, what each collapse gap costs under the
-orders that `order` found, and the device's page size. Sections
-follow each other by layer, then family, each from a multiple of 64 KiB, dense inside: padding a 7 kB bundle to a page
-would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). What the budget leaves is cache (runtime/budget.py, DIP A).
+orders that `order` found, and the device's page size. Sections follow each other by layer group, then family, each from
+a multiple of 64 KiB, dense inside: padding a 7 kB bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple
+4). A unit of a group holds all its layers' parts (ActiveFlow 3, Fig. 9). What the budget leaves is cache
+(runtime/budget.py, DIP A).
 """
 
 from collections import defaultdict
@@ -14,12 +15,12 @@ from pydantic import Field
 from compiler.activity.choice import selector_arrays
 from compiler.cost_model import Buffers, buffers_for, kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
 from runtime._plugins import load
-from runtime.budget import cache_slots
+from runtime.budget import Claim, cache_slots
 from schemas.base import Record
 from schemas.device import DeviceProfile, Flash
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.families import FamilyName, num_units
-from schemas.layout import SECTION_ALIGN_BYTES, Layout, Plan, Section, SectionPlan, SelectorArray
+from schemas.layout import SECTION_ALIGN_BYTES, Layout, PartPlan, Plan, Section, SelectorArray
 from schemas.model import Model, ModelSpec
 from schemas.order import Order
 from schemas.placement import Placement
@@ -53,11 +54,11 @@ def run(
     """
     load("runtime.cache", config.cache)
     sections = make_sections(model.spec, sparsity)
-    pinned = _num_pinned(sections, placement)
+    claims = _claims(sections, sparsity, placement)
     fixed = _fixed_bytes(model, sparsity, predictors or ())
     buffers = _buffers(model.spec, sparsity, device, sparsity.budget.dram_budget_bytes - sum(fixed))
-    free_bytes = _free_bytes(sparsity.budget.dram_budget_bytes, fixed, buffers, sections, pinned)
-    without_slots = Plan(
+    room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffers, claims)
+    plan = Plan(
         name="default",
         method=sparsity.method,
         options=sparsity.options,
@@ -72,44 +73,57 @@ def run(
         staging_slots=buffers.staging_slots,
         collapse_gap_bytes=collapse_gap_bytes(order, device.flash),
         queue_depth=device.flash.queue_depth.value,
-        sections=_section_plans(sections, sparsity, pinned, [0] * len(sections)),
+        parts=_parts(claims, cache_slots(config.cache, list(claims.values()), room_bytes)),
     )
-    slots = cache_slots(without_slots, sections, pinned, free_bytes)
-    plan = without_slots.model_copy(update={"sections": _section_plans(sections, sparsity, pinned, slots)})
     page_bytes, end_bytes = device.flash.page_bytes.value, sections[-1].offset_bytes + sections[-1].length_bytes
     return Layout(page_bytes=page_bytes, sections=sections, flash_bytes=_round_up(end_bytes), plans=(plan,))
 
 
 def make_sections(spec: ModelSpec, sparsity: Sparsity) -> tuple[Section, ...]:
-    """One section per layer and family, in that order, each from the next multiple of 64 KiB."""
+    """One section per layer group and family, in that order, each from the next multiple of 64 KiB."""
     found: list[Section] = []
     offset_bytes = 0
-    for layer in range(spec.num_hidden_layers):
+    for layers in sparsity.groups(spec.num_hidden_layers):
         for family in sparsity.families:
+            part_bytes = unit_bytes(family, spec, sparsity.format)
             section = Section(
-                layer=layer,
+                first_layer=layers[0],
+                last_layer=layers[-1],
                 family=family,
                 offset_bytes=offset_bytes,
                 num_units=num_units(family, spec),
-                unit_bytes=unit_bytes(family, spec, sparsity.format),
+                unit_bytes=part_bytes,
+                stride_bytes=len(layers) * part_bytes,
             )
             found.append(section)
             offset_bytes = _round_up(offset_bytes + section.length_bytes)
     return tuple(found)
 
 
-def _section_plans(
-    sections: tuple[Section, ...], sparsity: Sparsity, pinned: list[int], slots: list[int]
-) -> tuple[SectionPlan, ...]:
+Claims = dict[tuple[int, FamilyName], Claim]
+"""By layer, then family."""
+
+
+def _claims(sections: tuple[Section, ...], sparsity: Sparsity, placement: Placement) -> Claims:
+    pinned = {(entry.layer, entry.family): entry.num_pinned for entry in placement.layers}
+    found: Claims = {}
+    for section in sections:
+        for layer in section.layers:
+            count = pinned.get((layer, section.family))
+            if count is None or count > section.num_units:
+                raise ColdpressError(
+                    f"the placement pins {count} of {section.num_units} {section.family} units in layer {layer}; "
+                    "it was made for another model or method: run place again"
+                )
+            density = sparsity.density(section.family, layer)
+            found[layer, section.family] = Claim(density, section.num_units, section.unit_bytes, count)
+    return dict(sorted(found.items(), key=lambda item: item[0][0]))  # families stay in their order
+
+
+def _parts(claims: Claims, slots: list[int]) -> tuple[PartPlan, ...]:
     return tuple(
-        SectionPlan(
-            layer=section.layer,
-            family=section.family,
-            density=sparsity.density(section.family, section.layer),
-            num_pinned=num_pinned,
-            cache_slots=num_slots,
-        )
-        for section, num_pinned, num_slots in zip(sections, pinned, slots, strict=True)
+        PartPlan(layer=layer, family=family, density=claim.density, num_pinned=claim.num_pinned, cache_slots=num_slots)
+        for ((layer, family), claim), num_slots in zip(claims.items(), slots, strict=True)
     )
 
 
@@ -152,10 +166,9 @@ class _Fixed(NamedTuple):
 
 
 def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: tuple[Predictors, ...]) -> _Fixed:
-    families = sparsity.families
     stored = [predictor_bytes(model.spec, entry.rank, entry.format) for part in predictors for entry in part.layers]
     return _Fixed(
-        resident=resident_bytes(model, families, sparsity.format),
+        resident=resident_bytes(model, sparsity.families, sparsity.format),
         predictors=sum(stored),
         kv_cache=kv_cache_bytes(model.spec, sparsity.context_length),
     )
@@ -169,31 +182,17 @@ def _buffers(spec: ModelSpec, sparsity: Sparsity, device: DeviceProfile, free_by
     return buffers_for(spec, sparsity.format, densities, free_bytes, device.flash.page_bytes.value)
 
 
-def _num_pinned(sections: tuple[Section, ...], placement: Placement) -> list[int]:
-    pinned = {(entry.layer, entry.family): entry.num_pinned for entry in placement.layers}
-    for section in sections:
-        count = pinned.get((section.layer, section.family))
-        if count is None or count > section.num_units:
-            raise ColdpressError(
-                f"the placement pins {count} of {section.num_units} {section.family} units in layer {section.layer}; "
-                "it was made for another model or method: run place again"
-            )
-    return [pinned[section.layer, section.family] for section in sections]
-
-
-def _free_bytes(
-    budget_bytes: int, fixed: _Fixed, buffers: Buffers, sections: tuple[Section, ...], pinned: list[int]
-) -> int:
-    """What the budget leaves for cache slots."""
-    pinned_bytes = sum(section.unit_bytes * count for section, count in zip(sections, pinned, strict=True))
-    free_bytes = budget_bytes - sum(fixed) - buffers.total_bytes - pinned_bytes
-    if free_bytes < 0:
+def _room_bytes(budget_bytes: int, fixed: _Fixed, buffers: Buffers, claims: Claims) -> int:
+    """What the budget leaves for pinned units and cache slots."""
+    room_bytes = budget_bytes - sum(fixed) - buffers.total_bytes
+    pinned_bytes = sum(claim.num_pinned * claim.unit_bytes for claim in claims.values())
+    if pinned_bytes > room_bytes:
         raise DoesNotFitError(
-            f"a DRAM budget of {budget_bytes} bytes was asked for, {budget_bytes - free_bytes} are needed: "
-            f"{fixed.resident} resident, {fixed.predictors} predictors, {fixed.kv_cache} KV cache, "
+            f"a DRAM budget of {budget_bytes} bytes was asked for, {budget_bytes - room_bytes + pinned_bytes} are "
+            f"needed: {fixed.resident} resident, {fixed.predictors} predictors, {fixed.kv_cache} KV cache, "
             f"{buffers.total_bytes} buffers, {pinned_bytes} pinned units; raise dram_budget or shorten context_length"
         )
-    return free_bytes
+    return room_bytes
 
 
 def _round_up(value: int) -> int:

@@ -19,6 +19,7 @@ from compiler._publishing import standing
 from compiler.dense_run import dense_run
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
+from runtime.budget import choose_plan
 from runtime.generate import Quality, Session, sum_nll
 from runtime.simulate import simulate
 from runtime.trace import Recorder
@@ -58,7 +59,7 @@ def run(config: VerifyConfig, model: Model, corpus: Corpus, package: Package) ->
     artifact = open_artifact(folder)
     num_bytes = verify_artifact(artifact)
     logger.info("verify: %d bytes in %d files are as the manifest says", num_bytes, len(artifact.manifest.files))
-    blocks = take_blocks(corpus, config.test_tokens, artifact.manifest.plans[0].context_length)
+    blocks = take_blocks(corpus, config.test_tokens, choose_plan(artifact.manifest).context_length)
     equal = simulation_equals(folder, blocks[:1, :SIMULATED_TOKENS])
     decoded = decode(folder, blocks)
     logger.info("verify: perplexity %.4f of the artifact", perplexity(decoded.quality.mean_nll))
@@ -168,7 +169,7 @@ def compare(model: Model, folder: str, blocks: np.ndarray, first_choices: np.nda
 
 def dense_of(model: Model, manifest: Manifest) -> DenseRun | None:
     """A dense run in the artifact's format, under its plan's budget, on its device."""
-    plan = manifest.plans[0]
+    plan = choose_plan(manifest)
     format_name = manifest.families[0].format
     return dense_run(model, format_name, plan.context_length, plan.dram_budget_bytes, manifest.device)
 

@@ -31,6 +31,7 @@ def describe(artifact: Artifact) -> dict[str, Any]:
         "families": [_family(manifest, entry) for entry in manifest.families],
         "num_predictors": len(manifest.predictors),
         "plans": [_plan(manifest, plan) for plan in manifest.plans],
+        "skipped_plans": list(artifact.skipped_plans),
         "inputs": manifest.inputs,
     }
 
@@ -43,7 +44,8 @@ def _family(manifest: Manifest, entry: FamilyFormat) -> dict[str, Any]:
         "slices": [f"{piece.role} {piece.axis}" for piece in entry.slices],
         "unit_bytes": entry.unit_bytes,
         "num_sections": len(sections),
-        "num_units": sum(section.num_units for section in sections),
+        "layers_per_section": max(len(section.layers) for section in sections),
+        "num_units": sum(section.num_units * len(section.layers) for section in sections),
         "total_bytes": sum(section.length_bytes for section in sections),
     }
 
@@ -55,14 +57,14 @@ def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
         "read_buffer_bytes": plan.read_buffer_bytes,
         "least_budget_bytes": fixed_bytes(manifest, plan),
         "used_bytes": used_bytes(manifest, plan),
-        "pinned_bytes": sum(part.num_pinned * unit_bytes[part.family] for part in plan.sections),
-        "cache_bytes": sum(part.cache_slots * unit_bytes[part.family] for part in plan.sections),
+        "pinned_bytes": sum(part.num_pinned * unit_bytes[part.family] for part in plan.parts),
+        "cache_bytes": sum(part.cache_slots * unit_bytes[part.family] for part in plan.parts),
         "density": {family: _mean_density(plan, family) for family in unit_bytes},
     }
 
 
 def _mean_density(plan: Plan, family: str) -> float:
-    densities = [part.density for part in plan.sections if part.family == family]
+    densities = [part.density for part in plan.parts if part.family == family]
     return sum(densities) / len(densities)
 
 
@@ -88,18 +90,20 @@ def render(summary: dict[str, Any], spec: ModelSpec) -> str:
             "files\n" + table([(name, str(size)) for name, size in summary["files"].items()], "  "),
             "on flash\n" + table(_family_rows(summary["families"]), "  "),
             "plans\n" + table(_plan_rows(summary["plans"]), "  "),
+            *summary["skipped_plans"],
         ]
     )
 
 
 def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    head = ("family", "format", "units", "unit bytes", "total", "a unit is")
+    head = ("family", "format", "units", "unit bytes", "layers", "total", "a unit is")
     return [head] + [
         (
             entry["family"],
             entry["format"],
             str(entry["num_units"]),
             str(entry["unit_bytes"]),
+            str(entry["layers_per_section"]),
             show_bytes(entry["total_bytes"]),
             ", ".join(entry["slices"]),
         )

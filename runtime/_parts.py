@@ -1,7 +1,7 @@
-"""Who is where: the slots of a section's pinned and cached units, and the staging slots of a family. Bookkeeping only.
+"""Who is where: the slots of a part's pinned and cached units, and the staging slots of a family. Bookkeeping only.
 
-Slots of a family are numbered through all layers: each section's pinned units, then its cached ones, then, behind the
-last section, the staging slots.
+A part is one family of one layer, with a cache of its own wherever its units lie. Slots of a family are numbered
+through all layers: each layer's pinned units, then its cached ones, then, behind the last layer, the staging slots.
 """
 
 import itertools
@@ -13,8 +13,9 @@ import numpy as np
 from runtime import _plugins
 from runtime.artifact.reader import Artifact
 from runtime.cache._policy import Policy
+from runtime.planner import Strided
 from schemas.families import FamilyName
-from schemas.layout import Plan, Section
+from schemas.layout import Plan, Section, placed_parts
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,19 @@ class Staging:
 
 @dataclass(frozen=True)
 class Part:
-    """One section in use."""
+    """One family of one layer in use."""
 
-    section: Section
+    units: Strided
+    """Where its units lie on flash."""
     cache: Policy
     order: np.ndarray
-    """int32 [num_units], unit at each flash position."""
+    """int32 [num_units], unit at each flash position; the same array for all layers of a group."""
     position: np.ndarray
     """int32 [num_units], flash position of each unit."""
     slot: np.ndarray
     """int32 [num_units], slot of each pinned or cached unit; meaningless for others."""
     free: list[int]
-    """Slots of the section that hold nothing; the last one is filled next."""
+    """Slots of the part that hold nothing; the last one is filled next."""
 
     def in_flash_order(self, ids: np.ndarray) -> np.ndarray:
         """`ids` by ascending flash position."""
@@ -76,26 +78,34 @@ class Part:
 
 
 def parts_of(artifact: Artifact, plan: Plan) -> dict[tuple[int, FamilyName], Part]:
-    """All sections in use, with empty caches and their slots numbered."""
+    """All parts in use, with empty caches and their slots numbered."""
     policy = _plugins.load("runtime.cache", plan.cache).Cache
     next_slot = dict.fromkeys((family for family, _ in plan.staging_slots), 0)
+    positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
     parts: dict[tuple[int, FamilyName], Part] = {}
-    for wanted, section in zip(plan.sections, artifact.manifest.flash.sections, strict=True):
-        family: FamilyName = section.family
-        pinned = artifact.pinned(section.layer, family)[: wanted.num_pinned]
-        order = artifact.order(section.layer, family)
-        position, slot = np.empty_like(order), np.full_like(order, -1)
-        position[order] = np.arange(order.size, dtype=order.dtype)
-        first = next_slot[family]
+    for wanted, section in placed_parts(plan, artifact.manifest.flash.sections):
+        family: FamilyName = wanted.family
+        pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
+        order, position = positions[section.offset_bytes]
+        slot, first = np.full_like(order, -1), next_slot[family]
         middle, next_slot[family] = first + wanted.num_pinned, first + wanted.num_pinned + wanted.cache_slots
         slot[pinned] = np.arange(first, middle, dtype=slot.dtype)
         free = list(range(next_slot[family] - 1, middle - 1, -1))
         cache = policy(section.num_units, wanted.cache_slots, pinned)
-        parts[section.layer, family] = Part(section, cache, order, position, slot, free)
+        units = Strided(section.part_offset_bytes(wanted.layer), section.unit_bytes, section.stride_bytes)
+        parts[wanted.layer, family] = Part(units, cache, order, position, slot, free)
     return parts
 
 
+def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.ndarray]:
+    """A section's unit at each flash position, and the flash position of each unit."""
+    order = artifact.order(section)
+    position = np.empty_like(order)
+    position[order] = np.arange(order.size, dtype=order.dtype)
+    return order, position
+
+
 def staging_of(plan: Plan, family: FamilyName) -> Staging:
-    """The staging slots of a family: behind the slots of its sections."""
-    kept = sum(part.num_pinned + part.cache_slots for part in plan.sections if part.family == family)
+    """The staging slots of a family: behind the slots of its parts."""
+    kept = sum(part.num_pinned + part.cache_slots for part in plan.parts if part.family == family)
     return Staging(kept, dict(plan.staging_slots)[family])

@@ -5,14 +5,27 @@ Slots are spread evenly over the layers (DIP, appendix A: no gain was found from
 layers or families differ, by demand: density times bytes, the flash traffic of a token without a cache.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from runtime import _plugins
 from schemas.errors import DoesNotFitError
-from schemas.layout import Plan, Section, SectionPlan
+from schemas.layout import Plan, by_budget, placed_parts
 from schemas.manifest import MANIFEST_FILE, Manifest
 from schemas.model import ModelSpec
 
 KV_VALUE_BYTES = 2
 """Keys and values are kept in fp16."""
+
+
+class Claim(NamedTuple):
+    """What one family of one layer asks of the DRAM for units."""
+
+    density: float
+    """Share of its units that a token uses."""
+    num_units: int
+    unit_bytes: int
+    num_pinned: int
 
 
 def kv_cache_bytes(spec: ModelSpec, context_length: int) -> int:
@@ -30,7 +43,7 @@ def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
     """DRAM that a plan needs: the fixed part, and the slots of pinned and cached units."""
     unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
-    slots = sum((part.num_pinned + part.cache_slots) * unit_bytes[part.family] for part in plan.sections)
+    slots = sum((part.num_pinned + part.cache_slots) * unit_bytes[part.family] for part in plan.parts)
     return fixed_bytes(manifest, plan) + slots
 
 
@@ -43,7 +56,7 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None) -> Pla
     Raises:
         DoesNotFitError: if the budget cannot hold what must always be in DRAM; the text gives both numbers.
     """
-    by_size = sorted(manifest.plans, key=lambda plan: (plan.dram_budget_bytes, plan.name))
+    by_size = by_budget(manifest.plans)
     if dram_budget_bytes is None:
         return by_size[-1]
     fitting = [plan for plan in by_size if plan.dram_budget_bytes <= dram_budget_bytes]
@@ -52,6 +65,9 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None) -> Pla
 
 def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     """`plan` under another budget: pinned units first, then cache slots with what is left.
+
+    A policy that admits nothing has no use for slots: with it, what the plan spends on them, and what the budget has
+    more than the plan's, pins further units.
 
     Raises:
         DoesNotFitError: if the fixed part does not fit.
@@ -63,49 +79,71 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
             f"{plan.resident_bytes}, predictors {plan.predictor_bytes}, KV cache {plan.kv_cache_bytes}, buffers the "
             f"rest), the budget is {dram_budget_bytes}; raise it, or build for a shorter context or a smaller format"
         )
-    sections = manifest.flash.sections
-    pinned = _pinned(plan, sections, dram_budget_bytes - fixed)
-    taken = sum(count * section.unit_bytes for count, section in zip(pinned, sections, strict=True))
-    slots = cache_slots(plan, sections, pinned, dram_budget_bytes - fixed - taken)
+    room_bytes = dram_budget_bytes - fixed
+    claims = _pinned(_claims(manifest, plan), room_bytes)
+    if _admits(plan.cache):
+        pins, slots = [0] * len(claims), _divided(claims, room_bytes)
+    else:
+        more_bytes = max(0, dram_budget_bytes - plan.dram_budget_bytes)
+        room_bytes = min(room_bytes, used_bytes(manifest, plan) - fixed + more_bytes)
+        pins, slots = _divided(claims, room_bytes), [0] * len(claims)
     parts = tuple(
-        part.model_copy(update={"num_pinned": num_pinned, "cache_slots": num_slots})
-        for part, num_pinned, num_slots in zip(plan.sections, pinned, slots, strict=True)
+        part.model_copy(update={"num_pinned": claim.num_pinned + num_more, "cache_slots": num_slots})
+        for part, claim, num_more, num_slots in zip(plan.parts, claims, pins, slots, strict=True)
     )
-    return plan.model_copy(update={"dram_budget_bytes": dram_budget_bytes, "sections": parts})
+    return plan.model_copy(update={"dram_budget_bytes": dram_budget_bytes, "parts": parts})
 
 
-def _pinned(plan: Plan, sections: tuple[Section, ...], room: int) -> list[int]:
-    """Pinned units per section: the plan's where they fit, else the same share of each section's."""
-    pairs = list(zip(plan.sections, sections, strict=True))
-    wanted = sum(part.num_pinned * section.unit_bytes for part, section in pairs)
-    if wanted <= room:
-        return [part.num_pinned for part, _ in pairs]
-    return [part.num_pinned * room // wanted for part, _ in pairs]
+def cache_slots(cache: str, claims: Sequence[Claim], room_bytes: int) -> list[int]:
+    """Cache slots of each claim beside its pinned units.
+
+    Args:
+        cache: A policy of runtime/cache; one that admits nothing gets no slots.
+        claims: Of all layers and families.
+        room_bytes: DRAM for units, pinned ones included.
+    """
+    return _divided(claims, room_bytes) if _admits(cache) else [0] * len(claims)
 
 
-def cache_slots(plan: Plan, sections: tuple[Section, ...], pinned: list[int], room: int) -> list[int]:
-    """Cache slots per section: `room` bytes by demand, at most a section's units; 0 where the policy admits nothing."""
-    slots = [0] * len(sections)
-    if not _plugins.load("runtime.cache", plan.cache).Cache.admits:
-        return slots
-    limits = [section.num_units - count for section, count in zip(sections, pinned, strict=True)]
+def _admits(cache: str) -> bool:
+    return _plugins.load("runtime.cache", cache).Cache.admits
+
+
+def _claims(manifest: Manifest, plan: Plan) -> list[Claim]:
+    return [
+        Claim(part.density, section.num_units, section.unit_bytes, part.num_pinned)
+        for part, section in placed_parts(plan, manifest.flash.sections)
+    ]
+
+
+def _pinned(claims: list[Claim], room_bytes: int) -> list[Claim]:
+    """The claims with as many pinned units as fit: the plan's, else the same share of each one's, rounded down."""
+    wanted = sum(claim.num_pinned * claim.unit_bytes for claim in claims)
+    if wanted <= room_bytes:
+        return claims
+    return [claim._replace(num_pinned=claim.num_pinned * room_bytes // wanted) for claim in claims]
+
+
+def _divided(claims: Sequence[Claim], room_bytes: int) -> list[int]:
+    """Further units of each claim: the room that pinned units leave, by demand, at most all of a claim's units."""
+    counts = [0] * len(claims)
+    room = max(0, room_bytes - sum(claim.num_pinned * claim.unit_bytes for claim in claims))
+    limits = [claim.num_units - claim.num_pinned for claim in claims]
     open_ones = [index for index, limit in enumerate(limits) if limit]
     while open_ones:
-        before = list(slots)
-        demand = {index: _demand(plan.sections[index], sections[index]) for index in open_ones}
+        before = list(counts)
+        demand = {index: _demand(claims[index]) for index in open_ones}
         total, left = sum(demand.values()), room
         for index in open_ones:
             share = left * demand[index] // total
-            slots[index] += min(limits[index] - slots[index], share // sections[index].unit_bytes)
-        room -= sum(
-            (now - then) * section.unit_bytes for now, then, section in zip(slots, before, sections, strict=True)
-        )
-        open_ones = [index for index in open_ones if slots[index] < limits[index]]
-        if slots == before:
+            counts[index] += min(limits[index] - counts[index], share // claims[index].unit_bytes)
+        room -= sum((now - then) * claim.unit_bytes for now, then, claim in zip(counts, before, claims, strict=True))
+        open_ones = [index for index in open_ones if counts[index] < limits[index]]
+        if counts == before:
             break
-    return slots
+    return counts
 
 
-def _demand(part: SectionPlan, section: Section) -> int:
-    """Weight of a section, exact: parts per million of density times bytes; every section counts for something."""
-    return max(1, round(part.density * 1_000_000)) * section.length_bytes
+def _demand(claim: Claim) -> int:
+    """Weight of a claim, exact: parts per million of density times bytes; every one counts for something."""
+    return max(1, round(claim.density * 1_000_000)) * claim.num_units * claim.unit_bytes

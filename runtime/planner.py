@@ -1,9 +1,10 @@
 """Which reads bring a set of units from flash: pure arithmetic, shared by real and simulated runs.
 
-Units lie packed, so a read starts and ends inside a page and is rounded out to pages. Reads that share or touch pages
-become one, and so do reads with at most `gap_bytes` between them (access collapse as in Ripple 5.1, with one gap
-throughout where Ripple adapts it at run time: fewer operations for a few bytes that nobody asked for). No read is
-longer than `max_bytes`; where that cuts between two units of one page, both reads contain that page.
+Units lie packed, or as far apart as a layer group's are, so a read starts and ends inside a page and is rounded out to
+pages. Reads that share or touch pages become one, and so do reads with at most `gap_bytes` between them: access
+collapse as in Ripple 5.1, with one gap throughout where Ripple adapts it at run time, so fewer operations for a few
+bytes that nobody asked for. No read is longer than `max_bytes`; where that cuts between two units of one page, both
+reads contain that page.
 """
 
 from collections.abc import Iterator
@@ -35,24 +36,35 @@ class Batch:
     """int64 [m], bytes from the start of the buffer to the units from `first_unit` on."""
 
 
-def plan_reads(
-    section_offset: int, unit_bytes: int, positions: np.ndarray, page_bytes: int, gap_bytes: int, max_bytes: int
-) -> ReadPlan:
-    """The reads for units at `positions` of a section.
+@dataclass(frozen=True)
+class Strided:
+    """Where the units of one family of one layer lie: unit p is `unit_bytes` at `offset_bytes + p * stride_bytes`."""
+
+    offset_bytes: int
+    unit_bytes: int
+    stride_bytes: int
+    """At least `unit_bytes`; equal where units lie packed."""
+
+    def starts(self, positions: np.ndarray) -> np.ndarray:
+        """int64 [k], the first byte of the units at `positions`, integers [k]."""
+        return self.offset_bytes + positions.astype(np.int64) * self.stride_bytes
+
+
+def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, max_bytes: int) -> ReadPlan:
+    """The reads for units at `positions`.
 
     Args:
-        section_offset: First byte of the section, a multiple of `page_bytes`.
-        unit_bytes: Bytes of one unit.
+        units: Where they lie.
         positions: Flash positions, integers [k], distinct and ascending.
         page_bytes: Size of a page.
         gap_bytes: Reads whose pages are at most this far apart become one.
         max_bytes: Longest read, at least `span_bytes` of a unit.
     """
-    if max_bytes < span_bytes(unit_bytes, page_bytes):
-        raise ValueError(f"max_bytes is {max_bytes}, one unit may need {span_bytes(unit_bytes, page_bytes)}")
-    starts = section_offset + positions.astype(np.int64) * unit_bytes
+    if max_bytes < span_bytes(units.unit_bytes, page_bytes):
+        raise ValueError(f"max_bytes is {max_bytes}, one unit may need {span_bytes(units.unit_bytes, page_bytes)}")
+    starts = units.starts(positions)
     low = starts // page_bytes * page_bytes
-    high = -(-(starts + unit_bytes) // page_bytes) * page_bytes
+    high = -(-(starts + units.unit_bytes) // page_bytes) * page_bytes
     opens = np.ones(starts.size, bool)
     opens[1:] = low[1:] - high[:-1] > gap_bytes
     _cut(opens, low, high, max_bytes)
@@ -91,21 +103,23 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[Batch]:
 
 
 def sequential_batches(
-    section_offset: int, unit_bytes: int, num_units: int, page_bytes: int, buffer_bytes: int, max_bytes: int
+    units: Strided, num_units: int, page_bytes: int, buffer_bytes: int, max_bytes: int
 ) -> Iterator[Batch]:
-    """The whole section from front to back, as much at a time as fits the buffer, in reads of at most `max_bytes`.
+    """All units from front to back with what lies between them, as much at a time as fits the buffer.
 
-    The units of a batch lie in the buffer one after another; `max_bytes` is a multiple of `page_bytes`.
+    The units of a batch lie in the buffer `stride_bytes` apart; reads have at most `max_bytes`, whole pages.
     """
-    room = (buffer_bytes - page_bytes) // unit_bytes  # a batch may begin up to a page after its first read does
+    stride, tail = units.stride_bytes, units.stride_bytes - units.unit_bytes
+    room = (buffer_bytes - page_bytes + tail) // stride  # a batch may begin up to a page after its first read does
     per_batch = max(1, room)
     for first in range(0, num_units, per_batch):
-        start = section_offset + first * unit_bytes
-        stop = section_offset + min(first + per_batch, num_units) * unit_bytes
+        num_read = min(per_batch, num_units - first)
+        start = units.offset_bytes + first * stride
+        stop = start + num_read * stride - tail
         low, high = start // page_bytes * page_bytes, -(-stop // page_bytes) * page_bytes
         if high - low > buffer_bytes:
-            raise ValueError(f"buffer_bytes is {buffer_bytes}, one unit may need {span_bytes(unit_bytes, page_bytes)}")
+            needed = span_bytes(units.unit_bytes, page_bytes)
+            raise ValueError(f"buffer_bytes is {buffer_bytes}, one unit may need {needed}")
         offsets = np.arange(low, high, max_bytes, dtype=np.int64)
         lengths = np.minimum(max_bytes, high - offsets)
-        num_read = (stop - start) // unit_bytes
-        yield Batch(Extents(offsets, lengths), first, start - low + np.arange(num_read, dtype=np.int64) * unit_bytes)
+        yield Batch(Extents(offsets, lengths), first, start - low + np.arange(num_read, dtype=np.int64) * stride)

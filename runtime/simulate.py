@@ -49,9 +49,10 @@ def check_trace(artifact: Artifact, trace: Iterable[Event]) -> None:
     Raises:
         ColdpressError: naming the first such event.
     """
-    sections = {(part.layer, part.family): part.num_units for part in artifact.manifest.flash.sections}
+    sections = artifact.manifest.flash.sections
+    known = {(layer, section.family): section.num_units for section in sections for layer in section.layers}
     for index, event in enumerate(trace):
-        num_units = sections.get((event.layer, event.family), 0)
+        num_units = known.get((event.layer, event.family), 0)
         largest = int(event.ids[-1]) if event.ids.size else 0
         if event.kind != RESET and largest >= num_units:
             raise ColdpressError(

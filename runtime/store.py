@@ -28,7 +28,7 @@ from runtime.trace import Recorder
 from schemas.device import flash_seconds
 from schemas.errors import DoesNotFitError
 from schemas.families import FamilyName
-from schemas.layout import Plan, Section
+from schemas.layout import Plan
 from schemas.manifest import MANIFEST_FILE
 from schemas.metrics import RunMetrics
 
@@ -103,7 +103,7 @@ class Store:
 
     def _load_pinned(self, part: Part, family: FamilyName) -> None:
         pinned = part.in_flash_order(np.flatnonzero(part.cache.present))
-        for batch, _ in self._read(part.section, part.position[pinned]):
+        for batch, _ in self._read(part, part.position[pinned]):
             ids = pinned[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
             self._copy(family, part.slot[ids], batch.buffer_offset)
             self.counters.load_reads += len(batch.extents)
@@ -150,8 +150,8 @@ class Store:
         hits, misses = ids[present], ids[~present]
         self.counters.hits += hits.size
         self.counters.misses += misses.size
-        self.counters.used_bytes += misses.size * part.section.unit_bytes
-        self.counters.active_bytes += ids.size * part.section.unit_bytes
+        self.counters.used_bytes += misses.size * part.units.unit_bytes
+        self.counters.active_bytes += ids.size * part.units.unit_bytes
         if hits.size:
             yield Batch(hits, part.slot[hits])
         if misses.size:
@@ -162,7 +162,7 @@ class Store:
         misses, staging = part.in_flash_order(misses), self._staging[family]
         num_read = 0
         try:
-            for batch, seconds in self._read(part.section, part.position[misses]):
+            for batch, seconds in self._read(part, part.position[misses]):
                 self.counters.reads += len(batch.extents)
                 self.counters.read_bytes += batch.extents.num_bytes
                 self.counters.flash_s += seconds
@@ -175,21 +175,17 @@ class Store:
         finally:
             part.forget(misses[num_read:])
 
-    def _read(self, section: Section, positions: np.ndarray) -> Iterator[tuple[planner.Batch, float]]:
+    def _read(self, part: Part, positions: np.ndarray) -> Iterator[tuple[planner.Batch, float]]:
         """Reads the units at ascending flash positions, a buffer at a time."""
-        plan = planner.plan_reads(
-            section.offset_bytes,
-            section.unit_bytes,
-            positions,
-            self._page_bytes,
-            self.plan.collapse_gap_bytes,
-            self._max_read_bytes(section),
-        )
-        for batch in planner.batches(plan, self._buffer.size):
+        for batch in planner.batches(self._planned(part, positions), self._buffer.size):
             yield batch, self._read_extents(batch)
 
-    def _max_read_bytes(self, section: Section) -> int:
-        return max(min(MAX_READ_BYTES, self._buffer.size), span_bytes(section.unit_bytes, self._page_bytes))
+    def _planned(self, part: Part, positions: np.ndarray) -> planner.ReadPlan:
+        gap_bytes, max_bytes = self.plan.collapse_gap_bytes, self._max_read_bytes(part)
+        return planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, max_bytes)
+
+    def _max_read_bytes(self, part: Part) -> int:
+        return max(min(MAX_READ_BYTES, self._buffer.size), span_bytes(part.units.unit_bytes, self._page_bytes))
 
     def _read_extents(self, batch: planner.Batch) -> float:
         self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
@@ -210,37 +206,58 @@ class Store:
             rows[slots[start : start + step]] = windows[offsets[start : start + step]]
 
     def stream(self, layer: int, family: FamilyName) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All units of a family of a layer in flash order, by sequential reads: the prefill's dense pass.
+        """All units of a family of a layer in flash order: the prefill's dense pass.
+
+        What lies between the units of one layer of a group is read along, or left out, whichever takes the artifact's
+        device less time.
 
         Args:
             layer: Layer number.
             family: Family on flash.
 
         Yields:
-            (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as the read buffer holds; the rows are that buffer
-            itself, so they are gone when the next ones are asked for.
+            (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as the read buffer holds; the rows are views of
+            that buffer, so they are gone when the next ones are asked for.
 
         Raises:
             CorruptPageError: if a page read is damaged.
         """
         part = self._parts[layer, family]
-        section = part.section
         if self._recorder:
             self._recorder.stream(layer, family)
-        for batch in planner.sequential_batches(
-            section.offset_bytes,
-            section.unit_bytes,
-            section.num_units,
-            self._page_bytes,
-            self._buffer.size,
-            self._max_read_bytes(section),
-        ):
+        for batch in self._dense_batches(part):
             self.counters.prefill_flash_s += self._read_extents(batch)
             self.counters.prefill_reads += len(batch.extents)
             self.counters.prefill_read_bytes += batch.extents.num_bytes
-            num_units, start = batch.buffer_offset.size, int(batch.buffer_offset[0])
-            rows = self._buffer[start : start + num_units * section.unit_bytes].reshape(num_units, section.unit_bytes)
-            yield part.order[batch.first_unit : batch.first_unit + num_units], rows
+            ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
+            yield ids, self._in_buffer(batch.buffer_offset, part.units)
+
+    def _dense_batches(self, part: Part) -> Iterator[planner.Batch]:
+        """A pass over all units of a part: from front to back, or around the other layers of its group."""
+        num_units, max_bytes = part.order.size, self._max_read_bytes(part)
+        whole = planner.sequential_batches(part.units, num_units, self._page_bytes, self._buffer.size, max_bytes)
+        if part.units.stride_bytes == part.units.unit_bytes:
+            return whole
+        apart = self._planned(part, np.arange(num_units))
+        if self._buffer.size < span_bytes(part.units.stride_bytes, self._page_bytes):
+            return planner.batches(apart, self._buffer.size)  # no room for what lies between
+        length = part.units.stride_bytes * num_units
+        around_s = flash_seconds(self._modelled, len(apart.extents), apart.extents.num_bytes)
+        through_s = flash_seconds(self._modelled, -(-length // max_bytes), length)
+        return whole if through_s <= around_s else planner.batches(apart, self._buffer.size)
+
+    def _in_buffer(self, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:
+        """uint8 [m, unit_bytes]: the units at ascending `offsets` of the buffer, as a view of it."""
+        size, stride = units.unit_bytes, units.stride_bytes
+        windows = np.lib.stride_tricks.sliding_window_view(self._buffer, size)
+        first, last = int(offsets[0]), int(offsets[-1])
+        if last - first == (offsets.size - 1) * stride:
+            return windows[first : last + 1 : stride]
+        rows = self._buffer[: offsets.size * size].reshape(-1, size)
+        step = max(1, COPY_BYTES // size)
+        for start in range(0, offsets.size, step):  # to the front, over bytes that are moved or nobody's
+            rows[start : start + step] = windows[offsets[start : start + step]]
+        return rows
 
     def extents_sha256(self) -> str:
         """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""

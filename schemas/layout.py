@@ -1,6 +1,7 @@
 """What `layout` computes: every offset of flash.img (made nowhere else), and the plan the runtime follows."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -8,31 +9,56 @@ from schemas.base import Count, Options, PositiveCount, Record, Share
 from schemas.families import PLUGIN_NAME, FamilyName, Method
 
 SECTION_ALIGN_BYTES = 65536
-CacheName = str
+CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
+"""The name of a file of runtime/cache; one that a runtime does not have is no damage (FORMAT.md, section 7)."""
 
 
 class Section(Record):
-    """One family of one layer on flash: `num_units` units of `unit_bytes`, densely packed from `offset_bytes`."""
+    """One family of consecutive layers on flash: `num_units` units, `stride_bytes` apart from `offset_bytes` on.
 
-    layer: Count
+    A unit holds a part of `unit_bytes` per layer, one behind another, so a section is `[unit][layer][slice]`
+    (ActiveFlow 3, Fig. 9). With one layer the stride is the unit.
+    """
+
+    first_layer: Count
+    last_layer: Count
     family: FamilyName
     offset_bytes: Count
     num_units: PositiveCount
     unit_bytes: PositiveCount
+    """Bytes of one layer's part of a unit."""
+    stride_bytes: PositiveCount
+    """Bytes from one unit to the next: all layers' parts."""
+
+    @property
+    def layers(self) -> range:
+        """The layers whose units lie here."""
+        return range(self.first_layer, self.last_layer + 1)
+
+    @property
+    def name(self) -> str:
+        """What lies here, in words."""
+        last = f" to {self.last_layer}" if self.last_layer != self.first_layer else ""
+        return f"layer{'s' * bool(last)} {self.first_layer}{last}, family {self.family}"
 
     @property
     def length_bytes(self) -> int:
         """Bytes of the section without the padding behind it."""
-        return self.num_units * self.unit_bytes
+        return self.num_units * self.stride_bytes
+
+    def part_offset_bytes(self, layer: int) -> int:
+        """Where `layer`'s part of the first unit begins; its other parts follow, `stride_bytes` apart."""
+        return self.offset_bytes + (layer - self.first_layer) * self.unit_bytes
 
 
-class SectionPlan(Record):
-    """How one section is used: its density, pinned units, and cache slots beside the pinned ones."""
+class PartPlan(Record):
+    """How one family of one layer is used: its density, pinned units, and cache slots beside the pinned ones."""
 
     layer: Count
     family: FamilyName
     density: Share
     num_pinned: Count
+    """The first so many of the rank that the tables give."""
     cache_slots: Count
 
 
@@ -68,7 +94,8 @@ class Plan(Record):
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     queue_depth: PositiveCount
-    sections: tuple[SectionPlan, ...]
+    parts: tuple[PartPlan, ...]
+    """One per layer and family: by layer, then in the order of the manifest's families."""
 
 
 class Layout(Record):
@@ -77,5 +104,21 @@ class Layout(Record):
     page_bytes: PositiveCount
     sections: tuple[Section, ...]
     flash_bytes: PositiveCount
-    plans: tuple[Plan, ...]
+    plans: tuple[Plan, ...] = Field(min_length=1)
     byte_order: Literal["little"] = "little"
+
+    @property
+    def largest_plan(self) -> Plan:
+        """What runs where no budget is given."""
+        return by_budget(self.plans)[-1]
+
+
+def by_budget(plans: Iterable[Plan]) -> list[Plan]:
+    """By ascending DRAM budget, equal ones by name."""
+    return sorted(plans, key=lambda plan: (plan.dram_budget_bytes, plan.name))
+
+
+def placed_parts(plan: Plan, sections: Iterable[Section]) -> list[tuple[PartPlan, Section]]:
+    """The parts of a plan, each with the section that holds its units."""
+    found = {(layer, section.family): section for section in sections for layer in section.layers}
+    return [(part, found[part.layer, part.family]) for part in plan.parts]

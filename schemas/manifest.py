@@ -1,5 +1,6 @@
-"""manifest.json of an artifact: format 1.0, normative text in FORMAT.md. Its sha256 is the artifact's identity."""
+"""manifest.json of an artifact: format 2.0, normative text in FORMAT.md. Its sha256 is the artifact's identity."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -12,10 +13,10 @@ from schemas.model import ModelSpec
 from schemas.quantized import ResidentTensor
 
 FORMAT_NAME = "coldpress"
-FORMAT_MAJOR = 1
+FORMAT_MAJOR = 2
 FORMAT_MINOR = 0
-FEATURES = ("crc32c-pages",)
-"""Features that this version of the format knows; an artifact may require any of them."""
+PAGE_CHECKSUMS = "crc32c-pages"
+"""The feature of every artifact of this version; families, formats, selectors and caches are features by name."""
 
 MANIFEST_FILE = "manifest.json"
 FLASH_FILE = "flash.img"
@@ -84,9 +85,9 @@ class FlashImage(Record):
 
 
 class Manifest(Record):
-    """All that describes an artifact. tables.safetensors holds `page_crc32c` uint32 [pages] and, per section,
-    `order.<layer>.<family>` int32 [num_units] (unit id at each flash position) and `pinned.<layer>.<family>` uint8
-    [num_units] (1 = pinned), and for predictor artifacts nothing more."""
+    """All that describes an artifact. tables.safetensors holds `page_crc32c` uint32 [pages], per section
+    `order.<first layer>.<family>` int32 [num_units] (unit id at each flash position), and per layer and family
+    `rank.<layer>.<family>` int32 [num_units] (unit ids in the order in which they deserve DRAM)."""
 
     format: Format
     features: Features
@@ -103,3 +104,14 @@ class Manifest(Record):
     inputs: dict[str, str]
     """Digests of what the artifact was built from: config, corpus, calibration tokens."""
     byte_order: Literal["little"] = "little"
+
+
+def features_of(
+    families: Iterable[FamilyFormat], resident: Iterable[ResidentTensor], plans: Iterable[Plan]
+) -> Features:
+    """What an artifact of such parts must list: required is what every plan needs, optional what some plans name."""
+    families, plans = tuple(families), tuple(plans)
+    formats = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
+    required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats}
+    optional = {f"selector.{plan.method}" for plan in plans} | {f"cache.{plan.cache}" for plan in plans}
+    return Features(required=(PAGE_CHECKSUMS, *sorted(required)), optional=tuple(sorted(optional)))

@@ -1,6 +1,7 @@
-"""What `place` decides: which memory tier keeps each unit (PowerInfer 6, Eqs. 1-8).
+"""What `place` decides: which memory tier keeps each unit (PowerInfer 6, Eqs. 1-8), and which deserve DRAM first.
 
-Arrays: `<layer>.<family>` int8 [num_units], the index into `tiers` of the tier that keeps the unit.
+Arrays: `<layer>.<family>` int8 [num_units], the index into `tiers` of the tier that keeps the unit, and
+`rank.<layer>.<family>` int32 [num_units], all unit ids by tier, then falling impact, then id.
 """
 
 from typing import Literal

@@ -68,6 +68,9 @@ class AllocateConfig(Record):
     predictor_format: FormatName = Field(
         default="int8_group32", description="how predictors are stored: fp16, int8_group32 or int4_group32"
     )
+    layers_per_group: PositiveCount = Field(
+        default=1, description="consecutive layers whose units lie together on flash"
+    )
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def run(
             buffer_bytes=buffers.total_bytes,
             cache_bytes=cache,
         ),
+        layers_per_group=config.layers_per_group,
     )
     _log(spec, activations, device, sparsity)
     return sparsity

@@ -22,7 +22,6 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from compiler._cache_slots import planned_slots, section_of
 from compiler._io import Workspace, load_arrays
 from compiler.activity.counted import counted
 from compiler.activity.packed_bits import adjacent_share
@@ -30,6 +29,7 @@ from compiler.cost_model import unit_bytes
 from compiler.order import structural
 from compiler.order._task import Activity, Arranged, Demand, Task
 from runtime._plugins import load
+from runtime.budget import Claim, cache_slots
 from schemas.activations import Activations, FamilyStatistics
 from schemas.base import PositiveCount, Record
 from schemas.device import DeviceProfile
@@ -122,13 +122,16 @@ class OrderInputs:
     def slots(self) -> dict[tuple[int, FamilyName], int]:
         """Units that the dynamic cache holds, per layer and family."""
         entries = self.placement.layers
-        sections = tuple(
-            section_of(
-                entry.layer, entry.family, num_units(entry.family, self.model.spec), self.unit_bytes(entry.family)
+        claims = [
+            Claim(
+                density=self.sparsity.density(entry.family, entry.layer),
+                num_units=num_units(entry.family, self.model.spec),
+                unit_bytes=self.unit_bytes(entry.family),
+                num_pinned=entry.num_pinned,
             )
             for entry in entries
-        )
-        counts = planned_slots(self.config.cache, self.sparsity, sections, [entry.num_pinned for entry in entries])
+        ]
+        counts = cache_slots(self.config.cache, claims, self.sparsity.budget.cache_bytes)
         return {(entry.layer, entry.family): count for entry, count in zip(entries, counts, strict=True)}
 
     def unit_bytes(self, family: FamilyName) -> int:

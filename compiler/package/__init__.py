@@ -37,7 +37,6 @@ from schemas.errors import DoesNotFitError
 from schemas.families import slices
 from schemas.layout import Layout
 from schemas.manifest import (
-    FEATURES,
     FLASH_FILE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
@@ -47,12 +46,12 @@ from schemas.manifest import (
     RESIDENT_FILE,
     TABLES_FILE,
     FamilyFormat,
-    Features,
     FlashImage,
     Format,
     LayerPredictorInfo,
     Manifest,
     Source,
+    features_of,
 )
 from schemas.model import Model
 from schemas.order import Order
@@ -119,7 +118,7 @@ def run(
 
 
 def _needed_bytes(layout: Layout) -> int:
-    plan = layout.plans[0]
+    plan = layout.largest_plan
     return layout.flash_bytes + plan.resident_bytes + plan.predictor_bytes + SLACK_BYTES
 
 
@@ -150,7 +149,7 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
     write_documents(written, inputs, digests)
     manifest = make_manifest(inputs, written, digests).to_json().encode()
     written.add(MANIFEST_FILE, manifest)
-    plan = inputs.layout.plans[0]
+    plan = inputs.layout.largest_plan
     return Package(
         folder=str(target),
         manifest_sha256=hashlib.sha256(manifest).hexdigest(),
@@ -178,9 +177,18 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
     """The manifest over the files that have been written."""
     model, layout, format_name = inputs.model, inputs.layout, inputs.sparsity.format
     unit_bytes = {section.family: section.unit_bytes for section in layout.sections}
+    families = tuple(
+        FamilyFormat(
+            family=family,
+            format=format_name,
+            slices=slices(family, model.spec),
+            unit_bytes=unit_bytes[family],
+        )
+        for family in inputs.sparsity.families
+    )
     return Manifest(
         format=Format(name=FORMAT_NAME, major=FORMAT_MAJOR, minor=FORMAT_MINOR),
-        features=Features(required=FEATURES, optional=()),
+        features=features_of(families, inputs.codes.resident, layout.plans),
         compiler_version=__version__,
         model=model.spec,
         source=Source(
@@ -193,15 +201,7 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
         device=inputs.device,
         files=tuple(sorted(written.files, key=lambda file: file.path)),
         flash=FlashImage(size_bytes=layout.flash_bytes, page_bytes=layout.page_bytes, sections=layout.sections),
-        families=tuple(
-            FamilyFormat(
-                family=family,
-                format=format_name,
-                slices=slices(family, model.spec),
-                unit_bytes=unit_bytes[family],
-            )
-            for family in inputs.sparsity.families
-        ),
+        families=families,
         resident=inputs.codes.resident,
         predictors=tuple(
             LayerPredictorInfo(layer=entry.layer, rank=entry.rank, format=entry.format, threshold=entry.threshold)

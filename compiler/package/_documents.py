@@ -123,6 +123,7 @@ def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
         "order": [
             {
                 "layer": entry.layer,
+                "num_layers": entry.num_layers,
                 "family": entry.family,
                 "heuristic": entry.heuristic,
                 "adjacent_coactivation": entry.adjacent_coactivation,
@@ -137,7 +138,7 @@ def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
 
 
 def _card(written: Written, inputs: Inputs) -> str:
-    plan = inputs.layout.plans[0]
+    plan = inputs.layout.largest_plan
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -156,7 +157,7 @@ def _card(written: Written, inputs: Inputs) -> str:
         algorithm=inputs.codes.algorithm,
         flash_bytes=written.size_bytes(FLASH_FILE),
         resident_bytes=written.size_bytes(RESIDENT_FILE),
-        num_pinned=sum(section.num_pinned for section in plan.sections),
+        num_pinned=sum(part.num_pinned for part in plan.parts),
         densities=[(family, sum(used) / len(used), min(used), max(used)) for family, used in _used(inputs)],
     )
 

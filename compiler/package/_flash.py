@@ -40,7 +40,7 @@ class PageChecksums:
 def write_flash(
     file: HashingFile,
     layout: Layout,
-    units_of: Callable[[Section], MappedArray],
+    units_of: Callable[[Section], tuple[MappedArray, ...]],
     order_of: Callable[[Section], np.ndarray],
 ) -> None:
     """Writes all sections.
@@ -48,7 +48,7 @@ def write_flash(
     Args:
         file: The new image.
         layout: Its sections, ascending and disjoint.
-        units_of: Codes of a section in natural order, uint8 [num_units, unit_bytes].
+        units_of: Codes of each layer of a section in natural order, uint8 [num_units, unit_bytes].
         order_of: Unit id at each flash position, int32 [num_units].
 
     Raises:
@@ -57,13 +57,13 @@ def write_flash(
     with ThreadPoolExecutor(1) as ahead:
         asked = ahead.submit(_ask, units_of, layout.sections[0])
         for section, following in zip(layout.sections, (*layout.sections[1:], None), strict=True):
-            units = asked.result()
-            logger.info("package: layer %d of %d, %s", section.layer + 1, layout.sections[-1].layer + 1, section.family)
+            layers = asked.result()
+            logger.info("package: %s of %d layers", section.name, layout.sections[-1].last_layer + 1)
             if following:
                 asked = ahead.submit(_ask, units_of, following)
             order = order_of(section)
-            _check(section, units.values, order)
-            _append_units(file, units, order)
+            _check(section, layers, order)
+            _append_units(file, layers, order)
             file.write(np.zeros(-section.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
     if file.size_bytes != layout.flash_bytes:
         raise ColdpressError(
@@ -71,38 +71,50 @@ def write_flash(
         )
 
 
-def _ask(units_of: Callable[[Section], MappedArray], section: Section) -> MappedArray:
+def _ask(units_of: Callable[[Section], tuple[MappedArray, ...]], section: Section) -> tuple[MappedArray, ...]:
     """A section's codes, held against their record and asked for: reading them twice is done beside the writing."""
-    units = units_of(section)
-    units.ask()
-    return units
+    layers = units_of(section)
+    for units in layers:
+        units.ask()
+    return layers
 
 
-def _append_units(file: HashingFile, units: MappedArray, order: np.ndarray) -> None:
-    """Units in the sequence `order`; one that a block's end would cut is copied in two parts."""
-    unit_bytes = units.values.shape[1]
+def _append_units(file: HashingFile, layers: tuple[MappedArray, ...], order: np.ndarray) -> None:
+    """Units in the sequence `order`, the layers' parts of each one behind another; a unit may lie across two blocks."""
+    unit_bytes = layers[0].values.shape[1]
+    stride_bytes = len(layers) * unit_bytes
     done = 0
     while done < order.size:
         room = file.room()
-        count = min(room.size // unit_bytes, order.size - done)
+        count = min(room.size // stride_bytes, order.size - done)
         if count:
-            whole = room[: count * unit_bytes].reshape(count, unit_bytes)
-            np.take(units.values, order[done : done + count], axis=0, out=whole, mode="clip")  # `raise` would buffer
-            units.copied(count * unit_bytes)
-            file.advance(count * unit_bytes)
+            whole = room[: count * stride_bytes].reshape(count, len(layers), unit_bytes)
+            for number, units in enumerate(layers):
+                ids = order[done : done + count]
+                np.take(units.values, ids, axis=0, out=whole[:, number], mode="clip")  # `raise` would buffer
+                units.copied(count * unit_bytes)
+            file.advance(count * stride_bytes)
             done += count
         else:
-            file.write(units.values[order[done]])
+            for units in layers:
+                file.write(units.values[order[done]])
             done += 1
 
 
-def _check(section: Section, units: np.ndarray, order: np.ndarray) -> None:
-    where = f"layer {section.layer}, family {section.family}"
-    if units.dtype != np.uint8 or units.shape != (section.num_units, section.unit_bytes):
+def _check(section: Section, layers: tuple[MappedArray, ...], order: np.ndarray) -> None:
+    for units in (found.values for found in layers):
+        if units.dtype != np.uint8 or units.shape != (section.num_units, section.unit_bytes):
+            raise ColdpressError(
+                f"{section.name}: the codes are {units.dtype} {list(units.shape)}, the layout says uint8 "
+                f"[{section.num_units}, {section.unit_bytes}]; run quantize and layout again"
+            )
+    if not is_permutation(order, section.num_units):
         raise ColdpressError(
-            f"{where}: the codes are {units.dtype} {list(units.shape)}, the layout says uint8 "
-            f"[{section.num_units}, {section.unit_bytes}]; run quantize and layout again"
+            f"{section.name}: the order is no permutation of {section.num_units} units; run order again"
         )
-    in_range = order.shape == (section.num_units,) and order.min() >= 0 and order.max() < section.num_units
-    if not in_range or np.bincount(order, minlength=section.num_units).max() != 1:
-        raise ColdpressError(f"{where}: the order is no permutation of {section.num_units} units; run order again")
+
+
+def is_permutation(ids: np.ndarray, num_units: int) -> bool:
+    """Whether `ids`, integers, are 0 to num_units - 1, each once."""
+    in_range = ids.shape == (num_units,) and ids.min() >= 0 and ids.max() < num_units
+    return bool(in_range and np.bincount(ids, minlength=num_units).max() == 1)

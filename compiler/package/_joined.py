@@ -10,6 +10,7 @@ import numpy as np
 
 from compiler._io import load_arrays
 from compiler.activity.choice import selector_arrays
+from compiler.package._flash import is_permutation
 from compiler.package._mapped import MappedArray
 from compiler.package._safetensors import TensorToWrite, of_array
 from runtime._plugins import load
@@ -18,7 +19,7 @@ from schemas.base import ArrayFile
 from schemas.errors import ColdpressError
 from schemas.layout import Layout, Section
 from schemas.model import Model
-from schemas.order import Order
+from schemas.order import FamilyOrder, Order
 from schemas.placement import Placement
 from schemas.predictors import LayerPredictor, Predictors
 from schemas.quantized import LayerCodes, Quantized, ResidentTensor
@@ -40,9 +41,9 @@ class Codes:
         """All tensors that stay in DRAM: what layers share, then layer by layer."""
         return (*self.shared_resident, *(tensor for layer in self.layers for tensor in layer.resident))
 
-    def units(self, section: Section) -> MappedArray:
-        """uint8 [num_units, unit_bytes] of a section, in natural order."""
-        return MappedArray(self.layers[section.layer].arrays, f"units.{section.family}")
+    def units(self, section: Section) -> tuple[MappedArray, ...]:
+        """uint8 [num_units, unit_bytes] of each layer of a section, in natural order."""
+        return tuple(MappedArray(self.layers[layer].arrays, f"units.{section.family}") for layer in section.layers)
 
 
 def join_codes(parts: tuple[Quantized, ...], model: Model, format_name: str) -> Codes:
@@ -90,7 +91,8 @@ def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWri
 class UnitOrders:
     """The chunks of `order` put together."""
 
-    arrays: dict[tuple[int, str], ArrayFile]
+    entries: dict[tuple[int, str], FamilyOrder]
+    """By first layer and family."""
 
     def order(self, section: Section) -> np.ndarray:
         """int32 [num_units], the unit at each flash position.
@@ -98,45 +100,43 @@ class UnitOrders:
         Raises:
             ColdpressError: if no record orders this section.
         """
-        source = self.arrays.get((section.layer, section.family))
-        if source is None:
-            raise ColdpressError(
-                f"no order for layer {section.layer}, family {section.family}; give one record per chunk of layers"
-            )
-        return load_arrays(source, "order")["order"].astype(np.int32)
+        entry = self.entries.get((section.first_layer, section.family))
+        if entry is None or entry.num_layers != len(section.layers):
+            found = f"one for {entry.num_layers} layers from there" if entry else "none"
+            raise ColdpressError(f"no order for {section.name}, found {found}; give one record per chunk of layers")
+        return load_arrays(entry.arrays, "order")["order"].astype(np.int32)
 
 
 def join_orders(parts: tuple[Order, ...]) -> UnitOrders:
     """All sections' orders."""
-    return UnitOrders({(entry.layer, entry.family): entry.arrays for part in parts for entry in part.entries})
+    return UnitOrders({(entry.layer, entry.family): entry for part in parts for entry in part.entries})
 
 
-def pinned_mask(placement: Placement, section: Section) -> np.ndarray:
-    """uint8 [num_units]: 1 where a unit is kept in DRAM or on an accelerator, for which DRAM stands in.
+def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
+    """int32 [num_units], a layer's unit ids in the order in which they deserve DRAM.
 
     Raises:
         ColdpressError: if the placement does not fit the section.
     """
-    name = f"{section.layer}.{section.family}"
-    tiers = load_arrays(placement.arrays, name)[name]
-    if tiers.shape != (section.num_units,) or tiers.min() < 0 or tiers.max() >= len(placement.tiers):
+    name = f"rank.{layer}.{section.family}"
+    found = load_arrays(placement.arrays, name)[name]
+    if not is_permutation(found, section.num_units):
         raise ColdpressError(
-            f"placement of {name}: found tiers {tiers.shape} from {tiers.min()} to {tiers.max()}, expected "
-            f"{section.num_units} below {len(placement.tiers)}; run place again"
+            f"placement of {name}: found {list(found.shape)} ids that are no permutation of {section.num_units} units; "
+            "run place again"
         )
-    on_flash = np.array([tier == "flash" for tier in placement.tiers])
-    return (~on_flash[tiers]).astype(np.uint8)
+    return found.astype(np.int32)
 
 
 def tables_to_write(
     layout: Layout, orders: UnitOrders, placement: Placement, sparsity: Sparsity, page_crc32c: np.ndarray
 ) -> Iterator[TensorToWrite]:
-    """Page checksums, unit orders, pinned units, and what the selector keeps."""
+    """Page checksums, unit orders, ranks, and what the selectors keep."""
     yield of_array("page_crc32c", page_crc32c)
     for section in layout.sections:
-        name = f"{section.layer}.{section.family}"
-        yield of_array(f"order.{name}", orders.order(section))
-        yield of_array(f"pinned.{name}", pinned_mask(placement, section))
+        yield of_array(f"order.{section.first_layer}.{section.family}", orders.order(section))
+        for layer in section.layers:
+            yield of_array(f"rank.{layer}.{section.family}", rank(placement, layer, section))
     fitted = selector_arrays(sparsity)
     for index, plan in enumerate(layout.plans):
         for array in plan.arrays:

@@ -12,13 +12,24 @@ placement without flash.
 import logging
 import math
 
+import numpy as np
 from pydantic import Field
 
 from compiler._io import Workspace
 from compiler.cost_model import unit_bytes
 from compiler.place import _solve
 from compiler.place._counts import Counts, all_counts, head_counts, split_tokens, traces_of
-from compiler.place._problem import Choice, Group, Problem, bytes_of, impact_of, make_group, tiers_of, units_of
+from compiler.place._problem import (
+    Choice,
+    Group,
+    Problem,
+    bytes_of,
+    impact_of,
+    make_group,
+    rank_of,
+    tiers_of,
+    units_of,
+)
 from compiler.place._share import SHARES, choose_share, replay
 from compiler.place._tiers import accelerator_of, min_units, tiers_named, worth
 from runtime._plugins import load
@@ -83,7 +94,7 @@ def run(
         solver=config.solver,
         tiers=tiers,
         layers=tuple(_layer_placement(*pair) for pair in pairs),
-        arrays=work.once("placement", lambda: {f"{g.layer}.{g.family}": tiers_of(g, choice) for g, choice in pairs}),
+        arrays=work.once("placement", lambda: _arrays(pairs)),
         objective=solution.value / problem.groups[0].worth[0] / activations.num_tokens,
         gap=solution.gap,
         pinned_bytes=sum(bytes_of(*pair) for pair in pairs),
@@ -99,6 +110,12 @@ def run(
         100 * sum(impact_of(*pair) for pair in pairs) / max(1, total),
     )
     return placement
+
+
+def _arrays(pairs: list[tuple[Group, Choice]]) -> dict[str, np.ndarray]:
+    """Tiers and ranks (schemas/placement.py)."""
+    tiers = {f"{group.layer}.{group.family}": tiers_of(group, choice) for group, choice in pairs}
+    return tiers | {f"rank.{group.layer}.{group.family}": rank_of(group, choice) for group, choice in pairs}
 
 
 def _problem(

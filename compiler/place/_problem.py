@@ -123,6 +123,11 @@ def tiers_of(group: Group, choice: Choice) -> np.ndarray:
     return tier
 
 
+def rank_of(group: Group, choice: Choice) -> np.ndarray:
+    """int32 [num_units]: unit ids in the order in which they deserve DRAM, by tier, then falling impact, then id."""
+    return group.units[np.argsort(tiers_of(group, choice)[group.units], kind="stable")].astype(np.int32)
+
+
 def units_of(group: Group, choice: Choice, tier: int) -> int:
     """Units of the group in a fast tier."""
     return choice.counts[tier] * group.batch_units + (choice.rest_tier == tier) * group.rest_units

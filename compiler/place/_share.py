@@ -12,12 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from compiler._cache_slots import planned_slots, section_of
 from compiler.place._counts import Trace
 from compiler.place._problem import Choice, Group, Problem, tiers_of
 from runtime import planner
 from runtime._extents import span_bytes
 from runtime._plugins import load
+from runtime.budget import Claim, cache_slots
 from runtime.store import MAX_READ_BYTES
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.placement import PinnedShare
@@ -61,15 +61,19 @@ def replay(
 ) -> float:
     """Modelled flash seconds of a token in all layers, from those that have traces."""
     pinned = [np.flatnonzero(tiers_of(*pair) < len(problem.fast_bytes)) for pair in _pairs(problem, choices)]
-    sections = tuple(section_of(g.layer, g.family, g.units.size, g.unit_bytes) for g in problem.groups)
-    slots = planned_slots(policy, sparsity, sections, [ids.size for ids in pinned])
+    claims = [
+        Claim(sparsity.density(group.family, group.layer), group.units.size, group.unit_bytes, ids.size)
+        for group, ids in zip(problem.groups, pinned, strict=True)
+    ]
+    slots = cache_slots(policy, claims, sparsity.budget.cache_bytes)
     known = {(group.layer, group.family): number for number, group in enumerate(problem.groups)}
     total = 0.0
     for trace in traces:
         number = known[trace.layer, trace.family]
         group = problem.groups[number]
         cache = load("runtime.cache", policy).Cache(group.units.size, slots[number], pinned[number])
-        total += _flash_seconds(cache, group, trace, device) / trace.num_measured
+        units = _laid_out(group, sparsity, len(problem.groups) // len(sparsity.families))
+        total += _flash_seconds(cache, units, trace, device) / trace.num_measured
     return total * len(problem.groups) / len(traces)
 
 
@@ -77,10 +81,16 @@ def _pairs(problem: Problem, choices: tuple[Choice, ...]) -> list[tuple[Group, C
     return list(zip(problem.groups, choices, strict=True))
 
 
-def _flash_seconds(cache: Cache, group: Group, trace: Trace, device: DeviceProfile) -> float:
+def _laid_out(group: Group, sparsity: Sparsity, num_layers: int) -> planner.Strided:
+    """A group's units in natural order, as far apart as its layer group has layers."""
+    layers = next(found for found in sparsity.groups(num_layers) if group.layer in found)
+    return planner.Strided(0, group.unit_bytes, len(layers) * group.unit_bytes)
+
+
+def _flash_seconds(cache: Cache, units: planner.Strided, trace: Trace, device: DeviceProfile) -> float:
     flash, page_bytes = device.flash, device.flash.page_bytes.value
     gap_bytes = flash.break_even_gap_bytes
-    max_bytes = max(MAX_READ_BYTES, span_bytes(group.unit_bytes, page_bytes))
+    max_bytes = max(MAX_READ_BYTES, span_bytes(units.unit_bytes, page_bytes))
     seconds = 0.0
     for context in trace.contexts:
         cache.reset()
@@ -89,6 +99,6 @@ def _flash_seconds(cache: Cache, group: Group, trace: Trace, device: DeviceProfi
             if missing.size:
                 cache.admit(missing)
             if missing.size and token >= context.num_warm:
-                extents = planner.plan_reads(0, group.unit_bytes, missing, page_bytes, gap_bytes, max_bytes).extents
+                extents = planner.plan_reads(units, missing, page_bytes, gap_bytes, max_bytes).extents
                 seconds += float(flash_seconds(flash, len(extents), extents.num_bytes))
     return seconds

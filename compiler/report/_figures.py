@@ -10,7 +10,7 @@ from compiler.activity.packed_bits import adjacent_share
 from schemas.activations import Activations, FamilyStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName
-from schemas.layout import Layout
+from schemas.layout import Layout, placed_parts
 from schemas.metrics import Metrics, Verification
 from schemas.model import Model
 from schemas.package import Package
@@ -65,7 +65,7 @@ def make_metrics(
     model: Model, device: DeviceProfile, sparsity: Sparsity, layout: Layout, package: Package, found: Verification
 ) -> Metrics:
     """metrics.json."""
-    run, plan = found.run, layout.plans[0]
+    run, plan = found.run, layout.largest_plan
     return Metrics(
         model=model.name,
         device=device.name,
@@ -87,17 +87,14 @@ def make_metrics(
     )
 
 
-def _planned(layout: Layout):
-    return zip(layout.plans[0].sections, layout.sections, strict=True)
-
-
 def budget_parts(layout: Layout) -> tuple[BudgetPart, ...]:
     """What the DRAM budget is spent on; the parts sum to it."""
-    plan = layout.plans[0]
+    plan = layout.largest_plan
+    planned = placed_parts(plan, layout.sections)
     unit_bytes = {section.family: section.unit_bytes for section in layout.sections}
     staging = sum(count * unit_bytes[family] for family, count in plan.staging_slots)
-    pinned = sum(part.num_pinned * section.unit_bytes for part, section in _planned(layout))
-    slots = sum(part.cache_slots * section.unit_bytes for part, section in _planned(layout))
+    pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
+    slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
     parts = [
         BudgetPart("resident weights", plan.resident_bytes),
         BudgetPart("predictors", plan.predictor_bytes),

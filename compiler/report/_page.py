@@ -14,7 +14,7 @@ from compiler.report._page_charts import Inputs, charts_of
 from runtime.quantities import show_bytes
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName
-from schemas.layout import Layout
+from schemas.layout import Layout, placed_parts
 from schemas.metrics import Metrics, RunMetrics, Verification
 
 
@@ -32,7 +32,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
     return environment.get_template("template.html.j2").render(
         metrics=metrics,
         device=inputs.device,
-        plan=inputs.layout.plans[0],
+        plan=inputs.layout.largest_plan,
         verification=inputs.verification,
         weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
         cards=_cards(metrics, inputs.device),
@@ -108,7 +108,7 @@ def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
                 f"{metrics.ppl_dense:.2f}",
             )
         )
-    context_length = inputs.layout.plans[0].context_length
+    context_length = inputs.layout.largest_plan.context_length
     whole = dense_footprint_bytes(inputs.model, "fp16", context_length)
     rows.append(("the original, all in DRAM as fp16", show_bytes(whole), "-", "-", "-", f"{metrics.ppl_source:.2f}"))
     return rows
@@ -184,10 +184,10 @@ def _amplification(run: RunMetrics) -> str:
 def _families(layout: Layout) -> list[dict[str, Any]]:
     rows: dict[FamilyName, dict[str, Any]] = {}
     densities: dict[FamilyName, list[float]] = defaultdict(list)
-    for part, section in zip(layout.plans[0].sections, layout.sections, strict=True):
+    for part, section in placed_parts(layout.largest_plan, layout.sections):
         row = rows.setdefault(section.family, {"family": section.family, "bytes": 0, "num_pinned": 0, "num_slots": 0})
         row |= {"num_units": section.num_units, "unit_bytes": section.unit_bytes}
-        row["bytes"] += section.length_bytes
+        row["bytes"] += section.num_units * section.unit_bytes
         row["num_pinned"] += part.num_pinned
         row["num_slots"] += part.cache_slots
         densities[section.family].append(part.density)
@@ -211,9 +211,9 @@ def _origins(inputs: Inputs) -> list[tuple[str, str]]:
         ("licence", model.license or "not stated"),
         ("corpus", f"{inputs.corpus.name}, text {inputs.corpus.text_sha256}"),
         ("calibration", f"{inputs.activations.num_tokens:,} tokens, tokenized with seed {inputs.seed}"),
-        ("context", f"{inputs.layout.plans[0].context_length} tokens"),
+        ("context", f"{inputs.layout.largest_plan.context_length} tokens"),
         ("order", ", ".join(sorted(heuristics))),
         ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
-        ("collapse gap", f"{inputs.layout.plans[0].collapse_gap_bytes} bytes"),
+        ("collapse gap", f"{inputs.layout.largest_plan.collapse_gap_bytes} bytes"),
         ("compiler", f"coldpress {__version__}"),
     ]

@@ -11,7 +11,7 @@ from compiler.report._figures import FrequencyCurve, HotOverlap, hot_overlaps, s
 from schemas.activations import Activations
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
-from schemas.layout import Layout
+from schemas.layout import Layout, placed_parts
 from schemas.metrics import Verification
 from schemas.model import Model
 from schemas.order import Order
@@ -90,10 +90,10 @@ def _density_chart(inputs: Inputs) -> Chart:
 def _share_chart(layout: Layout) -> Chart:
     """Of all flash bytes of a layer, how many are pinned or have a cache slot."""
     pinned, cached, total = defaultdict(int), defaultdict(int), defaultdict(int)
-    for part, section in zip(layout.plans[0].sections, layout.sections, strict=True):
+    for part, section in placed_parts(layout.largest_plan, layout.sections):
         pinned[part.layer] += part.num_pinned * section.unit_bytes
         cached[part.layer] += part.cache_slots * section.unit_bytes
-        total[part.layer] += section.length_bytes
+        total[part.layer] += section.num_units * section.unit_bytes
     layers = sorted(total)
     series = {
         "pinned": [pinned[layer] / total[layer] for layer in layers],

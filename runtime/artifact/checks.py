@@ -23,20 +23,23 @@ from runtime.artifact.errors import short as _short
 from runtime.budget import kv_cache_bytes, used_bytes
 from schemas import families as arithmetic
 from schemas.families import FamilyName
-from schemas.layout import SECTION_ALIGN_BYTES, Plan
+from schemas.layout import SECTION_ALIGN_BYTES, Plan, Section, placed_parts
 from schemas.manifest import (
-    FEATURES,
     FLASH_FILE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
     FORMAT_NAME,
     MANIFEST_FILE,
+    PAGE_CHECKSUMS,
     PREDICTORS_FILE,
     RESIDENT_FILE,
     TABLES_FILE,
     Manifest,
+    features_of,
 )
 from schemas.model import ModelSpec
+
+NEWER = "use a newer runtime, or rebuild the artifact without it"
 
 
 def check_version(data: Any) -> int:
@@ -69,29 +72,78 @@ def _check_features(features: Any) -> None:
     required = features.get("required") if isinstance(features, dict) else None
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise SchemaError(MANIFEST_FILE, "features.required", _short(required), "a list of names")
+    known = known_features()
     for name in required:
-        if name not in FEATURES:
-            known = f"one of {', '.join(FEATURES)} (format {FORMAT_MAJOR}.{FORMAT_MINOR})"
-            remedy = "use a newer runtime, or rebuild the artifact without that feature"
-            raise FeatureError(MANIFEST_FILE, "a required feature", _short(name), known, remedy)
+        if name not in known:
+            expected = f"one of {', '.join(known)} (format {FORMAT_MAJOR}.{FORMAT_MINOR})"
+            raise FeatureError(MANIFEST_FILE, "a required feature", _short(name), expected, NEWER)
+
+
+def known_features() -> tuple[str, ...]:
+    """What an artifact may require of this runtime."""
+    families = [f"family.{name}" for name in arithmetic.FAMILIES]
+    formats = [f"format.{name}" for name in _plugins.names("runtime.quantization")]
+    return (PAGE_CHECKSUMS, *families, *formats)
+
+
+def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
+    """The plans whose selector, its options and cache this runtime has, and a sentence about each of the others.
+
+    Raises:
+        FeatureError: if there is none; the text has the unknown names and the known ones.
+    """
+    lacking = [_lacking(plan) for plan in manifest.plans]
+    plans = tuple(plan for plan, names in zip(manifest.plans, lacking, strict=True) if not names)
+    if not plans:
+        needed = ", ".join(dict.fromkeys(name for names in lacking for name in names))
+        expected = f"the selectors {_known('sparsity')} and the caches {_known('cache')}"
+        raise FeatureError(MANIFEST_FILE, "each of plans", f"in need of {needed}", expected, NEWER)
+    return plans, tuple(
+        f"plan {_short(plan.name)} is left out: this runtime does not have {' and '.join(names)}; use a newer one"
+        for plan, names in zip(manifest.plans, lacking, strict=True)
+        if names
+    )
+
+
+def _lacking(plan: Plan) -> list[str]:
+    """What a plan names and this runtime does not have."""
+    wanted = (("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache"))
+    found = [f"the {kind} '{name}'" for kind, name, folder in wanted if name not in _plugins.names(f"runtime.{folder}")]
+    if plan.method in _plugins.names("runtime.sparsity"):
+        known = _plugins.load("runtime.sparsity", plan.method).Options.model_fields
+        found += [f"the option '{name}' of the selector '{plan.method}'" for name in plan.options if name not in known]
+    return found
+
+
+def _known(folder: str) -> str:
+    return ", ".join(_plugins.names(f"runtime.{folder}"))
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """All that the manifest says about itself.
+    """All that the manifest says about itself, and of its plans about those that can be served.
 
     Raises:
         FieldError: of the class that fits.
     """
+    plans, _ = servable_plans(manifest)
     _check_file_list(manifest)
     _check_sections(manifest)
     _check_model(manifest.model)
     _check_predictors(manifest)
     _check_resident(manifest)
-    for index, plan in enumerate(manifest.plans):
-        _check_plan(manifest, plan, f"plans[{index}]")
+    _check_listed_features(manifest)
     names = [plan.name for plan in manifest.plans]
     if len(set(names)) != len(names):
         raise PlanError(MANIFEST_FILE, "plans", f"a list with names {_short(names)}", "distinct names")
+    for plan in plans:
+        _check_plan(manifest, plan, f"plans[{names.index(plan.name)}]")
+
+
+def _check_listed_features(manifest: Manifest) -> None:
+    """What the manifest's parts need is among its features, so that a runtime without it refuses at once."""
+    for name in features_of(manifest.families, manifest.resident, manifest.plans).required:
+        if name not in manifest.features.required:
+            raise FeatureError(MANIFEST_FILE, "features.required", f"a list without {name}", "all that plans need")
 
 
 def _check_file_list(manifest: Manifest) -> None:
@@ -124,39 +176,49 @@ def _check_model(spec: ModelSpec) -> None:
 
 
 def _check_sections(manifest: Manifest) -> None:
-    """One per layer and family; aligned, in order, without holes or overlaps, inside the file; sized as formats say."""
+    """Each layer of each family in one; aligned, in order, without holes or overlaps, inside the file."""
     flash, spec = manifest.flash, manifest.model
     families = [entry.family for entry in manifest.families]
     if len(set(families)) != len(families) or not families:
         raise SectionError(MANIFEST_FILE, "families", _short(families), "one entry for each of the families")
     _check_page(manifest)
-    if len(flash.sections) != spec.num_hidden_layers * len(families):
-        expected = f"{spec.num_hidden_layers} layers of {len(families)} families"
-        raise SectionError(MANIFEST_FILE, "flash.sections", f"a list of {len(flash.sections)}", expected)
+    if spec.num_hidden_layers > len(manifest.resident):  # each layer has some; bounds the loops over layers
+        expected = f"at most {len(manifest.resident)}, the number of resident tensors"
+        raise SectionError(MANIFEST_FILE, "model.num_hidden_layers", str(spec.num_hidden_layers), expected)
     unit_bytes = {entry.family: _checked_unit_bytes(manifest, index) for index, entry in enumerate(manifest.families)}
     seen: set[tuple[int, FamilyName]] = set()
     end = 0
     for index, section in enumerate(flash.sections):
         field = f"flash.sections[{index}]"
-        key: tuple[int, FamilyName] = (section.layer, section.family)
-        if key in seen or section.family not in unit_bytes or section.layer >= spec.num_hidden_layers:
+        inside = section.first_layer <= section.last_layer < spec.num_hidden_layers and section.family in unit_bytes
+        layers = section.layers if inside else range(0)
+        keys: set[tuple[int, FamilyName]] = {(layer, section.family) for layer in layers}
+        if not keys or keys & seen:
             expected = f"each layer below {spec.num_hidden_layers} and family of {families} once"
-            raise SectionError(MANIFEST_FILE, field, f"layer {section.layer}, family {section.family}", expected)
-        seen.add(key)
-        start = -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES
-        _require_section(field, "offset_bytes", section.offset_bytes, start)
-        _require_section(field, "unit_bytes", section.unit_bytes, unit_bytes[section.family])
-        _require_section(field, "num_units", section.num_units, arithmetic.num_units(section.family, spec))
+            raise SectionError(MANIFEST_FILE, field, section.name, expected)
+        seen |= keys
+        _check_section(section, field, end, unit_bytes[section.family], spec)
         end = section.offset_bytes + section.length_bytes
+    if len(seen) != spec.num_hidden_layers * len(families):
+        expected = f"{spec.num_hidden_layers} layers of {len(families)} families"
+        raise SectionError(MANIFEST_FILE, "flash.sections", f"a list that covers {len(seen)} of them", expected)
     last = -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES
     if not end <= flash.size_bytes <= last or flash.size_bytes % flash.page_bytes:
         expected = f"whole pages of {flash.page_bytes}, from {end} to {last}"
         raise SectionError(MANIFEST_FILE, "flash.size_bytes", str(flash.size_bytes), expected)
 
 
-def _require_section(field: str, name: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise SectionError(MANIFEST_FILE, f"{field}.{name}", str(found), str(expected))
+def _check_section(section: Section, field: str, end: int, unit_bytes: int, spec: ModelSpec) -> None:
+    """One section behind another that ends at `end`, sized as formats say."""
+    expected = {
+        "offset_bytes": -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES,
+        "unit_bytes": unit_bytes,
+        "stride_bytes": unit_bytes * len(section.layers),
+        "num_units": arithmetic.num_units(section.family, spec),
+    }
+    for name, value in expected.items():
+        if getattr(section, name) != value:
+            raise SectionError(MANIFEST_FILE, f"{field}.{name}", str(getattr(section, name)), str(value))
 
 
 def _check_page(manifest: Manifest) -> None:
@@ -229,10 +291,6 @@ def _check_plan(manifest: Manifest, plan: Plan, field: str) -> None:
             raise PlanError(MANIFEST_FILE, f"{field}.{name}", _short(found), str(expected))
 
     spec, families = manifest.model, tuple(entry.family for entry in manifest.families)
-    known = _plugins.names("runtime.cache")
-    require(plan.cache in known, "cache", plan.cache, f"one of {', '.join(known)}")
-    known = _plugins.names("runtime.sparsity")
-    require(plan.method in known, "method", plan.method, f"one of {', '.join(known)}")
     selector = _plugins.load("runtime.sparsity", plan.method)
     suits = set(families) <= set(selector.CHOOSES)
     require(suits, "method", plan.method, f"a method for the families {', '.join(families)}")
@@ -253,33 +311,36 @@ def _check_plan(manifest: Manifest, plan: Plan, field: str) -> None:
     require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")
     staged = sorted(family for family, _ in plan.staging_slots)
     require(staged == sorted(families), "staging_slots", staged, f"the families {', '.join(families)}")
-    _check_plan_sections(manifest, plan, field)
+    _check_parts(manifest, plan, field)
 
 
 def _check_arrays(manifest: Manifest, plan: Plan, field: str) -> None:
-    """For every section of flash.img what the plan's selector keeps, and nothing else."""
+    """For every layer and family what the plan's selector keeps, and nothing else."""
     kept = _plugins.load("runtime.sparsity", plan.method).KEPT
     found = sorted((array.layer, array.family, array.name, array.dtype) for array in plan.arrays)
-    sections = [(section.layer, section.family) for section in manifest.flash.sections]
-    expected = sorted((layer, family, name, dtype) for layer, family in sections for name, dtype in kept.items())
+    keys = [(layer, section.family) for section in manifest.flash.sections for layer in section.layers]
+    expected = sorted((layer, family, name, dtype) for layer, family in keys for name, dtype in kept.items())
     if found != expected:
         names = ", ".join(f"{name} {dtype}" for name, dtype in kept.items()) or "nothing"
-        raise PlanError(MANIFEST_FILE, f"{field}.arrays", f"a list of {len(found)}", f"{names} for every section")
+        raise PlanError(
+            MANIFEST_FILE, f"{field}.arrays", f"a list of {len(found)}", f"{names} for every layer and family"
+        )
 
 
-def _check_plan_sections(manifest: Manifest, plan: Plan, field: str) -> None:
-    found = [(section.layer, section.family) for section in plan.sections]
-    expected = [(section.layer, section.family) for section in manifest.flash.sections]
-    if found != expected:
-        raise PlanError(MANIFEST_FILE, f"{field}.sections", "a list of other sections", "those of flash.img, in order")
+def _check_parts(manifest: Manifest, plan: Plan, field: str) -> None:
+    spec, families = manifest.model, [entry.family for entry in manifest.families]
+    found = [(part.layer, part.family) for part in plan.parts]
+    if found != [(layer, family) for layer in range(spec.num_hidden_layers) for family in families]:
+        expected = "each layer with each of families, in order"
+        raise PlanError(MANIFEST_FILE, f"{field}.parts", "a list of other parts", expected)
     predicted = {entry.layer for entry in manifest.predictors}
-    for index, (part, section) in enumerate(zip(plan.sections, manifest.flash.sections, strict=True)):
+    for index, (part, section) in enumerate(placed_parts(plan, manifest.flash.sections)):
         if plan.method == "predictor" and part.density < 1 and part.layer not in predicted:
             expected = f"1, since layer {part.layer} has no predictor"
-            raise PlanError(MANIFEST_FILE, f"{field}.sections[{index}].density", str(part.density), expected)
+            raise PlanError(MANIFEST_FILE, f"{field}.parts[{index}].density", str(part.density), expected)
         if part.num_pinned + part.cache_slots > section.num_units:
             total = f"{part.num_pinned} pinned units and {part.cache_slots} cache slots"
-            raise PlanError(MANIFEST_FILE, f"{field}.sections[{index}]", total, f"at most {section.num_units}")
+            raise PlanError(MANIFEST_FILE, f"{field}.parts[{index}]", total, f"at most {section.num_units}")
     used = used_bytes(manifest, plan)
     if used > plan.dram_budget_bytes:
         raise PlanError(

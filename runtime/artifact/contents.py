@@ -31,12 +31,13 @@ def layout_bytes(layout: Layout) -> int:
 
 
 def table_tensors(manifest: Manifest) -> Layout:
-    """tables.safetensors: page checksums; per section the unit order and the pinned units; what selectors keep."""
+    """tables.safetensors: page checksums, an order per section, a rank per layer and family, what selectors keep."""
     pages = manifest.flash.size_bytes // manifest.flash.page_bytes
     tables: Layout = {"page_crc32c": (np.dtype("<u4"), (pages,))}
     for section in manifest.flash.sections:
-        tables[f"order.{section.layer}.{section.family}"] = (np.dtype("<i4"), (section.num_units,))
-        tables[f"pinned.{section.layer}.{section.family}"] = (np.dtype("u1"), (section.num_units,))
+        tables[f"order.{section.first_layer}.{section.family}"] = (np.dtype("<i4"), (section.num_units,))
+        for layer in section.layers:
+            tables[f"rank.{layer}.{section.family}"] = (np.dtype("<i4"), (section.num_units,))
     for index, plan in enumerate(manifest.plans):
         for array in plan.arrays:
             tables[selector_tensor(index, array)] = (np.dtype(array.dtype).newbyteorder("<"), array.shape)

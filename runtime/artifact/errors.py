@@ -68,7 +68,7 @@ class SectionError(FieldError):
 
 
 class TableError(FieldError):
-    """A unit order that is no permutation, or a placement that is not 0 and 1."""
+    """A unit order or a rank that is no permutation."""
 
 
 class PlanError(FieldError):

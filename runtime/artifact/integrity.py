@@ -107,7 +107,7 @@ def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 
 
 def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> None:
-    """Every unit decodes to finite numbers."""
+    """Every unit decodes to finite numbers; the parts of a group's layers follow each other like units."""
     lengths = [slice_length(piece, artifact.manifest.model) for piece in family.slices]
     widths = [nbytes(family.format, length) for length in lengths]
     step = max(1, BLOCK_BYTES // section.unit_bytes) * section.unit_bytes
@@ -117,8 +117,7 @@ def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> 
         units = np.concatenate([block for _, block in _blocks(artifact, FLASH_FILE, start, end)])
         units, left = units.reshape(-1, section.unit_bytes), 0
         for length, width in zip(lengths, widths, strict=True):
-            place = f"layer {section.layer}, family {section.family}"
-            _check_codes(FLASH_FILE, place, units[:, left : left + width], family.format, length)
+            _check_codes(FLASH_FILE, section.name, units[:, left : left + width], family.format, length)
             left += width
 
 

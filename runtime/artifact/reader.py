@@ -7,6 +7,7 @@ checked on every read, and `runtime/artifact/integrity.py` goes through all of i
 """
 
 import hashlib
+import logging
 import os
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -59,6 +60,11 @@ class Artifact:
     sha256: str
     """Digest of manifest.json: the artifact's identity."""
     manifest: Manifest
+    """Of its plans, those that this runtime can serve."""
+    plan_numbers: dict[str, int]
+    """Place of every plan, by name, in the manifest as it was written: the tables number plans so."""
+    skipped_plans: tuple[str, ...]
+    """What each of the other plans lacks, a sentence each."""
     folder: safe_files.Folder
     """Files are opened relative to it; copies of this object share it."""
     tables: dict[str, np.ndarray]
@@ -88,26 +94,22 @@ class Artifact:
         """uint32 [pages of flash.img]."""
         return self.tables["page_crc32c"]
 
-    def order(self, layer: int, family: FamilyName) -> np.ndarray:
+    def order(self, section: Section) -> np.ndarray:
         """int32 [num_units], the unit id at each flash position."""
-        return self.tables[f"order.{layer}.{family}"]
+        return self.tables[f"order.{section.first_layer}.{section.family}"]
 
-    def pinned(self, layer: int, family: FamilyName) -> np.ndarray:
-        """int32, ids of the units marked for pinning, in flash order; a plan pins the first `num_pinned` of them."""
-        order = self.order(layer, family)
-        return order[self.tables[f"pinned.{layer}.{family}"][order] == 1]
-
-    def section(self, layer: int, family: FamilyName) -> Section:
-        """Where a family of a layer lies on flash."""
-        return next(part for part in self.manifest.flash.sections if (part.layer, part.family) == (layer, family))
+    def rank(self, layer: int, family: FamilyName) -> np.ndarray:
+        """int32 [num_units], unit ids in the order in which they deserve DRAM; a plan pins the first `num_pinned`."""
+        return self.tables[f"rank.{layer}.{family}"]
 
     def selector_arrays(self, plan: Plan, layer: int, family: str) -> dict[str, np.ndarray] | None:
         """What the selector of `plan` keeps for a family of a layer, by name; None if `plan` is none of the artifact's
         or its selector is another one."""
-        for index, own in enumerate(self.manifest.plans):
+        for own in self.manifest.plans:
             if (own.name, own.method) == (plan.name, plan.method):
+                number = self.plan_numbers[own.name]
                 kept = [array for array in own.arrays if (array.layer, array.family) == (layer, family)]
-                return {array.name: self.tables[contents.selector_tensor(index, array)] for array in kept}
+                return {array.name: self.tables[contents.selector_tensor(number, array)] for array in kept}
         return None
 
     def entry(self, name: str) -> ArtifactFile:
@@ -160,6 +162,7 @@ def open_artifact(path: str | Path) -> Artifact:
     try:
         data = _read_manifest(folder)
         manifest = _parse_manifest(data)
+        plans, skipped = checks.servable_plans(manifest)
         for entry in manifest.files:
             os.close(safe_files.open_file(folder, entry.path, entry.size_bytes))
         for name in (RESIDENT_FILE, PREDICTORS_FILE)[: 1 + bool(manifest.predictors)]:
@@ -169,7 +172,11 @@ def open_artifact(path: str | Path) -> Artifact:
     except BaseException:
         folder.close()
         raise
-    return Artifact(str(path), hashlib.sha256(data).hexdigest(), manifest, folder, tables)
+    for sentence in skipped:
+        logging.getLogger("coldpress").warning("%s: %s", path, sentence)
+    numbers = {plan.name: number for number, plan in enumerate(manifest.plans)}
+    usable = manifest.model_copy(update={"plans": plans})
+    return Artifact(str(path), hashlib.sha256(data).hexdigest(), usable, numbers, skipped, folder, tables)
 
 
 def _read_manifest(folder: safe_files.Folder) -> bytes:
@@ -244,23 +251,16 @@ def _load_tensors(folder: safe_files.Folder, manifest: Manifest, name: str) -> d
 
 
 def _check_tables(manifest: Manifest, tables: dict[str, np.ndarray]) -> None:
-    """Every order is a permutation; placements are 0 or 1; no plan pins more than is marked."""
-    for index, section in enumerate(manifest.flash.sections):
-        name = f"{section.layer}.{section.family}"
-        order, pinned = tables[f"order.{name}"], tables[f"pinned.{name}"]
-        inside = (order >= 0) & (order < section.num_units)
-        distinct = np.zeros(section.num_units, bool)
-        distinct[order[inside]] = True
-        if not distinct.all():
-            found = f"without unit {int(np.argmin(distinct))}"
-            raise TableError(TABLES_FILE, f"order.{name}", found, f"a permutation of {section.num_units} units")
-        if pinned.max(initial=0) > 1:
-            raise TableError(TABLES_FILE, f"pinned.{name}", f"with the value {pinned.max()}", "0 and 1")
-        marked = int(pinned.sum())
-        for plan in manifest.plans:
-            if plan.sections[index].num_pinned > marked:
-                found = f"{marked} units marked where plan {short(plan.name)} pins {plan.sections[index].num_pinned}"
-                raise TableError(TABLES_FILE, f"pinned.{name}", found, "at least as many")
+    """Every order and every rank is a permutation of its section's units."""
+    for section in manifest.flash.sections:
+        names = [f"order.{section.first_layer}.{section.family}"]
+        for name in names + [f"rank.{layer}.{section.family}" for layer in section.layers]:
+            ids = tables[name]
+            distinct = np.zeros(section.num_units, bool)
+            distinct[ids[(ids >= 0) & (ids < section.num_units)]] = True
+            if not distinct.all():
+                found = f"without unit {int(np.argmin(distinct))}"
+                raise TableError(TABLES_FILE, name, found, f"a permutation of {section.num_units} units")
 
 
 def _check_finite(file: str, arrays: dict[str, np.ndarray]) -> None:

@@ -95,7 +95,7 @@ class Flash:
 def _place(artifact: Artifact, start: int, length: int) -> str:
     """What lies in a range of flash.img, in words."""
     touched = [
-        f"layer {section.layer}, family {section.family}"
+        section.name
         for section in artifact.manifest.flash.sections
         if section.offset_bytes < start + length and start < section.offset_bytes + section.length_bytes
     ]

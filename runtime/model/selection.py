@@ -12,7 +12,7 @@ from runtime import _plugins
 from runtime.artifact.reader import Artifact
 from runtime.sparsity import Residency
 from schemas.errors import ColdpressError, UnknownNameError
-from schemas.layout import Plan, SectionPlan
+from schemas.layout import PartPlan, Plan, placed_parts
 from schemas.manifest import Manifest
 
 PACKAGE = "runtime.sparsity"
@@ -47,7 +47,7 @@ def _lacks(method: ModuleType, manifest: Manifest) -> str | None:
 
 
 class Selection:
-    """A method with its arrays for every section of an artifact."""
+    """A method with its arrays for every layer and family of an artifact."""
 
     def __init__(self, artifact: Artifact, plan: Plan) -> None:
         """Takes what was fitted for the plan; a method that is not the artifact's own is fitted to the densities alone.
@@ -59,10 +59,10 @@ class Selection:
         self._method = _plugins.load(PACKAGE, plan.method)
         self._arrays = {
             (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
-            for part, section in zip(plan.sections, artifact.manifest.flash.sections, strict=True)
+            for part, section in placed_parts(plan, artifact.manifest.flash.sections)
         }
 
-    def _fitted(self, artifact: Artifact, plan: Plan, part: SectionPlan, num_units: int) -> dict[str, np.ndarray]:
+    def _fitted(self, artifact: Artifact, plan: Plan, part: PartPlan, num_units: int) -> dict[str, np.ndarray]:
         kept = artifact.selector_arrays(plan, part.layer, part.family)
         if kept is None:
             options = _plugins.options_of(self._method, plan.options)

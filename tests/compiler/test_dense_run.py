@@ -9,6 +9,7 @@ from runtime._extents import span_bytes
 from runtime.artifact.reader import open_artifact
 from runtime.simulate import simulate
 from runtime.trace import FETCH, Event
+from schemas.layout import placed_parts
 from tests.support.records import Build
 from tests.support.statistics import device_of, model_of
 
@@ -39,10 +40,13 @@ def test_it_costs_what_the_simulator_says(tmp_path):
     )
     assert found is not None
     assert found.pinned_bytes == 0
-    nothing = [part.model_copy(update={"num_pinned": 0, "cache_slots": 0}) for part in plan.sections]
-    changes = {"cache": "static", "sections": tuple(nothing), "read_buffer_bytes": found.read_buffer_bytes}
-    sections = artifact.manifest.flash.sections
-    trace = [Event(FETCH, 1, part.layer, part.family, np.arange(part.num_units, dtype=np.int32)) for part in sections]
+    nothing = [part.model_copy(update={"num_pinned": 0, "cache_slots": 0}) for part in plan.parts]
+    changes = {"cache": "static", "parts": tuple(nothing), "read_buffer_bytes": found.read_buffer_bytes}
+    parts = placed_parts(plan, artifact.manifest.flash.sections)
+    trace = [
+        Event(FETCH, 1, part.layer, part.family, np.arange(section.num_units, dtype=np.int32))
+        for part, section in parts
+    ]
     simulated = simulate(artifact, plan.model_copy(update=changes), trace)
     assert (simulated.reads, simulated.read_bytes) == (found.reads_per_token, found.flash_bytes_per_token)
     assert simulated.modelled_flash_s == pytest.approx(found.flash_s)

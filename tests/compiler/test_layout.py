@@ -12,7 +12,7 @@ from runtime.artifact.errors import FieldError
 from runtime.budget import refit, used_bytes
 from schemas.base import ArrayFile
 from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
-from schemas.layout import SECTION_ALIGN_BYTES, Layout
+from schemas.layout import SECTION_ALIGN_BYTES, Layout, placed_parts
 from schemas.order import FamilyOrder, GapCost, Order
 from tests.support.methods import fitted
 from tests.support.records import manifest_of, tiny_placement, tiny_predictors, tiny_sparsity
@@ -33,7 +33,10 @@ def lay_out(model, sparsity, placement, device, cache="lru", predictors=None, or
 def test_offsets_by_hand(tmp_path):
     # mlp_in: 64 units of a gate and an up column, 72 values each in 3 groups of 34 bytes; mlp_mid: 72 of 2 groups.
     layout = lay_out(*records(tmp_path))
-    found = [(part.layer, part.family, part.offset_bytes, part.num_units, part.unit_bytes) for part in layout.sections]
+    assert all(part.last_layer == part.first_layer and part.stride_bytes == part.unit_bytes for part in layout.sections)
+    found = [
+        (part.first_layer, part.family, part.offset_bytes, part.num_units, part.unit_bytes) for part in layout.sections
+    ]
     assert found == [
         (0, "mlp_in", 0, 64, 204),
         (0, "mlp_mid", 65536, 72, 68),
@@ -90,10 +93,9 @@ def check_layout(model, sparsity, placement, device, layout, predictors=()):
     slack = plan.dram_budget_bytes - used_bytes(manifest, plan)
     assert slack >= 0
     full = all(
-        part.num_pinned + part.cache_slots == section.num_units
-        for part, section in zip(plan.sections, layout.sections, strict=True)
+        part.num_pinned + part.cache_slots == section.num_units for part, section in placed_parts(plan, layout.sections)
     )
-    rounding = sum(section.unit_bytes for section in layout.sections)
+    rounding = sum(section.stride_bytes for section in layout.sections)
     assert full or plan.cache == "static" or slack < rounding
     assert refit(manifest, plan, plan.dram_budget_bytes) == plan
 
@@ -107,8 +109,8 @@ def test_the_checker_sees_what_is_wrong(tmp_path):
     def changed(index, **values):
         return tuple(part.model_copy(update=values) if i == index else part for i, part in enumerate(sections))
 
-    much = plan.sections[0].model_copy(update={"cache_slots": 10**6})
-    parts = (plan.model_copy(update={"sections": (much, *plan.sections[1:])}),)
+    much = plan.parts[0].model_copy(update={"cache_slots": 10**6})
+    parts = (plan.model_copy(update={"parts": (much, *plan.parts[1:])}),)
     for update in (
         {"sections": changed(1, offset_bytes=sections[1].offset_bytes + 1)},
         {"sections": changed(1, offset_bytes=sections[1].offset_bytes + SECTION_ALIGN_BYTES)},
@@ -128,7 +130,7 @@ def test_the_checker_sees_what_is_wrong(tmp_path):
 def test_cache_slots_are_even_over_layers_and_leave_room_for_pinned_units(tmp_path):
     layout = lay_out(*records(tmp_path, num_pinned=3, num_hidden_layers=4))
     by_family: dict[str, set[int]] = {}
-    for part in layout.plans[0].sections:
+    for part in layout.plans[0].parts:
         assert part.num_pinned == 3
         assert part.cache_slots > 0
         by_family.setdefault(part.family, set()).add(part.cache_slots)
@@ -137,8 +139,8 @@ def test_cache_slots_are_even_over_layers_and_leave_room_for_pinned_units(tmp_pa
 
 def test_a_static_cache_has_no_slots(tmp_path):
     plan = lay_out(*records(tmp_path), cache="static").plans[0]
-    assert {part.cache_slots for part in plan.sections} == {0}
-    assert {part.num_pinned for part in plan.sections} == {3}
+    assert {part.cache_slots for part in plan.parts} == {0}
+    assert {part.num_pinned for part in plan.parts} == {3}
 
 
 def test_predictors_are_counted_as_they_are(tmp_path):

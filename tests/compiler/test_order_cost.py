@@ -34,7 +34,8 @@ def planned(active: np.ndarray, order: np.ndarray, unit_bytes: int, flash: Flash
     for token in active[order].T:
         places = np.flatnonzero(token)
         if places.size:
-            extents = planner.plan_reads(0, unit_bytes, places, page_bytes, gap_bytes, 1 << 40).extents
+            units = planner.Strided(0, unit_bytes, unit_bytes)
+            extents = planner.plan_reads(units, places, page_bytes, gap_bytes, 1 << 40).extents
             totals += flash_seconds(flash, len(extents), extents.num_bytes), len(extents), extents.num_bytes
     return totals / active.shape[1]
 
@@ -114,12 +115,12 @@ def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_
     asked = AllocateConfig(
         method="topk", format="int8_group32", dram_budget="60%", context_length=64, cache=cache, density=0.2
     )
-    sparsity = allocate(asked, model, activations, device)
+    sparsity = allocate(asked, model, activations, device, workspace(tmp_path / "a"))
     placement = place(
         PlaceConfig(cache=cache, pinned_share=pinned_share), model, activations, sparsity, device, workspace(tmp_path)
     )
     plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None).plans[0]
-    sections = {(part.layer, part.family): part.cache_slots for part in plan.sections}
+    sections = {(part.layer, part.family): part.cache_slots for part in plan.parts}
     inputs = OrderInputs(OrderConfig(cache=cache), model, activations, sparsity, placement, device)
     assert inputs.slots == sections
     assert any(sections.values()) == (cache != "static" and pinned_share < 1)

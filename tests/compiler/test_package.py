@@ -21,6 +21,7 @@ from runtime.artifact.reader import open_artifact
 from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE
 from tests.support.records import Build, contents
+from tests.support.tiny import tiny_spec
 
 POLYNOMIAL = 0x82F63B78
 
@@ -39,19 +40,24 @@ def hidden(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
-@pytest.mark.parametrize("method", ["dense", "relu", "predictor", "topk"])
-def test_units_lie_in_flash_order_with_zeros_behind(tmp_path, method):
-    build = Build(tmp_path, method=method, format_name="int4_group32")
+@pytest.mark.parametrize(
+    ("method", "layers_per_group"), [("dense", 1), ("relu", 1), ("predictor", 1), ("topk", 1), ("topk", 2), ("relu", 3)]
+)
+def test_units_lie_in_flash_order_with_zeros_behind(tmp_path, method, layers_per_group, monkeypatch):
+    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 4096)  # units lie across blocks
+    spec = tiny_spec(num_hidden_layers=5)
+    build = Build(tmp_path, method=method, format_name="int4_group32", spec=spec, layers_per_group=layers_per_group)
     build.package()
     image = np.fromfile(build.artifact / FLASH_FILE, np.uint8)
     assert image.size == build.layout.flash_bytes
     used = np.zeros(image.size, bool)
     orders = {(entry.layer, entry.family): entry.arrays for part in build.order for entry in part.entries}
     for section in build.layout.sections:
-        codes = load_arrays(build.quantized[0].layers[section.layer].arrays)[f"units.{section.family}"]
-        order = load_arrays(orders[section.layer, section.family])["order"]
+        layers = (layer for part in build.quantized for layer in part.layers if layer.layer in section.layers)
+        codes = np.stack([load_arrays(layer.arrays)[f"units.{section.family}"] for layer in layers], axis=1)
+        order = load_arrays(orders[section.first_layer, section.family])["order"]
         rows = slice(section.offset_bytes, section.offset_bytes + section.length_bytes)
-        assert np.array_equal(image[rows].reshape(section.num_units, section.unit_bytes), codes[order])
+        assert np.array_equal(image[rows].reshape(section.num_units, -1, section.unit_bytes), codes[order])
         used[rows] = True
     assert not image[~used].any()
 
@@ -89,10 +95,11 @@ def test_the_reader_finds_every_tensor(tmp_path):
         assert np.array_equal(found.fc1, expected["fc1"])
         assert np.array_equal(found.fc2, expected["fc2"])
         assert found.threshold == 0.25
-    tiers = load_arrays(build.placement.arrays)
-    for section in build.layout.sections:
-        pinned = np.flatnonzero(tiers[f"{section.layer}.{section.family}"])
-        assert sorted(artifact.pinned(section.layer, section.family)) == pinned.tolist()
+    placed = load_arrays(build.placement.arrays)
+    for part in build.layout.largest_plan.parts:
+        rank, pinned = artifact.rank(part.layer, part.family), np.flatnonzero(placed[f"{part.layer}.{part.family}"])
+        assert np.array_equal(rank, placed[f"rank.{part.layer}.{part.family}"])
+        assert sorted(rank[: part.num_pinned]) == pinned.tolist()
     assert artifact.manifest.plans == build.layout.plans
     assert artifact.manifest.source.license == "MIT"
 
@@ -115,7 +122,7 @@ def test_memory_does_not_grow_with_the_section(tmp_path, monkeypatch):
     file = HashingFile(tmp_path / "image", lambda _: peaks.append(resident_bytes_of(Path(source.array_file))))
     order = np.random.default_rng(1).permutation(len(units)).astype(np.int32)
     mapped = MappedArray(source, "units")
-    _flash._append_units(file, mapped, order)
+    _flash._append_units(file, (mapped,), order)
     file.write(mapped.values, mapped.copied)
     file.finish()
     file.close()
@@ -313,10 +320,10 @@ def test_a_record_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
 def test_a_manifest_that_the_reader_refuses_is_not_published(tmp_path):
     build = Build(tmp_path)
-    sections = build.layout.plans[0].sections
+    sections = build.layout.plans[0].parts
     parts = (sections[0].model_copy(update={"cache_slots": 10**6}), *sections[1:])
-    plan = build.layout.plans[0].model_copy(update={"sections": parts})
-    with pytest.raises(ArtifactError, match=r"plans\[0\]\.sections\[0\]"):
+    plan = build.layout.plans[0].model_copy(update={"parts": parts})
+    with pytest.raises(ArtifactError, match=r"plans\[0\]\.parts\[0\]"):
         build.package(layout=build.layout.model_copy(update={"plans": (plan,)}))
     assert not build.artifact.exists()
 
@@ -356,6 +363,7 @@ def test_tokenizer_licence_card_and_provenance(tmp_path):
     assert provenance["inputs"] == json.loads((build.artifact / MANIFEST_FILE).read_text())["inputs"]
     assert provenance["order"][0] == {
         "layer": 0,
+        "num_layers": 1,
         "family": "mlp_in",
         "heuristic": "test",
         "adjacent_coactivation": 0.5,

@@ -28,11 +28,12 @@ def test_a_valid_artifact_hands_out_what_is_in_it(relu_artifact):
     expected = relu_artifact.weights["layers.3.gate_proj.weight"].astype(np.float16)
     assert (artifact.resident["layers.3.gate_proj.weight"].view(np.float16) == expected).all()
     assert "layers.3.up_proj.weight" not in artifact.resident
-    for (layer, family), order in relu_artifact.order.items():
-        assert (artifact.order(layer, family) == order).all()
-        assert (artifact.pinned(layer, family) == relu_artifact.pinned[layer, family]).all()
+    for section in artifact.manifest.flash.sections:
+        key = section.first_layer, section.family
+        assert (artifact.order(section) == relu_artifact.order[key]).all()
+        assert (artifact.rank(*key)[:32] == relu_artifact.pinned[key]).all()
     assert artifact.predictors == {}
-    assert artifact.section(2, "up_down").layer == 2
+    assert artifact.skipped_plans == ()
 
 
 def test_predictors_come_with_their_thresholds(predictor_artifact):
@@ -92,9 +93,9 @@ def test_the_folder_is_closed_with_the_last_that_uses_it(path):
 
 
 def test_another_major_version_is_refused_whatever_else_has_changed(path):
-    write_manifest(path, {"format": {"name": "coldpress", "major": 2, "minor": 1}, "everything": "else"})
-    refuse(path, errors.VersionError, "is 2.1", "1.x", "up to 1.0")
-    change = {"format": {"name": "gguf", "major": 1, "minor": 0}}
+    write_manifest(path, {"format": {"name": "coldpress", "major": 3, "minor": 1}, "everything": "else"})
+    refuse(path, errors.VersionError, "is 3.1", "2.x", "up to 2.0")
+    change = {"format": {"name": "gguf", "major": 2, "minor": 0}}
     write_manifest(path, change)
     refuse(path, errors.VersionError, "'gguf'", "'coldpress'")
 
@@ -158,10 +159,10 @@ MANIFEST_CASES = {
         "sections[0].offset_bytes is 65536, expected 0",
     ),
     "order": (lambda m: m["flash"]["sections"].reverse(), SECTIONS, "sections[0].offset_bytes"),
-    "twice": (lambda m: section(m, 1, layer=0), SECTIONS, "sections[1]", "layer 0"),
-    "layer": (lambda m: section(m, 1, layer=99), SECTIONS, "sections[1]", "layer 99"),
+    "twice": (lambda m: layers(m, 1, 0, 0), SECTIONS, "sections[1]", "layer 0"),
+    "layer": (lambda m: layers(m, 1, 99, 99), SECTIONS, "sections[1]", "layer 99"),
     "family": (lambda m: section(m, 1, family="neuron"), SECTIONS, "sections[1]", "neuron"),
-    "one less": (lambda m: m["flash"]["sections"].pop(), SECTIONS, "a list of 11", "12 layers"),
+    "one less": (lambda m: m["flash"]["sections"].pop(), SECTIONS, "covers 11", "12 layers"),
     "units": (lambda m: section(m, 2, num_units=511), SECTIONS, "sections[2].num_units is 511, expected 512"),
     "unit size": (lambda m: section(m, 2, unit_bytes=128), SECTIONS, "sections[2].unit_bytes is 128, expected 256"),
     "family size": (lambda m: m["families"][0].update(unit_bytes=128), SECTIONS, "families[0].unit_bytes"),
@@ -170,7 +171,16 @@ MANIFEST_CASES = {
     "page": (lambda m: m["flash"].update(page_bytes=3000), SECTIONS, "page_bytes is 3000"),
     "page size": (lambda m: m["flash"].update(page_bytes=131072), SECTIONS, "page_bytes is 131072"),
     "image size": (lambda m: m["flash"].update(size_bytes=1 << 20), SECTIONS, "size_bytes is 1048576", "as in files"),
-    "a billion layers": (lambda m: m["model"].update(num_hidden_layers=10**9), SECTIONS, "1000000000 layers"),
+    "a billion layers": (
+        lambda m: m["model"].update(num_hidden_layers=10**9),
+        SECTIONS,
+        "num_hidden_layers is 1000000000",
+        "resident tensors",
+    ),
+    "a billion layers in a section": (lambda m: layers(m, 1, 1, 10**9), SECTIONS, "layers 1 to 1000000000"),
+    "two layers in two": (lambda m: layers(m, 1, 1, 2), SECTIONS, "sections[1].stride_bytes is 256, expected 512"),
+    "backwards": (lambda m: layers(m, 1, 1, 0), SECTIONS, "sections[1]", "layers 1 to 0"),
+    "stride": (lambda m: section(m, 2, stride_bytes=512), SECTIONS, "sections[2].stride_bytes is 512, expected 256"),
     "files": (lambda m: m["files"].pop(0), errors.FileNameError, "without flash.img"),
     "heads": (lambda m: m["model"].update(num_key_value_heads=3), errors.ModelError, "num_key_value_heads is 3"),
     "rotary": (
@@ -199,7 +209,9 @@ MANIFEST_CASES = {
     "flash role": (lambda m: resident(m, "layers.3.up_proj.weight"), errors.ModelError, "up_proj"),
     "too many layers": (lambda m: resident(m, "layers.12.q_proj.bias"), errors.ModelError, "layers.12"),
     "predictors": (lambda m: m["predictors"].append(predictor(0)), errors.FileNameError, "predictors.safetensors"),
-    "cache": (lambda m: plan(m, cache="magic"), errors.PlanError, "plans[0].cache", "lfu, lru, static"),
+    "cache": (lambda m: plan(m, cache="magic"), errors.FeatureError, "the cache 'magic'", "lfu, lru, static"),
+    "selector": (lambda m: plan(m, method="magic"), errors.FeatureError, "the selector 'magic'", "dense, predictor"),
+    "no name": (lambda m: plan(m, cache="../lru"), errors.SchemaError, "plans.0.cache"),
     "method": (lambda m: plan(m, method="predictor"), errors.PlanError, "plans[0].method", "up_down"),
     "selector arrays": (lambda m: plan(m, method="topk"), errors.PlanError, "plans[0].arrays", "num_selected int32"),
     "context": (lambda m: plan(m, context_length=65), errors.PlanError, "context_length is 65, expected at most 64"),
@@ -210,11 +222,16 @@ MANIFEST_CASES = {
     "odd buffer": (lambda m: plan(m, read_buffer_bytes=32769), errors.PlanError, "read_buffer_bytes is 32769"),
     "staging": (lambda m: plan(m, staging_slots=[["neuron", 4]]), errors.PlanError, "staging_slots"),
     "no staging": (lambda m: plan(m, staging_slots=[["up_down", 0]]), errors.SchemaError, "staging_slots"),
-    "plan sections": (lambda m: m["plans"][0]["sections"].reverse(), errors.PlanError, "plans[0].sections"),
-    "too many slots": (lambda m: part(m, 4, cache_slots=481), errors.PlanError, "plans[0].sections[4]", "at most 512"),
+    "plan parts": (lambda m: m["plans"][0]["parts"].reverse(), errors.PlanError, "plans[0].parts"),
+    "too many slots": (lambda m: part(m, 4, cache_slots=481), errors.PlanError, "plans[0].parts[4]", "at most 512"),
     "budget": (lambda m: plan(m, dram_budget_bytes=100_000), errors.PlanError, "dram_budget_bytes is 100000"),
     "plan names": (lambda m: m["plans"].append(m["plans"][0]), errors.PlanError, "distinct names"),
-    "more pinned": (lambda m: part(m, 4, num_pinned=33, cache_slots=0), errors.TableError, "pinned.4.up_down"),
+    "more pinned": (lambda m: part(m, 4, num_pinned=513, cache_slots=0), errors.PlanError, "plans[0].parts[4]", "512"),
+    "family not required": (
+        lambda m: m["features"]["required"].remove("family.up_down"),
+        errors.FeatureError,
+        "family.up",
+    ),
 }
 
 
@@ -222,12 +239,16 @@ def section(manifest, index, **changes):
     manifest["flash"]["sections"][index].update(changes)
 
 
+def layers(manifest, index, first, last):
+    section(manifest, index, first_layer=first, last_layer=last)
+
+
 def plan(manifest, **changes):
     manifest["plans"][0].update(changes)
 
 
 def part(manifest, index, **changes):
-    manifest["plans"][0]["sections"][index].update(changes)
+    manifest["plans"][0]["parts"][index].update(changes)
 
 
 def resident(manifest, role):
@@ -253,7 +274,7 @@ def test_a_predictor_plan_needs_predictors_where_units_are_left_out(predictor_ar
         manifest["plans"][0]["predictor_bytes"] -= 8 * 68 + 512 * 34
 
     change_manifest(path, without_the_last)
-    refuse(path, errors.PlanError, "sections[11].density is 0.25", "1, since layer 11 has no predictor")
+    refuse(path, errors.PlanError, "parts[11].density is 0.25", "1, since layer 11 has no predictor")
     change_manifest(path, lambda manifest: part(manifest, 11, density=1))
     refuse(path, errors.TensorFileError, "predictors.safetensors: tensor '11.fc1' is present")
     change_manifest(path, lambda manifest: manifest.update(predictors=[]))
@@ -296,9 +317,9 @@ def test_an_order_that_is_no_permutation_is_refused(path, value):
     refuse(path, errors.TableError, "order.6.up_down", "without unit 0", "permutation of 512 units")
 
 
-def test_a_placement_other_than_0_and_1_is_refused(path):
-    change_arrays(path, "tables.safetensors", lambda arrays: arrays["pinned.0.up_down"].__setitem__(3, 2))
-    refuse(path, errors.TableError, "pinned.0.up_down", "the value 2")
+def test_a_rank_that_is_no_permutation_is_refused(path):
+    change_arrays(path, "tables.safetensors", lambda arrays: arrays["rank.0.up_down"].__setitem__(3, 512))
+    refuse(path, errors.TableError, "rank.0.up_down", "permutation of 512 units")
 
 
 def flip_last(path):

@@ -203,7 +203,7 @@ def test_a_cache_policy_can_be_named(relu_artifact, cache):
     session = Session(relu_artifact.path, cache=cache)
     assert session.plan.cache == cache
     assert used_bytes(relu_artifact.manifest, session.plan) <= session.plan.dram_budget_bytes
-    assert (sum(part.cache_slots for part in session.plan.sections) > 0) == (cache != "static")
+    assert (sum(part.cache_slots for part in session.plan.parts) > 0) == (cache != "static")
     assert session.generate(PROMPT, 6).token_ids == Session(relu_artifact.path).generate(PROMPT, 6).token_ids
 
 

@@ -12,6 +12,8 @@ cases = st.fixed_dictionaries(
     {
         "section_offset": st.integers(0, 3).map(lambda count: count * 65536),
         "unit_bytes": st.integers(1, 20000),
+        "num_layers": st.sampled_from([1, 1, 2, 4]),
+        "layer": st.integers(0, 3),
         "page_bytes": st.sampled_from([512, 4096, 16384]),
         "gap_bytes": st.sampled_from([0, 1, 512, 4096, 10000, 65536]),
         "positions": st.sets(st.integers(0, 300), min_size=1).map(lambda found: np.array(sorted(found), np.int32)),
@@ -22,8 +24,14 @@ cases = st.fixed_dictionaries(
 
 def plan_of(case):
     max_bytes = span_bytes(case["unit_bytes"], case["page_bytes"]) + case["extra_pages"] * case["page_bytes"]
-    names = ("section_offset", "unit_bytes", "positions", "page_bytes", "gap_bytes")
-    return planner.plan_reads(*(case[name] for name in names), max_bytes), max_bytes
+    names = ("positions", "page_bytes", "gap_bytes")
+    return planner.plan_reads(units_of(case), *(case[name] for name in names), max_bytes), max_bytes
+
+
+def units_of(case):
+    unit_bytes, layer = case["unit_bytes"], case["layer"] % case["num_layers"]
+    offset_bytes = case["section_offset"] + layer * unit_bytes
+    return planner.Strided(offset_bytes, unit_bytes, unit_bytes * case["num_layers"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -31,7 +39,7 @@ def plan_of(case):
 def test_reads_cover_the_units_and_nothing_needless(case):
     plan, max_bytes = plan_of(case)
     extents, page = plan.extents, case["page_bytes"]
-    starts = case["section_offset"] + case["positions"].astype(np.int64) * case["unit_bytes"]
+    starts = units_of(case).starts(case["positions"])
     stops, ends = starts + case["unit_bytes"], extents.offsets + extents.lengths
 
     # every unit lies inside the read that is said to hold it, at the place that is said
@@ -65,7 +73,7 @@ def test_reads_cover_the_units_and_nothing_needless(case):
 def test_batches_fit_the_buffer_and_keep_the_units(case, more):
     plan, max_bytes = plan_of(case)
     buffer_bytes = max_bytes + more * case["page_bytes"]
-    starts = case["section_offset"] + case["positions"].astype(np.int64) * case["unit_bytes"]
+    starts = units_of(case).starts(case["positions"])
     units, offsets = 0, []
     for batch in planner.batches(plan, buffer_bytes):
         assert batch.first_unit == units
@@ -86,34 +94,33 @@ def test_batches_fit_the_buffer_and_keep_the_units(case, more):
 @settings(max_examples=200, deadline=None)
 @given(cases, st.integers(1, 300), st.integers(1, 8))
 def test_the_sequential_pass_reads_each_unit_once_and_in_order(case, num_units, pages_per_read):
-    unit_bytes, page = case["unit_bytes"], case["page_bytes"]
-    buffer_bytes = span_bytes(unit_bytes, page) + case["extra_pages"] * page
-    assume(num_units * unit_bytes < 2_000_000)
+    units, page = units_of(case), case["page_bytes"]
+    buffer_bytes = span_bytes(units.unit_bytes, page) + case["extra_pages"] * page
+    assume(num_units * units.stride_bytes < 2_000_000)
     next_unit = 0
-    for batch in planner.sequential_batches(
-        case["section_offset"], unit_bytes, num_units, page, buffer_bytes, pages_per_read * page
-    ):
+    for batch in planner.sequential_batches(units, num_units, page, buffer_bytes, pages_per_read * page):
         assert batch.first_unit == next_unit
         assert batch.extents.num_bytes <= buffer_bytes
         assert batch.extents.lengths.max() <= pages_per_read * page
         assert (batch.extents.offsets[1:] == (batch.extents.offsets + batch.extents.lengths)[:-1]).all()
-        start = case["section_offset"] + next_unit * unit_bytes
+        start = units.offset_bytes + next_unit * units.stride_bytes
         assert batch.extents.offsets[0] + batch.buffer_offset[0] == start
-        assert (np.diff(batch.buffer_offset) == unit_bytes).all()
+        assert (np.diff(batch.buffer_offset) == units.stride_bytes).all()
+        assert batch.buffer_offset[-1] + units.unit_bytes <= batch.extents.num_bytes
         next_unit += batch.buffer_offset.size
     assert next_unit == num_units
 
 
 def test_collapse_trades_bytes_for_reads():
     positions = np.array([0, 3, 6, 50], np.int32)
-    apart = planner.plan_reads(0, 4096, positions, 4096, 0, 1 << 20)
-    joined = planner.plan_reads(0, 4096, positions, 4096, 8192, 1 << 20)
+    apart = planner.plan_reads(planner.Strided(0, 4096, 4096), positions, 4096, 0, 1 << 20)
+    joined = planner.plan_reads(planner.Strided(0, 4096, 4096), positions, 4096, 8192, 1 << 20)
     assert (len(apart.extents), apart.extents.num_bytes) == (4, 4 * 4096)
     assert (len(joined.extents), joined.extents.num_bytes) == (2, 8 * 4096)
 
 
 def test_units_of_one_page_are_read_once():
-    plan = planner.plan_reads(65536, 100, np.array([0, 7, 39], np.int32), 4096, 0, 1 << 20)
+    plan = planner.plan_reads(planner.Strided(65536, 100, 100), np.array([0, 7, 39], np.int32), 4096, 0, 1 << 20)
     assert plan.extents.offsets.tolist() == [65536]
     assert plan.extents.lengths.tolist() == [4096]
     assert plan.unit_offset.tolist() == [0, 700, 3900]
@@ -121,10 +128,10 @@ def test_units_of_one_page_are_read_once():
 
 def test_a_read_limit_below_one_unit_is_refused():
     with pytest.raises(ValueError, match="one unit may need 12288"):
-        planner.plan_reads(0, 5000, np.array([0], np.int32), 4096, 0, 8192)
+        planner.plan_reads(planner.Strided(0, 5000, 5000), np.array([0], np.int32), 4096, 0, 8192)
 
 
 def test_no_positions_need_no_reads():
-    plan = planner.plan_reads(0, 100, np.empty(0, np.int32), 4096, 0, 4096 * 2)
+    plan = planner.plan_reads(planner.Strided(0, 100, 100), np.empty(0, np.int32), 4096, 0, 4096 * 2)
     assert len(plan.extents) == 0
     assert list(planner.batches(plan, 8192)) == []

@@ -90,7 +90,7 @@ def test_modelled_seconds_are_the_device_profiles(relu_artifact):
     """One fetch of one page: a single read's time by the profile."""
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
-    unit = np.array([relu_artifact.order[0, "up_down"][-1]], np.int32)  # not pinned: those come first
+    unit = np.array([artifact.rank(0, "up_down")[-1]], np.int32)  # not pinned
     store = Store(artifact, plan, simulated.Flash(artifact, 32))
     replay(store, [Event(FETCH, 1, 0, "up_down", unit)])
     flash = artifact.manifest.device.flash
@@ -164,7 +164,7 @@ def test_layers_wait_for_each_other(relu_artifact):
     """One page in each of two layers is two requests: two first bytes' time, not one wave of two reads."""
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
-    last = {layer: relu_artifact.order[layer, "up_down"][-1:] for layer in (0, 1)}
+    last = {layer: artifact.rank(layer, "up_down")[-1:] for layer in (0, 1)}  # not pinned
     trace = [Event(FETCH, 1, layer, "up_down", unit.astype(np.int32)) for layer, unit in last.items()]
     found = simulate(artifact, plan, trace)
     assert found.reads == 2
@@ -175,8 +175,8 @@ def test_memory_time_by_hand(relu_artifact):
     """What is resident, half the KV cache, each unit used once, and each missed one copied."""
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
-    order = relu_artifact.order[0, "up_down"]
-    ids = np.sort(order[[0, -1]]).astype(np.int32)  # the first is pinned, the last is not
+    rank = artifact.rank(0, "up_down")
+    ids = np.sort(rank[[0, -1]]).astype(np.int32)  # the first is pinned, the last is not
     found = simulate(artifact, plan, [Event(FETCH, 1, 0, "up_down", ids)])
     size = artifact.manifest.families[0].unit_bytes
     assert (found.hits, found.misses, found.active_bytes) == (1, 1, 2 * size)

@@ -15,10 +15,10 @@ from schemas.base import ArrayFile, Record
 from schemas.families import FAMILIES, num_units, slices
 from schemas.layout import SECTION_ALIGN_BYTES
 from schemas.manifest import (
-    FEATURES,
     FLASH_FILE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
+    PAGE_CHECKSUMS,
     PREDICTORS_FILE,
     RESIDENT_FILE,
     TABLES_FILE,
@@ -129,7 +129,7 @@ def test_record_text_is_canonical(manifest):
 
 def test_the_specification_names_what_the_code_has():
     text = (_generate.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
-    names = [*FAMILIES, *plugin_names("runtime.quantization"), *FEATURES, *Manifest.model_fields, *MLP_ROLES]
+    names = [*FAMILIES, *plugin_names("runtime.quantization"), PAGE_CHECKSUMS, *Manifest.model_fields, *MLP_ROLES]
     names += [FLASH_FILE, RESIDENT_FILE, TABLES_FILE, PREDICTORS_FILE, str(SECTION_ALIGN_BYTES)]
     assert [name for name in names if name not in text] == []
     assert f"format {FORMAT_MAJOR}.{FORMAT_MINOR}" in text

@@ -22,7 +22,7 @@ from runtime.budget import kv_cache_bytes
 from schemas.device import DeviceProfile
 from schemas.errors import ArtifactError
 from schemas.families import num_units, slice_length, slices
-from schemas.manifest import FEATURES, FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
+from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
 from schemas.model import ModelSpec
 from tests.support.methods import families_of, kept
 
@@ -96,6 +96,7 @@ class Recipe:
     predictor_rank: int = 8
     predictor_format: str = "int8_group32"
     density: float = 0.25
+    layers_per_group: int = 1
     seed: int = 0
 
 
@@ -111,8 +112,9 @@ class Built:
     units: Mapping[tuple[int, str], np.ndarray]
     """(layer, family) -> uint8 [num_units, unit_bytes], unit i at row i."""
     order: Mapping[tuple[int, str], np.ndarray]
+    """(first layer of the group, family) -> unit at each flash position."""
     pinned: Mapping[tuple[int, str], np.ndarray]
-    """(layer, family) -> ids in flash order."""
+    """(layer, family) -> the first ids of the rank, as many as the plan pins."""
 
 
 def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[str, np.ndarray] | None = None) -> Built:
@@ -127,10 +129,13 @@ def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[st
         for layer in range(recipe.spec.num_hidden_layers)
         for family in families
     }
-    order = {key: random.permutation(len(codes)).astype(np.int32) for key, codes in units.items()}
-    pinned = {key: order[key][: round(recipe.pinned_share * len(units[key]))] for key in units}
-    sections = write_flash(path, units, order, recipe.page_bytes)
-    write_tables(path, order, pinned, recipe)
+    order, rank = (
+        {key: random.permutation(len(codes)).astype(np.int32) for key, codes in units.items()} for _ in range(2)
+    )
+    pinned = {key: ids[: round(recipe.pinned_share * ids.size)] for key, ids in rank.items()}
+    order = {key: ids for key, ids in order.items() if key[0] % recipe.layers_per_group == 0}
+    sections = write_flash(path, units, order, recipe)
+    write_tables(path, order, rank, recipe)
     resident = write_resident(path, weights, recipe, families)
     predictors = write_predictors(path, recipe, random)
     manifest = _manifest(path, recipe, families, sections, resident, predictors, pinned)
@@ -171,17 +176,20 @@ def write_flash(
     path: Path,
     units: Mapping[tuple[int, str], np.ndarray],
     order: Mapping[tuple[int, str], np.ndarray],
-    page_bytes: int,
+    recipe: Recipe,
 ) -> list[dict[str, Any]]:
     """Writes flash.img and returns its sections."""
     sections: list[dict[str, Any]] = []
     image = bytearray()
-    for (layer, family), codes in units.items():
+    for (first, family), ids in order.items():
         image += bytes(-len(image) % ALIGN)
-        shape = {"num_units": codes.shape[0], "unit_bytes": codes.shape[1]}
-        sections.append({"layer": layer, "family": family, "offset_bytes": len(image), **shape})
-        image += codes[order[layer, family]].tobytes()
-    image += bytes(-len(image) % page_bytes)
+        last = min(first + recipe.layers_per_group, recipe.spec.num_hidden_layers) - 1
+        codes = np.concatenate([units[layer, family][ids] for layer in range(first, last + 1)], axis=1)
+        section = {"first_layer": first, "last_layer": last, "family": family, "offset_bytes": len(image)}
+        unit_bytes = units[first, family].shape[1]
+        sections.append(section | {"num_units": ids.size, "unit_bytes": unit_bytes, "stride_bytes": codes.shape[1]})
+        image += codes.tobytes()
+    image += bytes(-len(image) % recipe.page_bytes)
     (path / FLASH_FILE).write_bytes(image)
     return sections
 
@@ -189,17 +197,16 @@ def write_flash(
 def write_tables(
     path: Path,
     order: Mapping[tuple[int, str], np.ndarray],
-    pinned: Mapping[tuple[int, str], np.ndarray],
+    rank: Mapping[tuple[int, str], np.ndarray],
     recipe: Recipe,
 ) -> None:
     """Writes tables.safetensors for the flash.img that is there."""
     image = np.fromfile(path / FLASH_FILE, np.uint8)
     arrays = {"page_crc32c": _native.crc32c_pages(image, recipe.page_bytes)}
-    for layer, family in order:
-        flags = np.zeros(order[layer, family].size, np.uint8)
-        flags[pinned[layer, family]] = 1
-        arrays |= {f"order.{layer}.{family}": order[layer, family], f"pinned.{layer}.{family}": flags}
-        for name, array in kept(recipe.method, order[layer, family].size, recipe.density).items():
+    arrays |= {f"order.{layer}.{family}": ids for (layer, family), ids in order.items()}
+    arrays |= {f"rank.{layer}.{family}": ids for (layer, family), ids in rank.items()}
+    for (layer, family), ids in rank.items():
+        for name, array in kept(recipe.method, ids.size, recipe.density).items():
             arrays[f"selector.0.{layer}.{family}.{name}"] = array
     save_file(arrays, path / TABLES_FILE)
 
@@ -256,8 +263,8 @@ def _manifest(
 ) -> dict[str, Any]:
     unit_bytes = {section["family"]: section["unit_bytes"] for section in sections}
     return {
-        "format": {"name": "coldpress", "major": 1, "minor": 0},
-        "features": {"required": list(FEATURES), "optional": []},
+        "format": {"name": "coldpress", "major": 2, "minor": 0},
+        "features": _features(recipe, families, resident),
         "compiler_version": "0.1.0",
         "model": recipe.spec.model_dump(mode="json"),
         "source": {"name": "test", "source": "local", "revision": None, "license": None, "weights_sha256": "0" * 64},
@@ -279,29 +286,36 @@ def _manifest(
         ],
         "resident": resident,
         "predictors": predictors,
-        "plans": [_plan(path, recipe, families, sections, unit_bytes, pinned)],
+        "plans": [_plan(path, recipe, families, unit_bytes, pinned)],
         "inputs": {},
         "byte_order": "little",
     }
+
+
+def _features(recipe: Recipe, families: tuple[Any, ...], resident: list[dict[str, Any]]) -> dict[str, list[str]]:
+    formats = sorted({recipe.format} | {entry["format"] for entry in resident if entry["format"]})
+    required = [f"family.{family}" for family in families] + [f"format.{name}" for name in formats]
+    optional = [f"cache.{recipe.cache}", f"selector.{recipe.method}"]
+    return {"required": ["crc32c-pages", *required], "optional": optional}
 
 
 def _plan(
     path: Path,
     recipe: Recipe,
     families: tuple[Any, ...],
-    sections: list[dict[str, Any]],
     unit_bytes: Mapping[str, int],
     pinned: Mapping[tuple[int, str], np.ndarray],
 ) -> dict[str, Any]:
     parts = [
         {
-            "layer": section["layer"],
-            "family": section["family"],
+            "layer": layer,
+            "family": family,
             "density": recipe.density,
-            "num_pinned": int(pinned[section["layer"], section["family"]].size),
-            "cache_slots": round(recipe.slots_share * section["num_units"]),
+            "num_pinned": int(pinned[layer, family].size),
+            "cache_slots": round(recipe.slots_share * num_units(family, recipe.spec)),
         }
-        for section in sections
+        for layer in range(recipe.spec.num_hidden_layers)
+        for family in families
     ]
     plan = {
         "name": "test",
@@ -314,8 +328,8 @@ def _plan(
                 "dtype": array.dtype.name,
                 "shape": array.shape,
             }
-            for part, section in zip(parts, sections, strict=True)
-            for name, array in kept(recipe.method, section["num_units"], recipe.density).items()
+            for part in parts
+            for name, array in kept(recipe.method, num_units(part["family"], recipe.spec), recipe.density).items()
         ],
         "cache": recipe.cache,
         "context_length": recipe.context_length,
@@ -326,7 +340,7 @@ def _plan(
         "staging_slots": [[family, recipe.staging_slots] for family in families],
         "collapse_gap_bytes": recipe.collapse_gap_bytes,
         "queue_depth": 8,
-        "sections": parts,
+        "parts": parts,
     }
     slots = sum((part["num_pinned"] + part["cache_slots"]) * unit_bytes[part["family"]] for part in parts)
     staging = sum(recipe.staging_slots * size for size in unit_bytes.values())

@@ -8,6 +8,7 @@ from runtime import _plugins
 from runtime.artifact.reader import Artifact
 from runtime.generate import Session
 from schemas.families import num_units, slice_length, slices
+from schemas.layout import placed_parts
 from schemas.model import Model
 
 
@@ -29,17 +30,17 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
     """Every MLP matrix on flash as float32 in Hugging Face's orientation, by role; read through the store."""
     manifest, values = session.artifact.manifest, {}
     formats = {entry.family: entry.format for entry in manifest.families}
-    for section in manifest.flash.sections:
-        spec, family = manifest.model, section.family
+    for part, section in placed_parts(session.plan, manifest.flash.sections):
+        spec, family = manifest.model, part.family
         units = np.empty((num_units(family, spec), section.unit_bytes), np.uint8)
-        for ids, rows in session.store.stream(section.layer, family):
+        for ids, rows in session.store.stream(part.layer, family):
             units[ids] = rows
         start = 0
         for piece in slices(family, spec):
             length = slice_length(piece, spec)
             size = _plugins.load("runtime.quantization", formats[family]).nbytes(length)
             matrix = decode(np.ascontiguousarray(units[:, start : start + size]), formats[family], length)
-            values[f"layers.{section.layer}.{piece.role}.weight"] = matrix if piece.axis == "row" else matrix.T
+            values[f"layers.{part.layer}.{piece.role}.weight"] = matrix if piece.axis == "row" else matrix.T
             start += size
     return values
 

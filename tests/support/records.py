@@ -61,6 +61,7 @@ def tiny_sparsity(
     context_length: int = 64,
     predictor_format: FormatName = "int8_group32",
     whole_layers: tuple[int, ...] = (),
+    layers_per_group: int = 1,
 ) -> Sparsity:
     """Everything resident fits; `budget_share` of the units' bytes are left for buffers and cache.
 
@@ -89,6 +90,7 @@ def tiny_sparsity(
             buffer_bytes=0,
             cache_bytes=cache,
         ),
+        layers_per_group=layers_per_group,
     )
 
 
@@ -99,8 +101,9 @@ def tiny_placement(folder: Path, model: Model, sparsity: Sparsity, num_pinned: i
     for layer in range(model.spec.num_hidden_layers):
         for family in families_of(sparsity.method, model.spec):
             tiers = np.zeros(num_units(family, model.spec), np.int8)
-            tiers[shuffled(f"pinned {layer} {family}", tiers.size)[:num_pinned]] = 1
-            arrays[f"{layer}.{family}"] = tiers
+            rank = shuffled(f"pinned {layer} {family}", tiers.size)
+            tiers[rank[:num_pinned]] = 1
+            arrays |= {f"{layer}.{family}": tiers, f"rank.{layer}.{family}": rank.astype(np.int32)}
             layers.append(LayerPlacement(layer=layer, family=family, num_pinned=num_pinned, min_pinned=1))
     return Placement(
         solver="test",
@@ -114,14 +117,22 @@ def tiny_placement(folder: Path, model: Model, sparsity: Sparsity, num_pinned: i
 
 
 def tiny_order(folder: Path, model: Model, sparsity: Sparsity, layers: tuple[int, ...] | None = None) -> Order:
-    """A shuffled order of every section."""
+    """A shuffled order of every section, one per layer group."""
     entries: list[FamilyOrder] = []
-    for layer in range(model.spec.num_hidden_layers) if layers is None else layers:
+    groups = sparsity.groups(model.spec.num_hidden_layers)
+    for layer, num_layers in ((group[0], len(group)) for group in groups if layers is None or group[0] in layers):
         for family in families_of(sparsity.method, model.spec):
             order = shuffled(f"order {layer} {family}", num_units(family, model.spec))
             arrays = save_arrays(folder / f"order-{layer}-{family}.safetensors", {"order": order})
             entries.append(
-                FamilyOrder(layer=layer, family=family, heuristic="test", arrays=arrays, adjacent_coactivation=0.5)
+                FamilyOrder(
+                    layer=layer,
+                    num_layers=num_layers,
+                    family=family,
+                    heuristic="test",
+                    arrays=arrays,
+                    adjacent_coactivation=0.5,
+                )
             )
     return Order(entries=tuple(entries))
 
@@ -199,8 +210,8 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
         prefill_read_bytes=300_000,
         prefill_s=0.01,
         first_token_s=0.1,
-        dram_budget_bytes=layout.plans[0].dram_budget_bytes,
-        dram_used_bytes=layout.plans[0].dram_budget_bytes - 100,
+        dram_budget_bytes=layout.largest_plan.dram_budget_bytes,
+        dram_used_bytes=layout.largest_plan.dram_budget_bytes - 100,
         peak_rss_bytes=80_000_000,
         extents_sha256="e" * 64,
         direct_io=True,
@@ -239,6 +250,7 @@ class Build:
     page_bytes: int = 4096
     spec: ModelSpec = field(default_factory=tiny_spec)
     budget_share: float = 0.5
+    layers_per_group: int = 1
     source: Model | None = None
     """A model from elsewhere, in place of a tiny one of shape `spec`."""
     predictor_format: FormatName = "int8_group32"
@@ -260,6 +272,7 @@ class Build:
             self.budget_share,
             predictor_format=self.predictor_format,
             whole_layers=self.whole_layers,
+            layers_per_group=self.layers_per_group,
         )
         self.sparsity = fitted(sparsity, self.spec, records)
         self.placement = tiny_placement(records, self.model, self.sparsity, self.num_pinned)
