@@ -4,6 +4,7 @@ Rows are read as they are needed. Columns need their whole matrix, so memory is 
 codes of a layer. A slice is encoded on its own, so the size of a block changes no byte.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -16,10 +17,13 @@ from schemas.families import FormatName, Slice, num_units, slice_length, slices
 from schemas.model import MLP_ROLES, Model, ModelSpec
 from schemas.quantized import ResidentTensor
 
+LOG = logging.getLogger(__name__)
 BLOCK_BYTES = 8 << 20
 """float32 bytes that are read, transposed and encoded at a time."""
 BAND_ROWS = 16
 """Rows that are transposed at a time: a band writes whole cache lines and stays in the cache; 7 times faster."""
+SAMPLED_SLICES = 16
+"""Slices of a block, at most, whose error is looked at."""
 
 
 def encode_units(algorithm: ModuleType, model: Model, layer: int, family: str, format_name: FormatName) -> np.ndarray:
@@ -99,7 +103,8 @@ def _encode(
     algorithm: ModuleType, blocks: Blocks, length: int, role: str, format_name: FormatName, codes: np.ndarray
 ) -> None:
     """Fills `codes` uint8 [n, nbytes(length)] with n slices of `length` values."""
-    step = _per_block(length)
+    step, kept = _per_block(length), load("runtime.quantization", format_name)
+    squares = np.zeros(2)
     for start in range(0, len(codes), step):
         stop = min(start + step, len(codes))
         values = np.ascontiguousarray(blocks(start, stop))
@@ -107,6 +112,16 @@ def _encode(
             codes[start:stop] = algorithm.quantize(values, format_name)
         except ColdpressError as error:
             raise CheckpointError(f"{role}: {error}") from error
+        sample = slice(None, None, -(-(stop - start) // SAMPLED_SLICES))
+        lost = kept.decode(codes[start:stop][sample], length) - values[sample]
+        squares += [np.square(part, dtype=np.float64).sum() for part in (lost, values[sample])]
+    error, norm = np.sqrt(squares)
+    if error > kept.MAX_WEIGHT_ERROR * norm:
+        LOG.warning(
+            "quantize: warning: %s loses %.2g of its norm in %s, at most %g is usual; its values are too small, "
+            "or a few of them too large, for the format",
+            *(role, error / norm, format_name, kept.MAX_WEIGHT_ERROR),
+        )
 
 
 def _per_block(length: int) -> int:

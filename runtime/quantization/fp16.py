@@ -7,6 +7,9 @@ from runtime.quantization._groups import decode_blocks, encode_blocks, float16
 MAX_LOGIT_ERROR = 0.01
 """Error of dense logits, as a share of the largest logit, that rounding to this format does not explain: small real
 models have a fifth of it at most (EXPERIMENTS.md)."""
+MAX_WEIGHT_ERROR = 0.001
+"""Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns: trained models have
+0.0002 at most."""
 
 
 def nbytes(length: int) -> int:

@@ -14,6 +14,9 @@ GROUP_BYTES = 2 + GROUP // 2
 MAX_LOGIT_ERROR = 0.8
 """Error of dense logits, as a share of the largest logit, that rounding to this format does not explain: small real
 models have half of it at most (EXPERIMENTS.md)."""
+MAX_WEIGHT_ERROR = 0.3
+"""Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns: trained models have
+0.1 at most."""
 
 
 def nbytes(length: int) -> int:

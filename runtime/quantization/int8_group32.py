@@ -13,6 +13,9 @@ GROUP_BYTES = 2 + GROUP
 MAX_LOGIT_ERROR = 0.1
 """Error of dense logits, as a share of the largest logit, that rounding to this format does not explain: small real
 models have a fifth of it at most (EXPERIMENTS.md)."""
+MAX_WEIGHT_ERROR = 0.02
+"""Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns: trained models have
+0.006 at most."""
 
 
 def nbytes(length: int) -> int:

@@ -167,3 +167,16 @@ def test_memory_is_one_matrix_and_its_codes(tmp_path, monkeypatch):
     finally:
         tracemalloc.stop()
     assert codes + matrix < peak < codes + 1.5 * matrix
+
+
+@pytest.mark.parametrize("format_name", names("runtime.quantization"))
+def test_a_tensor_that_the_format_ruins_is_named(tmp_path, caplog, format_name):
+    """Scales underflow in float16; ordinary weights are not warned of."""
+    values = np.random.default_rng(0).standard_normal((70, 64)).astype(np.float32) * np.float32(0.02)
+    codes = np.empty((70, load("runtime.quantization", format_name).nbytes(64)), np.uint8)
+    rounding = load("compiler.quantize", "rtn")
+    for factor, role in ((1, "whole"), (0, "zeros"), (1e-6, "tiny")):
+        scaled = values * np.float32(factor)
+        _units._encode(rounding, lambda start, stop, of=scaled: of[start:stop], 64, role, format_name, codes)
+    assert [record.getMessage().split()[2] for record in caplog.records] == ["tiny"]
+    assert f"of its norm in {format_name}" in caplog.text
