@@ -5,26 +5,20 @@ are exact, so its activity is known now; for the others only magnitudes are, unt
 `recalibrate` counts again.
 """
 
-from pydantic import Field
-
 from compiler._io import Workspace
+from compiler._shared_settings import MethodSetting
 from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.layer_counts import Activity, exact_families
 from compiler.activity.shards import merge
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
-from schemas.base import Options
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
-from schemas.families import Method
 from schemas.model import Model
 
 
-class CalibrateConfig(PassConfig):
-    """Settings of `calibrate`."""
-
-    method: Method = Field(description="the selector: decides the families that are counted")
-    options: Options = Field(default={}, description="the selector's own options, as JSON")
+class CalibrateConfig(MethodSetting, PassConfig):
+    """Settings of `calibrate`: the method decides the families that are counted."""
 
 
 def run(

@@ -8,9 +8,12 @@ request, by the device profile's one law (`schemas.device.flash_seconds`).
 import math
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from runtime._plugins import load
-from runtime.budget import kv_cache_bytes
+from runtime.kv_cache import kv_cache_bytes
 from runtime.quantities import parse_bytes
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices
@@ -50,6 +53,15 @@ def budget_bytes(budget: int | str, dense_bytes: int) -> int:
     return parse_bytes(budget) if share is None else max(1, math.floor(share * dense_bytes))
 
 
+def _checked_budget(value: int | str) -> int | str:
+    """Bytes as a number; a share of the dense footprint stays text, because only `allocate` knows the footprint."""
+    return parse_bytes(value) if parse_share(value) is None else value
+
+
+DramBudget = Annotated[int | str, AfterValidator(_checked_budget)]
+"""A setting's type: text that is no budget is refused with its own sentence."""
+
+
 # Bytes of tensors
 
 
@@ -63,6 +75,13 @@ def stored_format(role: str, format_name: FormatName) -> FormatName | None:
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if format_name == "fp16" else "int8_group32"
     return format_name if re.fullmatch(r"\d+\.(q|k|v|o|gate|up|down)_proj\.weight", name) else None
+
+
+def stored_formats(format_name: FormatName) -> tuple[FormatName, ...]:
+    """Every format that something of an artifact of `format_name` is stored in."""
+    roles = ("layers.0.q_proj.weight", "lm_head.weight")
+    found: set[FormatName] = {stored for role in roles if (stored := stored_format(role, format_name)) is not None}
+    return tuple(sorted(found))
 
 
 def tensor_bytes(role: str, shape: tuple[int, ...], format_name: FormatName) -> int:

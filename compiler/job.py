@@ -1,8 +1,9 @@
 """One job: loads a stage's inputs, calls its `run`, saves the record that it returns.
 
-The command line of a stage is read off its `run(config, <records>…, *, layers, work)`: every field of the config record
-is a flag, every other parameter annotated with a record is `--<name> RECORD.json` (`tuple[Record, ...]` takes several),
-`layers` is a list of layer numbers, and `work` is the folder of array files beside the output.
+What a stage takes is read off its `run(config, <records>…, *, layers, work)`: every field of the config record is a
+setting, every other parameter annotated with a record takes a record file (`tuple[Record, ...]` several), `layers` is a
+list of layer numbers, and `work` is the folder of array files beside the output. A `Job` says all of it in values; on a
+command line each is a flag.
 """
 
 import argparse
@@ -10,6 +11,8 @@ import importlib
 import inspect
 import types
 import typing
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -59,8 +62,97 @@ def record_of(hint: typing.Any) -> tuple[type[Record], bool, bool] | None:
     return (hint, several, False) if inspect.isclass(hint) and issubclass(hint, Record) else None
 
 
-def _flag(name: str) -> str:
+def config_of(stage: str) -> type[Record]:
+    """The record of a stage's settings."""
+    return parameters_of(stage)["config"]
+
+
+def records_of(stage: str) -> dict[str, tuple[type[Record], bool, bool]]:
+    """Parameter -> (record class, several, optional) for each that takes records."""
+    found = {name: record_of(hint) for name, hint in parameters_of(stage).items() if name != "config"}
+    return {name: described for name, described in found.items() if described is not None}
+
+
+def writer_of(stage: str, parameter: str, build: Collection[str]) -> str | None:
+    """The stage of `build` whose record a parameter takes; None if the build has none, as for what may be left out.
+
+    It is the last one before `stage` that gives such a record: the model of `place` is what `distill` made of it where
+    there is distillation, that of `calibrate` is always the one of `ingest`.
+    """
+    kind, several, _ = records_of(stage)[parameter]
+    if several and kind is _result_of(stage):  # the shards that it puts together are its own
+        return None
+    before = [other for other in STAGES[: STAGES.index(stage)] if other in build]
+    return next((other for other in reversed(before) if _result_of(other) is kind), None)
+
+
+def _result_of(stage: str) -> type[Record]:
+    return typing.get_type_hints(importlib.import_module(f"compiler.{stage}").run)["return"]
+
+
+def flag(name: str) -> str:
+    """How a setting or a record is called on a command line."""
     return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a stage."""
+
+    stage: str
+    settings: Mapping[str, typing.Any]
+    """Fields of the stage's config record; those that are left out have their defaults."""
+    records: Mapping[str, tuple[Path, ...]]
+    """Parameter -> its record files, one or several."""
+    output: Path
+    layers: tuple[int, ...] = ()
+    threads: int = 1
+    code: str = ""
+    """Digest of the code that the stage's result hangs on, as the rules know it; empty: of all that it could be."""
+
+
+def run_job(job: Job) -> Record:
+    """Runs a stage and saves its record.
+
+    Raises:
+        ColdpressError: if a setting or a record does not fit, or the stage refuses.
+    """
+    parameters = parameters_of(job.stage)
+    config = _validated(parameters["config"], job.settings)
+    inputs: dict[str, typing.Any] = {"config": config, "layers": job.layers, "threads": job.threads}
+    input_digests: list[str] = []
+    for name, (kind, several, _) in records_of(job.stage).items():
+        paths = job.records.get(name, ())
+        loaded = tuple(load_record(path, kind) for path in paths)
+        input_digests += [name, *map(sha256_of, paths)]
+        inputs[name] = loaded if several else (loaded[0] if loaded else None)
+    if "work" in parameters:
+        code = job.code or stage_digest(job.stage, {})
+        fingerprint = digest(job.stage, code, config.to_json(), *input_digests)
+        inputs["work"] = Workspace(job.output.resolve().with_suffix(""), fingerprint)
+    _remove_leftovers(job.output.resolve())
+    run = importlib.import_module(f"compiler.{job.stage}").run
+    record = run(**{name: inputs[name] for name in parameters})
+    save_record(record, job.output)
+    return record
+
+
+def execute(stage: str, argv: list[str]) -> None:
+    """Runs one stage from its command line."""
+    parameters = parameters_of(stage)
+    arguments = _build_parser(stage, parameters).parse_args(argv)
+    given = {name: value if isinstance(value, list) else [value] for name, value in vars(arguments).items() if value}
+    run_job(
+        Job(
+            stage=stage,
+            settings=_settings_of(parameters["config"], arguments),
+            records={name: tuple(given[name]) for name in records_of(stage) if name in given},
+            output=arguments.output,
+            layers=tuple(given.get("layers", ())),
+            threads=getattr(arguments, "threads", 1),
+            code=arguments.code,
+        )
+    )
 
 
 def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> argparse.ArgumentParser:
@@ -71,74 +163,50 @@ def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> argparse.Arg
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     settings = parser.add_argument_group("settings")
-    for name, field in parameters["config"].model_fields.items():
-        text = f"{field.description or ''} (default: {field.default})" if not field.is_required() else field.description
-        settings.add_argument(_flag(name), required=field.is_required(), metavar="VALUE", help=text)
+    for name, described in parameters["config"].model_fields.items():
+        default = "" if described.is_required() else f" (default: {described.default})"
+        text = f"{described.description or ''}{default}".replace("%", "%%")
+        settings.add_argument(flag(name), required=described.is_required(), metavar="VALUE", help=text)
     records = parser.add_argument_group("input records")
-    for name, hint in parameters.items():
-        found = None if name == "config" else record_of(hint)
-        if found:
-            kind, several, optional = found
-            records.add_argument(
-                _flag(name),
-                type=Path,
-                nargs="+" if several else None,
-                required=not optional,
-                metavar="FILE",
-                help=f"{kind.__name__} record" + (" (one per chunk of layers)" if several else ""),
-            )
+    for name, (kind, several, optional) in records_of(stage).items():
+        records.add_argument(
+            flag(name),
+            type=Path,
+            nargs="+" if several else None,
+            required=not optional,
+            metavar="FILE",
+            help=f"{kind.__name__} record" + (" (one per chunk of layers)" if several else ""),
+        )
     if "layers" in parameters:
         parser.add_argument("--layers", type=int, nargs="+", required=True, metavar="N", help="layers of this job")
     if "threads" in parameters:
         parser.add_argument("--threads", type=int, default=1, metavar="N", help="processor cores to use (default: 1)")
+    parser.add_argument("--code", default="", metavar="DIGEST", help="of the stage's code, as the workflow knows it")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the record is written")
     return parser
 
 
-def _config_of(kind: type[Record], arguments: argparse.Namespace) -> Record:
-    """The stage's config from flags: texts are read as JSON where that fits the field, else taken as they are."""
+def _settings_of(kind: type[Record], arguments: argparse.Namespace) -> dict[str, typing.Any]:
+    """Settings from flags: texts are read as JSON where that fits the field, else taken as they are."""
     values: dict[str, typing.Any] = {}
-    for name, field in kind.model_fields.items():
+    for name, described in kind.model_fields.items():
         text = getattr(arguments, name)
         if text is None:
             continue
-        adapter = TypeAdapter(field.rebuild_annotation())
         try:
-            values[name] = adapter.validate_json(text)
+            values[name] = TypeAdapter(described.rebuild_annotation()).validate_json(text)
         except ValidationError:
             values[name] = text
+    return values
+
+
+def _validated(kind: type[Record], values: Mapping[str, typing.Any]) -> Record:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ColdpressError(f"{_flag(place)}: {first['msg']}, found {first['input']!r}") from error
-
-
-def execute(stage: str, argv: list[str]) -> None:
-    """Runs one stage from its command line."""
-    parameters = parameters_of(stage)
-    arguments = _build_parser(stage, parameters).parse_args(argv)
-    inputs: dict[str, typing.Any] = {"config": _config_of(parameters["config"], arguments)}
-    input_digests: list[str] = []
-    for name, hint in parameters.items():
-        found = None if name == "config" else record_of(hint)
-        if not found:
-            continue
-        kind, several, _ = found
-        value = getattr(arguments, name)
-        paths = value if several and value else [value] if value else []
-        loaded = tuple(load_record(path, kind) for path in paths)
-        input_digests += [name, *map(sha256_of, paths)]
-        inputs[name] = loaded if several else (loaded[0] if loaded else None)
-    for name in ("layers", "threads"):
-        if name in parameters:
-            inputs[name] = tuple(arguments.layers) if name == "layers" else arguments.threads
-    if "work" in parameters:
-        fingerprint = digest(stage, stage_digest(stage), inputs["config"].to_json(), *input_digests)
-        inputs["work"] = Workspace(arguments.output.resolve().with_suffix(""), fingerprint)
-    _remove_leftovers(arguments.output.resolve())
-    save_record(importlib.import_module(f"compiler.{stage}").run(**inputs), arguments.output)
+        raise ColdpressError(f"{flag(place)}: {first['msg']}, found {first['input']!r}") from error
 
 
 def _remove_leftovers(output: Path) -> None:

@@ -10,13 +10,11 @@ a multiple of 64 KiB, dense inside: padding a 7 kB bundle to a page would undo i
 from collections import defaultdict
 from typing import NamedTuple
 
-from pydantic import Field
-
+from compiler._shared_settings import CacheSetting
 from compiler.activity.choice import selector_arrays
 from compiler.cost_model import Buffers, buffers_for, kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
 from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
-from schemas.base import Record
 from schemas.device import DeviceProfile, Flash
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.families import FamilyName, num_units
@@ -31,10 +29,8 @@ EQUAL_SHARE = 0.005
 """Of the least flash time, by which a collapse gap may be slower and still count as one of the best."""
 
 
-class LayoutConfig(Record):
+class LayoutConfig(CacheSetting):
     """Settings of `layout`."""
-
-    cache: str = Field(default="lru", description="cache policy: a file of runtime/cache, such as lru, lfu or static")
 
 
 def run(

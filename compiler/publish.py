@@ -20,6 +20,7 @@ from compiler._publishing import identity, move, remove, standing, sync_folder
 from runtime import _plugins
 from runtime.artifact.reader import open_artifact
 from schemas.base import Record, Share
+from schemas.config import Key
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.manifest import Manifest
 from schemas.metrics import Verification
@@ -38,15 +39,15 @@ class PublishConfig(Record):
     artifact: str = Field(description="final name of the artifact, a folder that ends in .coldpress")
     metrics: str = Field(description="path of metrics.json, which tells of what stands under the final name")
     html: str = Field(description="path of the report, likewise")
-    max_ppl_ratio: PositiveFloat | Off = Field(
+    max_ppl_ratio: Annotated[PositiveFloat | Off, Key()] = Field(
         default=2.0, description="the artifact's perplexity over the source's at most, such as 1.05, or off"
     )
-    min_top1_agreement: Share | Off = Field(
+    min_top1_agreement: Annotated[Share | Off, Key()] = Field(
         default=0.4, description="share of tokens, at least, whose likeliest successor is the source's, or off"
     )
-    max_logit_error: PositiveFloat | Off | None = Field(
+    max_logit_error: Annotated[PositiveFloat | Off | None, Key(default="the format says by itself")] = Field(
         default=None,
-        description="error of dense logits at most, as a share of the largest, or off (the format says by itself)",
+        description="error of dense logits at most, as a share of the largest, or off",
     )
 
 

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +25,7 @@ from runtime.generate import Quality, Session, sum_nll
 from runtime.simulate import simulate
 from runtime.trace import Recorder
 from schemas.base import Record
+from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.manifest import Manifest
@@ -45,7 +47,9 @@ class VerifyConfig(Record):
     """Settings of `verify`."""
 
     artifact: str | None = Field(default=None, description="final name of the artifact; it stands there once published")
-    test_tokens: int = Field(default=512, ge=2, description="tokens of test text that are decoded one by one")
+    test_tokens: Annotated[int, Key()] = Field(
+        default=512, ge=2, description="tokens of test text that are decoded one by one"
+    )
 
 
 def run(config: VerifyConfig, model: Model, corpus: Corpus, package: Package) -> Verification:

@@ -11,11 +11,11 @@ rule calibrate:
         f"{MODEL}/benchmarks/calibrate.tsv"
     threads: 8
     params:
-        code=stage_digest("calibrate"),
-        method=CONFIG.method,
+        code=code("calibrate"),
+        settings=flags("calibrate"),
     shell:
-        RUN + " calibrate --method {params.method} --model {input.model:q}"
-        " --corpus {input.corpus:q}" + SHARDS_FLAG + " --threads {threads} --output {output:q} 2> {log:q}"
+        job("calibrate") + " --model {input.model:q} --corpus {input.corpus:q}" + SHARDS_FLAG + " --threads {threads}"
+        " 2> {log:q}"
 
 
 rule calibrate_shard:
@@ -30,9 +30,9 @@ rule calibrate_shard:
         f"{MODEL}/benchmarks/calibrate/{{shard}}.tsv"
     threads: 8
     params:
-        code=stage_digest("calibrate"),
-        method=CONFIG.method,
-        num_shards=CONFIG.calibration_shards,
+        code=code("calibrate"),
+        settings=flags("calibrate"),
+        num_shards=CONFIG["calibration_shards"],
     shell:
-        RUN + " calibrate --shard {wildcards.shard} --num-shards {params.num_shards} --method {params.method}"
-        " --model {input.model:q} --corpus {input.corpus:q} --threads {threads} --output {output:q} 2> {log:q}"
+        job("calibrate") + " --shard {wildcards.shard} --num-shards {params.num_shards} --model {input.model:q}"
+        " --corpus {input.corpus:q} --threads {threads} 2> {log:q}"

@@ -1,4 +1,4 @@
-# Paths and the code hash, nothing else: the configuration is checked in compiler/workflow/settings.py.
+# Paths, settings as flags and the code hash: the configuration is checked in compiler/workflow/settings.py.
 
 import os
 import sys
@@ -31,7 +31,7 @@ if settings.ROOT != Path(workflow.basedir).resolve():
 STARTED_S = time.time()
 CONFIG = checked(settings.resolve, config)
 
-MODEL = f"{CONFIG.build_dir}/{CONFIG.model.name}"
+MODEL = f"{CONFIG['build_dir']}/{CONFIG.model.name}"
 DEVICE = f"{MODEL}/{CONFIG.target}"
 ARTIFACT = f"{DEVICE}/{CONFIG.model.name}-{CONFIG.target}.coldpress"
 # Where `package` writes the artifact, and `publish` takes it from.
@@ -44,16 +44,34 @@ DUE = f"{DEVICE}/.{{stage}}.{time.time_ns()}.due"
 PUBLISH_DUE = [] if STANDS else [DUE.format(stage="publish")]
 PACKAGE_DUE = [] if STANDS or os.path.isfile(f"{UNPUBLISHED}/manifest.json") else [DUE.format(stage="package")]
 # The model that is compiled: the checkpoint, or what distillation made of it.
-SOURCE = f"{DEVICE}/distill.json" if CONFIG.distill else f"{MODEL}/ingest.json"
+SOURCE = f"{DEVICE}/distill.json" if CONFIG["distill"] else f"{MODEL}/ingest.json"
 CHUNKS = settings.chunks(CONFIG)
 # Layer-wise jobs that may share a machine's memory; where they are sent to a cluster, each has its own share of it.
 AT_A_TIME = 1 if workflow.remote_exec else len(CHUNKS)
-RUN = "OMP_NUM_THREADS={threads} {sys.executable} -m compiler"
+PLUGINS = CONFIG.plugins()
 
 
 wildcard_constraints:
     chunk=r"\d{3}-\d{3}",
     shard=r"\d+",
+
+
+def job(stage):
+    """The beginning of a stage's command line; its rule has `code` and `settings` among its params."""
+    return (
+        "OMP_NUM_THREADS={threads} {sys.executable} -m compiler " + stage + " {params.settings} --code {params.code}"
+        " --output {output[0]:q}"
+    )
+
+
+def code(module):
+    """The digest of what decides a stage's result in this build: a changed one reruns its rule."""
+    return stage_digest(module, PLUGINS)
+
+
+def flags(stage, **facts):
+    """The settings of a stage as flags, and facts that no user gives: a changed one reruns its rule."""
+    return settings.flags(CONFIG, stage, **facts)
 
 
 def layers(wildcards):
@@ -69,22 +87,14 @@ def per_chunk(stage):
 
 def shards_in(folder, stage):
     """The records of a stage's shards, which it puts together; none where one job does it all."""
-    count = CONFIG.calibration_shards
+    count = CONFIG["calibration_shards"]
     return expand(f"{folder}/{stage}-shards/{{shard}}.json", shard=range(count)) if count > 1 else []
 
 
 # Flags of what a build may do without.
 PREDICTORS = per_chunk("predict") if settings.needs_predictors(CONFIG) else []
 PREDICTORS_FLAG = " --predictors {input.predictors:q}" if PREDICTORS else ""
-SHARDS_FLAG = " --shards {input.shards:q}" if CONFIG.calibration_shards > 1 else ""
-DENSITY_FLAG = "" if CONFIG.density is None else " --density {params.density}"
-GATES = ("max_ppl_ratio", "min_top1_agreement", "max_logit_error")
-GATES_FLAGS = "".join(
-    f" --{gate.replace('_', '-')} {{params.{gate}}}" for gate in GATES if getattr(CONFIG, gate) is not None
-)
-LICENSE_FLAG = "" if CONFIG.model.license is None else " --license {params.license:q}"
-CORPUS_REVISION_FLAG = "" if CONFIG.corpus_revision is None else " --corpus-revision {params.corpus_revision}"
-REVISION_FLAG = "" if CONFIG.model.revision is None else " --revision {params.revision}"
+SHARDS_FLAG = " --shards {input.shards:q}" if CONFIG["calibration_shards"] > 1 else ""
 
 
 onstart:

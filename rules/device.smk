@@ -9,6 +9,6 @@ rule device:
         f"{DEVICE}/benchmarks/device.tsv"
     localrule: True
     params:
-        code=stage_digest("device"),
+        code=code("device.__main__"),
     shell:
-        RUN + ".device resolve {input:q} --output {output:q} 2> {log:q}"
+        "{sys.executable} -m compiler.device resolve {input:q} --output {output:q} 2> {log:q}"

@@ -11,8 +11,8 @@ rule distill:
         f"{DEVICE}/benchmarks/distill.tsv"
     threads: 8
     params:
-        code=stage_digest("distill"),
-        seed=CONFIG.seed,
+        code=code("distill"),
+        settings=flags("distill"),
     shell:
-        RUN + " distill --seed {params.seed} --model {input.model:q} --corpus {input.corpus:q}"
-        " --sparsity {input.sparsity:q} --threads {threads} --output {output:q} 2> {log:q}"
+        job("distill") + " --model {input.model:q} --corpus {input.corpus:q} --sparsity {input.sparsity:q}"
+        " --threads {threads} 2> {log:q}"

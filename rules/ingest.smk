@@ -9,14 +9,13 @@ rule ingest:
         f"{MODEL}/benchmarks/ingest.tsv"
     threads: 1
     params:
-        code=stage_digest("ingest"),
-        model=CONFIG.model.source,
-        name=CONFIG.model.name,
-        revision=CONFIG.model.revision,
-        license=CONFIG.model.license,
+        code=code("ingest"),
+        settings=flags(
+            "ingest",
+            model=CONFIG.model.source,
+            name=CONFIG.model.name,
+            revision=CONFIG.model.revision,
+            license=CONFIG.model.license,
+        ),
     shell:
-        RUN
-        + " ingest --model {params.model:q} --name {params.name:q}"
-        + REVISION_FLAG
-        + LICENSE_FLAG
-        + " --output {output:q} 2> {log:q}"
+        job("ingest") + " 2> {log:q}"

@@ -14,10 +14,10 @@ rule layout:
         f"{DEVICE}/benchmarks/layout.tsv"
     threads: 1
     params:
-        code=stage_digest("layout"),
-        cache=CONFIG.cache,
+        code=code("layout"),
+        settings=flags("layout"),
     shell:
-        RUN + " layout --cache {params.cache:q} --model {input.model:q} --sparsity {input.sparsity:q}"
+        job("layout") + " --model {input.model:q} --sparsity {input.sparsity:q}"
         " --placement {input.placement:q} --order {input.order:q} --device {input.device:q}"
         + PREDICTORS_FLAG
-        + " --output {output:q} 2> {log:q}"
+        + " 2> {log:q}"

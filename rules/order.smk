@@ -13,13 +13,9 @@ rule order:
         f"{DEVICE}/benchmarks/order/{{chunk}}.tsv"
     threads: 1
     params:
-        code=stage_digest("order"),
-        heuristic=CONFIG.order,
-        cache=CONFIG.cache,
-        seed=CONFIG.seed,
+        code=code("order"),
+        settings=flags("order"),
         layers=layers,
     shell:
-        RUN + " order --heuristic {params.heuristic:q} --cache {params.cache:q} --seed {params.seed}"
-        " --model {input.model:q} --activations {input.activations:q} --sparsity {input.sparsity:q}"
-        " --placement {input.placement:q} --device {input.device:q} --layers {params.layers} --output {output:q}"
-        " 2> {log:q}"
+        job("order") + " --model {input.model:q} --activations {input.activations:q} --sparsity {input.sparsity:q}"
+        " --placement {input.placement:q} --device {input.device:q} --layers {params.layers} 2> {log:q}"

@@ -19,11 +19,9 @@ rule package:
     localrule: True
     threads: 1
     params:
-        code=stage_digest("package"),
-        artifact=UNPUBLISHED,
+        code=code("package"),
+        settings=flags("package", artifact=UNPUBLISHED),
     shell:
-        RUN + " package --artifact {params.artifact:q} --model {input.model:q} --corpus {input.corpus:q}"
+        job("package") + " --model {input.model:q} --corpus {input.corpus:q}"
         " --sparsity {input.sparsity:q} --device {input.device:q} --layout {input.layout:q} --order {input.order:q}"
-        " --placement {input.placement:q} --quantized {input.quantized:q}"
-        + PREDICTORS_FLAG
-        + " --output {output.record:q} 2> {log:q}"
+        " --placement {input.placement:q} --quantized {input.quantized:q}" + PREDICTORS_FLAG + " 2> {log:q}"

@@ -12,10 +12,8 @@ rule place:
         f"{DEVICE}/benchmarks/place.tsv"
     threads: 1
     params:
-        code=stage_digest("place"),
-        solver=CONFIG.place,
-        cache=CONFIG.cache,
+        code=code("place"),
+        settings=flags("place"),
     shell:
-        RUN + " place --solver {params.solver:q} --cache {params.cache:q} --model {input.model:q}"
-        " --activations {input.activations:q} --sparsity {input.sparsity:q} --device {input.device:q}"
-        " --output {output:q} 2> {log:q}"
+        job("place") + " --model {input.model:q} --activations {input.activations:q} --sparsity {input.sparsity:q}"
+        " --device {input.device:q} 2> {log:q}"

@@ -11,9 +11,9 @@ rule predict:
         f"{DEVICE}/benchmarks/predict/{{chunk}}.tsv"
     threads: 1
     params:
-        code=stage_digest("predict"),
-        seed=CONFIG.seed,
+        code=code("predict"),
+        settings=flags("predict"),
         layers=layers,
     shell:
-        RUN + " predict --seed {params.seed} --model {input.model:q} --activations {input.activations:q}"
-        " --sparsity {input.sparsity:q} --layers {params.layers} --threads {threads} --output {output:q} 2> {log:q}"
+        job("predict") + " --model {input.model:q} --activations {input.activations:q} --sparsity {input.sparsity:q}"
+        " --layers {params.layers} --threads {threads} 2> {log:q}"

@@ -14,25 +14,14 @@ rule preflight:
     priority: 1
     threads: 1024
     params:
-        code=stage_digest("preflight"),
-        mode=CONFIG.preflight,
-        folder=MODEL,
-        method=CONFIG.method,
-        format=CONFIG.format,
-        density=CONFIG.density,
-        dram_budget=CONFIG.dram_budget,
-        context_length=CONFIG.context_length,
-        cache=CONFIG.cache,
-        heuristic=CONFIG.order,
-        solver=CONFIG.place,
-        distill=str(CONFIG.distill).lower(),
-        calibration_tokens=CONFIG.calibration_tokens,
-        shards=CONFIG.calibration_shards,
+        code=code("preflight"),
+        settings=flags(
+            "preflight",
+            folder=MODEL,
+            distill=CONFIG["distill"],
+            shards=CONFIG["calibration_shards"],
+            settings=settings.of_all_stages(CONFIG),
+        ),
     shell:
-        RUN + " preflight --mode {params.mode} --folder {params.folder:q} --method {params.method}"
-        " --format {params.format} --dram-budget {params.dram_budget:q} --context-length {params.context_length}"
-        " --cache {params.cache:q} --order {params.heuristic:q} --place {params.solver:q} --distill {params.distill}"
-        " --calibration-tokens {params.calibration_tokens} --shards {params.shards} --jobs {AT_A_TIME}"
-        + DENSITY_FLAG
-        + " --model {input.model:q} --corpus {input.corpus:q} --device {input.device:q}"
-        " --threads {threads} --output {output:q} 2> {log:q}"
+        job("preflight") + " --jobs {AT_A_TIME} --model {input.model:q} --corpus {input.corpus:q}"
+        " --device {input.device:q} --threads {threads} 2> {log:q}"

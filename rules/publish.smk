@@ -14,15 +14,7 @@ rule publish:
     localrule: True
     threads: 1
     params:
-        code=stage_digest("publish"),
-        artifact=ARTIFACT,
-        metrics=f"{DEVICE}/metrics.json",
-        html=f"{DEVICE}/report.html",
-        max_ppl_ratio=CONFIG.max_ppl_ratio,
-        min_top1_agreement=CONFIG.min_top1_agreement,
-        max_logit_error=CONFIG.max_logit_error,
+        code=code("publish"),
+        settings=flags("publish", artifact=ARTIFACT, metrics=f"{DEVICE}/metrics.json", html=f"{DEVICE}/report.html"),
     shell:
-        RUN
-        + " publish --artifact {params.artifact:q} --metrics {params.metrics:q} --html {params.html:q}"
-        + GATES_FLAGS
-        + " --package {input.package:q} --verification {input.verification:q} --output {output.record:q} 2> {log:q}"
+        job("publish") + " --package {input.package:q} --verification {input.verification:q} 2> {log:q}"

@@ -10,8 +10,8 @@ rule quantize:
         f"{DEVICE}/benchmarks/quantize/{{chunk}}.tsv"
     threads: 1
     params:
-        code=stage_digest("quantize"),
+        code=code("quantize"),
+        settings=flags("quantize"),
         layers=layers,
     shell:
-        RUN + " quantize --model {input.model:q} --sparsity {input.sparsity:q} --layers {params.layers}"
-        " --output {output:q} 2> {log:q}"
+        job("quantize") + " --model {input.model:q} --sparsity {input.sparsity:q} --layers {params.layers} 2> {log:q}"

@@ -13,11 +13,11 @@ rule recalibrate:
         f"{DEVICE}/benchmarks/recalibrate.tsv"
     threads: 8
     params:
-        code=stage_digest("recalibrate"),
+        code=code("recalibrate"),
+        settings=flags("recalibrate"),
     shell:
-        RUN + " recalibrate --model {input.model:q} --corpus {input.corpus:q}"
-        " --sparsity {input.sparsity:q} --activations {input.activations:q}" + SHARDS_FLAG + " --threads {threads}"
-        " --output {output:q} 2> {log:q}"
+        job("recalibrate") + " --model {input.model:q} --corpus {input.corpus:q} --sparsity {input.sparsity:q}"
+        " --activations {input.activations:q}" + SHARDS_FLAG + " --threads {threads} 2> {log:q}"
 
 
 rule recalibrate_shard:
@@ -34,9 +34,10 @@ rule recalibrate_shard:
         f"{DEVICE}/benchmarks/recalibrate/{{shard}}.tsv"
     threads: 8
     params:
-        code=stage_digest("recalibrate"),
-        num_shards=CONFIG.calibration_shards,
+        code=code("recalibrate"),
+        settings=flags("recalibrate"),
+        num_shards=CONFIG["calibration_shards"],
     shell:
-        RUN + " recalibrate --shard {wildcards.shard} --num-shards {params.num_shards} --model {input.model:q}"
+        job("recalibrate") + " --shard {wildcards.shard} --num-shards {params.num_shards} --model {input.model:q}"
         " --corpus {input.corpus:q} --sparsity {input.sparsity:q} --activations {input.activations:q}"
-        " --threads {threads} --output {output:q} 2> {log:q}"
+        " --threads {threads} 2> {log:q}"

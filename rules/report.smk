@@ -20,11 +20,11 @@ rule report:
         f"{DEVICE}/benchmarks/report.tsv"
     threads: 1
     params:
-        code=stage_digest("report"),
-        seed=CONFIG.seed,
+        code=code("report"),
+        settings=flags("report"),
     shell:
-        RUN + " report --html {output.html:q} --seed {params.seed} --model {input.model:q}"
-        " --corpus {input.corpus:q} --device {input.device:q}"
+        job("report") + " --html {output.html:q} --model {input.model:q} --corpus {input.corpus:q}"
+        " --device {input.device:q}"
         " --activations {input.activations:q} --sparsity {input.sparsity:q} --placement {input.placement:q}"
         " --order {input.order:q}" + PREDICTORS_FLAG + " --layout {input.layout:q} --package {input.package:q}"
-        " --verification {input.verification:q} --output {output.metrics:q} 2> {log:q}"
+        " --verification {input.verification:q} 2> {log:q}"

@@ -11,9 +11,7 @@ rule verify:
         f"{DEVICE}/benchmarks/verify.tsv"
     threads: 1
     params:
-        code=stage_digest("verify"),
-        artifact=ARTIFACT,
+        code=code("verify"),
+        settings=flags("verify", artifact=ARTIFACT),
     shell:
-        RUN
-        + " verify --artifact {params.artifact:q} --model {input.model:q} --corpus {input.corpus:q} --package {input.package:q}"
-        " --output {output:q} 2> {log:q}"
+        job("verify") + " --model {input.model:q} --corpus {input.corpus:q} --package {input.package:q} 2> {log:q}"

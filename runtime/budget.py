@@ -12,10 +12,6 @@ from runtime import _plugins
 from schemas.errors import DoesNotFitError
 from schemas.layout import Plan, by_budget, placed_parts
 from schemas.manifest import MANIFEST_FILE, Manifest
-from schemas.model import ModelSpec
-
-KV_VALUE_BYTES = 2
-"""Keys and values are kept in fp16."""
 
 
 class Claim(NamedTuple):
@@ -26,11 +22,6 @@ class Claim(NamedTuple):
     num_units: int
     unit_bytes: int
     num_pinned: int
-
-
-def kv_cache_bytes(spec: ModelSpec, context_length: int) -> int:
-    """Bytes of the keys and values of `context_length` tokens in all layers."""
-    return 2 * KV_VALUE_BYTES * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim * context_length
 
 
 def fixed_bytes(manifest: Manifest, plan: Plan) -> int:

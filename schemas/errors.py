@@ -14,7 +14,8 @@ class UnknownNameError(ColdpressError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         """`kind` is the field's word for what is named, such as `device`."""
         choices = sorted(known)
-        near = difflib.get_close_matches(name, choices, n=1)
+        begins = [choice for choice in choices if name and choice.startswith(name)]  # int4, for int4_group32
+        near = difflib.get_close_matches(name, choices, n=1) or begins
         hint = f" Did you mean '{near[0]}'?" if near else ""
         super().__init__(f"unknown {kind} '{name}'.{hint} Known: {', '.join(choices) or 'none'}.")
 

@@ -3,7 +3,7 @@
 Decides what is computed in and on which part of the text; the counting is in compiler/activity/statistics.py.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from compiler.activity.shards import shard_text, task_tokens
 from compiler.activity.statistics import collect
 from schemas.activations import Activations
 from schemas.base import Count, PositiveCount, Record
+from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.families import FamilyName
 from schemas.model import Model
@@ -22,9 +23,11 @@ from schemas.model import Model
 class PassConfig(Record):
     """How the text is run."""
 
-    device: str = Field(default="auto", description="torch's name of the device that computes, or auto")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="what is computed in; auto is bfloat16 where weights and processor have it"
+    device: Annotated[str, Key("compute_device")] = Field(
+        default="auto", description="torch's name of the device that calibration runs on, or auto"
+    )
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key("compute_dtype")] = Field(
+        default="auto", description="what calibration computes in; auto is bfloat16 where weights and processor have it"
     )
     shard: Count = Field(default=0, description="which part of the calibration blocks to run")
     num_shards: PositiveCount = Field(default=1, description="parts that the calibration blocks are cut into")

@@ -11,17 +11,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from compiler._io import Workspace, load_arrays
+from compiler._shared_settings import CacheSetting, MethodSetting
 from compiler.allocate import _densities
 from compiler.allocate._densities import Question
 from compiler.architectures import _common
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import (
+    DramBudget,
     budget_bytes,
     buffers_for,
     dense_footprint_bytes,
@@ -34,10 +37,11 @@ from compiler.cost_model import (
 )
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
-from schemas.base import ArrayFile, Options, PositiveCount, Record
+from schemas.base import ArrayFile, PositiveCount
+from schemas.config import Key
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FamilyName, FormatName, Method, num_units
+from schemas.families import FamilyName, FormatName, num_units
 from schemas.model import Model, ModelSpec
 from schemas.sparsity import Budget, Densities, Sparsity
 
@@ -53,22 +57,25 @@ PREDICTOR_FREE_SHARE = 0.6
 """... and take at most this share of the DRAM that could hold units instead."""
 
 
-class AllocateConfig(Record):
+class AllocateConfig(MethodSetting, CacheSetting):
     """Settings of `allocate`."""
 
-    method: Method = Field(description="how active units are found: a file of runtime/sparsity")
-    options: Options = Field(default={}, description="the selector's own options, as JSON")
-    format: FormatName = Field(description="how weights are stored: fp16, int8_group32 or int4_group32")
-    dram_budget: int | str = Field(description="DRAM in bytes, as 3GB, or as a percentage of the dense footprint")
-    context_length: PositiveCount = Field(description="tokens that the KV cache holds")
-    density: float | None = Field(
-        default=None, gt=0, le=1, description="share of units used per token; without it, derived from the budget"
+    format: Annotated[FormatName, Key(plugins="runtime.quantization")] = Field(
+        default="int4_group32", description="how weights are stored"
     )
-    cache: str = Field(default="lru", description="cache policy of the artifact: a file of runtime/cache")
-    predictor_format: FormatName = Field(
-        default="int8_group32", description="how predictors are stored: fp16, int8_group32 or int4_group32"
+    dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
+        description="bytes, 3GB, 1.5GiB, or a share of weights and KV cache such as 50%"
     )
-    layers_per_group: PositiveCount = Field(
+    context_length: Annotated[PositiveCount, Key(default="the model's, at most 1024")] = Field(
+        description="tokens that the KV cache holds; it is part of the budget"
+    )
+    density: Annotated[float | None, Key(default="derived from the budget; measured where zeros are exact")] = Field(
+        default=None, gt=0, le=1, description="share of units used per token"
+    )
+    predictor_format: Annotated[FormatName, Key(plugins="runtime.quantization")] = Field(
+        default="int8_group32", description="how predictors are stored"
+    )
+    layers_per_group: Annotated[PositiveCount, Key()] = Field(
         default=1, description="consecutive layers whose units lie together on flash"
     )
 

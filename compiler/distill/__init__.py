@@ -11,13 +11,14 @@ import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 from safetensors.numpy import save_file
 
 from compiler._io import Workspace, digest, load_arrays, replacing
+from compiler._shared_settings import SeedSetting
 from compiler.activity.choice import choice_of
 from compiler.architectures import _common
 from compiler.checkpoint.headers import read_header
@@ -26,7 +27,8 @@ from compiler.checkpoint.tensor_map import match_tensors
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role
 from compiler.checkpoint.weight_files import INDEX, locate, scan
 from runtime._plugins import load, options_of
-from schemas.base import PositiveCount, Record
+from schemas.base import PositiveCount
+from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.families import FAMILIES, num_units
@@ -43,14 +45,21 @@ MAX_PARAMETERS = 150_000_000
 """Teacher, student, Adam's two moments and the gradients of some blocks, all of them float32: about 5 GB."""
 
 
-class DistillConfig(Record):
+class DistillConfig(SeedSetting):
     """Settings of `distill`."""
 
-    steps: PositiveCount = Field(default=40, description="updates of the weights")
-    blocks_per_step: PositiveCount = Field(default=8, description="calibration blocks per update")
-    learning_rate: float = Field(default=2e-4, gt=0, description="AdamW's first step size")
-    validation_blocks: PositiveCount = Field(default=16, description="validation blocks that decide what is kept")
-    seed: int = Field(default=0, ge=0, description="seed of the order of blocks")
+    steps: Annotated[PositiveCount, Key("distill_steps")] = Field(
+        default=40, description="updates of the weights in distillation"
+    )
+    blocks_per_step: Annotated[PositiveCount, Key("distill_blocks")] = Field(
+        default=8, description="calibration blocks per update in distillation"
+    )
+    learning_rate: Annotated[float, Key()] = Field(
+        default=2e-4, gt=0, description="AdamW's first step size in distillation"
+    )
+    validation_blocks: Annotated[PositiveCount, Key()] = Field(
+        default=16, description="validation blocks that decide which distilled weights are kept"
+    )
 
 
 def run(

@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from compiler._io import Workspace, load_arrays
+from compiler._shared_settings import CacheSetting, SeedSetting
 from compiler.activity.counted import counted
 from compiler.activity.packed_bits import adjacent_share
 from compiler.cost_model import unit_bytes
@@ -31,7 +32,8 @@ from compiler.order._task import Activity, Arranged, Demand, Task
 from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
 from schemas.activations import Activations, FamilyStatistics
-from schemas.base import PositiveCount, Record
+from schemas.base import PositiveCount
+from schemas.config import Key
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, num_units
@@ -43,21 +45,23 @@ from schemas.sparsity import Sparsity
 LOG = logging.getLogger(__name__)
 
 
-class OrderConfig(Record):
+class OrderConfig(CacheSetting, SeedSetting):
     """Settings of `order`."""
 
-    heuristic: str = Field(
-        default="auto", description="a file of compiler/order, such as auto, ripple, collapse or frequency"
+    heuristic: Annotated[str, Key("order", plugins="compiler.order")] = Field(
+        default="auto",
+        description="how units are ordered on flash; auto: the best on held-out tokens, Algorithm 1 of Ripple unless "
+        "another is clearly better",
     )
-    cache: str = Field(default="lru", description="cache policy that will manage the DRAM not pinned")
-    seed: int = Field(default=0, ge=0, description="seed of heuristics that draw; each layer derives its own")
-    max_tokens: PositiveCount | None = Field(
-        default=None, description="calibration tokens to use, evenly spread; without it all of them"
+    max_tokens: Annotated[PositiveCount | None, Key("order_tokens", default="all")] = Field(
+        default=None, description="calibration tokens that orders are made from, evenly spread"
     )
-    search_tokens: PositiveCount = Field(
+    search_tokens: Annotated[PositiveCount, Key()] = Field(
         default=4096, description="tokens whose cache misses a search looks at, the last ones; other counts are of all"
     )
-    counting: Literal["cpu", "gpu"] = Field(default="cpu", description="where co-activation is counted: cpu or gpu")
+    counting: Annotated[Literal["cpu", "gpu"], Key()] = Field(
+        default="cpu", description="where co-activation is counted"
+    )
 
 
 def run(

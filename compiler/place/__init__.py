@@ -11,11 +11,13 @@ placement without flash.
 
 import logging
 import math
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from compiler._io import Workspace
+from compiler._shared_settings import CacheSetting
 from compiler.cost_model import unit_bytes
 from compiler.place import _solve
 from compiler.place._counts import Counts, all_counts, head_counts, split_tokens, traces_of
@@ -34,7 +36,8 @@ from compiler.place._share import SHARES, choose_share, replay
 from compiler.place._tiers import accelerator_of, min_units, tiers_named, worth
 from runtime._plugins import load
 from schemas.activations import Activations
-from schemas.base import PositiveCount, Record, Share
+from schemas.base import PositiveCount, Share
+from schemas.config import Key
 from schemas.device import DeviceProfile
 from schemas.errors import DoesNotFitError
 from schemas.model import Model, ModelSpec
@@ -49,21 +52,21 @@ SHARE_GAP = 1e-3
 """Near enough to the optimum for comparing shares."""
 
 
-class PlaceConfig(Record):
+class PlaceConfig(CacheSetting):
     """Settings of `place`."""
 
-    solver: str = Field(default="pulp_highs", description="a file of compiler/place: pulp_highs or cp_sat")
-    cache: str = Field(default="lru", description="cache policy that will manage the DRAM not pinned; static has none")
-    pinned_share: Share | None = Field(
-        default=None,
-        description="share of the units' DRAM that is pinned; without it 1 where the cache admits nothing, else the "
-        "smallest one with nearly the least modelled flash time on held-out tokens",
+    solver: Annotated[str, Key("place", plugins="compiler.place")] = Field(
+        default="pulp_highs", description="what solves the placement's integer program"
     )
-    batch_units: PositiveCount | None = Field(
-        default=None,
-        description="units of similar impact placed together; without it 64, or 1 for models of up to 16384 units",
+    pinned_share: Annotated[
+        Share | None, Key(default="the least with nearly the least modelled flash time; 1 where the cache is `static`")
+    ] = Field(default=None, description="share of the units' DRAM that is pinned")
+    batch_units: Annotated[PositiveCount | None, Key(default="64, or 1 for models of up to 16384 units")] = Field(
+        default=None, description="units of similar impact that are placed together"
     )
-    gap: float = Field(default=1e-5, ge=0, lt=1, description="relative distance to the optimum at which solving ends")
+    gap: Annotated[float, Key("place_gap")] = Field(
+        default=1e-5, ge=0, lt=1, description="relative distance to the optimum at which placing ends"
+    )
     tiers: str = Field(
         default="dram-flash",
         description="memory tiers, fastest first: dram-flash, accelerator-dram or accelerator-dram-flash",

@@ -9,7 +9,6 @@ every choice whose own bound stays below a known solution (reduced-cost fixing):
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
 
 from compiler.place._problem import Group, Problem
 
@@ -156,6 +155,8 @@ def _highest_price(group: Group) -> float:
 
 def _lowest_point(slopes: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, float]:
     """Where the largest of the tangents is lowest in the unit box, and its value there."""
+    from scipy.optimize import linprog  # takes a second to import, and this module is read for every dry run
+
     cost = np.append(np.zeros(slopes.shape[1]), 1.0)
     rows = np.hstack([slopes, -np.ones((len(slopes), 1))])
     bounds = [(0.0, 1.0)] * slopes.shape[1] + [(None, None)]

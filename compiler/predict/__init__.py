@@ -13,17 +13,19 @@ at the skewness of a layer's activations and tunes sizes until the model's perpl
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
 from compiler._io import Workspace, load_arrays
+from compiler._shared_settings import SeedSetting
 from compiler.activity.counted import counted
 from compiler.checkpoint.tensors import read_role
 from compiler.cost_model import whole_rank
 from schemas.activations import Activations, LayerStatistics
-from schemas.base import PositiveCount, Record
+from schemas.base import PositiveCount
+from schemas.config import Key
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName
 from schemas.model import Model
@@ -42,19 +44,27 @@ RANK_STEP = 8
 GROWTH = 1.5
 
 
-class PredictConfig(Record):
+class PredictConfig(SeedSetting):
     """Settings of `predict`."""
 
-    target_recall: float = Field(default=0.97, gt=0, le=1, description="share of the active units that must be found")
-    overprediction: float = Field(
+    target_recall: Annotated[float, Key()] = Field(
+        default=0.97, gt=0, le=1, description="share of the active units that a predictor must find"
+    )
+    overprediction: Annotated[float, Key()] = Field(
         default=1.75, ge=1, description="predicted over true density up to which a predictor counts as large enough"
     )
-    steps: PositiveCount = Field(default=120, description="updates per rank that is tried")
-    batch_tokens: PositiveCount = Field(default=1024, description="tokens per update")
-    held_out_share: float = Field(
-        default=0.2, gt=0, lt=1, description="share of the calibration tokens kept for choosing and for judging"
+    steps: Annotated[PositiveCount, Key("predictor_steps")] = Field(
+        default=120, description="updates per rank of a predictor that is tried"
     )
-    seed: int = Field(default=0, ge=0, description="seed; each layer derives its own")
+    batch_tokens: Annotated[PositiveCount, Key("predictor_batch_tokens")] = Field(
+        default=1024, description="tokens per update of a predictor"
+    )
+    held_out_share: Annotated[float, Key()] = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="share of the calibration tokens kept for choosing predictors and for judging them",
+    )
 
 
 def run(

@@ -9,20 +9,20 @@ whose weights take 1 GB or more, since smaller ones are built about as fast, or 
 import logging
 import shutil
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from compiler._io import Workspace
 from compiler.cost_model import budget_bytes, dense_footprint_bytes
 from compiler.device import host
 from compiler.preflight import _needs, _trial
 from runtime.quantities import show_bytes
-from schemas.base import Options, PositiveCount, Record
-from schemas.config import PreflightMode
+from schemas.base import PositiveCount, Record
+from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FormatName, Method
 from schemas.model import Model
 from schemas.preflight import Preflight, StageNeeds
 
@@ -37,21 +37,16 @@ REMEDY = "or set preflight=off to try all the same"
 
 
 class PreflightConfig(Record):
-    """Settings of `preflight`: those of the build."""
+    """Settings of `preflight`, among them those of all stages of the build, as they will be given to them."""
 
-    mode: PreflightMode = Field(description="auto: a trial for large models; always: for all; off: no check at all")
+    mode: Annotated[Literal["auto", "always", "off"], Key("preflight")] = Field(
+        default="auto",
+        description="before anything long, memory, disk, tokens, licence and budget are checked and all stages tried "
+        "on two layers; auto: tried for large models only; off: no check at all",
+    )
     folder: str = Field(description="folder of the model's build, as build/<model>; its disk is what counts")
-    method: Method = Field(description="how active units are found: dense, relu, predictor or topk")
-    options: Options = Field(default={}, description="the selector's own options, as JSON")
-    format: FormatName = Field(description="how weights are stored: fp16, int8_group32 or int4_group32")
-    density: float | None = Field(default=None, gt=0, le=1, description="share of units used per token")
-    dram_budget: int | str = Field(description="DRAM in bytes, as 3GB, or as a percentage of the dense footprint")
-    context_length: PositiveCount = Field(description="tokens that the KV cache holds")
-    cache: str = Field(default="lru", description="cache policy of the artifact")
-    order: str = Field(default="auto", description="ordering heuristic")
-    place: str = Field(default="pulp_highs", description="placement solver")
+    settings: dict[str, dict[str, JsonValue]] = Field(description="JSON: stage, to its settings by their names")
     distill: bool = Field(default=False, description="whether the model is distilled")
-    calibration_tokens: PositiveCount = Field(description="calibration tokens that were asked for")
     shards: PositiveCount = Field(default=1, description="jobs that calibration text is shared out to")
     jobs: PositiveCount = Field(
         default=1, description="layer-wise jobs that share this machine's memory where there are as many cores"
@@ -69,27 +64,28 @@ def run(
     """
     blocks = corpus.split("calibration")
     found_tokens = blocks.num_blocks * blocks.block_tokens
+    wanted = int(str(config.settings["tokenize"]["calibration_tokens"]))
     free_ram, free_disk = host.free_dram_bytes(), _free_disk_bytes(Path(config.folder))
     stages: tuple[StageNeeds, ...] = ()
     trial_layers = 0
     if config.mode != "off":
-        settings = _trial_settings(config, model, threads)
+        build = _build_of(config, model, threads)
         thorough = config.mode == "always" or _weight_bytes(model) >= LARGE_BYTES
         _log_license(model)
-        _check_tokens(config, corpus.name, found_tokens, thorough)
+        _check_tokens(wanted, build.method, corpus.name, found_tokens, thorough)
         _check_shards(config.shards, blocks.num_blocks)
-        _check_budget(settings, model, device)
-        stages = _needs_of(config, model, blocks.num_blocks, blocks.block_tokens, settings)
+        _check_budget(build, model, device)
+        stages = _needs_of(config, model, blocks.num_blocks, blocks.block_tokens, build)
         check_ram(stages, free_ram, min(config.jobs, threads))
         check_disk(stages, free_disk, Path(config.folder), device.name)
         if thorough:
-            trial_layers = _trial.run(settings, model, corpus, device, work.folder)
+            trial_layers = _trial.run(build, model, corpus, device, work.folder)
     return Preflight(
         stages=stages,
         free_ram_bytes=free_ram,
         free_disk_bytes=free_disk,
         calibration_tokens=found_tokens,
-        wanted_calibration_tokens=config.calibration_tokens,
+        wanted_calibration_tokens=wanted,
         license=model.license,
         trial_layers=trial_layers,
     )
@@ -150,58 +146,47 @@ def _present_bytes(folder: Path, device: str, stage: str) -> int:
 
 
 def _needs_of(
-    config: PreflightConfig, model: Model, num_blocks: int, block_tokens: int, settings: _trial.Settings
+    config: PreflightConfig, model: Model, num_blocks: int, block_tokens: int, build: _trial.Build
 ) -> tuple[StageNeeds, ...]:
-    build = _needs.Build(
+    needed = _needs.Build(
         model=model,
-        method=config.method,
-        options=config.options,
-        format=config.format,
+        method=build.method,
+        options=build.options,
+        format=build.format,
         num_tokens=num_blocks * block_tokens,
         block_tokens=block_tokens,
-        dram_budget_bytes=settings.dram_budget_bytes,
+        dram_budget_bytes=build.dram_budget_bytes,
         distill=config.distill,
-        threads=settings.threads,
-        order=config.order,
+        threads=build.threads,
+        order=build.settings["order"]["heuristic"],
         shards=config.shards,
     )
-    ram, disk = _needs.ram_bytes(build), _needs.disk_bytes(build)
+    ram, disk = _needs.ram_bytes(needed), _needs.disk_bytes(needed)
     return tuple(
         StageNeeds(stage=stage, ram_bytes=amount, disk_bytes=disk.get(stage, 0)) for stage, amount in ram.items()
     )
 
 
-def _trial_settings(config: PreflightConfig, model: Model, threads: int) -> _trial.Settings:
-    dense = dense_footprint_bytes(model, config.format, config.context_length)
-    return _trial.Settings(
-        method=config.method,
-        options=config.options,
-        format=config.format,
-        density=config.density,
-        dram_budget_bytes=budget_bytes(config.dram_budget, dense),
-        context_length=config.context_length,
-        cache=config.cache,
-        order=config.order,
-        place=config.place,
-        distill=config.distill,
-        threads=threads,
-    )
+def _build_of(config: PreflightConfig, model: Model, threads: int) -> _trial.Build:
+    settings: dict[str, dict[str, Any]] = config.settings
+    allocate = settings["allocate"]
+    dense = dense_footprint_bytes(model, allocate["format"], allocate["context_length"])
+    return _trial.Build(settings, budget_bytes(allocate["dram_budget"], dense), config.distill, threads)
 
 
-def _check_budget(settings: _trial.Settings, model: Model, device: DeviceProfile) -> None:
-    least = _trial.least_bytes(model, settings, device.flash.page_bytes.value)
-    if least > settings.dram_budget_bytes:
+def _check_budget(build: _trial.Build, model: Model, device: DeviceProfile) -> None:
+    least = _trial.least_bytes(model, build, device.flash.page_bytes.value)
+    if least > build.dram_budget_bytes:
         raise DoesNotFitError(
-            f"a DRAM budget of {settings.dram_budget_bytes:,} bytes was asked for, {least:,} are needed before any "
-            f"unit is kept: tensors that stay in DRAM, the KV cache of {settings.context_length} tokens and buffers; "
+            f"a DRAM budget of {build.dram_budget_bytes:,} bytes was asked for, {least:,} are needed before any "
+            f"unit is kept: tensors that stay in DRAM, the KV cache of {build.context_length} tokens and buffers; "
             "use a shorter context_length or a smaller format, or raise dram_budget"
         )
 
 
-def _check_tokens(config: PreflightConfig, corpus: str, found: int, thorough: bool) -> None:
-    wanted = config.calibration_tokens
+def _check_tokens(wanted: int, method: str, corpus: str, found: int, thorough: bool) -> None:
     text = f"the corpus {corpus} gives {found:,} calibration tokens, {wanted:,} were asked for"
-    if (thorough and found < LEAST_TOKEN_SHARE * wanted) or (config.method == "predictor" and found < PREDICTOR_TOKENS):
+    if (thorough and found < LEAST_TOKEN_SHARE * wanted) or (method == "predictor" and found < PREDICTOR_TOKENS):
         raise ColdpressError(f"{text}; give more text, or set calibration_tokens={found} if that is enough")
     LOG.log(logging.WARNING if found < LEAST_TOKEN_SHARE * wanted else logging.INFO, "preflight: %s", text)
 

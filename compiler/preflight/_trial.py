@@ -1,8 +1,8 @@
 """The whole pipeline on a slice of the model, in one process: what would fail after hours fails after seconds.
 
 The slice is the first layers with everything outside the layers, a few blocks of the corpus, and a DRAM budget that
-leaves each layer what it will have in the real build. Stages run as their jobs do, from records through the command
-line of compiler/job.py, so what is tried is the code that will run. Nothing of it is kept.
+leaves each layer what it will have in the real build. Stages run as jobs do, with the settings of the build and from
+records (compiler/job.py), so what is tried is the code that will run. Nothing of it is kept.
 """
 
 import json
@@ -10,7 +10,8 @@ import logging
 import math
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from compiler._io import digest, load_arrays, save_arrays, save_record
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import buffers_for, kv_cache_bytes, resident_bytes
-from compiler.job import STAGES, execute, parameters_of, record_of
+from compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
 from runtime._plugins import load, options_of
 from schemas.base import Options
 from schemas.corpus import Corpus, TokenBlocks
@@ -32,15 +33,6 @@ LAYERS = 2
 TOKENS = 512
 BLOCK_TOKENS = 64
 """Calibration tokens, enough for predictors to be trained, chosen and judged on; and how long a block is at most."""
-WRITERS = {
-    "corpus": "tokenize",
-    "sparsity": "allocate",
-    "placement": "place",
-    "quantized": "quantize",
-    "predictors": "predict",
-    "verification": "verify",
-}
-"""Parameters of `run` that are not called like the stage whose record they take."""
 SHORTENED = {
     "distill": {"steps": 1, "blocks_per_step": 1, "validation_blocks": 1},
     "predict": {"steps": 4},
@@ -54,27 +46,41 @@ LAYERED_KEYS = ("layer_types",)
 
 
 @dataclass(frozen=True)
-class Settings:
+class Build:
     """What the build will be made with."""
 
-    method: Method
-    format: FormatName
-    density: float | None
+    settings: Mapping[str, Mapping[str, Any]]
+    """Stage -> its settings."""
     dram_budget_bytes: int
-    context_length: int
-    cache: str
-    order: str
-    place: str
     distill: bool
     threads: int
-    options: Options = field(default_factory=dict)
+
+    @property
+    def method(self) -> Method:
+        """How active units are found."""
+        return self.settings["allocate"]["method"]
+
+    @property
+    def options(self) -> Options:
+        """The selector's own."""
+        return self.settings["allocate"].get("options", {})
+
+    @property
+    def format(self) -> FormatName:
+        """How weights are stored."""
+        return self.settings["allocate"]["format"]
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.settings["allocate"]["context_length"]
 
 
-def run(settings: Settings, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
+def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
     """Runs all stages on a slice; gives its number of layers.
 
     Args:
-        settings: Of the build.
+        build: Its settings.
         model: The whole model.
         corpus: The whole corpus.
         device: As in the build.
@@ -90,9 +96,10 @@ def run(settings: Settings, model: Model, corpus: Corpus, device: DeviceProfile,
         save_record(few, folder / "ingest.json")
         save_record(slice_corpus(corpus, folder / "tokenize"), folder / "tokenize.json")
         save_record(device, folder / "device.json")
-        budget = slice_budget(model, few, settings, device.flash.page_bytes.value)
-        for stage in _stages(settings):
-            _try(stage, _arguments(stage, settings, few.spec.num_hidden_layers, budget, folder))
+        budget = slice_budget(model, few, build, device.flash.page_bytes.value)
+        stages = _stages(build)
+        for stage in stages[stages.index("preflight") + 1 :]:
+            _try(_job(stage, build, stages, few.spec.num_hidden_layers, budget, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     LOG.info("preflight: all stages ran on %d layers in %.0f s", LAYERS, time.monotonic() - started)
@@ -138,77 +145,59 @@ def slice_corpus(corpus: Corpus, folder: Path) -> Corpus:
     return corpus.model_copy(update={"splits": tuple(found)})
 
 
-def slice_budget(model: Model, few: Model, settings: Settings, page_bytes: int) -> int:
+def slice_budget(model: Model, few: Model, build: Build, page_bytes: int) -> int:
     """Bytes of DRAM for the slice: what it must hold, and of the rest the share that its layers have in the build."""
     layers = few.spec.num_hidden_layers
-    rest = settings.dram_budget_bytes - least_bytes(model, settings, page_bytes)
-    return least_bytes(few, settings, page_bytes) + max(0, rest) * layers // model.spec.num_hidden_layers
+    rest = build.dram_budget_bytes - least_bytes(model, build, page_bytes)
+    return least_bytes(few, build, page_bytes) + max(0, rest) * layers // model.spec.num_hidden_layers
 
 
-def least_bytes(model: Model, settings: Settings, page_bytes: int) -> int:
+def least_bytes(model: Model, build: Build, page_bytes: int) -> int:
     """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache and the smallest buffers."""
-    selector = load("runtime.sparsity", settings.method)
-    families = selector.families(model.spec, options_of(selector, settings.options))
+    selector = load("runtime.sparsity", build.method)
+    families = selector.families(model.spec, options_of(selector, build.options))
     whole: dict[FamilyName, tuple[float, ...]] = dict.fromkeys(families, (1.0,) * model.spec.num_hidden_layers)
-    buffers = buffers_for(model.spec, settings.format, whole, 0, page_bytes).total_bytes
-    kv_cache = kv_cache_bytes(model.spec, settings.context_length)
-    return resident_bytes(model, families, settings.format) + kv_cache + buffers
+    buffers = buffers_for(model.spec, build.format, whole, 0, page_bytes).total_bytes
+    kv_cache = kv_cache_bytes(model.spec, build.context_length)
+    return resident_bytes(model, families, build.format) + kv_cache + buffers
 
 
-def _arguments(stage: str, settings: Settings, layers: int, budget: int, folder: Path) -> list[str]:
-    """A stage's command line, read off its `run` as compiler/job.py does."""
-    values = {**asdict(settings), "heuristic": settings.order, "solver": settings.place, "dram_budget": budget}
-    values |= {"artifact": folder / f"{stage}.coldpress", "metrics": folder / "report.json"}
-    values |= {"html": folder / "report.html", **SHORTENED.get(stage, {})}
-    parameters = parameters_of(stage)
-    known = [(name, values.get(name)) for name in parameters["config"].model_fields]
-    found = [text for name, value in known if value is not None for text in (_flag(name), _text(value))]
-    for name, hint in parameters.items():
-        source = None if name == "config" or record_of(hint) is None else _source(stage, name, settings)
-        if source and (folder / f"{source}.json").exists():
-            found += [_flag(name), str(folder / f"{source}.json")]
-    if "layers" in parameters:
-        found += ["--layers", *map(str, range(layers))]
-    if "threads" in parameters:
-        found += ["--threads", str(settings.threads)]
-    return [*found, "--output", str(folder / f"{stage}.json")]
+def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: int, folder: Path) -> Job:
+    """A stage as the workflow would run it, but for what the slice and the folder change."""
+    fields = config_of(stage).model_fields
+    changed = {"dram_budget": budget, "artifact": str(folder / f"{stage}.coldpress")}
+    changed |= {"metrics": str(folder / "report.json"), "html": str(folder / "report.html")}
+    changed |= SHORTENED.get(stage, {})
+    sources = {name: writer_of(stage, name, stages) for name in records_of(stage)} | (
+        {"device": "device"} if "device" in records_of(stage) else {}
+    )
+    return Job(
+        stage=stage,
+        settings={**build.settings[stage], **{name: value for name, value in changed.items() if name in fields}},
+        records={name: (folder / f"{source}.json",) for name, source in sources.items() if source},
+        output=folder / f"{stage}.json",
+        layers=tuple(range(layers)),
+        threads=build.threads,
+    )
 
 
-def _text(value: object) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)
-
-
-def _source(stage: str, parameter: str, settings: Settings) -> str:
-    """The stage whose record goes to a parameter of `stage`."""
-    if parameter == "model":
-        early = stage in ("calibrate", "allocate", "distill") or not settings.distill
-        return "ingest" if early else "distill"
-    if parameter == "activations":
-        return "calibrate" if stage in ("allocate", "recalibrate") else "recalibrate"
-    return WRITERS.get(parameter, parameter)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _stages(settings: Settings) -> list[str]:
-    """What the build consists of, after `preflight`."""
-    left_out = set() if settings.distill else {"distill"}
-    if not load("runtime.sparsity", settings.method).NEEDS_PREDICTORS:
+def _stages(build: Build) -> list[str]:
+    """What the build consists of."""
+    left_out = set() if build.distill else {"distill"}
+    if not load("runtime.sparsity", build.method).NEEDS_PREDICTORS:
         left_out.add("predict")
-    return [stage for stage in STAGES[STAGES.index("preflight") + 1 :] if stage not in left_out]
+    return [stage for stage in STAGES if stage not in left_out]
 
 
-def _try(stage: str, arguments: list[str]) -> None:
+def _try(job: Job) -> None:
     """Runs one stage; what it raises becomes a sentence that names it, and what nobody foresaw is logged whole."""
     try:
-        execute(stage, arguments)
+        run_job(job)
     except ColdpressError as error:
-        raise ColdpressError(f"in a trial run on {LAYERS} layers, {stage} refused: {error}") from error
-    except (Exception, SystemExit) as error:  # the command line's own refusal is a SystemExit
-        LOG.exception("preflight: %s failed", stage)
+        raise ColdpressError(f"in a trial run on {LAYERS} layers, {job.stage} refused: {error}") from error
+    except Exception as error:
+        LOG.exception("preflight: %s failed", job.stage)
         raise ColdpressError(
-            f"in a trial run on {LAYERS} layers, {stage} failed with {type(error).__name__}: {error}; the whole build "
-            "would fail there, too"
+            f"in a trial run on {LAYERS} layers, {job.stage} failed with {type(error).__name__}: {error}; the whole "
+            "build would fail there, too"
         ) from error

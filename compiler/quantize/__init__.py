@@ -8,6 +8,7 @@ after another.
 
 import logging
 from types import ModuleType
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +18,7 @@ from compiler.quantize._resident import layer_resident, shared_resident
 from compiler.quantize._units import encode_resident, encode_units
 from runtime._plugins import load
 from schemas.base import Record
+from schemas.config import Key
 from schemas.model import Model
 from schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from schemas.sparsity import Sparsity
@@ -27,7 +29,9 @@ logger = logging.getLogger(__name__)
 class QuantizeConfig(Record):
     """Settings of `quantize`."""
 
-    algorithm: str = Field(default="rtn", description="how codes are chosen: rtn, round to nearest")
+    algorithm: Annotated[str, Key(plugins="compiler.quantize")] = Field(
+        default="rtn", description="how codes are chosen; rtn: round to nearest"
+    )
 
 
 def run(

@@ -10,11 +10,11 @@ from pathlib import Path
 from pydantic import Field
 
 from compiler._io import replacing
+from compiler._shared_settings import SeedSetting
 from compiler.report._figures import make_metrics
 from compiler.report._page import render
 from compiler.report._page_charts import Inputs
 from schemas.activations import Activations
-from schemas.base import Record
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
@@ -28,11 +28,10 @@ from schemas.predictors import Predictors
 from schemas.sparsity import Sparsity
 
 
-class ReportConfig(Record):
+class ReportConfig(SeedSetting):
     """Settings of `report`."""
 
     html: str = Field(description="path of the HTML page to write")
-    seed: int = Field(default=0, ge=0, description="the seed of the build, which the page names")
 
 
 def run(

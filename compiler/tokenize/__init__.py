@@ -8,15 +8,17 @@ the model's beginning-of-sequence token where the tokenizer asks for one, as a p
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
 from compiler._io import Workspace, save_arrays
+from compiler._shared_settings import SeedSetting
 from compiler.checkpoint.source_tokenizer import bos_of, load_tokenizer
 from compiler.tokenize._text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
-from schemas.base import PositiveCount, Record
+from schemas.base import PositiveCount
+from schemas.config import REVISION_PATTERN, Key
 from schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
 from schemas.errors import ColdpressError
 from schemas.model import Model
@@ -35,21 +37,28 @@ MAX_TASKS = 256
 """With more names than this, the field that names tasks says something else: every count is kept per task."""
 
 
-class TokenizeConfig(Record):
+class TokenizeConfig(SeedSetting):
     """Settings of `tokenize`."""
 
-    corpus: str = Field(
-        min_length=1, description="pydoc, a .txt or .jsonl file, a folder of them, or a hub dataset such as owner/name"
+    corpus: Annotated[str, Key()] = Field(
+        default="pydoc",
+        min_length=1,
+        description="pydoc, a .txt or .jsonl file, a folder of them, or a hub dataset such as owner/name:subset",
     )
-    corpus_revision: str | None = Field(
-        default=None, description="the 40 hexadecimal digits of the commit that a hub dataset is read at"
+    corpus_revision: Annotated[str | None, Key(default="the profile's")] = Field(
+        default=None,
+        pattern=REVISION_PATTERN,
+        description="the 40 hexadecimal digits of the commit that a hub dataset is read at",
     )
-    calibration_tokens: PositiveCount = Field(default=8192, description="tokens to calibrate on, at most")
-    evaluation_tokens: PositiveCount = Field(default=4096, description="tokens of validation and of test, at most")
-    block_tokens: PositiveCount = Field(
+    calibration_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=8192, description="tokens to calibrate on, at most"
+    )
+    evaluation_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=4096, description="tokens of validation and of test, at most"
+    )
+    block_tokens: Annotated[PositiveCount, Key()] = Field(
         default=256, description="tokens of a block, cut to the model's context where that is shorter"
     )
-    seed: int = Field(default=0, ge=0, description="decides the order of documents and which split they are in")
 
 
 def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:

@@ -1,67 +1,78 @@
 """Which source files a stage hangs on, so that an edit of the compiler reruns the rules it concerns and no others.
 
 Follows imports statically from the stage's own module through `compiler`, `runtime` and `schemas`. Plug-ins are loaded
-by name, so a package whose name stands in the code as text counts with all its modules, and the native core with its
-sources. Snakemake sees only the shell command of a rule; the rules put this digest into their `params`.
+by name: where the code names a package of them as text, those that the build chose count, with what they import.
+Snakemake sees only the shell command of a rule; the rules put this digest into their `params`, and jobs are told it.
 """
 
 import ast
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 from compiler._io import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("compiler", "runtime", "schemas", "demo")
-NATIVE = "runtime._native"
-NATIVE_SOURCES = "runtime/native"
+RUNS_THE_ARTIFACT = ("verify",)
+KERNELS = "runtime.kernels"
+"""Selectors import the kernels, which load any format, but only a stage that runs the artifact calls them."""
+NATIVE_SOURCES = {
+    **dict.fromkeys(RUNS_THE_ARTIFACT, ("runtime/native/CMakeLists.txt", "runtime/native/src/*")),
+    "package": ("runtime/native/src/crc32c.*",),
+}
+"""The native core's sources by the stages whose results hang on them: what is measured by running it, and the checksums
+that `package` writes. The others import it at most."""
+Plugins = Mapping[str, tuple[str, ...]]
+"""Package -> the plug-ins of it that a build uses; of a package that is not named, all count."""
 
 
-def stage_digest(stage: str, root: Path = ROOT) -> str:
+def stage_digest(stage: str, plugins: Plugins, root: Path = ROOT) -> str:
     """Hex digest over the paths and contents of `source_files`."""
-    files = source_files(f"compiler.{stage}", root)
+    files = source_files(stage, plugins, root)
     return digest(*(text for file in files for text in (file.relative_to(root).as_posix(), _text(file))))
 
 
-def source_files(module: str, root: Path = ROOT) -> list[Path]:
-    """The files that `module` (such as `compiler.order`) runs, itself included, sorted.
-
-    A stage that is a package brings all its modules: one of them is chosen by the configuration.
-    """
-    pending = [module, *_package_modules(module, root)]
+def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
+    """The files that decide what a stage such as `order` results in, in a build that uses `plugins`, sorted."""
+    pending = [f"compiler.{stage}"]
     found: dict[str, list[Path]] = {}
     while pending:
         name = pending.pop()
-        if name in found:
+        if name in found or (name.startswith(KERNELS) and stage not in RUNS_THE_ARTIFACT):
             continue
         found[name] = _files(name, root)
+        pending += filter(None, [name.rpartition(".")[0]])  # a module's import runs its packages
         for file in found[name]:
             if file.suffix == ".py":
-                pending += _references(file, root)
-    return sorted({file for files in found.values() for file in files})
+                imports, packages = _references(file, root)
+                pending += imports
+                pending += [module for package in packages for module in _chosen(package, plugins, root)]
+    native = {file for pattern in NATIVE_SOURCES.get(stage, ()) for file in root.glob(pattern) if file.is_file()}
+    return sorted({file for files in found.values() for file in files} | native)
 
 
 def _files(name: str, root: Path) -> list[Path]:
     """The files behind a module name; none for what is not ours."""
-    if name == NATIVE:
-        return sorted(path for path in (root / NATIVE_SOURCES).rglob("*") if path.is_file())
     path = root.joinpath(*name.split("."))
     if (path / "__init__.py").is_file():
-        templates = [file for file in path.iterdir() if file.is_file() and file.suffix != ".py"]
-        return [path / "__init__.py", *templates]
+        return [path / "__init__.py", *path.glob("*.j2")]
     module = path.with_name(f"{path.name}.py")
     return [module] if module.is_file() else []
 
 
-def _package_modules(name: str, root: Path) -> list[str]:
-    folder = root.joinpath(*name.split("."))
-    return [f"{name}.{file.stem}" for file in sorted(folder.glob("*.py")) if file.stem != "__init__"]
+def _chosen(package: str, plugins: Plugins, root: Path) -> list[str]:
+    """The modules of a package that are loaded by name; the private ones come with those that import them."""
+    folder = root.joinpath(*package.split("."))
+    every = [file.stem for file in sorted(folder.glob("*.py")) if not file.stem.startswith("_")]
+    return [package, *(f"{package}.{name}" for name in plugins.get(package, every))]
 
 
-def _is_package_name(text: str) -> bool:
-    """Whether `text` is like `runtime.cache`; the name of a top package alone is an ordinary word."""
-    parts = text.split(".")
-    return len(parts) > 1 and parts[0] in PACKAGES and all(part.isidentifier() for part in parts)
+def _is_package(value: object, root: Path) -> TypeGuard[str]:
+    """Whether `value` is like `runtime.cache`; the name of a top package alone is an ordinary word."""
+    parts = value.split(".") if isinstance(value, str) else []
+    return len(parts) > 1 and parts[0] in PACKAGES and all(parts) and (root.joinpath(*parts) / "__init__.py").is_file()
 
 
 @functools.cache
@@ -70,14 +81,20 @@ def _text(file: Path) -> str:
 
 
 @functools.cache
-def _references(file: Path, root: Path) -> list[str]:
-    """Module names that a file imports, and the modules of the packages it names in a text."""
+def _references(file: Path, root: Path) -> tuple[list[str], list[str]]:
+    """(module names that a file imports, packages that it names in a text).
+
+    The mark of a setting (schemas/config.py) names a package to say which values there are, and loads nothing.
+    """
     names: list[str] = []
-    for node in ast.walk(ast.parse(_text(file), filename=str(file))):
+    packages: list[str] = []
+    nodes = list(ast.walk(ast.parse(_text(file), filename=str(file))))
+    marks = {id(node.value) for node in nodes if isinstance(node, ast.keyword) and node.arg == "plugins"}
+    for node in nodes:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_package_name(node.value):
-            names += _package_modules(node.value, root)
-    return [name for name in names if name.split(".")[0] in PACKAGES]
+        elif isinstance(node, ast.Constant) and id(node) not in marks and _is_package(node.value, root):
+            packages.append(node.value)
+    return [name for name in names if name.split(".")[0] in PACKAGES], packages

@@ -1,46 +1,47 @@
 """Decides what a build does: checks and resolves the values of `snakemake --config` before any DAG exists.
 
-Reads model and device profiles (profiles/) and, of a model that has no profile, its config.json and nothing else.
-Returns a `BuildConfig` with nothing left open. Every refusal is one sentence with the nearest name and the known ones.
+Reads model and device profiles (profiles/) and, of a model that has no profile, its config.json and nothing else; which
+keys there are, and what they take, is compiler/workflow/keys.py's. Returns a `BuildConfig` with nothing left open, from
+which the rules take each stage's settings. Every refusal is one sentence with the nearest name and the known ones.
 """
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field
 
 from compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from compiler.checkpoint.source_config import checked_config
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.checkpoint.weight_files import kind_of
-from compiler.cost_model import parse_share
+from compiler.cost_model import stored_formats
+from compiler.job import STAGES, config_of, flag
 from compiler.profiles import device_file, load_device, load_model, model_names
+from compiler.workflow.keys import (
+    AUTO,
+    NOT_IN_PROFILES,
+    config_keys,
+    marked,
+    option_fields,
+    option_keys,
+    owners_of,
+    plugin_keys,
+    unknown_key,
+)
 from runtime import _plugins
-from runtime.quantities import parse_bytes
-from schemas.config import NAME_PATTERN, BuildConfig, BuildRequest, ModelReference, Settings
+from schemas.base import PositiveCount, Record
+from schemas.config import NAME_PATTERN, REVISION_PATTERN
+from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, UnknownNameError
-from schemas.families import Method
 from schemas.profiles import ModelProfile
 
 ROOT = Path(__file__).resolve().parents[2]
-
-DEFAULTS: dict[str, Any] = {
-    "method": "auto",
-    "format": "int4_group32",
-    "order": "auto",
-    "place": "pulp_highs",
-    "cache": "lru",
-    "distill": False,
-    "corpus": "pydoc",
-    "calibration_tokens": 8192,
-    "calibration_shards": 1,
-    "seed": 0,
-    "preflight": "auto",
-}
-"""What holds where neither the user nor the model's profile says anything."""
 LONGEST_DEFAULT_CONTEXT = 1024
 """Tokens; a longer context is a choice, because its KV cache is taken from the DRAM budget."""
 DEFAULT_CHUNKS = 4
@@ -49,53 +50,129 @@ and must find the same chunks."""
 CONFIG_FILE = "config.json"
 
 
+class ModelReference(Record):
+    """The model that was named: where it comes from, and the facts of its config.json that the DAG hangs on."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Profile name, or the last part of the folder or hub id; names the build folder and the artifact."""
+    source: str
+    """Hub id, or a folder: relative where it lies below the working directory, else absolute."""
+    revision: str | None = Field(pattern=REVISION_PATTERN)
+    """Commit of a hub model; None for a folder."""
+    license: str | None
+    """As the profile says; None leaves it to the model card."""
+    model_type: str
+    """A file of compiler/architectures."""
+    num_hidden_layers: PositiveCount
+    exact_zeros: bool
+    """Whether the MLP's activation is ReLU, so that inactive units are exact zeros."""
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """The resolved configuration of one build; it stays in memory and never enters an artifact."""
+
+    model: ModelReference
+    device: DeviceProfile
+    device_file: str
+    """The profile that `device` was read from."""
+    values: Mapping[str, Any]
+    """Every key but plug-ins' options; None where the stage decides by itself."""
+    options: Mapping[str, Mapping[str, Any]]
+    """Package -> the options that were given for its chosen plug-in."""
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key."""
+        return self.values[key]
+
+    @property
+    def target(self) -> str:
+        """Names build folder and artifact: the device, and the label behind a plus, which no device's name holds."""
+        return self.device.name if self["label"] is None else f"{self.device.name}+{self['label']}"
+
+    def of_stage(self, stage: str) -> dict[str, Any]:
+        """The settings of a stage that users may give, by the fields of its record; what is None is left out."""
+        record = config_of(stage)
+        found = {field: self.values[mark.name or field] for field, mark in marked(record).items()}
+        for field, named in option_fields(record).items():
+            found[field] = dict(self.options[marked(record)[named].plugins]) or None
+        return {field: value for field, value in found.items() if value is not None}
+
+    def plugins(self) -> dict[str, tuple[str, ...]]:
+        """Package -> the plug-ins of it that this build uses."""
+        found = {package: (self[key.name],) for package, key in plugin_keys().items()}
+        return {
+            **found,
+            "runtime.quantization": (*stored_formats(self["format"]), self["predictor_format"]),
+            "compiler.architectures": (self.model.model_type,),
+        }
+
+
 def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     """The complete configuration of a build from the raw values of `--config`.
 
-    A setting is taken from the user, else from the model's profile, else from `DEFAULTS`.
+    A key is taken from the user, else from the model's profile, else it has its default.
 
     Raises:
         ColdpressError: for an unknown key, name or value; the text is one sentence.
     """
-    request = BuildRequest(**{key: _coerce(key, value) for key, value in raw.items()})
-    profile, reference, longest_context = _find_model(request.model, request.revision)
-    device_path = device_file(request.device, Path(request.build_dir))
+    keys = config_keys()
+    said = {key: keys[key].read(value) for key, value in raw.items() if key in keys}
+    values = {key: declared.default for key, declared in keys.items()} | said
+    profile, reference, longest_context = _find_model(values["model"], values["revision"])
+    device_path = device_file(values["device"], Path(values["build_dir"]))
     device = load_device(device_path)
-    settings: dict[str, Any] = {
-        **DEFAULTS,
-        **dict.fromkeys(("density", "max_ppl_ratio", "min_top1_agreement", "max_logit_error")),
-        "corpus_revision": None,
+    values |= {
+        "method": AUTO,
         "context_length": min(longest_context, LONGEST_DEFAULT_CONTEXT),
         "dram_budget": device.dram_budget_bytes.value,
         "layers_per_job": -(-reference.num_hidden_layers // DEFAULT_CHUNKS),
-        **(profile.settings.model_dump(exclude_none=True) if profile else {}),
-        **{key: value for key, value in request.model_dump(exclude_none=True).items() if key in Settings.model_fields},
+        **(_of_profile(profile) if profile else {}),
+        **said,
     }
-    if request.corpus is not None:  # the profile's commit is one of the profile's corpus
-        settings["corpus_revision"] = request.corpus_revision
-    _check_names(settings)
-    check_dataset(settings["corpus"], settings["corpus_revision"])
-    settings["method"] = _method(settings["method"], reference)
-    settings["dram_budget"] = _budget(settings["dram_budget"])
+    if "corpus" in said:  # the profile's commit is one of the profile's corpus
+        values["corpus_revision"] = said.get("corpus_revision")
+    check_dataset(values["corpus"], values["corpus_revision"])
+    values["method"] = _method(values["method"], reference)
+    chosen = {package: values[key.name] for package, key in plugin_keys().items()}
+    options = _profile_options(profile, chosen) if profile else {}
+    options |= {key: value for key, value in raw.items() if key not in keys}
     return BuildConfig(
         model=reference,
         device=device,
         device_file=_shown(device_path),
-        label=request.label,
-        build_dir=request.build_dir,
-        **settings,
+        values=values,
+        options=_options(options, chosen),
     )
+
+
+def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
+    """A stage's settings as its command line takes them, quoted for a shell: a changed setting is a changed text.
+
+    Args:
+        config: Of the build.
+        stage: Whose settings.
+        facts: Settings that no user gives, such as paths; those that are None are left out.
+    """
+    given = config.of_stage(stage) | {name: value for name, value in facts.items() if value is not None}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
+    return " ".join(f"{flag(name)} {shlex.quote(text)}" for name, text in texts.items())
+
+
+def of_all_stages(config: BuildConfig) -> dict[str, dict[str, Any]]:
+    """Stage -> its settings, for `preflight`, which tries all that follow it."""
+    return {stage: config.of_stage(stage) for stage in STAGES if stage != "preflight"}
 
 
 def chunks(config: BuildConfig) -> list[str]:
     """The chunks of layers, first and last layer of each, as 000-003."""
-    num_layers, step = config.model.num_hidden_layers, config.layers_per_job
+    num_layers, step = config.model.num_hidden_layers, config["layers_per_job"]
     return [f"{first:03d}-{min(first + step, num_layers) - 1:03d}" for first in range(0, num_layers, step)]
 
 
 def needs_predictors(config: BuildConfig) -> bool:
     """Whether the build has predictors."""
-    return _plugins.load("runtime.sparsity", config.method).NEEDS_PREDICTORS
+    return _plugins.load("runtime.sparsity", config["method"]).NEEDS_PREDICTORS
 
 
 def checkpoint_files(config: BuildConfig) -> list[str]:
@@ -108,78 +185,59 @@ def checkpoint_files(config: BuildConfig) -> list[str]:
 
 def corpus_files(config: BuildConfig) -> list[str]:
     """The files of a corpus that is a file or a folder; none for one that has a name."""
-    path = Path(config.corpus).expanduser()
+    path = Path(config["corpus"]).expanduser()
     if path.is_dir():
         return sorted(str(file) for file in path.rglob("*") if file.suffix in (".txt", ".jsonl"))
     return [str(path)] if path.is_file() else []
 
 
-def _coerce(key: str, value: Any) -> Any:
-    """`value` as its key's type: snakemake hands over `true` as text, 1e3 as 1000.0, a model called 7 as a number."""
-    if key not in BuildRequest.model_fields:
-        raise UnknownNameError("config key", key, BuildRequest.model_fields)
-    field = BuildRequest.model_fields[key]
-    if value is None or value == "":
-        raise ColdpressError(f"config key '{key}' has no value; leave it out to take its default")
-    adapter = TypeAdapter(field.rebuild_annotation())
-    for candidate in _readings(value):
-        try:
-            return adapter.validate_python(candidate, strict=True)
-        except ValidationError:
-            continue
-    choices = _choices(field.annotation)
-    if choices and isinstance(value, str):
-        raise UnknownNameError(key, value, choices)
-    raise ColdpressError(f"config key '{key}' is {value!r}, expected {field.description}")
+def _of_profile(profile: ModelProfile) -> dict[str, Any]:
+    """The settings of a model's profile that are no plug-in's, read as a user's are."""
+    keys = config_keys()
+    try:
+        for name in set(NOT_IN_PROFILES) & profile.settings.keys():
+            raise ColdpressError(f"a profile cannot set '{name}'; give it with --config")
+        return {name: keys[name].read(value) for name, value in profile.settings.items() if name in keys}
+    except ColdpressError as error:
+        raise _in_profile(profile, error) from error
 
 
-def _readings(value: Any) -> list[Any]:
-    """What a raw value may have meant, the likeliest first."""
-    readings = [value]
-    if isinstance(value, float) and value.is_integer():
-        readings.append(int(value))
-    if isinstance(value, str):
-        text = value.strip()
-        readings += {"true": [True], "yes": [True], "false": [False], "no": [False]}.get(text.lower(), [])
-        if re.fullmatch(r"\d+(\.\d+)?%", text):
-            readings.append(float(text[:-1]) / 100)
-        if re.fullmatch(r"\d+", text.replace("_", "")):
-            readings.append(int(text))
-    elif not isinstance(value, (bool, list, dict)):
-        readings.append(str(value))
-    return readings
+def _profile_options(profile: ModelProfile, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """What a profile says of the chosen plug-ins; what it says of others waits until they are chosen."""
+    others = profile.settings.keys() - config_keys().keys()
+    found = {name: profile.settings[name] for name in others if owners_of(name, chosen)}
+    for name in others - found.keys():
+        if not owners_of(name):
+            raise _in_profile(profile, unknown_key(name, chosen))
+    return found
 
 
-def _choices(annotation: Any) -> tuple[str, ...]:
-    """The texts of `Literal[...] | None`; empty for other annotations."""
-    literals = [argument for part in get_args(annotation) for argument in get_args(part)]
-    return tuple(literals) if literals and all(isinstance(argument, str) for argument in literals) else ()
+def _in_profile(profile: ModelProfile, error: ColdpressError) -> ColdpressError:
+    return ColdpressError(f"profiles/models/{profile.name}.yaml: settings: {error}")
 
 
-def _check_names(settings: Mapping[str, Any]) -> None:
-    """Refuses plug-ins that do not exist, before the stage that would load them."""
-    packages = {"order": "compiler.order", "place": "compiler.place", "cache": "runtime.cache"}
-    for key, package in (packages | {"format": "runtime.quantization"}).items():
-        known = _plugins.names(package)
-        if settings[key] not in known:
-            raise UnknownNameError(key, settings[key], known)
+def _options(raw: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Package -> the options that were given for its chosen plug-in."""
+    found: dict[str, dict[str, Any]] = {package: {} for package in chosen}
+    for name, value in raw.items():
+        owners = owners_of(name, chosen)
+        if not owners:
+            raise unknown_key(name, chosen)
+        for package, plugin in owners:
+            found[package][name] = option_keys(package, plugin)[name].read(value)
+    return found
 
 
-def _method(requested: str, model: ModelReference) -> Method:
+def _method(requested: str, model: ModelReference) -> str:
     """Predictors where inactive units are exact zeros, input pruning otherwise; other requests are checked."""
-    if requested == "auto":
+    if requested == AUTO:
         return "predictor" if model.exact_zeros else "topk"
     if _plugins.load("runtime.sparsity", requested).NEEDS_EXACT_ZEROS and not model.exact_zeros:
         raise ColdpressError(
             f"method={requested} needs a model whose MLP activation is ReLU, and {model.name}'s is not; "
             "use method=topk or method=dense"
         )
-    return TypeAdapter(Method).validate_python(requested)
-
-
-def _budget(value: int | str) -> int | str:
-    """Bytes as a number; a share of the dense footprint stays text, because only `allocate` knows the footprint."""
-    return parse_bytes(value) if parse_share(value) is None else value
+    return requested
 
 
 def _find_model(named: str, revision: str | None) -> tuple[ModelProfile | None, ModelReference, int]:
@@ -214,6 +272,7 @@ def _reference_of(profile: ModelProfile, revision: str | None) -> ModelReference
         source=_shown(ROOT / profile.source) if is_local else profile.source,
         revision=commit,
         license=profile.license,
+        model_type=profile.model_type,
         num_hidden_layers=profile.num_hidden_layers,
         exact_zeros=profile.hidden_act == "relu",
     )
@@ -241,12 +300,14 @@ def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple
 
     transformers would fill in what config.json leaves out, but it takes seconds to import.
     """
-    _, believed = checked_config(read_object(file, MAX_CONFIG_BYTES))
+    config = read_object(file, MAX_CONFIG_BYTES)
+    _, believed = checked_config(config)
     reference = ModelReference(
         name=_folder_name(name),
         source=source,
         revision=revision,
         license=None,
+        model_type=config["model_type"],
         num_hidden_layers=believed["num_hidden_layers"],
         exact_zeros="relu" in (believed.get("hidden_act"), believed.get("activation_function")),
     )

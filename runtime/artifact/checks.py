@@ -20,7 +20,8 @@ from runtime.artifact.errors import (
     VersionError,
 )
 from runtime.artifact.errors import short as _short
-from runtime.budget import kv_cache_bytes, used_bytes
+from runtime.budget import used_bytes
+from runtime.kv_cache import kv_cache_bytes
 from schemas import families as arithmetic
 from schemas.families import FamilyName
 from schemas.layout import SECTION_ALIGN_BYTES, Plan, Section, placed_parts

@@ -1,26 +1,40 @@
 """compiler/workflow/code_digest.py: a stage's digest changes with what it runs, and with nothing else."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from compiler.job import STAGES
 from compiler.workflow import code_digest
-from compiler.workflow.code_digest import source_files, stage_digest
+from compiler.workflow.code_digest import Plugins, source_files, stage_digest
+from compiler.workflow.settings import resolve
+
+SAW: Plugins = {"runtime.tools": ("saw",)}
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A little checkout: stage `one` loads plug-ins of runtime.tools by name, stage `two` is a package."""
-    write(
-        tmp_path, "compiler/one.py", 'from compiler import _io\nfrom runtime import _native\nTOOLS = "runtime.tools"\n'
-    )
+    write(tmp_path, "compiler/__init__.py", "")
+    one = ("from compiler import _io", "from runtime import _native", 'TOOLS = "runtime.tools"')
+    write(tmp_path, "compiler/one.py", "\n".join(one))
     write(tmp_path, "compiler/_io.py", "import schemas.base\nimport numpy\n")
-    write(tmp_path, "compiler/two/__init__.py", "from compiler.two._help import x\n")
-    write(tmp_path, "compiler/two/_help.py", "x = 1\n")
+    write(tmp_path, "compiler/two/__init__.py", 'from compiler.two._help import x\nHERE = "compiler.two"\n')
+    write(tmp_path, "compiler/two/_help.py", 'x = Key(plugins="runtime.tools")\n')
+    write(tmp_path, "compiler/two/_unused.py", "")
+    write(tmp_path, "compiler/two/fast.py", "")
     write(tmp_path, "compiler/two/page.html.j2", "<p>\n")
+    write(tmp_path, "compiler/verify.py", "")
+    write(tmp_path, "compiler/package.py", "")
+    write(tmp_path, "runtime/__init__.py", "")
     write(tmp_path, "runtime/tools/__init__.py", "")
-    write(tmp_path, "runtime/tools/saw.py", "")
+    write(tmp_path, "runtime/tools/saw.py", "from runtime.tools import _blade")
+    write(tmp_path, "runtime/tools/_blade.py", "")
+    write(tmp_path, "runtime/tools/plane.py", "")
     write(tmp_path, "runtime/native/src/core.cpp", "int x;\n")
+    write(tmp_path, "runtime/native/src/crc32c.cpp", "int y;\n")
+    write(tmp_path, "schemas/__init__.py", "")
     write(tmp_path, "schemas/base.py", "")
     write(tmp_path, "schemas/unused.py", "")
     return tmp_path
@@ -41,18 +55,22 @@ def write(root: Path, name: str, text: str) -> None:
     (root / name).write_text(text)
 
 
-def names(module: str, root: Path) -> set[str]:
-    return {file.relative_to(root).as_posix() for file in source_files(module, root)}
+def names(stage: str, root: Path, plugins: Plugins = SAW) -> set[str]:
+    return {file.relative_to(root).as_posix() for file in source_files(stage, plugins, root)}
 
 
-def test_follows_imports_names_of_packages_and_the_native_core(tree: Path) -> None:
-    expected = {"compiler/one.py", "compiler/_io.py", "schemas/base.py", "runtime/tools/saw.py"}
-    assert names("compiler.one", tree) == expected | {"runtime/native/src/core.cpp"}
+def test_follows_imports_with_their_packages_and_the_plugins_that_are_used(tree: Path) -> None:
+    own = {"compiler/__init__.py", "compiler/one.py", "compiler/_io.py", "schemas/__init__.py", "schemas/base.py"}
+    tools = {"runtime/__init__.py", "runtime/tools/__init__.py", "runtime/tools/saw.py", "runtime/tools/_blade.py"}
+    assert names("one", tree) == own | tools
+    assert names("one", tree, {}) == own | tools | {"runtime/tools/plane.py"}, "all where nobody knows which"
 
 
-def test_a_package_counts_with_all_its_files(tree: Path) -> None:
-    files = {"compiler/two/__init__.py", "compiler/two/_help.py", "compiler/two/page.html.j2"}
-    assert names("compiler.two", tree) == files
+def test_a_package_counts_with_what_it_imports_and_its_templates(tree: Path) -> None:
+    files = {"__init__.py", "_help.py", "page.html.j2"}
+    own = {"compiler/__init__.py", *(f"compiler/two/{name}" for name in files)}
+    assert names("two", tree, {"compiler.two": ()}) == own
+    assert names("two", tree, {"compiler.two": ("fast",)}) == own | {"compiler/two/fast.py"}
 
 
 @pytest.mark.parametrize(
@@ -61,28 +79,83 @@ def test_a_package_counts_with_all_its_files(tree: Path) -> None:
         ("compiler/one.py", {"one"}),
         ("schemas/base.py", {"one"}),
         ("runtime/tools/saw.py", {"one"}),
-        ("runtime/tools/drill.py", {"one"}),
-        ("runtime/native/src/core.cpp", {"one"}),
+        ("runtime/tools/_blade.py", {"one"}),
+        ("runtime/tools/plane.py", set()),
+        ("runtime/tools/drill.py", set()),
+        ("runtime/native/src/core.cpp", {"verify"}),
+        ("runtime/native/src/crc32c.cpp", {"verify", "package"}),
         ("compiler/two/page.html.j2", {"two"}),
+        ("compiler/two/_unused.py", set()),
         ("schemas/unused.py", set()),
     ],
 )
 def test_the_digest_moves_with_what_a_stage_runs(tree: Path, edited: str, stages: set[str]) -> None:
-    before = {stage: stage_digest(stage, tree) for stage in ("one", "two")}
+    known = ("one", "two", "verify", "package")
+    before = {stage: stage_digest(stage, SAW, tree) for stage in known}
     write(tree, edited, "# edited\n" + ((tree / edited).read_text() if (tree / edited).exists() else ""))
     clear()
-    assert {stage for stage in before if stage_digest(stage, tree) != before[stage]} == stages
+    assert {stage for stage in before if stage_digest(stage, SAW, tree) != before[stage]} == stages
 
 
 def test_the_digest_does_not_hang_on_the_place(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    import shutil
-
     other = tmp_path_factory.mktemp("other") / "tree"
     shutil.copytree(tree, other)
-    assert stage_digest("one", tree) == stage_digest("one", other)
+    assert stage_digest("one", SAW, tree) == stage_digest("one", SAW, other)
+
+
+# The stages of this repository
+
+
+def used_by(file: str, **config: object) -> set[str]:
+    """The stages whose result hangs on a file in a build of the demo."""
+    plugins = resolve(config).plugins()
+    return {stage for stage in STAGES if file in names(stage, code_digest.ROOT, plugins)}
 
 
 def test_real_stages_follow_their_plugins() -> None:
-    files = names("compiler.quantize", code_digest.ROOT)
+    files = names("quantize", code_digest.ROOT, resolve({"format": "int4_group32"}).plugins())
     assert {"compiler/quantize/rtn.py", "runtime/quantization/int4_group32.py", "compiler/_io.py"} <= files
     assert not any(name.startswith("compiler/order") for name in files)
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "stages"),
+    [
+        ("runtime/native/src/attention.cpp", {}, {"verify"}),
+        ("runtime/native/src/crc32c.cpp", {}, {"package", "verify"}),
+        ("compiler/order/lift.py", {}, set()),
+        ("compiler/order/lift.py", {"order": "lift"}, {"order", "preflight"}),
+        (
+            "compiler/order/frequency.py",
+            {},
+            {"order", "preflight"},
+        ),  # `auto` has it compete, and preflight asks how much it holds
+        ("compiler/order/frequency.py", {"order": "ripple"}, set()),
+        ("compiler/place/cp_sat.py", {}, set()),
+        ("compiler/place/cp_sat.py", {"place": "cp_sat"}, {"place"}),
+        ("runtime/quantization/int4_group32.py", {"format": "fp16"}, set()),
+        ("compiler/architectures/opt.py", {}, set()),
+        ("compiler/quantize/rtn.py", {}, {"quantize"}),
+    ],
+)
+def test_a_plugin_that_is_not_chosen_concerns_no_stage(file: str, config: dict[str, object], stages: set[str]) -> None:
+    assert (code_digest.ROOT / file).is_file()
+    assert used_by(file, **config) == stages
+
+
+def test_a_cache_policy_concerns_the_stages_that_count_on_it() -> None:
+    assert used_by("runtime/cache/lfu.py") == set()
+    assert used_by("runtime/cache/lfu.py", cache="lfu") >= {"allocate", "place", "order", "layout", "verify"}
+    assert not used_by("runtime/cache/lfu.py", cache="lfu") & {"ingest", "tokenize", "calibrate", "quantize"}
+
+
+def test_a_selector_concerns_no_build_that_has_another() -> None:
+    assert used_by("runtime/sparsity/relu.py") == set()
+    assert used_by("runtime/sparsity/relu.py", method="relu") >= {"calibrate", "allocate", "verify"}
+
+
+def test_a_format_concerns_no_stage_that_only_counts() -> None:
+    """Though the selector that `calibrate` asks for its families imports the kernels, and they the formats."""
+    counting = {"ingest", "tokenize", "calibrate", "recalibrate", "distill", "predict"}
+    assert not used_by("runtime/quantization/int8_group32.py") & counting
+    assert used_by("runtime/kernels/gemv.py") == {"verify"}

@@ -2,12 +2,20 @@
 model."""
 
 import json
+import shlex
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import Field, JsonValue
 
+from compiler._shared_settings import CacheSetting
+from compiler.profiles import load_model
 from compiler.workflow import settings
-from schemas.config import BuildRequest
+from compiler.workflow.keys import config_keys
+from runtime import _plugins
+from schemas.base import Record
+from schemas.config import OptionsOf
 from schemas.errors import ColdpressError, UnknownNameError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -55,22 +63,22 @@ def refusal(**raw: object) -> str:
 def test_defaults_suit_the_demo_model() -> None:
     built = settings.resolve({})
     assert (built.model.name, built.device.name) == ("demo", "pixel6")
-    assert built.method == "predictor"
-    assert (built.dram_budget, built.format, built.corpus) == ("50%", "int8_group32", "pydoc")
+    assert built["method"] == "predictor"
+    assert (built["dram_budget"], built["format"], built["corpus"]) == ("50%", "int8_group32", "pydoc")
 
 
 def test_defaults_suit_a_model_without_exact_zeros() -> None:
     built = settings.resolve({"model": "mistral-7b", "device": "oneplus12", "corpus": "pydoc"})
-    assert built.method == "topk"
-    assert built.format == "int4_group32"
-    assert built.dram_budget == built.device.dram_budget_bytes.value
+    assert built["method"] == "topk"
+    assert built["format"] == "int4_group32"
+    assert built["dram_budget"] == built.device.dram_budget_bytes.value
     assert built.model.source == "mistralai/Mistral-7B-v0.1"
     assert built.model.revision is not None
 
 
 def test_the_user_goes_before_the_profile() -> None:
     built = settings.resolve({"format": "fp16", "dram_budget": "3GB", "context_length": 64})
-    assert (built.format, built.dram_budget, built.context_length) == ("fp16", 3_000_000_000, 64)
+    assert (built["format"], built["dram_budget"], built["context_length"]) == ("fp16", 3_000_000_000, 64)
 
 
 @pytest.mark.parametrize(
@@ -90,37 +98,41 @@ def test_the_user_goes_before_the_profile() -> None:
     ],
 )
 def test_values_arrive_as_snakemake_parses_them(key: str, raw: object, expected: object) -> None:
-    found = getattr(settings.resolve({key: raw}), key)
+    found = settings.resolve({key: raw})[key]
     assert found == expected
     assert type(found) is type(expected)
 
 
 @pytest.mark.parametrize(
-    ("key", "raw"),
+    ("key", "raw", "found", "expected"),
     [
-        ("density", 0),
-        ("density", 1.5),
-        ("density", "half"),
-        ("seed", -1),
-        ("seed", 1.5),
-        ("seed", True),
-        ("distill", "perhaps"),
-        ("distill", 1),
-        ("calibration_tokens", 0),
-        ("layers_per_job", "two"),
-        ("corpus", ["a.txt", "b.txt"]),
-        ("dram_budget", "3XB"),
-        ("dram_budget", "0%"),
-        ("dram_budget", "101%"),
-        ("dram_budget", 0),
-        ("format", None),
-        ("format", ""),
-        ("revision", "main"),
+        ("density", 0, "is 0,", "expected a number above 0 and at most 1: share of units used per token"),
+        ("density", 1.5, "is 1.5,", "expected a number above 0 and at most 1: share of units used per token"),
+        ("density", "half", "is 'half',", "expected a number above 0 and at most 1: share of units used per token"),
+        ("seed", -1, "is -1,", "expected a whole number at least 0: what everything that is drawn derives from"),
+        ("seed", 1.5, "is 1.5,", "expected a whole number at least 0: "),
+        ("seed", True, "is True,", "expected a whole number at least 0: "),
+        ("distill", "perhaps", "is 'perhaps',", "expected true or false: whether the model is distilled"),
+        ("distill", 1, "is 1,", "expected true or false: "),
+        ("calibration_tokens", 0, "is 0,", "expected a whole number at least 1: tokens to calibrate on"),
+        ("layers_per_job", "two", "is 'two',", "expected a whole number at least 1: layers of one job"),
+        ("max_ppl_ratio", 0, "is 0,", "expected a number above 0"),
+        ("held_out_share", 1, "is 1,", "expected a number above 0 and below 1: share of the calibration tokens"),
+        ("corpus", ["a.txt", "b.txt"], "is ['a.txt', 'b.txt'],", "expected text: pydoc, a .txt"),
+        ("cache", 7, "unknown cache '7'.", "Known: "),
+        ("dram_budget", "3XB", "'3XB' is not an amount of memory;", "write bytes, or a number with B, KB"),
+        ("dram_budget", "0%", "'0%' of the model is not a DRAM budget;", "give more than 0% and at most 100%"),
+        ("dram_budget", "101%", "'101%' of the model is not a DRAM budget;", "give more than 0% and at most 100%"),
+        ("dram_budget", 0, "'0' is less than one byte;", "give a positive amount of memory"),
+        ("format", None, "config key 'format' has no value;", "leave it out to take its default"),
+        ("format", "", "config key 'format' has no value;", "leave it out to take its default"),
+        ("revision", "main", "is 'main',", "expected text: the 40 hexadecimal digits of a hub commit"),
     ],
 )
-def test_bad_values_are_named(key: str, raw: object) -> None:
+def test_bad_values_are_named_with_what_fits(key: str, raw: object, found: str, expected: str) -> None:
     text = refusal(**{key: raw})
-    assert str(raw) in text or "no value" in text
+    assert (f"config key '{key}' {found}" if found.startswith("is ") else found) in text
+    assert expected in text
 
 
 @pytest.mark.parametrize(
@@ -131,6 +143,10 @@ def test_bad_values_are_named(key: str, raw: object) -> None:
         ({"model": "mistal-7b"}, "mistral-7b"),
         ({"method": "predictors"}, "predictor"),
         ({"format": "int8_group"}, "int8_group32"),
+        ({"format": "int4"}, "int4_group32"),
+        ({"algorithm": "rtm"}, "rtn"),
+        ({"counting": "cpus"}, "cpu"),
+        ({"target_recal": 0.9}, "target_recall"),
         ({"cache": "lruu"}, "lru"),
         ({"order": "riple"}, "ripple"),
         ({"place": "pulp_high"}, "pulp_highs"),
@@ -138,23 +154,137 @@ def test_bad_values_are_named(key: str, raw: object) -> None:
 )
 def test_unknown_names_come_with_the_nearest_and_all(raw: dict[str, object], nearest: str) -> None:
     text = refusal(**raw)
-    assert next(iter(raw.values())) in text or next(iter(raw)) in text
+    assert str(next(iter(raw.values()))) in text or next(iter(raw)) in text
     assert f"Did you mean '{nearest}'?" in text
     assert "Known: " in text
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "stage", "field"),
+    [
+        ("target_recall", 0.9, "predict", "target_recall"),
+        ("overprediction", 2.5, "predict", "overprediction"),
+        ("predictor_steps", 7, "predict", "steps"),
+        ("distill_steps", 3, "distill", "steps"),
+        ("learning_rate", 1e-3, "distill", "learning_rate"),
+        ("evaluation_tokens", 512, "tokenize", "evaluation_tokens"),
+        ("block_tokens", 64, "tokenize", "block_tokens"),
+        ("pinned_share", 0.25, "place", "pinned_share"),
+        ("search_tokens", 99, "order", "search_tokens"),
+        ("order", "ripple", "order", "heuristic"),
+        ("algorithm", "rtn", "quantize", "algorithm"),
+        ("max_ppl_ratio", 1.05, "publish", "max_ppl_ratio"),
+        ("test_tokens", 64, "verify", "test_tokens"),
+    ],
+)
+def test_a_stage_s_settings_are_keys(key: str, value: object, stage: str, field: str) -> None:
+    built = settings.resolve({key: value})
+    assert built.of_stage(stage)[field] == value
+    assert f"--{field.replace('_', '-')} {value}" in settings.flags(built, stage)
+
+
+def test_a_key_goes_to_every_stage_that_takes_it_and_to_no_other() -> None:
+    before, after = (settings.of_all_stages(settings.resolve(raw)) for raw in ({}, {"cache": "lfu"}))
+    assert {stage for stage in before if before[stage] != after[stage]} == {"allocate", "place", "order", "layout"}
+
+
+def test_flags_are_quoted_and_leave_out_what_nobody_said() -> None:
+    built = settings.resolve({"corpus": "my texts.txt"})
+    flags = settings.flags(built, "tokenize", folder=None, more={"a": 1})
+    assert shlex.split(flags)[:2] == ["--seed", "0"]
+    assert "--corpus 'my texts.txt'" in flags
+    assert shlex.split(flags)[-2:] == ["--more", '{"a": 1}']
+    assert "--density" not in settings.flags(built, "allocate")
+
+
 def test_every_setting_is_resolved_and_nothing_else_is_accepted() -> None:
     built = settings.resolve({})
-    assert set(BuildRequest.model_fields) - set(type(built).model_fields) == {"revision"}
+    open_still = {key for key, value in built.values.items() if value is None}
+    assert open_still == {key for key in open_still if config_keys()[key].mark.default}, "words say what then holds"
     with pytest.raises(UnknownNameError):
         settings.resolve({"x": 1})
+
+
+# Options of plug-ins
+
+
+class LruOptions(Record):
+    """As a plug-in declares them."""
+
+    patience: int = Field(default=3, ge=1, description="tokens that a unit stays")
+
+
+class LfuOptions(Record):
+    """Of a sibling, which may have the same key."""
+
+    patience: int = Field(default=3, ge=1, description="tokens that a unit stays")
+    decay: float = Field(default=0.5, gt=0, lt=1, description="what a count loses per token")
+
+
+class TakesOptions(CacheSetting):
+    """A stage's settings with its plug-in's options."""
+
+    cache_options: Annotated[dict[str, JsonValue], OptionsOf("cache")] = Field(default={}, description="JSON")
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cache policies with options, and a stage that takes them."""
+    monkeypatch.setattr(_plugins.load("runtime.cache", "lru"), "Options", LruOptions, raising=False)
+    monkeypatch.setattr(_plugins.load("runtime.cache", "lfu"), "Options", LfuOptions, raising=False)
+    monkeypatch.setattr(settings, "config_of", lambda stage: TakesOptions)
+
+
+@pytest.mark.usefixtures("options")
+def test_options_of_the_chosen_plugin_are_keys() -> None:
+    built = settings.resolve({"cache": "lfu", "decay": 0.25, "patience": "4"})
+    assert built.of_stage("place") == {"cache": "lfu", "cache_options": {"decay": 0.25, "patience": 4}}
+    assert settings.flags(built, "place").endswith("""--cache-options '{"decay": 0.25, "patience": 4}'""")
+    assert settings.resolve({"cache": "lfu"}).of_stage("place") == {"cache": "lfu"}
+
+
+@pytest.mark.usefixtures("options")
+def test_options_of_other_plugins_are_refused() -> None:
+    assert refusal(decay=0.5) == (
+        "config key 'decay' is an option of cache=lfu, and this build has cache=lru; leave it out or choose what it "
+        "belongs to"
+    )
+    assert "Did you mean 'patience'? Known: " in refusal(patienc=3)
+    assert "config key 'patience' is 0, expected a whole number at least 1: tokens that a unit stays" in refusal(
+        patience=0
+    )
+
+
+@pytest.mark.usefixtures("options")
+def test_a_profile_sets_options_for_when_their_plugin_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = load_model("demo").model_copy(update={"settings": {"decay": 0.25, "corpus": "pydoc"}})
+    monkeypatch.setattr(settings, "load_model", lambda _: profile)
+    assert settings.resolve({}).options["runtime.cache"] == {}
+    assert settings.resolve({"cache": "lfu"}).options["runtime.cache"] == {"decay": 0.25}
+    assert settings.resolve({"cache": "lfu", "decay": 0.75}).options["runtime.cache"] == {"decay": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"formatt": "fp16"}, "unknown config key 'formatt'. Did you mean 'format'?"),
+        ({"density": 2}, "config key 'density' is 2, expected a number above 0"),
+        ({"device": "pixel6"}, "a profile cannot set 'device'; give it with --config"),
+    ],
+)
+def test_a_profile_is_checked_as_a_user_is(
+    monkeypatch: pytest.MonkeyPatch, setting: dict[str, str | int], sentence: str
+) -> None:
+    profile = load_model("demo").model_copy(update={"settings": setting})
+    monkeypatch.setattr(settings, "load_model", lambda _: profile)
+    assert f"profiles/models/demo.yaml: settings: {sentence}" in refusal()
 
 
 def test_a_folder_is_a_model(checkpoint: Path) -> None:
     built = settings.resolve({"model": str(checkpoint)})
     assert built.model.name == "My-model-v2"
     assert built.model.revision is None
-    assert (built.model.num_hidden_layers, built.context_length, built.method) == (9, 512, "topk")
+    assert (built.model.num_hidden_layers, built["context_length"], built["method"]) == (9, 512, "topk")
     assert settings.checkpoint_files(built) == [str(checkpoint / "config.json")]
 
 
@@ -167,7 +297,7 @@ def test_a_relative_folder_is_taken_from_the_working_directory(
 
 def test_relu_decides_the_method(checkpoint: Path) -> None:
     write_config(checkpoint, hidden_act="relu")
-    assert settings.resolve({"model": str(checkpoint)}).method == "predictor"
+    assert settings.resolve({"model": str(checkpoint)})["method"] == "predictor"
     write_config(checkpoint)
     assert "method=relu" in refusal(model=str(checkpoint), method="relu")
 
@@ -211,7 +341,7 @@ def test_hub_datasets_need_a_commit(checkpoint: Path) -> None:
     assert "needs corpus_revision=" in refusal(model=str(checkpoint), corpus="owner/name:subset")
     assert "has no meaning for the corpus pydoc" in refusal(corpus_revision=COMMIT)
     built = settings.resolve({"model": "mistral-7b", "corpus_revision": COMMIT})
-    assert built.corpus_revision == COMMIT
+    assert built["corpus_revision"] == COMMIT
     given = {"model": "mistral-7b", "corpus_revision": COMMIT, "corpus": "owner/name"}
     assert settings.resolve(given).corpus_revision == COMMIT
 

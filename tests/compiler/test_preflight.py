@@ -1,5 +1,6 @@
 """preflight: refusals with numbers from injected measurements, sums against real files, and the trial on two layers."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -14,10 +15,12 @@ from compiler.allocate import PREDICTOR_PARAMETER_SHARE
 from compiler.calibrate import CalibrateConfig
 from compiler.device import host
 from compiler.ingest import IngestConfig
+from compiler.job import Job, config_of
 from compiler.place import _counts
 from compiler.preflight import PreflightConfig, _needs, _trial
 from compiler.profiles import device_file, load_device
 from compiler.quantize import QuantizeConfig
+from compiler.workflow.settings import of_all_stages, resolve
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.model import Model
@@ -29,13 +32,14 @@ from tests.support.models import write_model
 LAYERS, BLOCKS, BLOCK_TOKENS = 12, 8, 128
 PIXEL6 = load_device(device_file("pixel6", Path()))
 SETTINGS: dict[str, Any] = {
-    "mode": "auto",
     "method": "predictor",
     "format": "int8_group32",
     "dram_budget": "80%",
     "context_length": 64,
     "calibration_tokens": BLOCKS * BLOCK_TOKENS,
 }
+OWN = ("mode", "folder", "distill", "shards", "jobs")
+"""Settings of `preflight`; the others are keys of the stages that it tries."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes: Any) -> Preflight:
-    config = PreflightConfig(**{**SETTINGS, "folder": str(folder), **changes})
+    own = {name: value for name, value in changes.items() if name in OWN}
+    keys = {**SETTINGS, **{name: value for name, value in changes.items() if name not in OWN}}
+    built = resolve({"model": model.folder, **keys})
+    config = PreflightConfig(**{"folder": str(folder), "settings": of_all_stages(built), **own})
     return preflight.run(config, model, corpus, PIXEL6, Workspace(folder / "preflight", "test"), threads)
 
 
@@ -302,6 +309,26 @@ def test_a_broken_stage_is_told_early(
     assert not list((tmp_path / "build").rglob("*"))
 
 
+def test_the_trial_has_the_settings_of_the_build(
+    model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage is given what its rule will give it, whatever keys a user set, and records of the right stages."""
+    jobs: dict[str, Job] = {}
+    monkeypatch.setattr(_trial, "run_job", lambda job: jobs.setdefault(job.stage, job))
+    keys = {"order": "ripple", "pinned_share": 0.25, "target_recall": 0.5, "cache": "lfu", "seed": 7}
+    run(model, corpus, tmp_path / "build", mode="always", distill=True, **keys)
+    assert (jobs["order"].settings["heuristic"], jobs["order"].settings["cache"]) == ("ripple", "lfu")
+    assert (jobs["place"].settings["pinned_share"], jobs["predict"].settings["target_recall"]) == (0.25, 0.5)
+    assert {job.settings["seed"] for job in jobs.values() if "seed" in config_of(job.stage).model_fields} == {7}
+    sources = {stage: {name: path.stem for name, (path,) in job.records.items()} for stage, job in jobs.items()}
+    assert sources["allocate"] == {"model": "ingest", "activations": "calibrate", "device": "device"}
+    assert sources["recalibrate"]["activations"] == "calibrate"
+    assert (sources["recalibrate"]["model"], sources["place"]["model"]) == ("distill", "distill")
+    assert sources["place"]["activations"] == sources["order"]["activations"] == "recalibrate"
+    assert "shards" not in sources["recalibrate"]
+    assert sources["layout"]["predictors"] == "predict"
+
+
 def test_a_stage_that_refuses_is_named(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(ColdpressError, match="on 2 layers, allocate refused: context_length 999 exceeds the 256"):
         run(model, corpus, tmp_path / "build", mode="always", context_length=999, dram_budget="100%")
@@ -323,18 +350,8 @@ def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_p
 
 def test_the_slice_has_the_room_per_layer_that_the_build_has(model: Model, tmp_path: Path) -> None:
     few = _trial.slice_model(model, tmp_path / "slice")
-    settings = _trial.Settings(
-        method="predictor",
-        format="int8_group32",
-        density=None,
-        dram_budget_bytes=0,
-        context_length=64,
-        cache="lru",
-        order="ripple",
-        place="pulp_highs",
-        distill=False,
-        threads=1,
-    )
-    least, slice_least = (_trial.least_bytes(one, settings, 4096) for one in (model, few))
-    roomy = _trial.Settings(**{**vars(settings), "dram_budget_bytes": least + 12_000})
+    allocate = {"method": "predictor", "format": "int8_group32", "context_length": 64}
+    build = _trial.Build({"allocate": allocate}, dram_budget_bytes=0, distill=False, threads=1)
+    least, slice_least = (_trial.least_bytes(one, build, 4096) for one in (model, few))
+    roomy = dataclasses.replace(build, dram_budget_bytes=least + 12_000)
     assert _trial.slice_budget(model, few, roomy, 4096) == slice_least + 2_000

@@ -101,13 +101,14 @@ def test_model(name: str) -> None:
     profile = load_model(name)
     assert profile.name == name
     assert profile.license
+    assert profile.model_type in _plugins.names("compiler.architectures")
     if profile.source.startswith("./"):
         assert profile.revision is None
     else:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", profile.source)
     pinned = {} if profile.source.startswith("./") else {"revision": COMMIT, "corpus_revision": COMMIT}
     built = resolve({"model": name, **pinned})
-    assert built.method == ("predictor" if profile.hidden_act == "relu" else "topk")
+    assert built["method"] == ("predictor" if profile.hidden_act == "relu" else "topk")
 
 
 def test_the_demo_profile_agrees_with_its_checkpoint() -> None:
@@ -115,9 +116,8 @@ def test_the_demo_profile_agrees_with_its_checkpoint() -> None:
     config = json.loads((ROOT / profile.source / "config.json").read_text())
     assert config["num_hidden_layers"] == profile.num_hidden_layers
     assert config["hidden_act"] == profile.hidden_act
-    assert config["model_type"] in _plugins.names("compiler.architectures")
-    assert profile.settings.context_length is not None
-    assert profile.settings.context_length <= config["max_position_embeddings"]
+    assert config["model_type"] == profile.model_type
+    assert int(profile.settings["context_length"]) <= config["max_position_embeddings"]
 
 
 def test_snakemake_takes_no_device_or_model_for_its_own_profile() -> None:

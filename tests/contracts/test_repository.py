@@ -36,8 +36,9 @@ def test_a_stage_is_a_module_a_rule_and_a_test(stage: str) -> None:
     assert module_of(stage)
     rule = (RULES / f"{stage}.smk").read_text()
     assert re.findall(r"^rule (\w+):", rule, re.MULTILINE) in ([stage], [stage, f"{stage}_shard"])
-    assert f"-m compiler {stage} " in rule or f'" {stage} ' in rule
-    assert f'code=stage_digest("{stage}")' in rule
+    jobs = rule.count("    shell:")
+    for line in (f'job("{stage}")', f'code=code("{stage}")', "settings=flags("):
+        assert rule.count(line) == jobs, line
     assert list((ROOT / "tests" / "compiler").glob(f"test_{stage}*.py"))
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from runtime.artifact.reader import open_artifact
-from runtime.budget import choose_plan, fixed_bytes, kv_cache_bytes, refit, used_bytes
+from runtime.budget import choose_plan, fixed_bytes, refit, used_bytes
 from runtime.flash import direct
+from runtime.kv_cache import kv_cache_bytes
 from runtime.store import Store
 from schemas.errors import DoesNotFitError
 

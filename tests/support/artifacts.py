@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from runtime import _native, _plugins
 from runtime.artifact.contents import model_tensors
 from runtime.artifact.reader import open_artifact
-from runtime.budget import kv_cache_bytes
+from runtime.kv_cache import kv_cache_bytes
 from schemas.device import DeviceProfile
 from schemas.errors import ArtifactError
 from schemas.families import num_units, slice_length, slices

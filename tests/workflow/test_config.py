@@ -17,9 +17,15 @@ from tests.workflow.conftest import Workflow
         ({"model": "dmeo"}, "error: unknown model 'dmeo'. Did you mean 'demo'? Known: "),
         ({"device": "pixel66"}, "error: unknown device 'pixel66'. Did you mean 'pixel6'? Known: "),
         ({"formatt": "fp16"}, "error: unknown config key 'formatt'. Did you mean 'format'? Known: "),
-        ({"max_ppl_ratio": "loose"}, "error: config key 'max_ppl_ratio' is 'loose', expected a number above 0 such as"),
-        ({"label": "../up"}, "error: config key 'label' is '../up', expected letters, digits"),
-        ({"density": "2"}, "error: config key 'density' is 2, expected the share of units used per token"),
+        (
+            {"max_ppl_ratio": "loose"},
+            "error: config key 'max_ppl_ratio' is 'loose', expected a number above 0 or off: ",
+        ),
+        ({"label": "../up"}, "error: config key 'label' is '../up', expected text: letters, digits"),
+        (
+            {"density": "2"},
+            "error: config key 'density' is 2, expected a number above 0 and at most 1: share of units used per token",
+        ),
     ],
 )
 def test_bad_configuration(workflow: Workflow, tmp_path: Path, config: dict[str, object], sentence: str) -> None:

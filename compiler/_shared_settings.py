@@ -1,0 +1,41 @@
+"""Settings that several stages take, each declared once; a stage's own record inherits them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from schemas.base import Options, Record
+from schemas.config import Key, OptionsOf
+from schemas.families import Method
+
+
+class MethodSetting(Record):
+    """For stages that hang on how active units are found, before `allocate` has written it down."""
+
+    method: Annotated[
+        Method,
+        Key(
+            plugins="runtime.sparsity",
+            auto=True,
+            default="`auto`: predictors where the MLP is ReLU, input pruning otherwise",
+        ),
+    ] = Field(description="how active units are found")
+    options: Annotated[Options, OptionsOf("method")] = Field(
+        default={}, description="the selector's own options, as JSON"
+    )
+
+
+class CacheSetting(Record):
+    """For stages that count on the cache of the runtime."""
+
+    cache: Annotated[str, Key(plugins="runtime.cache")] = Field(
+        default="lru", description="cache policy that manages the DRAM that is not pinned"
+    )
+
+
+class SeedSetting(Record):
+    """For stages that draw."""
+
+    seed: Annotated[int, Key()] = Field(
+        default=0, ge=0, description="what everything that is drawn derives from: text, weights, orders"
+    )

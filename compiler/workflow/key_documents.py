@@ -1,0 +1,87 @@
+"""What readers see of the keys of `--config`: schemas/json/config.schema.json and the README's table.
+
+Both are made from the records that declare the keys (compiler/workflow/keys.py). `python -m
+compiler.workflow.key_documents` tells whether they are up to date; with `--fix` it writes them.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from compiler.workflow.keys import ConfigKey, config_keys, option_keys, plugin_keys
+from runtime import _plugins
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = ROOT / "schemas" / "json" / "config.schema.json"
+README = ROOT / "README.md"
+BEGIN = "<!-- keys: made by python -m compiler.workflow.key_documents --fix -->\n"
+END = "<!-- end of keys -->\n"
+
+
+def schema() -> str:
+    """The JSON Schema of what `--config`, or the `settings` of a model's profile, may hold."""
+    properties = {key.name: _property(key) for key in [*config_keys().values(), *(key for key, _ in _options())]}
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:coldpress:schema:config",
+        "title": "config",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def table() -> str:
+    """The README's table, one row per key."""
+    rows = [_row(key, "") for key in config_keys().values()]
+    rows += [_row(key, f" (`{choice}`)") for key, choice in _options()]
+    return "".join(["| key | what it says, and its values | default |\n", "|---|---|---|\n", *rows])
+
+
+def documents() -> dict[Path, str]:
+    """File -> its text as it should be."""
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    return {SCHEMA: schema(), README: f"{before}{BEGIN}\n{table()}\n{END}{after}"}
+
+
+def _options() -> Iterator[tuple[ConfigKey, str]]:
+    """(key, the choice that brings it, as `method=topk`) of every plug-in's options."""
+    for package, named in plugin_keys().items():
+        for plugin in _plugins.names(package):
+            for key in option_keys(package, plugin).values():
+                yield key, f"{named.name}={plugin}"
+
+
+def _property(key: ConfigKey) -> dict[str, Any]:
+    found = {"description": key.field.description} | ({"default": key.default} if key.default is not None else {})
+    if key.names:
+        return found | {"enum": list(key.names)}
+    return found | (key.types[0] if len(key.types) == 1 else {"anyOf": key.types})
+
+
+def _row(key: ConfigKey, of: str) -> str:
+    values = " ".join(f"`{name}`" for name in key.names) or key.in_words
+    default = key.mark.default or f"`{json.dumps(key.default) if isinstance(key.default, bool) else key.default}`"
+    return f"| `{key.name}`{of} | {key.field.description} · {values} | {default} |\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; 1 if something is out of date."""
+    parser = argparse.ArgumentParser(prog="python -m compiler.workflow.key_documents", description=__doc__)
+    parser.add_argument("--fix", action="store_true", help="write what is out of date")
+    arguments = parser.parse_args(argv)
+    outdated = {path: text for path, text in documents().items() if path.read_text(encoding="utf-8") != text}
+    for path, text in outdated.items():
+        if arguments.fix:
+            path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {'written' if arguments.fix else 'out of date; run it with --fix'}")
+    return 1 if outdated and not arguments.fix else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""The keys of `snakemake --config`: found in the records that declare them, and read from what a user typed.
+
+A key is a field marked `Key` in a stage's settings record (schemas/config.py), a field of a plug-in's `Options`, or one
+of `WorkflowKeys`, for what no single stage decides. compiler/workflow/key_documents.py tells readers of them.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from compiler.job import STAGES, config_of
+from runtime import _plugins
+from schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
+from schemas.config import NAME_PATTERN, REVISION_PATTERN, Key, OptionsOf
+from schemas.errors import ColdpressError, UnknownNameError
+
+AUTO = "auto"
+
+
+class WorkflowKeys(Record):
+    """What is said to the workflow as a whole."""
+
+    model: Annotated[str, Key()] = Field(
+        default="demo", description="a profile of profiles/models, a folder, or a hub id with `revision`"
+    )
+    revision: Annotated[str | None, Key(default="the profile's")] = Field(
+        default=None, pattern=REVISION_PATTERN, description="the 40 hexadecimal digits of a hub commit"
+    )
+    device: Annotated[str, Key()] = Field(
+        default="pixel6", description="a profile of profiles/devices, or the path of a YAML file"
+    )
+    label: Annotated[str | None, Key(default="none")] = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        description="letters, digits and .-_ between them: builds of other labels stay beside this one",
+    )
+    build_dir: Annotated[str, Key()] = Field(default="build", min_length=1, description="the folder of all builds")
+    distill: Annotated[bool, Key()] = Field(default=False, description="whether the model is distilled")
+    calibration_shards: Annotated[PositiveCount, Key()] = Field(
+        default=1, description="jobs that calibration text is shared out to"
+    )
+    layers_per_job: Annotated[PositiveCount | None, Key(default="four jobs per stage")] = Field(
+        default=None, description="layers of one job of a stage that works layer by layer"
+    )
+
+
+NOT_IN_PROFILES = ("model", "revision", "device", "label", "build_dir")
+"""Keys that a model's profile cannot set."""
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """One key, as its record declares it."""
+
+    name: str
+    field: FieldInfo
+    mark: Key
+    owner: str
+    """Where it is declared, as `compiler.order.OrderConfig`."""
+
+    @property
+    def default(self) -> Any:
+        """The field's own; None where the workflow derives one or leaves the choice to the stage."""
+        return None if self.field.is_required() else self.field.default
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that are its values, if they are names."""
+        if self.mark.plugins:
+            return (*([AUTO] if self.mark.auto else []), *_plugins.names(self.mark.plugins))
+        if not all("enum" in part for part in self.types):
+            return ()
+        return tuple(value for part in self.types for value in part["enum"])
+
+    @property
+    def types(self) -> list[dict[str, Any]]:
+        """The JSON Schemas of the types that a value may have."""
+        schema = TypeAdapter(self.field.rebuild_annotation()).json_schema()
+        return [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
+
+    @property
+    def in_words(self) -> str:
+        """The types of a value, as `a number above 0`."""
+        return " or ".join(dict.fromkeys(map(_in_words, self.types)))
+
+    @property
+    def expected(self) -> str:
+        """Which values it takes, in words that complete "expected …"."""
+        if self.names:
+            return ", ".join(self.names[:-1]) + (" or " if self.names[1:] else "") + self.names[-1]
+        return f"{self.in_words}: {self.field.description}"
+
+    def read(self, raw: Any) -> Any:
+        """The value that `raw` means: snakemake hands over `true` as text, 1e3 as 1000.0, a model called 7 as a number.
+
+        Raises:
+            ColdpressError: if it means none; the text is one sentence.
+        """
+        if raw is None or raw == "":
+            raise ColdpressError(f"config key '{self.name}' has no value; leave it out to take its default")
+        if self.names:
+            if str(raw) not in self.names:
+                raise UnknownNameError(self.name, str(raw), self.names)
+            return str(raw)
+        adapter = TypeAdapter(self.field.rebuild_annotation())
+        for candidate in _readings(raw):
+            try:
+                return adapter.validate_python(candidate, strict=True)
+            except ValidationError:
+                continue
+        raise ColdpressError(f"config key '{self.name}' is {raw!r}, expected {self.expected}")
+
+
+@functools.cache
+def config_keys() -> dict[str, ConfigKey]:
+    """Every key but plug-ins' options, by name; a key of several stages is declared in a record that they inherit."""
+    found: dict[str, ConfigKey] = {}
+    for record in (WorkflowKeys, *map(config_of, STAGES)):
+        for field, mark in marked(record).items():
+            name = mark.name or field
+            declared = ConfigKey(name, record.model_fields[field], mark, _owner(record, field))
+            if found.setdefault(name, declared).owner != declared.owner:
+                raise TypeError(f"config key {name} is declared in {found[name].owner} and in {declared.owner}")
+    return found
+
+
+def marked(record: type[Record]) -> dict[str, Key]:
+    """The fields of a settings record that users may give, with their marks."""
+    found = {name: _mark_of(field, Key) for name, field in record.model_fields.items()}
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def option_fields(record: type[Record]) -> dict[str, str]:
+    """Field that takes a plug-in's options -> the field that names the plug-in."""
+    found = {name: _mark_of(field, OptionsOf) for name, field in record.model_fields.items()}
+    return {name: mark.field for name, mark in found.items() if mark is not None}
+
+
+def option_keys(package: str, plugin: str) -> dict[str, ConfigKey]:
+    """The options of one plug-in, by name; none where it has no `Options`."""
+    options: type[Record] | None = getattr(_plugins.load(package, plugin), "Options", None)
+    if options is None:
+        return {}
+    owner = f"{package}.{plugin}"
+    return {name: ConfigKey(name, field, Key(), owner) for name, field in options.model_fields.items()}
+
+
+def plugin_keys() -> dict[str, ConfigKey]:
+    """Package -> the key whose value names its plug-in, and which its options go with: the first that is declared."""
+    found: dict[str, ConfigKey] = {}
+    for key in config_keys().values():
+        if key.mark.plugins:
+            found.setdefault(key.mark.plugins, key)
+    return found
+
+
+def owners_of(option: str, chosen: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """(package, plug-in) for each plug-in that has such an option: of the chosen ones, or of all."""
+    return [
+        (package, plugin)
+        for package in plugin_keys()
+        for plugin in ([chosen[package]] if chosen else _plugins.names(package))
+        if option in option_keys(package, plugin)
+    ]
+
+
+def unknown_key(name: str, chosen: Mapping[str, str]) -> ColdpressError:
+    """The refusal of a key that this build does not have.
+
+    Args:
+        name: The key.
+        chosen: Package -> the plug-in that the build chose.
+    """
+    keys, owners = plugin_keys(), owners_of(name)
+    if owners:
+        listed = " and of ".join(f"{keys[package].name}={plugin}" for package, plugin in owners)
+        has = ", ".join(f"{keys[package].name}={chosen[package]}" for package in dict(owners))
+        return ColdpressError(
+            f"config key '{name}' is an option of {listed}, and this build has {has}; leave it out or choose what it "
+            "belongs to"
+        )
+    options = (option for package, plugin in chosen.items() for option in option_keys(package, plugin))
+    return UnknownNameError("config key", name, {*config_keys(), *options})
+
+
+def _owner(record: type[Record], field: str) -> str:
+    """The class that declares an inherited field."""
+    owner = next(kind for kind in reversed(record.__mro__) if field in getattr(kind, "__annotations__", {}))
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _mark_of(field: FieldInfo, kind: type[Any]) -> Any:
+    return next((mark for mark in field.metadata if isinstance(mark, kind)), None)
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    """`a number above 0 and at most 1` of a JSON Schema."""
+    if "const" in schema:
+        return str(schema["const"])
+    kinds = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
+    bounds = [
+        f"{words} {schema[name]}"
+        for name, words in (
+            ("exclusiveMinimum", "above"),
+            ("minimum", "at least"),
+            ("exclusiveMaximum", "below"),
+            ("maximum", "at most"),
+        )
+        if name in schema and schema[name] != MAX_EXACT_INTEGER
+    ]
+    return " ".join([kinds[schema["type"]], " and ".join(bounds)]).strip()
+
+
+def _readings(value: Any) -> list[Any]:
+    """What a raw value may have meant, the likeliest first."""
+    readings = [value]
+    if isinstance(value, float) and value.is_integer():
+        readings.append(int(value))
+    if isinstance(value, str):
+        text = value.strip()
+        readings += {"true": [True], "yes": [True], "false": [False], "no": [False]}.get(text.lower(), [])
+        if re.fullmatch(r"\d+(\.\d+)?%", text):
+            readings.append(float(text[:-1]) / 100)
+        if re.fullmatch(r"\d+(\.\d*)?([eE][+-]?\d+)?", text):
+            readings.append(float(text))
+        if re.fullmatch(r"\d+", text.replace("_", "")):
+            readings.append(int(text))
+    elif not isinstance(value, (bool, list, dict)):
+        readings.append(str(value))
+    return readings

@@ -1,0 +1,111 @@
+"""A key of `--config` is declared once, and everything that tells of keys is made from its declaration."""
+
+import inspect
+import json
+
+import jsonschema
+import pytest
+
+from compiler.job import STAGES, config_of
+from compiler.workflow import key_documents
+from compiler.workflow.keys import (
+    ConfigKey,
+    WorkflowKeys,
+    config_keys,
+    marked,
+    option_fields,
+    option_keys,
+    plugin_keys,
+)
+from compiler.workflow.settings import resolve
+from runtime import _plugins
+from schemas.base import Record
+from schemas.config import Key
+
+NO_KEYS = {
+    "ingest": {"model", "name", "revision", "license", "offline"},
+    "preflight": {"folder", "settings", "distill", "shards", "jobs"},
+    "calibrate": {"shard", "num_shards"},
+    "recalibrate": {"shard", "num_shards"},
+    "place": {"tiers"},
+    "package": {"artifact"},
+    "verify": {"artifact"},
+    "publish": {"artifact", "metrics", "html"},
+    "report": {"html"},
+}
+"""Settings that only the workflow knows: paths, shards, and `tiers`, of which the runtime serves one."""
+PLUGINS = [(package, name) for package in plugin_keys() for name in _plugins.names(package)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_whatever_makes_sense_to_a_user_is_a_key(stage: str) -> None:
+    record = config_of(stage)
+    assert set(record.model_fields) - set(marked(record)) - set(option_fields(record)) == NO_KEYS.get(stage, set())
+
+
+@pytest.mark.parametrize("name", config_keys())
+def test_a_key_is_declared_in_one_record(name: str) -> None:
+    """A field of several stages is inherited by all of them, so that its default and its bounds cannot differ."""
+    fields = [
+        (record, field)
+        for record in (WorkflowKeys, *map(config_of, STAGES))
+        for field, mark in marked(record).items()
+        if (mark.name or field) == name
+    ]
+    owners = {kind for record, field in fields for kind in record.__mro__ if field in inspect.get_annotations(kind)}
+    assert len(owners) == 1
+    assert config_keys()[name].field.description
+
+
+@pytest.mark.parametrize("name", config_keys())
+def test_a_default_is_a_value(name: str) -> None:
+    key = config_keys()[name]
+    built = resolve({})[name]
+    if built is not None:
+        assert key.read(built) == built
+    assert (key.default is None) == bool(key.mark.default), "what the workflow derives is said in words"
+
+
+@pytest.mark.parametrize(("package", "name"), PLUGINS)
+def test_a_plugin_s_options_are_a_record_with_defaults(package: str, name: str) -> None:
+    options = getattr(_plugins.load(package, name), "Options", None)
+    if options is not None:
+        assert issubclass(options, Record)
+        assert options() == options.model_validate({})
+        assert all(field.description for field in options.model_fields.values())
+
+
+def test_an_option_belongs_to_one_package_and_is_no_key() -> None:
+    owners: dict[str, set[str]] = {name: {"compiler"} for name in config_keys()}
+    for package, plugin in PLUGINS:
+        for option in option_keys(package, plugin):
+            owners.setdefault(option, set()).add(package)
+    assert {name: found for name, found in owners.items() if len(found) > 1} == {}
+
+
+def test_the_documents_are_up_to_date() -> None:
+    outdated = [path.name for path, text in key_documents.documents().items() if path.read_text() != text]
+    assert outdated == [], "run python -m compiler.workflow.key_documents --fix"
+
+
+def test_the_table_and_the_schema_have_every_key() -> None:
+    rows = [line.split("`")[1] for line in key_documents.table().splitlines()[2:]]
+    assert set(rows) >= set(config_keys())
+    properties = json.loads(key_documents.SCHEMA.read_text())["properties"]
+    assert set(properties) == set(rows)
+
+
+def test_the_schema_takes_what_a_build_resolves_to_and_no_more() -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(key_documents.SCHEMA.read_text()))
+    values = {key: value for key, value in resolve({}).values.items() if value is not None}
+    assert list(validator.iter_errors(values)) == []
+    for change in ({"x": 1}, {"density": 0}, {"format": "int4"}, {"seed": -1}, {"distill": "yes"}):
+        assert list(validator.iter_errors({**values, **change})), change
+
+
+def test_words_for_values_follow_from_the_field() -> None:
+    class Sample(Record):
+        share: float | None = None
+
+    key = ConfigKey("share", Sample.model_fields["share"], Key(), "here")
+    assert key.in_words == "a number"
