@@ -156,6 +156,6 @@ def test_a_selector_concerns_no_build_that_has_another() -> None:
 
 def test_a_format_concerns_no_stage_that_only_counts() -> None:
     """Though the selector that `calibrate` asks for its families imports the kernels, and they the formats."""
-    counting = {"ingest", "tokenize", "calibrate", "recalibrate", "distill", "predict"}
+    counting = {"ingest", "tokenize", "calibrate", "recalibrate", "distill"}
     assert not used_by("runtime/quantization/int8_group32.py") & counting
     assert used_by("runtime/kernels/gemv.py") == {"verify"}

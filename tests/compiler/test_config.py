@@ -343,7 +343,7 @@ def test_hub_datasets_need_a_commit(checkpoint: Path) -> None:
     built = settings.resolve({"model": "mistral-7b", "corpus_revision": COMMIT})
     assert built["corpus_revision"] == COMMIT
     given = {"model": "mistral-7b", "corpus_revision": COMMIT, "corpus": "owner/name"}
-    assert settings.resolve(given).corpus_revision == COMMIT
+    assert settings.resolve(given)["corpus_revision"] == COMMIT
 
 
 def test_chunks_cover_all_layers_once(checkpoint: Path) -> None:

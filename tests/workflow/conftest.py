@@ -138,8 +138,15 @@ def built(workflow: Workflow) -> Workflow:
 @pytest.fixture
 def edited(tree: Path) -> Iterator[Path]:
     """The copy of the checkout, put back after the test."""
-    saved = {path: path.read_bytes() for path in tree.rglob("*") if path.is_file() and path.suffix in (".py", ".smk")}
+
+    def sources() -> dict[Path, bytes]:
+        suffixes = (".py", ".smk", ".cpp", ".h")
+        return {path: path.read_bytes() for path in tree.rglob("*") if path.is_file() and path.suffix in suffixes}
+
+    saved = sources()
     yield tree
-    for path, content in saved.items():
-        if path.read_bytes() != content:
-            path.write_bytes(content)
+    for path, content in sources().items():
+        if path not in saved:
+            path.unlink()
+        elif content != saved[path]:
+            path.write_bytes(saved[path])

@@ -29,42 +29,69 @@ def test_a_second_run_does_nothing(built: Workflow) -> None:
     assert "Nothing to be done" in done.stdout + done.stderr
 
 
-def test_a_changed_format_reruns_what_hangs_on_it(built: Workflow) -> None:
-    """The budget is divided anew, so everything from `allocate` on; no stage that reads the model or the corpus."""
-    assert set(built.planned(format="fp16")) == ALLOCATED | {"preflight", "all"}
+PACKAGED = {"package", "verify", "publish", "report"}
+ORDERED = {"order", "layout"} | PACKAGED
 
 
 @pytest.mark.parametrize(
     ("change", "reruns"),
     [
-        ({"order": "frequency"}, {"order", "layout", "package", "verify", "publish", "report"}),
-        ({"cache": "lfu"}, ALLOCATED),
-        ({"device": "oneplus12"}, ALLOCATED | {"device"}),
-        ({"max_ppl_ratio": 1.5}, {"publish", "report"}),
-        ({"layers_per_job": 2}, {"predict", "order", "quantize", "layout", "package", "verify", "publish", "report"}),
+        # the budget is divided anew, so everything from `allocate` on; no stage that reads the model or the corpus
+        ({"format": "fp16"}, ALLOCATED | {"preflight"}),
+        ({"cache": "lfu"}, ALLOCATED | {"preflight"}),
+        ({"device": "oneplus12"}, ALLOCATED | {"preflight", "device"}),
+        ({"target_recall": 0.9}, {"predict", "layout", "preflight"} | PACKAGED),
+        ({"pinned_share": 0.5}, {"place", "preflight"} | ORDERED),
+        ({"order": "frequency"}, {"preflight"} | ORDERED),
+        ({"search_tokens": 64}, {"preflight"} | ORDERED),
+        ({"test_tokens": 16}, {"verify", "publish", "report", "preflight"}),
+        ({"max_ppl_ratio": 1.5}, {"publish", "report", "preflight"}),
+        ({"layers_per_job": 2}, {"predict", "quantize"} | ORDERED),
+        ({"preflight": "off"}, {"preflight"}),
+        ({"learning_rate": 0.5}, {"preflight"}),  # nothing is distilled
     ],
 )
-def test_a_changed_setting_reruns_what_hangs_on_it(
+def test_a_changed_setting_reruns_exactly_what_hangs_on_it(
     built: Workflow, change: dict[str, object], reruns: set[str]
 ) -> None:
-    planned = set(built.planned(**change))
-    assert planned <= reruns | {"preflight", "all"}
-    assert planned >= reruns & {"package", "verify", "publish", "report"}
+    """`preflight` has tried the settings as they were; no other stage reads its record."""
+    assert set(built.planned(**change)) == reruns | {"all"}
 
 
 @pytest.mark.parametrize(
     ("file", "reruns"),
     [
-        ("compiler/order/ripple.py", {"order", "layout", "package", "verify", "publish", "report"}),
-        ("compiler/package/__init__.py", {"package", "verify", "publish", "report"}),
+        ("compiler/order/ripple.py", {"preflight"} | ORDERED),
+        ("compiler/package/__init__.py", PACKAGED),
         ("compiler/report/__init__.py", {"report"}),
-        ("compiler/quantize/rtn.py", {"quantize", "package", "verify", "publish", "report"}),
+        ("compiler/quantize/rtn.py", {"quantize"} | PACKAGED),
+        ("runtime/native/src/attention.cpp", {"verify", "publish", "report"}),
+        ("runtime/native/src/crc32c.cpp", PACKAGED),
     ],
 )
-def test_an_edited_stage_reruns_with_what_follows(built: Workflow, edited: Path, file: str, reruns: set[str]) -> None:
+def test_an_edit_reruns_what_it_can_change_with_what_follows(
+    built: Workflow, edited: Path, file: str, reruns: set[str]
+) -> None:
     path = edited / file
-    path.write_text(path.read_text() + "\n# edited\n")
+    path.write_text(path.read_text() + ("\n# edited\n" if path.suffix == ".py" else "\n// edited\n"))
     assert set(built.planned()) == reruns | {"all"}
+
+
+@pytest.mark.parametrize(
+    ("file", "like"),
+    [
+        ("runtime/cache/newest.py", "lru"),
+        ("runtime/sparsity/newest.py", "topk"),
+        ("runtime/quantization/newest.py", "int8_group32"),
+        ("compiler/order/newest.py", "frequency"),
+        ("compiler/place/newest.py", "pulp_highs"),
+        ("compiler/architectures/newest.py", "llama"),
+    ],
+)
+def test_a_plugin_that_is_not_chosen_reruns_nothing(built: Workflow, edited: Path, file: str, like: str) -> None:
+    path = edited / file
+    path.write_text(path.with_name(f"{like}.py").read_text() + "\n# another\n")
+    assert built.planned() == {}
 
 
 def test_a_touched_file_reruns_nothing(built: Workflow, edited: Path) -> None:

@@ -1,0 +1,83 @@
+"""The digest of a stage misses nothing: all that its job imports in a real build counts; what does not is not run."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.job import STAGES
+from compiler.workflow.code_digest import KERNELS, NATIVE_SOURCES, RUNS_THE_ARTIFACT, source_files
+from compiler.workflow.settings import resolve
+from tests.workflow.conftest import Workflow
+
+WATCHED = """
+import json, sys, threading
+from pathlib import Path
+import compiler.job
+OPTIMIZED = 1  # code flag of functions; modules and classes, which imports run, have it not
+called = set()
+def note(frame, event, argument):
+    if event == "call" and frame.f_code.co_flags & OPTIMIZED:
+        called.add(frame.f_code.co_filename)
+threading.setprofile(note)
+sys.setprofile(note)
+compiler.job.execute(sys.argv[1], sys.argv[2:])
+sys.setprofile(None)
+imported = {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+print(json.dumps([sorted(imported), sorted(called)]))
+"""
+RUNNER = {"compiler/job.py", "compiler/workflow/__init__.py", "compiler/workflow/code_digest.py"}
+"""What loads records and calls a stage; that it changes no result, the tests of jobs hold."""
+
+
+@pytest.fixture(scope="module")
+def commands(built: Workflow) -> dict[str, list[str]]:
+    """The arguments of one job of every stage, as the rules give them."""
+    done = built.run("--dry-run", "--printshellcmds", "--forceall")
+    found = re.findall(r"-m compiler (\w+) (.*?) 2> ", done.stdout + done.stderr)
+    return {stage: shlex.split(arguments) for stage, arguments in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "distill"])
+def test_all_that_a_job_runs_is_in_its_digest(
+    built: Workflow, commands: dict[str, list[str]], tmp_path: Path, stage: str
+) -> None:
+    copy = built.at(tmp_path)
+    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True)
+    shutil.rmtree(copy.device / stage, ignore_errors=True)
+    environment = copy.environment() | {"PYTHONPATH": f"{copy.environment()['PYTHONPATH']}:{copy.tree}"}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, stage, *commands[stage]],
+        cwd=copy.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported, called = (
+        {_named(copy.tree, file) for file in files} for files in json.loads(done.stdout.splitlines()[-1])
+    )
+    plugins = resolve({key: str(value) for key, value in built.config.items()}).plugins()
+    digested = {_named(copy.tree, str(file)) for file in source_files(stage, plugins, copy.tree)}
+    kernels = {name for name in imported if name.startswith(KERNELS.replace(".", "/"))}
+    missed = imported - digested - RUNNER - {""}
+    if stage in RUNS_THE_ARTIFACT:
+        assert missed == set()
+        return
+    assert missed <= kernels
+    callers = {name for name in called if name and "import _native" in (copy.tree / name).read_text()}
+    assert not called & kernels
+    assert callers == set() or stage in NATIVE_SOURCES
+
+
+def _named(tree: Path, file: str) -> str:
+    """A Python file of the checkout by its path in it; empty for any other."""
+    path = Path(file)
+    inside = path.suffix == ".py" and path.is_relative_to(tree)
+    return path.relative_to(tree).as_posix() if inside else ""
