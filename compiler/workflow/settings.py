@@ -48,6 +48,8 @@ DEFAULT_CHUNKS = 4
 """Jobs per layer-wise stage. Not derived from the cores: a cluster job parses the workflow again on another machine,
 and must find the same chunks."""
 CONFIG_FILE = "config.json"
+SOURCE_FORMAT = "fp16"
+"""What the report compares an artifact's size with, whatever the artifact's format."""
 
 
 class ModelReference(Record):
@@ -103,7 +105,7 @@ class BuildConfig:
         found = {package: (self[key.name],) for package, key in plugin_keys().items()}
         return {
             **found,
-            "runtime.quantization": (*stored_formats(self["format"]), self["predictor_format"]),
+            "runtime.quantization": (*stored_formats(self["format"]), self["predictor_format"], SOURCE_FORMAT),
             "compiler.architectures": (self.model.model_type,),
         }
 

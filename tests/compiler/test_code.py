@@ -150,12 +150,12 @@ def test_a_cache_policy_concerns_the_stages_that_count_on_it() -> None:
 
 
 def test_a_selector_concerns_no_build_that_has_another() -> None:
-    assert used_by("runtime/sparsity/relu.py") == set()
-    assert used_by("runtime/sparsity/relu.py", method="relu") >= {"calibrate", "allocate", "verify"}
+    assert used_by("runtime/sparsity/predictor.py") == set()
+    assert used_by("runtime/sparsity/predictor.py", method="predictor") >= {"calibrate", "allocate", "verify"}
 
 
 def test_a_format_concerns_no_stage_that_only_counts() -> None:
     """Though the selector that `calibrate` asks for its families imports the kernels, and they the formats."""
     counting = {"ingest", "tokenize", "calibrate", "recalibrate", "distill"}
-    assert not used_by("runtime/quantization/int8_group32.py") & counting
+    assert not used_by("runtime/quantization/int4_group32.py", format="int4_group32") & counting
     assert used_by("runtime/kernels/gemv.py") == {"verify"}

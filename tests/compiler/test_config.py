@@ -63,8 +63,8 @@ def refusal(**raw: object) -> str:
 def test_defaults_suit_the_demo_model() -> None:
     built = settings.resolve({})
     assert (built.model.name, built.device.name) == ("demo", "pixel6")
-    assert built["method"] == "predictor"
-    assert (built["dram_budget"], built["format"], built["corpus"]) == ("50%", "int8_group32", "pydoc")
+    assert (built["method"], built["dram_budget"], built["format"]) == ("relu", "80%", "fp16"), "the profile's"
+    assert (built["corpus"], built["cache"], built["seed"]) == ("pydoc", "lru", 0)
 
 
 def test_defaults_suit_a_model_without_exact_zeros() -> None:
@@ -120,7 +120,7 @@ def test_values_arrive_as_snakemake_parses_them(key: str, raw: object, expected:
         ("held_out_share", 1, "is 1,", "expected a number above 0 and below 1: share of the calibration tokens"),
         ("corpus", ["a.txt", "b.txt"], "is ['a.txt', 'b.txt'],", "expected text: pydoc, a .txt"),
         ("cache", 7, "unknown cache '7'.", "Known: "),
-        ("dram_budget", "3XB", "'3XB' is not an amount of memory;", "write bytes, or a number with B, KB"),
+        ("dram_budget", "3XB", "'3XB' is not an amount of memory;", "write bytes, or a number with B, kB"),
         ("dram_budget", "0%", "'0%' of the model is not a DRAM budget;", "give more than 0% and at most 100%"),
         ("dram_budget", "101%", "'101%' of the model is not a DRAM budget;", "give more than 0% and at most 100%"),
         ("dram_budget", 0, "'0' is less than one byte;", "give a positive amount of memory"),

@@ -34,6 +34,9 @@ print(json.dumps([sorted(imported), sorted(called)]))
 RUNNER = {"compiler/job.py", "compiler/workflow/__init__.py", "compiler/workflow/code_digest.py"}
 """What loads records and calls a stage; that it changes no result, the tests of jobs hold."""
 
+ASKED_FOR_OTHER_THINGS = {"preflight": {"compiler/device/host.py"}}
+"""Modules that call the native core in other functions than those that the stage calls: free memory, here."""
+
 
 @pytest.fixture(scope="module")
 def commands(built: Workflow) -> dict[str, list[str]]:
@@ -73,7 +76,7 @@ def test_all_that_a_job_runs_is_in_its_digest(
     assert missed <= kernels
     callers = {name for name in called if name and "import _native" in (copy.tree / name).read_text()}
     assert not called & kernels
-    assert callers == set() or stage in NATIVE_SOURCES
+    assert callers <= ASKED_FOR_OTHER_THINGS.get(stage, set()) or stage in NATIVE_SOURCES
 
 
 def _named(tree: Path, file: str) -> str:
