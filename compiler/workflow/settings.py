@@ -128,13 +128,13 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
         "method": AUTO,
         "context_length": min(longest_context, LONGEST_DEFAULT_CONTEXT),
         "dram_budget": device.dram_budget_bytes.value,
-        "layers_per_job": -(-reference.num_hidden_layers // DEFAULT_CHUNKS),
         **(_of_profile(profile) if profile else {}),
         **said,
     }
     if "corpus" in said:  # the profile's commit is one of the profile's corpus
         values["corpus_revision"] = said.get("corpus_revision")
     check_dataset(values["corpus"], values["corpus_revision"])
+    values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
     chosen = {package: values[key.name] for package, key in plugin_keys().items()}
     options = _profile_options(profile, chosen) if profile else {}
@@ -228,6 +228,12 @@ def _options(raw: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, dic
         for package, plugin in owners:
             found[package][name] = option_keys(package, plugin)[name].read(value)
     return found
+
+
+def _whole_groups(model: ModelReference, layers_per_group: int) -> int:
+    """Layers of a job, so that there are `DEFAULT_CHUNKS` at most and none cuts a layer group."""
+    num_groups = -(-model.num_hidden_layers // layers_per_group)
+    return -(-num_groups // DEFAULT_CHUNKS) * layers_per_group
 
 
 def _method(requested: str, model: ModelReference) -> str:

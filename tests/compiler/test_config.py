@@ -353,6 +353,12 @@ def test_chunks_cover_all_layers_once(checkpoint: Path) -> None:
     assert len(settings.chunks(settings.resolve({"model": str(checkpoint)}))) <= settings.DEFAULT_CHUNKS
 
 
+def test_chunks_cut_no_layer_group(checkpoint: Path) -> None:
+    built = settings.resolve({"model": str(checkpoint), "layers_per_group": 4})
+    assert settings.chunks(built) == ["000-003", "004-007", "008-008"]
+    assert built.of_stage("allocate")["layers_per_group"] == 4
+
+
 def test_corpus_files_are_inputs(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "a.txt").write_text("a")
