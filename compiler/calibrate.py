@@ -10,7 +10,8 @@ from compiler._shared_settings import MethodSetting
 from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.layer_counts import Activity, exact_families
 from compiler.activity.shards import merge
-from runtime._plugins import load, options_of
+from compiler.candidates import families_for, methods_for
+from runtime._plugins import load
 from schemas.activations import Activations
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
@@ -38,12 +39,13 @@ def run(
     """
     if shards:
         return merge(shards, work)
-    selector = load("runtime.sparsity", config.method)
-    if selector.NEEDS_EXACT_ZEROS and model.spec.hidden_act != "relu":
-        raise ColdpressError(
-            f"method {config.method} needs exact zeros, but the activation of {model.name} is {model.spec.hidden_act}; "
-            "choose topk or predictor"
-        )
-    families = selector.families(model.spec, options_of(selector, config.options))
+    relu = model.spec.hidden_act == "relu"
+    for method in methods_for(config.method, relu):
+        if load("runtime.sparsity", method).NEEDS_EXACT_ZEROS and not relu:
+            raise ColdpressError(
+                f"method {method} needs exact zeros, but the activation of {model.name} is {model.spec.hidden_act}; "
+                "choose topk or predictor"
+            )
+    families = families_for(config.method, config.options, model.spec)
     activity = Activity(exact_families(families, model.spec))
     return count_activity(config, model, corpus, families, activity, work, threads)

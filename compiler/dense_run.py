@@ -15,6 +15,8 @@ from compiler.cost_model import (
     MIN_STAGING_SLOTS,
     PEAK_READ_BYTES,
     WHOLE_MLP,
+    Buffers,
+    buffers_for,
     kv_cache_bytes,
     resident_bytes,
     tensor_bytes,
@@ -28,6 +30,7 @@ from schemas.device import DeviceProfile, flash_seconds
 from schemas.families import FormatName, num_units
 from schemas.metrics import DenseRun
 from schemas.model import Model
+from schemas.sparsity import Sparsity
 
 
 def dense_run(
@@ -60,6 +63,27 @@ def dense_run(
             )
         )
     return min(found, key=lambda run: run.flash_s + run.dram_s, default=None)
+
+
+def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> Buffers:
+    """The buffers of a build: those of the best dense run where every neuron is used, else a share of what is free.
+
+    Args:
+        model: Its shape and tensors.
+        sparsity: Families, densities, format, context and the DRAM budget count.
+        free_bytes: What resident tensors, predictors and KV cache leave.
+        device: For its pages, and for its law where the run is dense.
+    """
+    layers = range(model.spec.num_hidden_layers)
+    densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
+    if densities == {WHOLE_MLP: (1.0,) * len(layers)}:
+        budget = sparsity.budget.dram_budget_bytes
+        run = dense_run(model, sparsity.format, sparsity.context_length, budget, device)
+        if run is not None:
+            staging = MIN_STAGING_SLOTS * unit_bytes(WHOLE_MLP, model.spec, sparsity.format)
+            slots = ((WHOLE_MLP, MIN_STAGING_SLOTS),)
+            return Buffers(run.read_buffer_bytes, slots, run.read_buffer_bytes + staging)
+    return buffers_for(model.spec, sparsity.format, densities, free_bytes, device.flash.page_bytes.value)
 
 
 def _buffer_sizes(least: int, most: int, page_bytes: int) -> Iterator[int]:

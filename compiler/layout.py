@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from compiler._shared_settings import CacheSetting
 from compiler.activity.choice import selector_arrays
-from compiler.cost_model import Buffers, buffers_for, kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
+from compiler.cost_model import Buffers, kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
+from compiler.dense_run import buffers_of
 from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
 from schemas.device import DeviceProfile, Flash
@@ -52,7 +53,7 @@ def run(
     sections = make_sections(model.spec, sparsity)
     claims = _claims(sections, sparsity, placement)
     fixed = _fixed_bytes(model, sparsity, predictors or ())
-    buffers = _buffers(model.spec, sparsity, device, sparsity.budget.dram_budget_bytes - sum(fixed))
+    buffers = buffers_of(model, sparsity, sparsity.budget.dram_budget_bytes - sum(fixed), device)
     room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffers, claims)
     plan = Plan(
         name="default",
@@ -168,14 +169,6 @@ def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: tuple[Predictors,
         predictors=sum(stored),
         kv_cache=kv_cache_bytes(model.spec, sparsity.context_length),
     )
-
-
-def _buffers(spec: ModelSpec, sparsity: Sparsity, device: DeviceProfile, free_bytes: int) -> Buffers:
-    densities: dict[FamilyName, tuple[float, ...]] = {
-        family: tuple(sparsity.density(family, layer) for layer in range(spec.num_hidden_layers))
-        for family in sparsity.families
-    }
-    return buffers_for(spec, sparsity.format, densities, free_bytes, device.flash.page_bytes.value)
 
 
 def _room_bytes(budget_bytes: int, fixed: _Fixed, buffers: Buffers, claims: Claims) -> int:

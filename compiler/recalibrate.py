@@ -39,7 +39,7 @@ def run(
     With `shards`, where something had to be counted, they are put together.
     """
     same_weights = activations.weights_sha256 == model.weights_sha256
-    whole = all(share == 1.0 for found in sparsity.densities for share in found.per_layer)
+    whole = sparsity.is_whole
     if same_weights and (activations.exact_zeros or whole):
         log.info("recalibrate: the first statistics hold, nothing is computed again")
         return activations

@@ -30,6 +30,14 @@ class Densities(Record):
     per_layer: tuple[Share, ...]
 
 
+class Tried(Record):
+    """What `auto` judged a method to take before it chose."""
+
+    method: Method
+    token_s: float = Field(ge=0)
+    """Modelled seconds of a decoded token."""
+
+
 class Sparsity(Record):
     """The decision of `allocate`."""
 
@@ -46,6 +54,8 @@ class Sparsity(Record):
     predictor_format: FormatName | None = None
     """How predictors are stored; None where the method has none."""
     budget: Budget
+    tried: tuple[Tried, ...] = ()
+    """What `auto` compared; empty where the method was given."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
 
@@ -62,3 +72,8 @@ class Sparsity(Record):
     def density(self, family: FamilyName, layer: int) -> float:
         """Density of one family in one layer."""
         return next(found for found in self.densities if found.family == family).per_layer[layer]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every token uses every unit."""
+        return all(share == 1.0 for found in self.densities for share in found.per_layer)

@@ -2,8 +2,8 @@
 
 Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte. The memory
 equation is resident tensors + predictors + KV cache + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2 and 8, with
-what this runtime keeps besides); where densities come from, and what is
-fitted to them, the selector says (runtime/sparsity).
+what this runtime keeps besides); where densities come from, and what is fitted to them, the selector says
+(runtime/sparsity).
 """
 
 import logging
@@ -19,14 +19,15 @@ from pydantic import Field
 from compiler._io import Workspace, load_arrays
 from compiler._shared_settings import CacheSetting, MethodSetting
 from compiler.allocate import _densities
+from compiler.allocate._auto import choose
 from compiler.allocate._densities import Question
 from compiler.architectures import _common
+from compiler.candidates import AUTO, candidates, own_options
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import (
     DramBudget,
     budget_bytes,
-    buffers_for,
     dense_footprint_bytes,
     kv_cache_bytes,
     predictor_bytes,
@@ -35,6 +36,7 @@ from compiler.cost_model import (
     weight_bytes,
     whole_rank,
 )
+from compiler.dense_run import buffers_of
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
 from schemas.base import ArrayFile, PositiveCount
@@ -93,7 +95,7 @@ class _Needs:
 def run(
     config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile, work: Workspace
 ) -> Sparsity:
-    """Divides the budget.
+    """Divides the budget; with `auto` among the candidates for the fastest, dense unless another is clearly faster.
 
     Raises:
         ColdpressError: if a setting does not go with the model, the device or the other settings.
@@ -107,6 +109,44 @@ def run(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
             f"{model.name}{_why_shorter(model)}; use a shorter one"
         )
+    if config.method == AUTO:
+        sparsity = _fastest(config, model, activations, device)
+    else:
+        sparsity = _divided(config, model, activations, device)
+    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, spec, activations, work)})
+    _log(spec, activations, device, sparsity)
+    return sparsity
+
+
+def _fastest(config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
+    """The candidates' divisions held against each other (_auto.py); those that do not fit are left out.
+
+    Raises:
+        DoesNotFitError: if none fits.
+    """
+    found: list[Sparsity] = []
+    refusals: list[ColdpressError] = []
+    for method in candidates(model.spec):
+        own = {"options": own_options(method, config.options), "density": _density_for(method, config.density)}
+        chosen = config.model_copy(update={"method": method, **own})
+        try:
+            found.append(_divided(chosen, model, activations, device))
+        except ColdpressError as error:  # too large for the budget, or with nothing to leave out
+            refusals.append(error)
+            LOG.info("allocate: %s is no candidate: %s", method, error)
+    if not found:
+        raise refusals[-1]
+    return choose(found, model, activations, device)
+
+
+def _density_for(method: str, density: float | None) -> float | None:
+    """What the user asked for, where that is a choice."""
+    return density if load("runtime.sparsity", method).densities(False) == "budget" else None
+
+
+def _divided(config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
+    """What one method makes of the budget."""
+    spec = model.spec
     budget = _budget_bytes(config, model, device)
     shares = _shares(config, model, activations, budget)
     resident = resident_bytes(model, tuple(shares), config.format)
@@ -114,12 +154,9 @@ def run(
     free = budget - resident - kv_cache
     ranks = _predictor_ranks(config, model, shares, free)
     predictors = sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
-    buffers = buffers_for(spec, config.format, shares, free - predictors, device.flash.page_bytes.value)
-    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, predictors, buffers.total_bytes))
     sparsity = Sparsity(
         method=config.method,
         options=config.options,
-        arrays=_fitted(config, spec, activations, shares, work),
         format=config.format,
         context_length=config.context_length,
         densities=tuple(Densities(family=family, per_layer=values) for family, values in shares.items()),
@@ -130,13 +167,15 @@ def run(
             resident_bytes=resident,
             predictor_bytes=predictors,
             kv_cache_bytes=kv_cache,
-            buffer_bytes=buffers.total_bytes,
-            cache_bytes=cache,
+            buffer_bytes=0,
+            cache_bytes=0,
         ),
         layers_per_group=config.layers_per_group,
     )
-    _log(spec, activations, device, sparsity)
-    return sparsity
+    buffers = buffers_of(model, sparsity, free - predictors, device).total_bytes
+    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, predictors, buffers))
+    divided = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": cache})
+    return sparsity.model_copy(update={"budget": divided})
 
 
 def _budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> int:
@@ -177,22 +216,17 @@ def _why_shorter(model: Model) -> str:
     )
 
 
-def _fitted(
-    config: AllocateConfig,
-    spec: ModelSpec,
-    activations: Activations,
-    shares: dict[str, tuple[float, ...]],
-    work: Workspace,
-) -> ArrayFile | None:
+def _fitted(sparsity: Sparsity, spec: ModelSpec, activations: Activations, work: Workspace) -> ArrayFile | None:
     """What the selector keeps for each family of each layer; None where it keeps nothing."""
-    selector = load("runtime.sparsity", config.method)
-    options = options_of(selector, config.options)
+    selector = load("runtime.sparsity", sparsity.method)
+    options = options_of(selector, sparsity.options)
     arrays: dict[str, np.ndarray] = {}
     for entry in activations.layers:
-        for family, per_layer in shares.items():
+        for family in sparsity.families:
             known = entry.family(family)
             statistics = load_arrays(known.arrays) if known else {}
-            found = selector.fit(num_units(family, spec), per_layer[entry.layer], statistics, options)
+            density = sparsity.density(family, entry.layer)
+            found = selector.fit(num_units(family, spec), density, statistics, options)
             arrays |= {f"{entry.layer}.{family}.{name}": array for name, array in found.items()}
     return work.once("selector", lambda: arrays) if arrays else None
 

@@ -34,6 +34,7 @@ from compiler.place._problem import (
 )
 from compiler.place._share import SHARES, choose_share, replay
 from compiler.place._tiers import accelerator_of, min_units, tiers_named, worth
+from compiler.place._whole import whole_layers
 from runtime._plugins import load
 from schemas.activations import Activations
 from schemas.base import PositiveCount, Share
@@ -89,9 +90,11 @@ def run(
     """
     tiers = tiers_named(config.tiers)
     counts = all_counts(model.spec, activations, sparsity)
+    whole = tiers[-1] == "flash" and sparsity.is_whole
     share, tried = _pinned_share(config, model.spec, activations, sparsity, device)
     problem = _problem(config, model.spec, counts, sparsity, device, share)
-    solution = _solve.search(problem, load("compiler.place", config.solver).solve, config.gap)
+    solver = load("compiler.place", config.solver)
+    solution = whole_layers(problem) if whole else _solve.search(problem, solver.solve, config.gap)
     pairs = list(zip(problem.groups, solution.choices, strict=True))
     placement = Placement(
         solver=config.solver,
@@ -159,7 +162,7 @@ def _pinned_share(
         return None, ()  # nothing is read, so nothing is cached
     if config.pinned_share is not None:
         return config.pinned_share, ()
-    if not admits:  # what no policy may use has to be pinned
+    if not admits or sparsity.is_whole:  # what no policy may use has to be pinned, and what every token uses
         return 1.0, ()
     head, windows = split_tokens(activations.num_tokens)
     counts = head_counts(spec, activations, sparsity, head)

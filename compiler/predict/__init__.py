@@ -78,14 +78,17 @@ def run(
 ) -> Predictors:
     """Trains the predictors of those of `layers` that get one, `threads` of them at a time with one core each.
 
-    Raises:
-        ColdpressError: if the method has no predictors, bits are missing or of other weights, or tokens are too few.
-    """
-    import torch
+    None where the method that `allocate` chose needs none.
 
+    Raises:
+        ColdpressError: if bits are missing or of other weights, or tokens are too few.
+    """
     format_name = sparsity.predictor_format
     if not sparsity.predictor_rank or format_name is None:
-        raise ColdpressError(f"method {sparsity.method} has no predictors; build with method=predictor")
+        LOG.info("predict: method %s needs no predictors", sparsity.method)
+        return Predictors(weights_sha256=model.weights_sha256, layers=())
+    import torch
+
     if activations.weights_sha256 not in (None, model.weights_sha256):
         raise ColdpressError(
             f"the activations are not those of {model.name}'s weights; "

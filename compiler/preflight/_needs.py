@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from compiler.activity.forward import HEAD_ROWS
+from compiler.candidates import families_for, methods_for
 from compiler.cost_model import flash_bytes, resident_bytes, tensor_bytes, unit_bytes
-from runtime._plugins import load, options_of
+from runtime._plugins import load
 from schemas.base import Options
 from schemas.families import FamilyName, FormatName, Method, num_units
 from schemas.model import Model
@@ -78,10 +79,13 @@ class Build:
     options: Options = field(default_factory=dict)
 
     @property
+    def _methods(self) -> tuple[str, ...]:
+        return methods_for(self.method, self.model.spec.hidden_act == "relu")
+
+    @property
     def families(self) -> tuple[FamilyName, ...]:
         """What a unit is."""
-        selector = load("runtime.sparsity", self.method)
-        return selector.families(self.model.spec, options_of(selector, self.options))
+        return families_for(self.method, self.options, self.model.spec)
 
     @property
     def layer_units(self) -> int:
@@ -91,13 +95,13 @@ class Build:
     @property
     def has_predictors(self) -> bool:
         """Whether `predict` is a stage of the build."""
-        return load("runtime.sparsity", self.method).NEEDS_PREDICTORS
+        return any(load("runtime.sparsity", method).NEEDS_PREDICTORS for method in self._methods)
 
     @property
     def counts_again(self) -> bool:
         """Whether `recalibrate` passes over the text once more."""
         relu = self.model.spec.hidden_act == "relu"
-        return self.distill or not relu or load("runtime.sparsity", self.method).densities(relu) == "budget"
+        return self.distill or any(load("runtime.sparsity", name).densities(relu) == "budget" for name in self._methods)
 
 
 def ram_bytes(build: Build) -> dict[str, int]:

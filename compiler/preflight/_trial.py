@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from compiler._io import digest, load_arrays, save_arrays, save_record
+from compiler.candidates import AUTO, families_for, methods_for, own_options
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import buffers_for, kv_cache_bytes, resident_bytes
 from compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
-from runtime._plugins import load, options_of
+from runtime._plugins import load
 from schemas.base import Options
 from schemas.corpus import Corpus, TokenBlocks
 from schemas.device import DeviceProfile
@@ -97,7 +98,7 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
         save_record(slice_corpus(corpus, folder / "tokenize"), folder / "tokenize.json")
         save_record(device, folder / "device.json")
         budget = slice_budget(model, few, build, device.flash.page_bytes.value)
-        stages = _stages(build)
+        stages = _stages(build, model.spec.hidden_act == "relu")
         for stage in stages[stages.index("preflight") + 1 :]:
             _try(_job(stage, build, stages, few.spec.num_hidden_layers, budget, folder))
     finally:
@@ -153,13 +154,20 @@ def slice_budget(model: Model, few: Model, build: Build, page_bytes: int) -> int
 
 
 def least_bytes(model: Model, build: Build, page_bytes: int) -> int:
-    """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache and the smallest buffers."""
-    selector = load("runtime.sparsity", build.method)
-    families = selector.families(model.spec, options_of(selector, build.options))
-    whole: dict[FamilyName, tuple[float, ...]] = dict.fromkeys(families, (1.0,) * model.spec.num_hidden_layers)
-    buffers = buffers_for(model.spec, build.format, whole, 0, page_bytes).total_bytes
-    kv_cache = kv_cache_bytes(model.spec, build.context_length)
-    return resident_bytes(model, families, build.format) + kv_cache + buffers
+    """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache and the smallest buffers.
+
+    With `auto` that of the candidate that needs the least.
+    """
+
+    def least_of(method: str) -> int:
+        options = own_options(method, build.options) if build.method == AUTO else build.options
+        families = families_for(method, options, model.spec)
+        whole: dict[FamilyName, tuple[float, ...]] = dict.fromkeys(families, (1.0,) * model.spec.num_hidden_layers)
+        buffers = buffers_for(model.spec, build.format, whole, 0, page_bytes).total_bytes
+        return resident_bytes(model, families, build.format) + buffers
+
+    methods = methods_for(build.method, model.spec.hidden_act == "relu")
+    return min(map(least_of, methods)) + kv_cache_bytes(model.spec, build.context_length)
 
 
 def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: int, folder: Path) -> Job:
@@ -181,10 +189,11 @@ def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: i
     )
 
 
-def _stages(build: Build) -> list[str]:
+def _stages(build: Build, exact_zeros: bool) -> list[str]:
     """What the build consists of."""
     left_out = set() if build.distill else {"distill"}
-    if not load("runtime.sparsity", build.method).NEEDS_PREDICTORS:
+    methods = methods_for(build.method, exact_zeros)
+    if not any(load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods):
         left_out.add("predict")
     return [stage for stage in STAGES if stage not in left_out]
 

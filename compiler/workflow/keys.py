@@ -13,13 +13,12 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from compiler.candidates import AUTO
 from compiler.job import STAGES, config_of
 from runtime import _plugins
 from schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
 from schemas.config import NAME_PATTERN, REVISION_PATTERN, Key, OptionsOf
 from schemas.errors import ColdpressError, UnknownNameError
-
-AUTO = "auto"
 
 
 class WorkflowKeys(Record):
@@ -159,32 +158,33 @@ def plugin_keys() -> dict[str, ConfigKey]:
     return found
 
 
-def owners_of(option: str, chosen: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+def owners_of(option: str, chosen: Mapping[str, tuple[str, ...]] | None = None) -> list[tuple[str, str]]:
     """(package, plug-in) for each plug-in that has such an option: of the chosen ones, or of all."""
     return [
         (package, plugin)
         for package in plugin_keys()
-        for plugin in ([chosen[package]] if chosen else _plugins.names(package))
+        for plugin in (chosen[package] if chosen else _plugins.names(package))
         if option in option_keys(package, plugin)
     ]
 
 
-def unknown_key(name: str, chosen: Mapping[str, str]) -> ColdpressError:
+def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressError:
     """The refusal of a key that this build does not have.
 
     Args:
         name: The key.
-        chosen: Package -> the plug-in that the build chose.
+        chosen: Package -> the plug-ins that the build may use.
     """
     keys, owners = plugin_keys(), owners_of(name)
     if owners:
         listed = " and of ".join(f"{keys[package].name}={plugin}" for package, plugin in owners)
-        has = ", ".join(f"{keys[package].name}={chosen[package]}" for package in dict(owners))
+        has = ", ".join(f"{keys[package].name}={' or '.join(chosen[package])}" for package in dict(owners))
         return ColdpressError(
             f"config key '{name}' is an option of {listed}, and this build has {has}; leave it out or choose what it "
             "belongs to"
         )
-    options = (option for package, plugin in chosen.items() for option in option_keys(package, plugin))
+    pairs = ((package, plugin) for package, plugins in chosen.items() for plugin in plugins)
+    options = (option for pair in pairs for option in option_keys(*pair))
     return UnknownNameError("config key", name, {*config_keys(), *options})
 
 

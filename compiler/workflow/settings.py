@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
+from compiler.candidates import AUTO, methods_for
 from compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from compiler.checkpoint.source_config import checked_config
 from compiler.checkpoint.source_json import read_object
@@ -24,7 +25,6 @@ from compiler.cost_model import stored_formats
 from compiler.job import STAGES, config_of, flag
 from compiler.profiles import device_file, load_device, load_model, model_names
 from compiler.workflow.keys import (
-    AUTO,
     NOT_IN_PROFILES,
     config_keys,
     marked,
@@ -102,7 +102,7 @@ class BuildConfig:
 
     def plugins(self) -> dict[str, tuple[str, ...]]:
         """Package -> the plug-ins of it that this build uses."""
-        found = {package: (self[key.name],) for package, key in plugin_keys().items()}
+        found = _chosen(self.values, self.model)
         return {
             **found,
             "runtime.quantization": (*stored_formats(self["format"]), self["predictor_format"], SOURCE_FORMAT),
@@ -136,7 +136,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     check_dataset(values["corpus"], values["corpus_revision"])
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
-    chosen = {package: values[key.name] for package, key in plugin_keys().items()}
+    chosen = _chosen(values, reference)
     options = _profile_options(profile, chosen) if profile else {}
     options |= {key: value for key, value in raw.items() if key not in keys}
     return BuildConfig(
@@ -174,7 +174,8 @@ def chunks(config: BuildConfig) -> list[str]:
 
 def needs_predictors(config: BuildConfig) -> bool:
     """Whether the build has predictors."""
-    return _plugins.load("runtime.sparsity", config["method"]).NEEDS_PREDICTORS
+    methods = methods_for(config["method"], config.model.exact_zeros)
+    return any(_plugins.load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods)
 
 
 def checkpoint_files(config: BuildConfig) -> list[str]:
@@ -204,7 +205,7 @@ def _of_profile(profile: ModelProfile) -> dict[str, Any]:
         raise _in_profile(profile, error) from error
 
 
-def _profile_options(profile: ModelProfile, chosen: Mapping[str, str]) -> dict[str, Any]:
+def _profile_options(profile: ModelProfile, chosen: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """What a profile says of the chosen plug-ins; what it says of others waits until they are chosen."""
     others = profile.settings.keys() - config_keys().keys()
     found = {name: profile.settings[name] for name in others if owners_of(name, chosen)}
@@ -218,7 +219,13 @@ def _in_profile(profile: ModelProfile, error: ColdpressError) -> ColdpressError:
     return ColdpressError(f"profiles/models/{profile.name}.yaml: settings: {error}")
 
 
-def _options(raw: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple[str, ...]]:
+    """Package -> the plug-ins of it that a key names; of an open method its candidates."""
+    found = {package: (values[key.name],) for package, key in plugin_keys().items()}
+    return {**found, "runtime.sparsity": methods_for(values["method"], model.exact_zeros)}
+
+
+def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
     """Package -> the options that were given for its chosen plug-in."""
     found: dict[str, dict[str, Any]] = {package: {} for package in chosen}
     for name, value in raw.items():
@@ -237,9 +244,9 @@ def _whole_groups(model: ModelReference, layers_per_group: int) -> int:
 
 
 def _method(requested: str, model: ModelReference) -> str:
-    """Predictors where inactive units are exact zeros, input pruning otherwise; other requests are checked."""
+    """`auto` stays open until `allocate` compares; other requests are checked."""
     if requested == AUTO:
-        return "predictor" if model.exact_zeros else "topk"
+        return AUTO
     if _plugins.load("runtime.sparsity", requested).NEEDS_EXACT_ZEROS and not model.exact_zeros:
         raise ColdpressError(
             f"method={requested} needs a model whose MLP activation is ReLU, and {model.name}'s is not; "

@@ -253,3 +253,44 @@ def test_the_log_says_what_to_expect(model: Model, activations: Activations, cap
     run(config("predictor", "70%"), model, activations, device_of())
     assert "KV cache" in caplog.text
     assert "tokens/s on test at a hit rate of 0." in caplog.text
+
+
+def of_density(tmp_path: Path, density: float) -> Activations:
+    """Zeros are exact; units fire at random."""
+    rng = np.random.default_rng(1)
+    layers = [rng.random((UNITS, TOKENS)) < density for _ in range(LAYERS)]
+    return activations_of(tmp_path / f"at{density}", [{"neuron": x, "up_down": x} for x in layers])
+
+
+@pytest.mark.parametrize(("density", "method"), [(0.01, "predictor"), (0.9, "dense")])
+def test_auto_takes_dense_unless_another_method_is_clearly_faster(
+    model: Model, tmp_path: Path, density: float, method: str
+) -> None:
+    activations = of_density(tmp_path, density)
+    sparsity = run(config("auto", "60%"), model, activations, device_of())
+    judged = {entry.method: entry.token_s for entry in sparsity.tried}
+    assert list(judged)[:2] == ["dense", "relu"]
+    assert (sparsity.method == "dense") == (min(judged.values()) > 0.95 * judged["dense"])
+    assert sparsity.method == method
+    alone = run(config(method, "60%"), model, activations, device_of())
+    assert sparsity.model_copy(update={"tried": ()}) == alone, "as if it had been asked for"
+
+
+def test_auto_takes_dense_where_all_fits(model: Model, tmp_path: Path) -> None:
+    """Nothing is read then, and a sparse run computes as much or more."""
+    assert run(config("auto", "100%"), model, of_density(tmp_path, 0.5), device_of()).method == "dense"
+
+
+def test_auto_says_what_does_not_fit(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(DoesNotFitError, match="100,000 bytes was asked for"):
+        run(config("auto", 100_000), model, of_density(tmp_path, 0.05), device_of())
+
+
+def test_auto_of_a_model_without_exact_zeros(model: Model, activations: Activations) -> None:
+    smooth = model.model_copy(update={"spec": model.spec.model_copy(update={"hidden_act": "silu"})})
+    sparsity = run(config("auto", density=0.2), smooth, activations, device_of())
+    assert [entry.method for entry in sparsity.tried] == ["dense", "topk"]
+    assert sparsity.method == "topk"
+    attention = run(config("auto", density=0.2, options={"attention": True}), smooth, activations, device_of())
+    assert attention.tried[0] == sparsity.tried[0], "an option that a candidate does not have is not its concern"
+    assert attention.tried[1].token_s > sparsity.tried[1].token_s, "small scattered reads"

@@ -293,20 +293,43 @@ def test_nothing_is_replayed_where_the_share_is_known(tmp_path: Path, config: di
     assert placement.pinned_bytes == round(100 * share) * UNIT_BYTES
 
 
-def test_dense_families_cost_the_same_however_they_are_kept(tmp_path: Path) -> None:
-    """Every unit is wanted by every token, so a cache keeps exactly as much as pinning does."""
-    sparsity = sparsity_of("dense", {"neuron": (1.0,) * LAYERS}, 90 * UNIT_BYTES)
-    activations = activations_of(tmp_path / "a", [{"mlp_mid": np.ones((UNITS, TOKENS), bool)}] * LAYERS)
-    device = device_of(read_curve=((4096, 2.56e8), (65536, 2.56e8)))
-    placement = run(PlaceConfig(), model_of(LAYERS), activations, sparsity, device, workspace(tmp_path))
-    seconds = [entry.flash_s_per_token for entry in placement.shares_tried]
-    assert min(seconds) > 0
-    assert max(seconds) <= 1.1 * min(seconds)  # a unit that begins a page counts more than one inside it
+def dense_of(tmp_path: Path, config: PlaceConfig, cache_units: int) -> tuple[Placement, list[int]]:
+    """(placement of a dense run, units pinned per layer)."""
+    placement = run(
+        config,
+        model_of(LAYERS),
+        activations_of(tmp_path / "a", [{"neuron": np.ones((UNITS, TOKENS), bool)}] * LAYERS),
+        sparsity_of("dense", {"neuron": (1.0,) * LAYERS}, cache_units * UNIT_BYTES),
+        device_of(),
+        workspace(tmp_path / "dense"),
+    )
+    arrays = load_arrays(placement.arrays)
+    return placement, [int((arrays[f"{layer}.neuron"] == 0).sum()) for layer in range(LAYERS)]
+
+
+def test_a_dense_run_pins_whole_layers_and_what_fits_of_the_next(tmp_path: Path) -> None:
+    """Every token uses every unit, so what counts is that layers are not read at all."""
+    placement, pinned = dense_of(tmp_path, PlaceConfig(), UNITS + 64)
+    assert pinned == [UNITS, 64, 0]
+    assert (placement.pinned_share, placement.shares_tried) == (1.0, ())
+    assert placement.objective == UNITS + 64
+    assert placement.pinned_bytes == (UNITS + 64) * UNIT_BYTES
+
+
+def test_a_dense_run_pins_all_that_fits(tmp_path: Path) -> None:
+    _, pinned = dense_of(tmp_path, PlaceConfig(batch_units=64), 3 * UNITS)
+    assert pinned == [UNITS] * LAYERS, "160 units are two batches and a remainder"
+
+
+def test_a_dense_run_pins_no_more_than_it_is_told(tmp_path: Path) -> None:
+    placement, pinned = dense_of(tmp_path, PlaceConfig(pinned_share=0.5), 2 * UNITS)
+    assert placement.pinned_share == 0.5
+    assert pinned == [UNITS, 0, 0]
 
 
 def test_one_token_is_too_few_to_hold_any_out(tmp_path: Path) -> None:
     with pytest.raises(ColdpressError, match="1 calibration tokens: expected at least 2"):
-        share_of(tmp_path, [np.ones((UNITS, 1), bool)] * LAYERS, PlaceConfig(batch_units=8))
+        share_of(tmp_path, [np.eye(UNITS, 1, dtype=bool)] * LAYERS, PlaceConfig(batch_units=8))
 
 
 def test_head_counts_leave_the_tail_out(tmp_path: Path) -> None:

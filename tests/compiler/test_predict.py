@@ -298,13 +298,20 @@ def test_ranks_fill_the_groups_of_their_format(setting: Setting, format_name: Fo
     assert [entry.rank for entry in setting.run(f"filled-{format_name}", 0, format_name=format_name).layers] == [32]
 
 
+def test_a_method_without_predictors_gets_an_empty_record(setting: Setting) -> None:
+    """Which method a build has may be open until `allocate` has chosen."""
+    work = workspace(setting.folder / "none")
+    found = run(
+        PredictConfig(), setting.model, setting.activations, sparsity_of("relu", {"neuron": (0.1,)}), (0,), work, 1
+    )
+    assert found.layers == ()
+
+
 def test_refusals(setting: Setting) -> None:
     def attempt(activations: Activations, ranks: tuple[int, ...]) -> None:
         sparsity = sparsity_of("predictor" if ranks else "relu", {"neuron": (0.1,)}, predictor_rank=ranks)
         run(PredictConfig(), setting.model, activations, sparsity, (0,), workspace(setting.folder / "refused"), 1)
 
-    with pytest.raises(ColdpressError, match="method relu has no predictors"):
-        attempt(setting.activations, ())
     with pytest.raises(ColdpressError, match="the activations are not those of shape's weights"):
         attempt(setting.activations.model_copy(update={"weights_sha256": "6" * 64}), (8,))
     few = activations_of(setting.folder / "few", [{"neuron": np.ones((UNITS, 32), bool)}], [np.ones((32, HIDDEN))])
