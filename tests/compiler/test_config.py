@@ -69,7 +69,8 @@ def test_defaults_suit_the_demo_model() -> None:
 
 def test_defaults_suit_a_model_without_exact_zeros() -> None:
     built = settings.resolve({"model": "mistral-7b", "device": "oneplus12", "corpus": "pydoc"})
-    assert built["method"] == "topk"
+    assert built["method"] == "auto", "allocate decides"
+    assert not settings.needs_predictors(built)
     assert built["format"] == "int4_group32"
     assert built["dram_budget"] == built.device.dram_budget_bytes.value
     assert built.model.source == "mistralai/Mistral-7B-v0.1"
@@ -284,7 +285,7 @@ def test_a_folder_is_a_model(checkpoint: Path) -> None:
     built = settings.resolve({"model": str(checkpoint)})
     assert built.model.name == "My-model-v2"
     assert built.model.revision is None
-    assert (built.model.num_hidden_layers, built["context_length"], built["method"]) == (9, 512, "topk")
+    assert (built.model.num_hidden_layers, built["context_length"], built["method"]) == (9, 512, "auto")
     assert settings.checkpoint_files(built) == [str(checkpoint / "config.json")]
 
 
@@ -295,10 +296,15 @@ def test_a_relative_folder_is_taken_from_the_working_directory(
     assert settings.resolve({"model": f"./{checkpoint.name}"}).model.source == checkpoint.name
 
 
-def test_relu_decides_the_method(checkpoint: Path) -> None:
+def test_relu_decides_the_candidates(checkpoint: Path) -> None:
     write_config(checkpoint, hidden_act="relu")
-    assert settings.resolve({"model": str(checkpoint)})["method"] == "predictor"
+    built = settings.resolve({"model": str(checkpoint)})
+    assert settings.needs_predictors(built), "they are a candidate"
+    assert built.plugins()["runtime.sparsity"] == ("dense", "relu", "predictor")
     write_config(checkpoint)
+    built = settings.resolve({"model": str(checkpoint), "attention": True})
+    assert built.plugins()["runtime.sparsity"] == ("dense", "topk")
+    assert built.of_stage("allocate")["options"] == {"attention": True}, "an option of a candidate"
     assert "method=relu" in refusal(model=str(checkpoint), method="relu")
 
 

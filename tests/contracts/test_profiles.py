@@ -108,8 +108,7 @@ def test_model(name: str) -> None:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", profile.source)
     pinned = {} if profile.source.startswith("./") else {"revision": COMMIT, "corpus_revision": COMMIT}
     built = resolve({"model": name, **pinned})
-    suits = "predictor" if profile.hidden_act == "relu" else "topk"
-    assert built["method"] == profile.settings.get("method", suits)
+    assert built["method"] == profile.settings.get("method", "auto")
 
 
 def test_the_demo_profile_agrees_with_its_checkpoint() -> None:
