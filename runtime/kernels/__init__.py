@@ -1,5 +1,9 @@
 """The operations of a decoder on weights in their storage format, one per file.
 
-Each file has the plain numpy `reference…` and the function that calls the native core; tests hold them equal. Sums are
-float32 everywhere.
+Each file has the plain numpy `reference…` and the function that calls the native core; tests hold them equal. A format
+that the core does not know, added as a file of runtime/quantization, is computed by the reference: slowly, and rightly.
+Sums are float32 everywhere.
 """
+
+NATIVE_FORMATS = ("fp16", "int8_group32", "int4_group32")
+"""The formats of codes that the native core reads."""

@@ -4,6 +4,7 @@ import numpy as np
 
 from runtime import _native
 from runtime._plugins import load
+from runtime.kernels import NATIVE_FORMATS
 
 
 def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: int = 0) -> np.ndarray:
@@ -20,6 +21,8 @@ def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: 
         ValueError: if a length or the format does not fit the matrix.
         TypeError: if an array has another dtype or is not contiguous.
     """
+    if fmt not in NATIVE_FORMATS:
+        return reference_gemv(matrix, length, fmt, x)
     out = np.empty(matrix.shape[0], np.float32)
     _native.gemv(matrix, length, fmt, x, out, num_threads)
     return out

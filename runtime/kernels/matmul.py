@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime import _native
 from runtime._plugins import load
+from runtime.kernels import NATIVE_FORMATS
 
 BLOCK_BYTES = 4 << 20
 _GROUP = 32
@@ -21,6 +22,9 @@ def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0)
     Raises:
         ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
     """
+    if fmt not in NATIVE_FORMATS:
+        plugin = load("runtime.quantization", fmt)
+        return plugin.decode(matrix[:, : plugin.nbytes(length)], length)
     out = np.empty((matrix.shape[0], length), np.float32)
     _native.decode_rows(matrix, length, fmt, out, num_threads)
     return out

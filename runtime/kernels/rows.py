@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime import _native
 from runtime._plugins import load
+from runtime.kernels import NATIVE_FORMATS
 
 
 def dot_rows(
@@ -29,6 +30,8 @@ def dot_rows(
         ValueError: if a slot, the offset, a length or the format is out of range.
         TypeError: if an array has another dtype or is not contiguous.
     """
+    if fmt not in NATIVE_FORMATS:
+        return reference_dot_rows(store, slots, offset, length, fmt, x)
     out = np.empty(slots.shape[0], np.float32)
     _native.dot_rows(store, slots, offset, length, fmt, x, out, num_threads)
     return out
@@ -51,6 +54,8 @@ def axpy_rows(
     Raises:
         ValueError, TypeError: as `dot_rows`.
     """
+    if fmt not in NATIVE_FORMATS:
+        return reference_axpy_rows(store, slots, offset, length, fmt, coefficients)
     out = np.empty(length, np.float32)
     _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads)
     return out
