@@ -110,8 +110,8 @@ def test_the_selector_is_fitted_for_every_layer_and_family(model: Model, activat
     assert arrays["11.mlp_mid.num_selected"].tolist() == [round(0.3 * UNITS)]
     assert arrays["2.attn_in.num_selected"].tolist() == [round(0.3 * HIDDEN)]
     assert run(config("relu", "90%"), model, activations, device_of()).arrays is None
-    with pytest.raises(UnknownNameError, match=r"unknown option of topk 'atention'\. Did you mean 'attention'"):
-        run(config("topk", options={"atention": True}), model, activations, device_of())
+    with pytest.raises(UnknownNameError, match=r"unknown option of topk 'attentions'\. Did you mean 'attention'"):
+        run(config("topk", options={"attentions": True}), model, activations, device_of())
     with pytest.raises(ColdpressError, match="option attention of topk is 'yes', expected true or false"):
         run(config("topk", options={"attention": "yes"}), model, activations, device_of())
 

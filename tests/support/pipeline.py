@@ -38,5 +38,8 @@ def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Pa
     done = snakemake(folder, *arguments, cores=cores, **config)
     if done.returncode:
         raise RuntimeError(f"snakemake ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
-    (metrics,) = folder.glob(f"build/*/{config.get('device', 'pixel6')}/metrics.json")
+    target = (
+        f"{config.get('device', 'pixel6')}+{config['label']}" if "label" in config else config.get("device", "pixel6")
+    )
+    (metrics,) = folder.glob(f"build/*/{target}/metrics.json")
     return metrics.parent

@@ -13,7 +13,7 @@ import pytest
 from compiler._io import sha256_of
 from compiler.job import STAGES
 from schemas.metrics import Metrics
-from tests.workflow.conftest import Workflow
+from tests.support.workflow import Workflow
 
 ENDS = (("verify", 1.0), ("publish", 0.0), ("publish", 0.4))
 """The last stages and when they are killed."""

@@ -8,7 +8,7 @@ import pytest
 from compiler.workflow.lock import hold
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
-from tests.workflow.conftest import Workflow
+from tests.support.workflow import Workflow
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from compiler.job import STAGES
 from compiler.workflow.code_digest import KERNELS, NATIVE_SOURCES, RUNS_THE_ARTIFACT, source_files
 from compiler.workflow.settings import resolve
-from tests.workflow.conftest import Workflow
+from tests.support.workflow import Workflow
 
 WATCHED = """
 import json, sys, threading

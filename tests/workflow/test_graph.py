@@ -13,7 +13,7 @@ import yaml
 from compiler.job import STAGES
 from compiler.profiles import device_names, model_names
 from tests.support.data import ROOT
-from tests.workflow.conftest import NUM_LAYERS, Workflow
+from tests.support.workflow import NUM_LAYERS, Workflow
 
 COMMIT = "a" * 40
 DRY_RUNS = """

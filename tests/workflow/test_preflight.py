@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from schemas.preflight import Preflight
-from tests.workflow.conftest import Workflow
+from tests.support.workflow import Workflow
 
 
 def test_a_refusal_comes_before_any_long_stage(workflow: Workflow, tmp_path: Path) -> None:

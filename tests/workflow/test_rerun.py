@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import Workflow
+from tests.support.workflow import Workflow
 
 ALLOCATED = {
     "allocate",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import slurm
-from tests.workflow.conftest import NUM_LAYERS, Workflow
+from tests.support.workflow import NUM_LAYERS, Workflow
 
 PATIENCE_S = 600.0
 CHUNK = f"000-{NUM_LAYERS - 1:03d}"

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import write_model
-from tests.workflow.conftest import Workflow
+from tests.support.workflow import GROUP, Workflow
+
+pytestmark = GROUP
 
 FILES = {
     "runtime/sparsity/above.py": '''

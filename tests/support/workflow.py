@@ -1,0 +1,147 @@
+"""A copy of the checkout that tests may edit, and one tiny build that they share.
+
+Everything here runs snakemake as a user would, in a process of its own. Tests that use it run in one worker
+(`pytestmark = GROUP`), because they share the build; tests/conftest.py brings the fixtures.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.data import ROOT
+from tests.support.models import write_corpus, write_model
+
+GROUP = pytest.mark.xdist_group("workflow")
+NUM_LAYERS = 4
+COPIED = ("Snakefile", "rules", "profiles", "compiler", "runtime", "schemas")
+# An editable install puts its own finder before PYTHONPATH; the copy must win in these tests.
+STRIP_EDITABLE = "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A checkout, and a folder that builds are made in."""
+
+    tree: Path
+    folder: Path
+    config: dict[str, object] = field(default_factory=dict)
+
+    def at(self, folder: Path, **config: object) -> "Workflow":
+        """The same checkout and configuration in another folder, with these changes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return Workflow(self.tree, folder, {**self.config, **config})
+
+    def command(self, *arguments: str, cores: int = 2, **config: object) -> list[str]:
+        pairs = [f"{key}={value}" for key, value in {**self.config, **config}.items()]
+        snakefile = str(self.tree / "Snakefile")
+        return [
+            *(sys.executable, "-m", "snakemake", "-s", snakefile, "--cores", str(cores), *arguments),
+            *(("--config", *pairs) if pairs else ()),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        paths = [str(self.tree.parent / "strip"), os.environ.get("PYTHONPATH", "")]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
+
+    def run(self, *arguments: str, cores: int = 2, **config: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments, cores=cores, **config),
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def build(self, cores: int = 2, **config: object) -> None:
+        done = self.run(cores=cores, **config)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+
+    def planned(self, **config: object) -> dict[str, int]:
+        """How often each rule would run now."""
+        done = self.run("--dry-run", **config)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        table = re.search(r"^job +count\n[- ]+\n(.*?)^total", done.stdout + done.stderr, re.MULTILINE | re.DOTALL)
+        return {rule: int(count) for rule, count in map(str.split, table[1].splitlines())} if table else {}
+
+    @property
+    def device(self) -> Path:
+        return self.folder / "build" / "tiny" / "pixel6"
+
+    @property
+    def artifact(self) -> Path:
+        return self.device / "tiny-pixel6.coldpress"
+
+    def identity(self) -> str:
+        """The published artifact's sha256, as its record states it."""
+        return json.loads((self.device / "publish.json").read_text())["manifest_sha256"]
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout with the native core that is installed."""
+    top = tmp_path_factory.mktemp("checkout")
+    for name in COPIED:
+        source, target = ROOT / name, top / "tree" / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        else:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(source, target)
+    native = importlib.util.find_spec("runtime._native")
+    assert native is not None
+    assert native.origin is not None
+    (top / "tree" / "runtime" / Path(native.origin).name).symlink_to(native.origin)
+    (top / "strip").mkdir()
+    (top / "strip" / "sitecustomize.py").write_text(STRIP_EDITABLE)
+    return top / "tree"
+
+
+@pytest.fixture(scope="session")
+def workflow(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+    """A tiny ReLU model with its corpus, configured but not built."""
+    top = tmp_path_factory.mktemp("inputs")
+    write_model(top / "tiny", num_hidden_layers=NUM_LAYERS, relu=True)
+    config = {
+        "model": top / "tiny",
+        "corpus": write_corpus(top / "corpus.txt", 400),
+        "dram_budget": "80%",
+        "calibration_tokens": 1024,
+        "context_length": 64,
+        "format": "int8_group32",
+        "layers_per_job": 3,
+    }
+    return Workflow(tree, tmp_path_factory.mktemp("work"), dict(config))
+
+
+@pytest.fixture(scope="session")
+def built(workflow: Workflow) -> Workflow:
+    """The tiny model, built."""
+    workflow.build()
+    return workflow
+
+
+@pytest.fixture
+def edited(tree: Path) -> Iterator[Path]:
+    """The copy of the checkout, put back after the test."""
+
+    def sources() -> dict[Path, bytes]:
+        suffixes = (".py", ".smk", ".cpp", ".h")
+        return {path: path.read_bytes() for path in tree.rglob("*") if path.is_file() and path.suffix in suffixes}
+
+    saved = sources()
+    yield tree
+    for path, content in sources().items():
+        if path not in saved:
+            path.unlink()
+        elif content != saved[path]:
+            path.write_bytes(saved[path])
