@@ -127,6 +127,8 @@ def test_values_arrive_as_snakemake_parses_them(key: str, raw: object, expected:
         ("dram_budget", 0, "'0' is less than one byte;", "give a positive amount of memory"),
         ("format", None, "config key 'format' has no value;", "leave it out to take its default"),
         ("format", "", "config key 'format' has no value;", "leave it out to take its default"),
+        ("corpus_revision", "main", "is 'main',", "expected text: "),
+        ("corpus_revision", "0" * 39, f"is '{'0' * 39}',", "expected text: "),
         ("revision", "main", "is 'main',", "expected text: the 40 hexadecimal digits of a hub commit"),
     ],
 )

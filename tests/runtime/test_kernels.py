@@ -10,6 +10,7 @@ import pytest
 from runtime import _native
 from runtime._plugins import load, names
 from runtime.kernels import attention, gemv, matmul, rows
+from schemas.errors import UnknownNameError
 
 FORMATS = names("runtime.quantization")
 LENGTHS = [1, 31, 32, 33, 64, 172, 4096]
@@ -145,7 +146,6 @@ BAD_ROWS = [
     ({"length": 65}, r"a row of 65 values in int4_group32 at byte 0 takes 54 bytes"),
     ({"length": -1}, r"a row of -1 values is not possible"),
     ({"length": 1 << 62}, r"a row of 4611686018427387904 values is not possible"),
-    ({"fmt": "int5"}, r"unknown quantization .int5."),
     ({"vector": np.zeros(63, np.float32)}, r"has 63 values, expected"),
     ({"num_threads": -1}, r"num_threads is -1, expected"),
     ({"store": np.zeros((3, 72), np.uint8)[:, ::2]}, r"the bytes of a row are not contiguous"),
@@ -170,6 +170,11 @@ def test_bad_arguments(kernel, change, message):
     # the result's own length is bad before numpy can make it
     with pytest.raises(ValueError, match=message if change.get("length") not in (-1, 1 << 62) else "."):
         kernel(**arguments)
+
+
+def test_a_format_that_nobody_knows():
+    with pytest.raises(UnknownNameError, match="unknown quantization 'int5'"):
+        gemv.gemv(np.zeros((3, 36), np.uint8), 64, "int5", np.zeros(64, np.float32))
 
 
 @pytest.mark.parametrize("bad", [np.zeros(64), np.zeros(128, np.float32)[::2], np.zeros((1, 64), np.float32)])

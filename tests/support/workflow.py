@@ -117,6 +117,7 @@ def workflow(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
         "dram_budget": "80%",
         "calibration_tokens": 1024,
         "context_length": 64,
+        "method": "predictor",
         "format": "int8_group32",
         "layers_per_job": 3,
     }

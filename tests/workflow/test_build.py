@@ -77,7 +77,7 @@ def test_a_build_that_misses_a_gate_publishes_nothing(built: Workflow, tmp_path:
     aside = copy.device / "earlier" / built.identity()[:12]
     assert contents(aside / copy.artifact.name) == contents(built.artifact)
     assert (aside / "metrics.json").read_bytes() == (built.device / "metrics.json").read_bytes()
-    assert set(copy.planned(max_ppl_ratio="off")) == {"publish", "report", "all"}
+    assert set(copy.planned(max_ppl_ratio="off")) == {"preflight", "publish", "report", "all"}
     copy.build(max_ppl_ratio="off")
     assert sha256_of(copy.artifact / "manifest.json") == copy.identity() != built.identity()
 
