@@ -42,12 +42,7 @@ def dense_run(
     resident, kv_cache = resident_bytes(model, (WHOLE_MLP,), format_name), kv_cache_bytes(spec, context_length)
     total = spec.num_hidden_layers * num_units(WHOLE_MLP, spec)
     room = budget_bytes - resident - kv_cache - MIN_STAGING_SLOTS * unit
-    looked_up = sum(
-        tensor_bytes(role, model.tensors[role].shape, format_name)
-        for role in looked_up_roles(spec)
-        if role in model.tensors
-    )
-    computed = resident - looked_up + kv_cache // 2
+    computed = computed_bytes(model, format_name, resident, kv_cache)
     found: list[DenseRun] = []
     for buffer_bytes in _buffer_sizes(span_bytes(unit, page_bytes), min(room, PEAK_READ_BYTES), page_bytes):
         pinned = min(total, (room - buffer_bytes) // unit)
@@ -63,6 +58,42 @@ def dense_run(
             )
         )
     return min(found, key=lambda run: run.flash_s + run.dram_s, default=None)
+
+
+def computed_bytes(model: Model, format_name: FormatName, resident: int, kv_cache: int) -> int:
+    """Bytes of DRAM that computing a token reads besides units and predictors (runtime/token_time.py, before there is
+    an artifact).
+
+    Args:
+        model: Its tensors.
+        format_name: How they are stored.
+        resident: Bytes of all resident tensors, looked-up ones among them.
+        kv_cache: Bytes of the whole KV cache; a token reads half of it, on average.
+    """
+    roles = [role for role in looked_up_roles(model.spec) if role in model.tensors]
+    return resident - sum(tensor_bytes(role, model.tensors[role].shape, format_name) for role in roles) + kv_cache // 2
+
+
+def read_units(
+    device: DeviceProfile, unit: int, positions: np.ndarray, gap_bytes: int, buffer_bytes: int
+) -> tuple[int, int, float]:
+    """(reads, bytes, flash seconds) of units of `unit` bytes at `positions`, through a read buffer of `buffer_bytes`.
+
+    Args:
+        device: Its pages and its law.
+        unit: Bytes of a unit; one follows the other.
+        positions: integers [k], ascending.
+        gap_bytes: Reads at most this far apart become one.
+        buffer_bytes: At least what one unit may take.
+    """
+    page_bytes = device.flash.page_bytes.value
+    longest = max(min(MAX_READ_BYTES, buffer_bytes), span_bytes(unit, page_bytes))
+    plan = planner.plan_reads(planner.Strided(0, unit, unit), positions, page_bytes, gap_bytes, longest)
+    seconds = sum(
+        float(flash_seconds(device.flash, len(batch.extents), batch.extents.num_bytes))
+        for batch in planner.batches(plan, buffer_bytes)
+    )
+    return len(plan.extents), plan.extents.num_bytes, seconds
 
 
 def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> Buffers:
@@ -102,17 +133,6 @@ def _streamed(
     totals = np.zeros(3)
     for layers, count in ((whole, units_per_layer), (1, rest)):
         if layers and count:
-            first = units_per_layer - count  # what is pinned lies before it
-            totals += layers * np.array(_one_layer(device, unit, first, units_per_layer, buffer_bytes))
+            positions = np.arange(units_per_layer - count, units_per_layer)  # what is pinned lies before them
+            totals += layers * np.array(read_units(device, unit, positions, 0, buffer_bytes))
     return int(totals[0]), int(totals[1]), float(totals[2])
-
-
-def _one_layer(device: DeviceProfile, unit: int, first: int, stop: int, buffer_bytes: int) -> tuple[int, int, float]:
-    page_bytes = device.flash.page_bytes.value
-    longest = max(min(MAX_READ_BYTES, buffer_bytes), span_bytes(unit, page_bytes))
-    plan = planner.plan_reads(planner.Strided(0, unit, unit), np.arange(first, stop), page_bytes, 0, longest)
-    seconds = sum(
-        float(flash_seconds(device.flash, len(batch.extents), batch.extents.num_bytes))
-        for batch in planner.batches(plan, buffer_bytes)
-    )
-    return len(plan.extents), plan.extents.num_bytes, seconds

@@ -13,16 +13,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from compiler._io import load_arrays
-from compiler.cost_model import tensor_bytes, unit_bytes
-from compiler.dense_run import buffers_of, dense_run
-from runtime import planner
-from runtime._extents import span_bytes
+from compiler.cost_model import unit_bytes
+from compiler.dense_run import buffers_of, computed_bytes, dense_run, read_units
 from runtime._plugins import load
-from runtime.store import MAX_READ_BYTES
-from runtime.token_time import dram_seconds, looked_up_roles
+from runtime.token_time import dram_seconds
 from schemas.activations import Activations, LayerStatistics
-from schemas.device import DeviceProfile, flash_seconds
-from schemas.families import num_units
+from schemas.device import DeviceProfile
+from schemas.families import FamilyName, num_units
 from schemas.model import Model
 from schemas.sparsity import Sparsity, Tried
 
@@ -62,15 +59,10 @@ def token_seconds(sparsity: Sparsity, model: Model, activations: Activations, de
     picked = np.unique(np.linspace(0, len(layers) - 1, min(REPLAYED_LAYERS, len(layers))).round().astype(int))
     costs = [_replay(sparsity, model, layers[number], activations.num_tokens, device) for number in picked.tolist()]
     flash_s, active_bytes, missed_bytes = np.mean(costs, axis=0) * len(layers)
-    return flash_s + dram_seconds(device, _computed_bytes(sparsity, model), 1, int(active_bytes), int(missed_bytes))
-
-
-def _computed_bytes(sparsity: Sparsity, model: Model) -> int:
-    """Bytes of DRAM that computing reads besides units (runtime/token_time.py, before there is an artifact)."""
-    roles = [role for role in looked_up_roles(model.spec) if role in model.tensors]
-    looked_up = sum(tensor_bytes(role, model.tensors[role].shape, sparsity.format) for role in roles)
     budget = sparsity.budget
-    return budget.resident_bytes - looked_up + budget.predictor_bytes + budget.kv_cache_bytes // 2
+    computed = computed_bytes(model, sparsity.format, budget.resident_bytes, budget.kv_cache_bytes)
+    computed += budget.predictor_bytes
+    return flash_s + dram_seconds(device, computed, 1, int(active_bytes), int(missed_bytes))
 
 
 def _replay(
@@ -80,27 +72,23 @@ def _replay(
     budget = sparsity.budget
     free = budget.buffer_bytes + budget.cache_bytes
     buffer_bytes = buffers_of(model, sparsity, free, device).read_buffer_bytes
-    demands = {
-        family: sparsity.density(family, entry.layer)
-        * num_units(family, model.spec)
-        * unit_bytes(family, model.spec, sparsity.format)
-        for family in sparsity.families
-    }
-    total = sum(
-        sparsity.density(family, layer)
-        * num_units(family, model.spec)
-        * unit_bytes(family, model.spec, sparsity.format)
-        for family in sparsity.families
-        for layer in range(model.spec.num_hidden_layers)
-    )
-    flash_s = active = missed = 0.0
-    for family, demand in demands.items():
+    gap_bytes = device.flash.break_even_gap_bytes
+
+    def demand(family: FamilyName, layer: int) -> float:
         size = unit_bytes(family, model.spec, sparsity.format)
-        held = int(budget.cache_bytes * demand / max(1.0, total)) // size
+        return sparsity.density(family, layer) * num_units(family, model.spec) * size
+
+    layers = range(model.spec.num_hidden_layers)
+    total = sum(demand(family, layer) for family in sparsity.families for layer in layers)
+    flash_s = active = missed = 0.0
+    for family in sparsity.families:
+        size = unit_bytes(family, model.spec, sparsity.format)
+        held = int(budget.cache_bytes * demand(family, entry.layer) / max(1.0, total)) // size
         tokens, hot = _tokens(sparsity, entry, family, num_units(family, model.spec), num_tokens)
         for chosen in tokens:
             missing = chosen[~np.isin(chosen, hot[:held])]
-            flash_s += _read_seconds(device, size, missing, buffer_bytes) / len(tokens)
+            if missing.size:
+                flash_s += read_units(device, size, missing, gap_bytes, buffer_bytes)[2] / len(tokens)
             active += size * chosen.size / len(tokens)
             missed += size * missing.size / len(tokens)
     return flash_s, active, missed
@@ -134,16 +122,3 @@ def _used(active_TU: np.ndarray, density: float, random: np.random.Generator) ->
         others = np.flatnonzero(~row)
         drawn = random.choice(others, max(0, min(lacking, others.size)), replace=False)
         yield np.sort(np.concatenate([ids, drawn]))
-
-
-def _read_seconds(device: DeviceProfile, unit: int, missing: np.ndarray, buffer_bytes: int) -> float:
-    if not missing.size:
-        return 0.0
-    flash, page_bytes = device.flash, device.flash.page_bytes.value
-    longest = max(min(MAX_READ_BYTES, buffer_bytes), span_bytes(unit, page_bytes))
-    units = planner.Strided(0, unit, unit)
-    plan = planner.plan_reads(units, missing, page_bytes, flash.break_even_gap_bytes, longest)
-    return sum(
-        float(flash_seconds(flash, len(batch.extents), batch.extents.num_bytes))
-        for batch in planner.batches(plan, buffer_bytes)
-    )

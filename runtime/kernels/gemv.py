@@ -3,8 +3,8 @@
 import numpy as np
 
 from runtime import _native
-from runtime._plugins import load
 from runtime.kernels import NATIVE_FORMATS
+from runtime.kernels.matmul import reference_decode_rows
 
 
 def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: int = 0) -> np.ndarray:
@@ -30,5 +30,4 @@ def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: 
 
 def reference_gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
     """What `gemv` computes, in numpy."""
-    plugin = load("runtime.quantization", fmt)
-    return plugin.decode(matrix[:, : plugin.nbytes(length)], length) @ x
+    return reference_decode_rows(matrix, length, fmt) @ x

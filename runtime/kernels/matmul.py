@@ -23,8 +23,7 @@ def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0)
         ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
     """
     if fmt not in NATIVE_FORMATS:
-        plugin = load("runtime.quantization", fmt)
-        return plugin.decode(matrix[:, : plugin.nbytes(length)], length)
+        return reference_decode_rows(matrix, length, fmt)
     out = np.empty((matrix.shape[0], length), np.float32)
     _native.decode_rows(matrix, length, fmt, out, num_threads)
     return out
@@ -68,16 +67,20 @@ def matmul_t(matrix: np.ndarray, length: int, fmt: str, c: np.ndarray) -> np.nda
     return out
 
 
+def reference_decode_rows(matrix: np.ndarray, length: int, fmt: str) -> np.ndarray:
+    """What `decode_rows` computes, in numpy."""
+    plugin = load("runtime.quantization", fmt)
+    return plugin.decode(matrix[:, : plugin.nbytes(length)], length)
+
+
 def reference_matmul(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
     """What `matmul` computes, in numpy and with the whole matrix decoded."""
-    plugin = load("runtime.quantization", fmt)
-    return x @ plugin.decode(matrix[:, : plugin.nbytes(length)], length).T
+    return x @ reference_decode_rows(matrix, length, fmt).T
 
 
 def reference_matmul_t(matrix: np.ndarray, length: int, fmt: str, c: np.ndarray) -> np.ndarray:
     """What `matmul_t` computes, in numpy and with the whole matrix decoded."""
-    plugin = load("runtime.quantization", fmt)
-    return c @ plugin.decode(matrix[:, : plugin.nbytes(length)], length)
+    return c @ reference_decode_rows(matrix, length, fmt)
 
 
 def _column_width(tokens: int, length: int) -> int:
