@@ -21,7 +21,7 @@ from compiler._io import Workspace, digest, replacing, sha256_of
 from compiler.architectures import _common
 from compiler.checkpoint.headers import read_header
 from compiler.checkpoint.hub import HUB_ID, snapshot
-from compiler.checkpoint.source_config import checked_config
+from compiler.checkpoint.source_config import check_value, checked_config
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.source_tokenizer import (
     MAX_SETTINGS_BYTES,
@@ -32,7 +32,7 @@ from compiler.checkpoint.source_tokenizer import (
 )
 from compiler.checkpoint.tensor_map import match_tensors
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from compiler.checkpoint.weight_files import kind_of, locate, regular_file, scan
+from compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan
 from schemas.base import Record
 from schemas.errors import CheckpointError
 from schemas.model import Model, ModelSpec, SourceFile, TensorSource
@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
+CARD = "README.md"
 MAX_TEXT_BYTES = 1 << 20
+OTHERS_MAY_READ = 0o044
 LICENSE_FILES = re.compile(r"LICENSE|LICENCE|NOTICE", re.IGNORECASE)
 LICENSE_NAME = re.compile(r"[A-Za-z0-9_.\-]{0,99}[A-Za-z0-9_\-]")
 FRONT_MATTER_LICENSE = re.compile(r"^license:\s*[\"']?([A-Za-z0-9][A-Za-z0-9.+\-]*)[\"']?\s*$", re.MULTILINE)
@@ -68,6 +70,8 @@ SETTINGS_KEYS = frozenset(
 )
 SPECIAL_KEYS = frozenset(["additional_special_tokens", "bos_token", "eos_token", "pad_token", "unk_token"])
 GENERATION_KEYS = frozenset(("bos_token_id", "eos_token_id"))
+BELIEVED = {GENERATION: GENERATION_KEYS, SETTINGS: SETTINGS_KEYS, SPECIAL_TOKENS: SPECIAL_KEYS}
+"""Settings files that a checkpoint may have, and the keys that are taken over."""
 
 
 class IngestConfig(Record):
@@ -92,6 +96,10 @@ class _Checkpoint:
     tensors: dict[str, TensorSource]
     weight_files: tuple[Path, ...]
     licenses: tuple[Path, ...]
+    license: str | None
+    """That the model card names."""
+    settings: dict[str, dict[str, Any]]
+    """What is believed of each settings file but config.json."""
 
 
 def run(config: IngestConfig, work: Workspace) -> Model:
@@ -102,7 +110,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     """
     folder, hub_id = _resolve(config)
     checkpoint = _check(folder)
-    if (folder / TOKENIZER).exists():
+    if is_there(folder, TOKENIZER):
         regular_file(folder, TOKENIZER)
     load_tokenizer(folder, checkpoint.spec.vocab_size)
     files = _scan(checkpoint)
@@ -113,7 +121,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
         name=config.name or (hub_id or folder.resolve().name).rpartition("/")[2],
         source=hub_id or "local",
         revision=config.revision if hub_id else None,
-        license=config.license or _license(folder),
+        license=config.license or checkpoint.license,
         folder=str(source.resolve()),
         tensors=checkpoint.tensors,
         files=files,
@@ -147,13 +155,15 @@ def _check(folder: Path) -> _Checkpoint:
         raise CheckpointError(f"{text}, expected a Hugging Face checkpoint")
     raw = read_object(regular_file(folder, CONFIG), MAX_CONFIG_BYTES)
     architecture, believed = checked_config(raw)
-    generation = _optional(folder, GENERATION, GENERATION_KEYS)
+    settings = {name: _optional(folder, name, keys) for name, keys in BELIEVED.items()}
+    for key, value in settings[GENERATION].items():
+        check_value(key, value, GENERATION)
     source = _common.source_config(believed)
-    spec = _with_tokens(architecture.spec(source), generation)
+    spec = _with_tokens(architecture.spec(source), settings[GENERATION])
     located = locate(folder)
     tensors = match_tensors(spec, architecture.parameters(source, spec), located)
     paths = sorted({found.path for found in located.values()})
-    return _Checkpoint(folder, believed, spec, tensors, tuple(paths), _licenses(folder))
+    return _Checkpoint(folder, believed, spec, tensors, tuple(paths), _licenses(folder), _license(folder), settings)
 
 
 def _licenses(folder: Path) -> tuple[Path, ...]:
@@ -167,6 +177,7 @@ def _licenses(folder: Path) -> tuple[Path, ...]:
                 "digits, '.', '_' and '-', the last no '.'; rename it in a copy of the checkpoint"
             )
         path = regular_file(folder, name)
+        _check_public(path, folder / CONFIG)
         if name.casefold() in found:
             raise CheckpointError(
                 f"the licence files {found[name.casefold()].name} and {name} differ in letter case alone, and only one "
@@ -175,6 +186,15 @@ def _licenses(folder: Path) -> tuple[Path, ...]:
         _check_size(path, MAX_TEXT_BYTES)
         found[name.casefold()] = path
     return tuple(found.values())
+
+
+def _check_public(path: Path, config: Path) -> None:
+    """A link or a second name may lead to what its owner keeps private; an artifact would make it public."""
+    if config.stat().st_mode & ~path.stat().st_mode & OTHERS_MAY_READ:
+        raise CheckpointError(
+            f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is kept from readers that "
+            f"may read {CONFIG}, but would be public in every artifact; give it the mode of {CONFIG}, or remove it"
+        )
 
 
 def _check_size(path: Path, limit: int) -> None:
@@ -200,7 +220,7 @@ def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
         log.info("ingest: reading weights %d/%d", number, len(checkpoint.weight_files))
         files.append(scan(path, list(read_header(path).values())))
     for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS):
-        if (checkpoint.folder / name).exists():
+        if is_there(checkpoint.folder, name):
             path = regular_file(checkpoint.folder, name)
             files.append(_source_file(path))
     return tuple(sorted(files, key=lambda file: file.name))
@@ -212,7 +232,7 @@ def _source_file(path: Path) -> SourceFile:
 
 def _optional(folder: Path, name: str, keys: frozenset[str]) -> dict[str, Any]:
     """The believed keys of a settings file; empty where there is none."""
-    if not (folder / name).exists():
+    if not is_there(folder, name):
         return {}
     raw = read_object(regular_file(folder, name), MAX_SETTINGS_BYTES)
     return {key: raw[key] for key in sorted(keys & raw.keys())}
@@ -222,13 +242,7 @@ def _write_private(checkpoint: _Checkpoint, target: Path) -> Path:
     """Writes what transformers and the artifact get of the checkpoint beside its weights."""
     folder = checkpoint.folder
     shutil.rmtree(target, ignore_errors=True)
-    objects = {
-        CONFIG: checkpoint.config,
-        GENERATION: _optional(folder, GENERATION, GENERATION_KEYS),
-        SETTINGS: _optional(folder, SETTINGS, SETTINGS_KEYS),
-        SPECIAL_TOKENS: _optional(folder, SPECIAL_TOKENS, SPECIAL_KEYS),
-    }
-    for name, value in objects.items():
+    for name, value in {CONFIG: checkpoint.config, **checkpoint.settings}.items():
         if name == CONFIG or value:
             text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
             _write(target / name, text.encode("utf-8", "surrogatepass") + b"\n")
@@ -246,8 +260,10 @@ def _write(path: Path, data: bytes) -> None:
 
 def _license(folder: Path) -> str | None:
     """The licence that the model card's front matter names."""
-    path = folder / "README.md"
-    if not path.is_file() or path.stat().st_size > MAX_TEXT_BYTES:
+    if not is_there(folder, CARD):
+        return None
+    path = regular_file(folder, CARD)
+    if path.stat().st_size > MAX_TEXT_BYTES:
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
     parts = text.split("---", 2)

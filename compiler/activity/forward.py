@@ -22,7 +22,7 @@ from compiler.architectures import _common
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role, read_rows, read_stored, stored_dtype
 from runtime._plugins import load
-from schemas.errors import ColdpressError
+from schemas.errors import CheckpointError, ColdpressError
 from schemas.families import Signal
 from schemas.model import Model
 
@@ -159,7 +159,11 @@ class LayerStream:
         return torch.from_numpy(np.ascontiguousarray(hidden)).to(self.dtype, copy=True)
 
     def run_layer(self, layer: int, hidden: "Tensor", hooks: BlockHooks | None = None) -> "Tensor":
-        """Hidden states after `layer`, from those before it."""
+        """Hidden states after `layer`, from those before it.
+
+        Raises:
+            CheckpointError: if they are not finite.
+        """
         import torch
 
         loaded = self.load_layer(layer, hidden.shape[1])
@@ -169,6 +173,11 @@ class LayerStream:
             out[block] = loaded.run(hidden[block : block + 1], hooks(block) if hooks else {})[0]
 
         self.each(run, len(hidden))
+        if not torch.isfinite(out).all():
+            raise CheckpointError(
+                f"layer {layer} of {self.model.name} gives hidden states that are NaN or infinite on ordinary text, in "
+                f"{str(self.dtype).removeprefix('torch.')}; some of its weights are damaged"
+            )
         return out
 
     def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from compiler.checkpoint.weight_files import FILE_NAME
 from schemas.errors import CheckpointError, ColdpressError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
@@ -18,12 +19,27 @@ PATTERNS = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "chat_template.jinja",
     "special_tokens_map.json",
     "README.md",
     "LICENSE*",
     "LICENCE*",
     "NOTICE*",
 ]
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The files of a checkpoint's folder that are read of it, sorted: those that would be asked for of a hub model.
+
+    What has a name that `ingest` takes from no one is left out, so that all of them are names for snakemake, too.
+    """
+    return [
+        path
+        for path in sorted(folder.glob("*"))
+        if FILE_NAME.fullmatch(path.name)
+        and any(path.match(pattern) for pattern in (*PATTERNS, "*.safetensors"))
+        and path.is_file()
+    ]
 
 
 def check_dataset(corpus: str, revision: str | None) -> None:

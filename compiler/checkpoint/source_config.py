@@ -12,6 +12,7 @@ from typing import Any
 
 from compiler.architectures import _common
 from runtime._plugins import load, names
+from runtime.artifact.errors import short
 from schemas.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[ModuleType, dict[str, Any]]:
     known = names(ARCHITECTURES)
     if kind not in known:
         raise CheckpointError(
-            f"config.json: the architecture {kind!r} is not supported; supported are {', '.join(known)}"
+            f"config.json: the architecture {short(kind)} is not supported; supported are {', '.join(known)}"
         )
     architecture = load(ARCHITECTURES, kind)
     _refuse_code(raw, architecture)
@@ -138,9 +139,9 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[ModuleType, dict[str, Any]]:
         config["rope_parameters"] = _rope(raw, kind)
     dropped = sorted(set(raw) - keys - HARMLESS_KEYS)
     if dropped:
-        log.info("config.json: keys without a meaning here are left out: %s", ", ".join(dropped)[:500])
+        log.info("config.json: keys without a meaning here are left out: %s", short(dropped))
     for key, value in config.items():
-        _check(key, value)
+        check_value(key, value)
     missing = [key for key in REQUIRED if config.get(key) is None]
     if missing:
         raise CheckpointError(f"config.json: {missing[0]} is missing, expected it for a model of type {kind}")
@@ -164,25 +165,30 @@ def _refuse_code(raw: Mapping[str, Any], architecture: ModuleType) -> None:
     log.info("config.json: auto_map names code that transformers has taken over; the checkpoint's copy is not loaded")
 
 
-def _check(key: str, value: Any) -> None:
+def check_value(key: str, value: Any, file: str = "config.json") -> None:
+    """Type and range of what a key says.
+
+    Raises:
+        CheckpointError: naming the file and the key, what was found and what was expected.
+    """
     if value is None and key in MAY_BE_NULL:
         return
     if key in BOUNDS:
         least, greatest = BOUNDS[key]
         if type(value) is not int or not least <= value <= greatest:
-            raise _wrong(key, value, f"a whole number from {least} to {greatest}")
+            raise _wrong(file, key, value, f"a whole number from {least} to {greatest}")
     elif key in FLAGS and type(value) is not bool:
-        raise _wrong(key, value, "true or false")
+        raise _wrong(file, key, value, "true or false")
     elif key in TEXTS and not isinstance(value, str):
-        raise _wrong(key, value, "a text")
+        raise _wrong(file, key, value, "a text")
     elif key == "rms_norm_eps" and not _is_between(value, 1):
-        raise _wrong(key, value, "a number between 0 and 1")
+        raise _wrong(file, key, value, "a number between 0 and 1")
     elif key == "eos_token_id":
         ids = value if isinstance(value, list) else [value]
         if not all(type(token) is int and 0 <= token <= BOUNDS["bos_token_id"][1] for token in ids) or len(ids) > 64:
-            raise _wrong(key, value, "a token id or a list of them")
+            raise _wrong(file, key, value, "a token id or a list of them")
     elif key in ("layer_types", "architectures") and not _is_texts(value):
-        raise _wrong(key, value, "a list of texts")
+        raise _wrong(file, key, value, "a list of texts")
 
 
 def _is_between(value: Any, limit: int) -> bool:
@@ -193,9 +199,8 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= 999 and all(isinstance(entry, str) for entry in value)
 
 
-def _wrong(key: str, value: Any, expected: str) -> CheckpointError:
-    text = repr(value)
-    return CheckpointError(f"config.json: {key} is {text[:60]}{'…' * (len(text) > 60)}, expected {expected}")
+def _wrong(file: str, key: str, value: Any, expected: str) -> CheckpointError:
+    return CheckpointError(f"{file}: {key} is {short(value)}, expected {expected}")
 
 
 def _check_heads(config: Mapping[str, Any]) -> None:
@@ -208,7 +213,7 @@ def _rope(raw: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
     """`rope_parameters` from either spelling."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(given, dict):
-        raise _wrong("rope_scaling", given, "an object")
+        raise _wrong("config.json", "rope_scaling", given, "an object")
     rope = dict(given)
     old_name = rope.pop("type", None)
     rope.setdefault("rope_type", old_name or "default")
@@ -227,18 +232,18 @@ def _check_rope(key: str, value: Any) -> None:
     place = f"rope_parameters.{key}"
     if key in ROPE_NUMBERS:
         if not _is_between(value, MAX_ROPE_NUMBER):
-            raise _wrong(place, value, "a positive number")
+            raise _wrong("config.json", place, value, "a positive number")
     elif key in ROPE_LISTS:
         entries = value if isinstance(value, list) and len(value) <= MAX_ROPE_FACTORS else [None]
         if not all(_is_between(entry, MAX_ROPE_NUMBER) for entry in entries):
-            raise _wrong(place, value, "a list of positive numbers")
+            raise _wrong("config.json", place, value, "a list of positive numbers")
     elif key == "original_max_position_embeddings":
-        _check(key, value)
+        check_value(key, value)
     elif key == "rope_type":
         if not isinstance(value, str) or value not in (*_common.ROPE_TYPES, "su"):
-            raise _wrong(place, value, f"one of {', '.join(_common.ROPE_TYPES)}")
+            raise _wrong("config.json", place, value, f"one of {', '.join(_common.ROPE_TYPES)}")
     elif key == "truncate":
         if type(value) is not bool:
-            raise _wrong(place, value, "true or false")
+            raise _wrong("config.json", place, value, "true or false")
     else:
-        raise CheckpointError(f"config.json: the rotary setting {key!r} is not supported")
+        raise CheckpointError(f"config.json: the rotary setting {short(key)} is not supported")

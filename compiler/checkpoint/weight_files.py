@@ -1,11 +1,12 @@
 """Finds a checkpoint's tensors in its safetensors files, and reads every byte of them once.
 
 Pickle files are never opened. Names in an index are taken as names of files in the folder, nothing else; what they lead
-to must lie in the folder, or for the hub's cache in that repository's own store. Every value is checked to be finite in
-blocks, in the same pass that gives the files' digests.
+to must lie in the folder, or for the hub's cache in that repository's own store. Every value is checked to be finite,
+and small enough for an artifact, in blocks, in the same pass that gives the files' digests.
 """
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,13 @@ MAX_SHARDS = 1024
 BLOCK_BYTES = 4 << 20
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}")
-EXPONENT_BITS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
+LARGEST = {
+    "F32": (np.uint32, 0x7FFFFFFF, 0x477FE000),
+    "F16": (np.uint16, 0x7FFF, 0x7BFF),
+    "BF16": (np.uint16, 0x7FFF, 0x477F),
+}
+"""Bits that a value is read as, those without the sign, and those of the largest value that fp16 holds, 65504, or of
+the one below it: resident tensors are stored in it. What is larger, or no number, has larger bits."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,17 @@ def locate(folder: Path) -> dict[str, Located]:
     Raises:
         CheckpointError: naming file and tensor, what was found and what was expected.
     """
-    if (folder / WEIGHTS).exists() or (folder / WEIGHTS).is_symlink():
+    if is_there(folder, WEIGHTS):
         path = regular_file(folder, WEIGHTS)
         return {name: Located(path, entry) for name, entry in read_header(path).items()}
-    if not (folder / INDEX).exists():
+    if not is_there(folder, INDEX):
         raise _nothing(folder)
     return _indexed(folder, _weight_map(regular_file(folder, INDEX)))
+
+
+def is_there(folder: Path, name: str) -> bool:
+    """Whether a folder has an entry `name`, be it a link that leads nowhere."""
+    return os.path.lexists(folder / name)
 
 
 def regular_file(folder: Path, name: str) -> Path:
@@ -74,7 +86,7 @@ def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
     """Size and digest of a weights file whose tensors are `entries`, in order, and the check of every float in it.
 
     Raises:
-        CheckpointError: if a tensor holds NaN or infinite values; the text says which and how many.
+        CheckpointError: if a tensor holds values that are NaN, infinite or too large; it says which and how many.
     """
     hasher = hashlib.sha256()
     with path.open("rb") as file:
@@ -88,20 +100,21 @@ def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
                     raise CheckpointError(f"{path.name}: truncated while it was read; download it again")
                 hasher.update(block)
                 remaining -= len(block)
-                count += _not_finite(block, entry.dtype)
+                count += _out_of_range(block, entry.dtype)
             if count:
                 raise CheckpointError(
-                    f"{path.name}: tensor {entry.name} holds {count} values that are NaN or infinite, expected none"
+                    f"{path.name}: tensor {entry.name} holds {count} values that are NaN, infinite or beyond 65504, "
+                    "expected none; the weights are damaged, or not of a trained model"
                 )
         size_bytes = file.tell()
     return SourceFile(name=path.name, size_bytes=size_bytes, sha256=hasher.hexdigest())
 
 
-def _not_finite(block: bytes, dtype: str) -> int:
-    if dtype not in EXPONENT_BITS:
+def _out_of_range(block: bytes, dtype: str) -> int:
+    if dtype not in LARGEST:
         return 0
-    kind, exponent = EXPONENT_BITS[dtype]
-    return int(np.count_nonzero((np.frombuffer(block, kind) & exponent) == exponent))
+    kind, magnitude, largest = LARGEST[dtype]
+    return int(np.count_nonzero((np.frombuffer(block, kind) & kind(magnitude)) > largest))
 
 
 def kind_of(folder: Path) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from compiler.candidates import AUTO, methods_for
-from compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
+from compiler.checkpoint.hub import HUB_ID, check_dataset, checkpoint_paths, snapshot
 from compiler.checkpoint.source_config import checked_config
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -182,8 +182,7 @@ def checkpoint_files(config: BuildConfig) -> list[str]:
     """The files of a local checkpoint that the build hangs on; none for a hub model, whose commit says it all."""
     if config.model.revision is not None:
         return []
-    patterns = ("*.json", "*.safetensors", "*.model", "*.txt")
-    return sorted(str(path) for pattern in patterns for path in Path(config.model.source).glob(pattern))
+    return [str(path) for path in checkpoint_paths(Path(config.model.source))]
 
 
 def corpus_files(config: BuildConfig) -> list[str]:

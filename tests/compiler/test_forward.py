@@ -15,8 +15,9 @@ from compiler._io import Workspace
 from compiler.activity import forward
 from compiler.activity.forward import LayerStream
 from compiler.ingest import IngestConfig
-from schemas.errors import ColdpressError
+from schemas.errors import CheckpointError, ColdpressError
 from schemas.model import Model
+from tests.support.checkpoints import rewrite
 from tests.support.models import write_model
 
 
@@ -155,3 +156,12 @@ def test_a_device_that_is_not_there(model: Model) -> None:
         pytest.skip("this machine has an accelerator")
     with pytest.raises(ColdpressError, match="device cuda is not available on this machine; use cpu"):
         LayerStream(model, device="cuda")
+
+
+def test_weights_that_turned_bad_after_ingest(tmp_path: Path, tokens: np.ndarray) -> None:
+    """What is not finite ends the pass where it arises, and not as a NaN in some record."""
+    folder = write_model(tmp_path / "tiny", num_hidden_layers=3)
+    model = ingest.run(IngestConfig(model=str(folder)), Workspace(tmp_path / "work", "test"))
+    rewrite(folder, lambda weights: weights["model.layers.1.mlp.up_proj.weight"].__setitem__((3, 5), 3e38))
+    with pytest.raises(CheckpointError, match="layer 1 of tiny gives hidden states that are NaN or infinite on ord"):
+        LayerStream(model).last_hidden(tokens)

@@ -1,11 +1,15 @@
 """ingest: the one sentence that each folder gets whose files, configuration or tokenizer are bad."""
 
+import json
+import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compiler.checkpoint.hub import checkpoint_paths
 from schemas.errors import CheckpointError
 from tests.support.checkpoints import WEIGHTS, edit, edit_config, refusal, run
 from tests.support.models import write_model
@@ -60,6 +64,14 @@ def test_a_link_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
     assert "model.safetensors is a link that leads out of" in refusal(folder, tmp_path / "work")
 
 
+def test_only_what_is_read_is_an_input_of_the_build(tmp_path: Path) -> None:
+    """Snakemake would take the braces of a name for a wildcard."""
+    read = ["LICENSE", "NOTICE.md", "README.md", "chat_template.jinja", "config.json", "shard.safetensors"]
+    for name in (*read, "a{b}.json", "LICENSE{x}", "model-{n}.safetensors", "notes.txt", "vocab.json"):
+        (tmp_path / name).touch()
+    assert checkpoint_paths(tmp_path) == [tmp_path / name for name in read]
+
+
 # --- licences
 
 
@@ -92,6 +104,84 @@ def test_a_licence_that_links_out_of_the_checkpoint(folder: Path, tmp_path: Path
     (tmp_path / "secret").write_text("a key\n")
     (folder / name).symlink_to(tmp_path / "secret")
     assert re.search(r"is a link that leads out of|has a name that", refusal(folder, tmp_path / "work"))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_a_licence_that_its_owner_keeps_private(folder: Path, tmp_path: Path, mode: int) -> None:
+    """As a second name of a key would be: the artifact's copy could be read by all."""
+    (tmp_path / "key").write_text("a key\n")
+    (tmp_path / "key").chmod(mode)
+    (folder / "config.json").chmod(0o644)
+    (folder / "LICENSE").hardlink_to(tmp_path / "key")
+    assert f"the licence file LICENSE has the mode {mode:o} and is kept from readers" in refusal(folder, tmp_path / "w")
+
+
+def test_a_checkpoint_that_is_private_as_a_whole(folder: Path, tmp_path: Path) -> None:
+    (folder / "LICENSE").write_text("the licence\n")
+    for path in folder.iterdir():
+        path.chmod(0o600)
+    assert [file.name for file in run(folder, tmp_path / "work").license_files] == ["LICENSE"]
+
+
+SOME_PLACE = [*(f"/proc/self/{name}" for name in ("environ", "maps")), "/dev/zero", "/dev/fd/0", "nothing", "../key"]
+
+
+@pytest.mark.parametrize("target", SOME_PLACE)
+@pytest.mark.parametrize("name", ["LICENSE", "NOTICE.txt", "README.md", "generation_config.json", "tokenizer.json"])
+def test_a_link_to_some_place(folder: Path, tmp_path: Path, name: str, target: str) -> None:
+    (tmp_path / "key").write_text("license: a-key\n")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(target)
+    assert re.search(f"{name} is (a link that leads out of|missing in) the checkpoint", refusal(folder, tmp_path / "w"))
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "README.md", "config.json", "tokenizer.json", WEIGHTS])
+def test_a_pipe_in_a_file_s_place(folder: Path, tmp_path: Path, name: str) -> None:
+    """Which nobody writes to: opening it would wait for ever."""
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert f"{name} is missing in the checkpoint" in refusal(folder, tmp_path / "work")
+
+
+# --- generation_config.json and tokenizer_config.json
+
+
+@pytest.mark.parametrize("value", ["[[1]]", '{"a": 1}', "1.5", '"2"', "true", "[" + "1, " * 64 + "1]", "[-1]"])
+def test_an_end_of_text_that_is_no_token_id(folder: Path, tmp_path: Path, value: str) -> None:
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {value}}}')
+    text = refusal(folder, tmp_path / "work")
+    assert text.startswith("generation_config.json: eos_token_id is ")
+    assert text.endswith("expected a token id or a list of them")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"bos_token": "\\ud800"}', "strings without lone surrogates"),
+        ('{"\\udfff": 1}', "strings without lone surrogates"),
+        ("[" * 900 + "]" * 900, "nested too deeply, expected at most 64 levels"),
+        ('{"chat_template": ' + "[" * 900 + "]" * 900 + "}", "nested too deeply"),
+        ('{"model_max_length": ' + "9" * 5000 + "}", "the integer '9999"),
+    ],
+)
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_settings_that_are_no_strict_json(folder: Path, tmp_path: Path, name: str, text: str, expected: str) -> None:
+    (folder / name).write_text(text)
+    found = refusal(folder, tmp_path / "work")
+    assert found.startswith(name)
+    assert expected in found
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors.index.json"])
+def test_many_keys_are_read_in_linear_time(folder: Path, tmp_path: Path, name: str) -> None:
+    """A look at all keys for each would be 10,000 million comparisons, which take minutes."""
+    if name.endswith("index.json"):
+        (folder / WEIGHTS).unlink()
+    text = json.dumps({f"{number:06d}": 0 for number in range(80_000)})
+    (folder / name).write_text(text[:-1] + ', "079999": 1}')
+    started = time.process_time()
+    assert "the key '079999' twice" in refusal(folder, tmp_path / "work")
+    assert time.process_time() - started < 5
 
 
 # --- config.json
@@ -134,6 +224,7 @@ def test_a_config_that_is_no_text(folder: Path, tmp_path: Path) -> None:
         ({"_attn_implementation_internal": "owner/kernel"}, "the key _attn_implementation_internal may load code"),
         ({"trust_remote_code": True}, "the key trust_remote_code may load code"),
         ({"quantization_config": {"bits": 4}}, "quantized already"),
+        ({"model_type": "llama" * 200}, "(1002 characters) is not supported"),
         ({"model_type": "../llama"}, "'../llama' is not supported"),
         ({"model_type": "_common"}, "'_common' is not supported"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected a whole number from 1 to 999"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.checkpoints import INDEX, WEIGHTS, edit, edit_config, edit_header, refusal
+from tests.support.checkpoints import INDEX, WEIGHTS, edit, edit_config, edit_header, refusal, rewrite, run
 from tests.support.models import DTYPES, encode, random_weights, write_safetensors
 
 # --- headers
@@ -135,18 +135,26 @@ def test_a_config_that_disagrees_with_the_tensors(
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_weights_that_are_not_finite(folder: Path, tmp_path: Path, dtype: str, value: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38, -65536])
+def test_weights_that_no_artifact_can_hold(folder: Path, tmp_path: Path, dtype: str, value: float) -> None:
     weights = random_weights(json.loads((folder / "config.json").read_text()))
     weights["model.layers.1.mlp.up_proj.weight"][3, 5:22] = value
     coded = {name: (DTYPES[dtype], array.shape, encode(array, "float32")) for name, array in weights.items()}
-    for name, array in weights.items():
-        coded[name] = (DTYPES[dtype], array.shape, finite_or_not(array, dtype))
+    with np.errstate(over="ignore"):  # 3e38 in float16
+        for name, array in weights.items():
+            coded[name] = (DTYPES[dtype], array.shape, finite_or_not(array, dtype))
     write_safetensors(folder / WEIGHTS, coded)
     assert refusal(folder, tmp_path / "work") == (
-        "model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds 17 values that are NaN or infinite, "
-        "expected none"
+        "model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds 17 values that are NaN, infinite "
+        "or beyond 65504, expected none; the weights are damaged, or not of a trained model"
     )
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_the_largest_weights_of_an_artifact(folder: Path, tmp_path: Path, dtype: str) -> None:
+    largest = 65280 if dtype == "bfloat16" else 65504
+    rewrite(folder, lambda weights: weights["model.layers.1.mlp.up_proj.weight"].__setitem__((3, 5), -largest), dtype)
+    assert run(folder, tmp_path / "work").spec.num_hidden_layers == 2
 
 
 def finite_or_not(values: np.ndarray, dtype: str) -> bytes:

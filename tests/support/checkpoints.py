@@ -60,8 +60,8 @@ def edit_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
-    """Rewrites model.safetensors with changed weights."""
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], None], dtype: str = "float32") -> None:
+    """Rewrites model.safetensors with changed weights, stored in `dtype`."""
     weights = random_weights(json.loads((folder / "config.json").read_text()))
     change(weights)
-    write_weights(folder, weights)
+    write_weights(folder, weights, dtype)
