@@ -1,0 +1,314 @@
+"""Hostile and damaged artifacts: what is edited, what is made consistent again, and the commands that must stand it."""
+
+import hashlib
+import importlib
+import json
+import pkgutil
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import runtime
+from runtime import _native
+from runtime.__main__ import main
+from schemas.manifest import FLASH_FILE, MANIFEST_FILE, TABLES_FILE
+from tests.fuzz import file_edits, tensor_edits, tokenizer_edits
+from tests.fuzz.campaign import SILENT, Edit, Mutant, Run, copy_tree
+from tests.fuzz.json_edits import STRANGE, Unfit, dump, edit_text, edit_value, pick, show, strange
+from tests.fuzz.limited import Ended, run_limited
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
+from tests.support.models import write_tokenizer
+from tests.support.tiny import word_tokenizer
+
+FIGURES = ("read_buffer_bytes", "collapse_gap_bytes", "queue_depth", "dram_budget_bytes", "context_length")
+COUNTS = (0, 1, 2, 3, 64, 4096, 65536, 10**6, 10**8, 10**9, 2**31, 2**40, 2**53 - 1)
+NAMES = ("../x", "/etc/passwd", "a/../b", "x\x1b[2J", "con", "a//b", "a\\b", ".", "", "MANIFEST.json", "é", "a" * 101)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / MANIFEST_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Unfit from error
+    if not isinstance(value, dict):
+        raise Unfit
+    return value
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / MANIFEST_FILE).write_bytes(dump(manifest, 1))
+
+
+def manifest_value(folder: Path, chance: random.Random) -> str:
+    """Some value, key or entry of the manifest."""
+    manifest = _manifest(folder)
+    done = edit_value(manifest, chance)
+    _write_manifest(folder, manifest)
+    return f"manifest: {done}"
+
+
+def manifest_text(folder: Path, chance: random.Random) -> str:
+    """The manifest's text."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise Unfit
+    text, done = edit_text(path.read_bytes(), chance)
+    path.write_bytes(text)
+    return f"manifest's text: {done}"
+
+
+def listed_name(folder: Path, chance: random.Random) -> str:
+    """An unsafe name in the list of files; half of the time the file itself goes by it, too."""
+    manifest = _manifest(folder)
+    try:
+        entry = chance.choice(manifest["files"])
+        old, new = folder / entry["path"], chance.choice(NAMES)
+        entry["path"] = new
+        if chance.random() < 0.5:
+            old.rename(folder / new)
+    except (TypeError, KeyError, IndexError, ValueError, OSError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"{old.name} is listed as {new!r}"
+
+
+def plan_figure(folder: Path, chance: random.Random) -> str:
+    """A figure of a plan, with the budget and what else hangs on it."""
+    manifest = _manifest(folder)
+    figure, count = chance.choice((*FIGURES, "staging_slots", "num_pinned", "cache_slots")), chance.choice(COUNTS)
+    try:
+        plan, spec = chance.choice(manifest["plans"]), manifest["model"]
+        unit_bytes = {entry["family"]: entry["unit_bytes"] for entry in manifest["families"]}
+        if figure == "staging_slots":
+            entry = chance.choice(plan["staging_slots"])
+            more, entry[1] = (count - entry[1]) * unit_bytes[entry[0]], count
+        elif figure in ("num_pinned", "cache_slots"):
+            part = chance.choice(plan["parts"])
+            count = min(count, 64)
+            more, part[figure] = (count - part[figure]) * unit_bytes[part["family"]], count
+        elif figure == "context_length":
+            spec["max_position_embeddings"] = max(count, spec["max_position_embeddings"])
+            size = 4 * spec["num_hidden_layers"] * spec["num_key_value_heads"] * spec["head_dim"] * count
+            more, plan["kv_cache_bytes"], plan[figure] = size - plan["kv_cache_bytes"], size, count
+        else:
+            more = count - plan[figure] if figure == "read_buffer_bytes" else 0
+            plan[figure] = count
+        plan["dram_budget_bytes"] += max(0, more)
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"plan: {figure} is {count}, and the budget follows"
+
+
+def generation(folder: Path, chance: random.Random) -> str:
+    """What begins and what ends a text."""
+    manifest = _manifest(folder)
+    try:
+        spec = manifest["model"]
+        size = spec["vocab_size"]
+        spec["eos_token_ids"] = chance.choice(([], [0], [size - 1], [size], list(range(1000)), [[1]], [-1], 5))
+        spec["bos_token_id"] = chance.choice((None, 0, size - 1, size, -1, True, 2**40))
+    except (TypeError, KeyError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"bos {spec['bos_token_id']}, eos {str(spec['eos_token_ids'])[:40]}"
+
+
+def device_figure(folder: Path, chance: random.Random) -> str:
+    """A figure of the device, which a simulation counts with."""
+    manifest = _manifest(folder)
+    try:
+        figures = manifest["device"]["flash"] if chance.random() < 0.6 else manifest["device"]
+        name = chance.choice(sorted(figures))
+        holder, key = (figures[name], "value") if isinstance(figures[name], dict) else (figures, name)
+        while isinstance(holder[key], list | dict):
+            holder, key = holder[key], chance.choice(pick(holder[key], chance)[:1])
+        holder[key] = chance.choice((5e-324, 1e308, -1.0, 0.0, 1, strange(chance, holder[key])))
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"device: {name} has {str(holder[key])[:40]}"
+
+
+def repeated_key(folder: Path, chance: random.Random) -> str:
+    """A key that stands twice at some depth, the second time with another value."""
+    manifest = _manifest(folder)
+    path = pick(manifest, chance)
+    text = dump(manifest, 1)
+    key = f'"{path[-1]}": '.encode()
+    if key not in text:
+        raise Unfit
+    again = key + dump(chance.choice(STRANGE)) + b", "
+    (folder / MANIFEST_FILE).write_bytes(text.replace(key, again + key, 1))
+    return f"manifest: {show(path)} stands twice"
+
+
+EDITS: dict[str, tuple[Edit, int]] = {
+    "manifest_value": (manifest_value, 14),
+    "manifest_text": (manifest_text, 2),
+    "listed_name": (listed_name, 1),
+    "plan_figure": (plan_figure, 4),
+    "generation": (generation, 1),
+    "device_figure": (device_figure, 2),
+    "repeated_key": (repeated_key, 1),
+    "flip_bits": (file_edits.flip_bits, 4),
+    "cut_or_extend": (file_edits.cut_or_extend, 2),
+    "overwrite": (file_edits.overwrite, 3),
+    "remove_file": (file_edits.remove_file, 1),
+    "add_file": (file_edits.add_file, 2),
+    "change_kind": (file_edits.change_kind, 1),
+    "rename": (file_edits.rename, 1),
+    "header_value": (tensor_edits.header_value, 3),
+    "header_text": (tensor_edits.header_text, 2),
+    "header_move": (tensor_edits.header_move, 1),
+    "tensor_values": (tensor_edits.values, 6),
+    "rename_tensor": (tensor_edits.rename_tensor, 1),
+    "tokenizer_component": (tokenizer_edits.component, 4),
+    "tokenizer_value": (tokenizer_edits.value_inside, 2),
+    "vocabulary": (tokenizer_edits.vocabulary, 2),
+    "tokenizer_text": (tokenizer_edits.text, 1),
+}
+
+
+_spec = partial(small_spec, num_hidden_layers=2, intermediate_size=64)
+RECIPES = {
+    "relu": Recipe(spec=_spec(vocab_size=384, bos_token_id=0, eos_token_ids=(1,))),
+    "topk": Recipe(spec=_spec(), method="topk", format="int4_group32", cache="lfu", layers_per_group=2),
+    "predictor": Recipe(spec=_spec(bos_token_id=2), method="predictor", format="int8_group32"),
+    "opt": Recipe(
+        spec=_spec(norm="layer_norm", position="learned", rotary_dim=0, position_offset=2, gated_mlp=False),
+        method="dense",
+        cache="static",
+    ),
+}
+"""Every method and format that a reader has; small, since each mutant is run five times."""
+
+
+class Artifacts:
+    """The target: artifacts of every kind, and `coldpress-run` on what was made of them."""
+
+    EDITS = EDITS
+    MENDINGS = ("none", "all", "all")
+
+    def __init__(self, folder: Path) -> None:
+        """Builds the bases in `folder`, and runs each once as it is."""
+        for module in pkgutil.walk_packages(runtime.__path__, "runtime."):
+            if module.name != "runtime.__main__":
+                importlib.import_module(module.name)  # a child is forked from what is loaded here
+        self._folder = folder
+        self.bases = tuple(RECIPES)
+        self._said: dict[str, str] = {}
+        for name, recipe in RECIPES.items():
+            path = build_artifact(folder / name, recipe).path
+            add_files(path, recipe.spec.vocab_size)
+            scratch = folder / f"{name}-scratch"
+            scratch.mkdir()
+            for run in self._commands(name, path, scratch, True):
+                if run.ended.kind != "fine":
+                    raise RuntimeError(f"{run.command} on the unchanged artifact {name}: {run.ended}")
+                if run.command == "generate":
+                    self._said[name] = _said(run.ended)
+            (scratch / "trace").rename(self._trace(name))
+
+    def _trace(self, base: str) -> Path:
+        return self._folder / f"{base}.trace"
+
+    def copy(self, base: str, folder: Path) -> None:
+        """A copy of a base."""
+        copy_tree(self._folder / base, folder)
+
+    def mend(self, folder: Path, mending: str) -> None:
+        """`all`: checksums of pages, then sizes and digests of files."""
+        if mending == "none":
+            return
+        _mend_pages(folder)
+        _mend_files(folder)
+
+    def runs(self, mutant: Mutant, folder: Path, scratch: Path) -> Iterator[Run]:
+        """All commands; damage that `verify` does not see, though nothing was mended, must have changed nothing."""
+        verified = False
+        for run in self._commands(mutant.base, folder, scratch, False):
+            if run.command == "verify" and mutant.mending == "none" and run.ended.kind == "fine":
+                verified = True
+            changed = run.ended.kind in ("fine", "refused") and _said(run.ended) != self._said[mutant.base]
+            if verified and run.command == "generate" and changed:
+                words = f"verify finds nothing, generate says {_said(run.ended)[:100]!r}"
+                run = Run(run.command, Ended(SILENT, words, run.ended.output))
+            yield run
+
+    def _commands(self, base: str, folder: Path, scratch: Path, record: bool) -> Iterator[Run]:
+        prompt = ["--prompt-ids", "1,2,3"] if base == "topk" else ["--prompt", "w1 w2 the map"]
+        trace = scratch / "trace" if record else self._trace(base)
+        recording = ["--trace", str(trace)] if record else []
+        commands = {
+            "inspect": [],
+            "verify": [],
+            "generate": [*prompt, "--max-new-tokens", "4", "--json", *recording],
+            "bench": ["--tokens", "2", "--runs", "1"],
+            "simulate": ["--trace", str(trace)],
+        }
+        for name, flags in commands.items():
+            yield Run(name, run_limited(partial(main, [name, str(folder), *flags]), scratch))
+
+
+def _said(ended: Ended) -> str:
+    """Tokens and text of a `generate --json`; how it ended where it gave none."""
+    if ended.kind != "fine":
+        return ended.kind
+    found = json.loads(ended.output)
+    return json.dumps([found["prompt_token_ids"], found["token_ids"], found["text"]])
+
+
+def add_files(path: Path, vocab_size: int) -> Path:
+    """What the compiler's artifacts have besides weights; gives `path`."""
+    (path / "README.md").write_text("# A model\n")
+    (path / "LICENSE").write_text("Do with it what you like.\n")
+    folder = path / "tokenizer"
+    folder.mkdir()
+    if vocab_size > 300:
+        write_tokenizer(folder, vocab_size)
+    else:
+        (folder / "tokenizer.json").write_text(json.dumps(word_tokenizer(vocab_size)))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "model_max_length": 10**30}))
+    change_manifest(path, lambda manifest: None, relist=True)
+    return path
+
+
+def _mend_pages(folder: Path) -> None:
+    """Writes the checksums of the pages that there are, where the tables have a place for them."""
+    path = folder / TABLES_FILE
+    try:
+        header, data = tensor_edits.split(path)
+        start, stop = header["page_crc32c"]["data_offsets"]
+        page_bytes = _manifest(folder)["flash"]["page_bytes"]
+        image = np.fromfile(folder / FLASH_FILE, np.uint8)
+        found = _native.crc32c_pages(image[: image.size // page_bytes * page_bytes], page_bytes).astype("<u4").tobytes()
+        whole = bytearray(path.read_bytes())
+        base = len(whole) - len(data)
+        if not 0 <= start <= stop <= len(data) or image.size > 1 << 24:
+            return
+        length = min(stop - start, len(found))
+        whole[base + start : base + start + length] = found[:length]
+        if path.stat().st_nlink == 1:
+            path.write_bytes(whole)
+    except (Unfit, TypeError, KeyError, ValueError, OSError, ZeroDivisionError, OverflowError):
+        return  # what is not there cannot be mended
+
+
+def _mend_files(folder: Path) -> None:
+    try:
+        manifest = _manifest(folder)
+        before = json.dumps(manifest)
+        for entry in manifest["files"]:
+            path = folder / entry["path"]
+            if path.is_file() and not path.is_symlink():
+                data = path.read_bytes()
+                entry["size_bytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
+        if json.dumps(manifest) != before:
+            _write_manifest(folder, manifest)
+    except (Unfit, TypeError, KeyError, ValueError, OSError, AttributeError):
+        return
