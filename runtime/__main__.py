@@ -65,7 +65,7 @@ def _inspect_artifact(arguments: argparse.Namespace) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> None:
-    artifact = open_artifact(arguments.artifact)
+    artifact = open_artifact(arguments.artifact, arguments.identity)
     num_bytes = verify_artifact(artifact)
     if arguments.json:
         _print_json({"verified": True, "num_bytes": num_bytes, "manifest_sha256": artifact.sha256})
@@ -126,6 +126,7 @@ def _session(
         flash=arguments.flash,
         device=_device(arguments),
         recorder=recorder,
+        identity=getattr(arguments, "identity", None),
         started_s=time.perf_counter() - _process_age_s(),
     )
 

@@ -1,6 +1,7 @@
 """The command line of `coldpress-run`: its commands, their flags and their help. Parses, and does nothing else."""
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def _token_ids(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"'{text}' is not a list of token ids such as 1,2,3") from error
+
+
+def _sha256(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not an identity: 64 digits of 0-9 and a-f")
+    return text
 
 
 def _at_least_one(text: str) -> int:
@@ -55,13 +62,18 @@ def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], None]]) -
         made.set_defaults(run=commands[name])
         return made
 
-    _add_generate(command("generate", "continue a prompt, reading weights from flash"))
+    generating = command("generate", "continue a prompt, reading weights from flash")
+    _add_generate(generating)
     inspecting = command("inspect", "show what an artifact is: model, files, families, plans")
     verifying = command("verify", "check every byte of an artifact: digests, page checksums, weights")
     measuring = command("bench", "measure decoding for selectors and caches; the last line is JSON")
     _add_bench(measuring)
     simulating = command("simulate", "replay a trace on a modelled device, without weights")
     _add_simulate(simulating)
+    for made in (generating, verifying):
+        made.add_argument(
+            "--identity", type=_sha256, metavar="SHA256", help="refuse any other artifact (see `inspect`)"
+        )
     for made in (inspecting, verifying, simulating):
         made.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser

@@ -66,6 +66,7 @@ class Session:
         flash: str = "direct",
         device: DeviceProfile | None = None,
         recorder: Recorder | None = None,
+        identity: str | None = None,
         started_s: float | None = None,
     ) -> None:
         """Opens the artifact, divides the budget and loads what is resident or pinned.
@@ -78,6 +79,7 @@ class Session:
             flash: `direct` reads flash.img; `simulated` does too, but counts the device profile's seconds.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Takes down what the store is asked.
+            identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.
 
         Raises:
@@ -86,7 +88,7 @@ class Session:
             ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
         """
         self._started_s: float | None = time.perf_counter() if started_s is None else started_s
-        self._opened = open_artifact(path)  # owns the folder's descriptor; `artifact` may be a copy
+        self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
         self.plan = choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
         self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)

@@ -15,6 +15,8 @@ from pydantic.json_schema import models_json_schema
 
 import schemas
 from schemas.base import Record
+from schemas.manifest import Manifest
+from schemas.sealed import KEY
 
 FOLDER = Path(__file__).parent / "json"
 ELSEWHERE = {"config.schema.json"}
@@ -53,10 +55,18 @@ def _contained(record: type[Record]) -> set[str]:
 
 def _text(name: str, records: list[type[Record]]) -> str:
     definitions = _renamed(models_json_schema([(record, "validation") for record in records])[1])
+    for record in records:
+        _add_digest(definitions["$defs"][record.__name__], required=record is Manifest)
     references: list[dict[str, str]] = [{"$ref": f"#/$defs/{record.__name__}"} for record in records]
     schema: dict[str, Any] = {"$schema": DIALECT, "$id": f"urn:coldpress:schema:{name}", "title": name} | definitions
     schema |= references[0] if len(references) == 1 else {"anyOf": references}
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _add_digest(definition: dict[str, Any], *, required: bool) -> None:
+    """The digest that an outermost record carries as a file (schemas/sealed.py); a manifest is never without."""
+    definition["properties"][KEY] = {"pattern": "^[0-9a-f]{64}$", "title": "Body Sha256", "type": "string"}
+    definition.setdefault("required", []).extend([KEY] * required)
 
 
 def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:

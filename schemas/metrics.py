@@ -106,6 +106,8 @@ class Metrics(Record):
     device: str
     method: str
     format: str
+    artifact_sha256: Sha256
+    """The artifact's identity: sha256 of its manifest."""
     artifact_bytes: PositiveCount
     flash_bytes: PositiveCount
     resident_bytes: PositiveCount

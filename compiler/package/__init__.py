@@ -59,6 +59,7 @@ from schemas.package import Package
 from schemas.placement import Placement
 from schemas.predictors import Predictors
 from schemas.quantized import Quantized
+from schemas.sealed import seal
 from schemas.sparsity import Sparsity
 
 SLACK_BYTES = 64 << 20
@@ -147,7 +148,7 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
         )
     digests = input_digests(inputs)
     write_documents(written, inputs, digests)
-    manifest = make_manifest(inputs, written, digests).to_json().encode()
+    manifest = seal(make_manifest(inputs, written, digests).to_json()).encode()
     written.add(MANIFEST_FILE, manifest)
     plan = inputs.layout.largest_plan
     return Package(

@@ -71,6 +71,7 @@ def make_metrics(
         device=device.name,
         method=sparsity.method,
         format=sparsity.format,
+        artifact_sha256=package.manifest_sha256,
         artifact_bytes=package.artifact_bytes,
         flash_bytes=package.flash_bytes,
         resident_bytes=package.resident_bytes,

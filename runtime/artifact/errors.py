@@ -55,6 +55,10 @@ class DigestError(FieldError):
     """A file whose content is not what the manifest says."""
 
 
+class IdentityError(FieldError):
+    """Another artifact than the one that was asked for."""
+
+
 class TensorFileError(FieldError):
     """A safetensors file that breaks its format, or has other tensors than the manifest says."""
 

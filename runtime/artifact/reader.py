@@ -21,12 +21,14 @@ from runtime.artifact import checks, contents, safe_files, strict_json, tensor_f
 from runtime.artifact.errors import (
     DigestError,
     FileSizeError,
+    IdentityError,
     JsonError,
     NonFiniteError,
     SchemaError,
     TableError,
     short,
 )
+from schemas import sealed
 from schemas.families import FamilyName, FormatName
 from schemas.layout import Plan, Section
 from schemas.manifest import (
@@ -38,6 +40,8 @@ from schemas.manifest import (
     ArtifactFile,
     Manifest,
 )
+
+OTHER = "give the path of the artifact that has it, or get it again from where it came"
 
 
 @dataclass(frozen=True)
@@ -148,11 +152,15 @@ def _entry(manifest: Manifest, name: str) -> ArtifactFile:
     raise KeyError(name)
 
 
-def open_artifact(path: str | Path) -> Artifact:
+def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
     """Opens and checks an artifact.
 
     Checked here: the manifest, the presence, kind and size of every file, the headers of the tensor files, and the
     tables. `resident` and `predictors` are loaded when first used, with their digests.
+
+    Args:
+        path: The artifact's folder.
+        identity: sha256 that its manifest must have; None takes any.
 
     Raises:
         ArtifactError: a subclass per cause (runtime/artifact/errors.py), naming file, field, what was found, what was
@@ -161,6 +169,9 @@ def open_artifact(path: str | Path) -> Artifact:
     folder = safe_files.open_folder(str(path))
     try:
         data = _read_manifest(folder)
+        found = hashlib.sha256(data).hexdigest()
+        if identity not in (None, found):
+            raise IdentityError(MANIFEST_FILE, "the artifact's identity", found, f"{identity}", OTHER)
         manifest = _parse_manifest(data)
         plans, skipped = checks.servable_plans(manifest)
         for entry in manifest.files:
@@ -176,7 +187,7 @@ def open_artifact(path: str | Path) -> Artifact:
         logging.getLogger("coldpress").warning("%s: %s", path, sentence)
     numbers = {plan.name: number for number, plan in enumerate(manifest.plans)}
     usable = manifest.model_copy(update={"plans": plans})
-    return Artifact(str(path), hashlib.sha256(data).hexdigest(), usable, numbers, skipped, folder, tables)
+    return Artifact(str(path), found, usable, numbers, skipped, folder, tables)
 
 
 def _read_manifest(folder: safe_files.Folder) -> bytes:
@@ -195,7 +206,14 @@ def _read_manifest(folder: safe_files.Folder) -> bytes:
 
 def _parse_manifest(data: bytes) -> Manifest:
     values = strict_json.parse(data, partial(JsonError, MANIFEST_FILE, "the text"))
+    opened = sealed.unseal(data)
+    if opened.stated not in (None, opened.found):
+        expected = f"{opened.found}, the sha256 of all other lines"
+        raise DigestError(MANIFEST_FILE, sealed.KEY, f"{opened.stated}", expected)
     minor = checks.check_version(values)
+    if opened.stated is None:  # only now, since another version may have none
+        raise SchemaError(MANIFEST_FILE, "the second line", "another one", f"{sealed.KEY}, the sha256 of all others")
+    del values[sealed.KEY]
     manifest = _validate(values, drop_unknown=minor > FORMAT_MINOR)
     checks.check_manifest(manifest)
     return manifest

@@ -9,7 +9,7 @@ import pytest
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from schemas.errors import ArtifactError
-from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec, write_manifest
 
 NUM_MUTANTS = 150
 STRANGE = (0, 1, -1, 2**31, 2**53 - 1, 1.5, True, None, "", "x", "../x", [], {}, [[]], {"a": 1}, [1, 2, 3], 10**9)
@@ -54,8 +54,9 @@ def test_a_manifest_changed_at_random_is_refused_or_harmless(original, tmp_path)
     refused = 0
     for _ in range(NUM_MUTANTS):
         manifest = json.loads(text)
+        del manifest["body_sha256"]
         mutate(manifest, chance)
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        write_manifest(path, manifest)
         refused += outcome(path) == "refused"
     assert refused > NUM_MUTANTS // 2
 
@@ -70,10 +71,7 @@ def test_flipped_bits_are_never_taken_for_the_original(original, tmp_path, name)
         bit = chance.randrange(8 * min(len(data), 2000) if chance.random() < 0.5 else 8 * len(data))
         damaged[bit // 8] ^= 1 << bit % 8
         (path / name).write_bytes(damaged)
-        if name != "manifest.json":
-            assert outcome(path) == "refused"
-        elif outcome(path) == "verified":  # a changed name or figure: then the identity has changed too
-            assert open_artifact(path).sha256 != open_artifact(original.path).sha256
+        assert outcome(path) == "refused"
 
 
 def test_a_tensor_header_changed_at_random_is_refused(original, tmp_path):

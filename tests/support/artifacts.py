@@ -321,13 +321,8 @@ def _plan(
         "name": "test",
         "method": recipe.method,
         "arrays": [
-            {
-                "layer": part["layer"],
-                "family": part["family"],
-                "name": name,
-                "dtype": array.dtype.name,
-                "shape": array.shape,
-            }
+            {"layer": part["layer"], "family": part["family"], "name": name}
+            | {"dtype": array.dtype.name, "shape": array.shape}
             for part in parts
             for name, array in kept(recipe.method, num_units(part["family"], recipe.spec), recipe.density).items()
         ],
@@ -367,13 +362,16 @@ def files_of(path: Path) -> list[dict[str, Any]]:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes manifest.json."""
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    """Writes manifest.json, its digest in the second line."""
+    body = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    line = f'  "body_sha256": "{hashlib.sha256(body.encode()).hexdigest()}",\n'
+    (path / MANIFEST_FILE).write_text("{\n" + line + body.removeprefix("{\n"), encoding="utf-8")
 
 
 def change_manifest(path: Path, change: Callable[[dict[str, Any]], Any], relist: bool = False) -> None:
     """Edits the manifest in place; `relist` brings its list of files up to date before."""
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    del manifest["body_sha256"]
     if relist:
         manifest["files"] = files_of(path)
     change(manifest)
