@@ -209,3 +209,7 @@ def test_unknown_cache_and_foreign_placement(tmp_path):
     short = placement.model_copy(update={"layers": placement.layers[:2]})
     with pytest.raises(ColdpressError, match="pins None of 64 mlp_in units in layer 1"):
         lay_out(model, sparsity, short, device)
+    first = placement.layers[0]
+    more = placement.model_copy(update={"layers": (first.model_copy(update={"num_pinned": 65}), *placement.layers[1:])})
+    with pytest.raises(ColdpressError, match=r"pins 65 of 64 mlp_in units in layer 0; it was made for another model"):
+        lay_out(model, sparsity, more, device)

@@ -96,6 +96,13 @@ def test_magnitudes_above_float16_are_refused(fmt):
         fmt.encode(values)
 
 
+def test_the_first_number_that_float16_rounds_to_infinity_is_refused():
+    fp16 = load("runtime.quantization", "fp16")
+    for value in (65520, -65520, 65530, np.nan, np.inf):
+        with pytest.raises(ColdpressError, match="cannot encode in fp16"):
+            fp16.encode(np.array([[value, 1]], np.float32))
+
+
 def test_wrong_number_of_bytes_is_refused(fmt):
     with pytest.raises(ColdpressError, match=rf"found 3 bytes per slice where 40 values take {fmt.nbytes(40)}"):
         fmt.decode(np.zeros((2, 3), np.uint8), 40)

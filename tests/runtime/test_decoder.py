@@ -19,6 +19,13 @@ from tests.support.models import write_model
 
 PROMPT = [0, 5, 9, 100, 200, 33]
 PARTIAL_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+ORIGINAL_CONTEXT = {"rope_theta": 10000.0, "original_max_position_embeddings": 128}
+YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **ORIGINAL_CONTEXT}}
+SHORT, LONG = [1 + 0.1 * i for i in range(8)], [1.0 + i for i in range(8)]
+LONGROPE = {
+    "rope_parameters": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, **ORIGINAL_CONTEXT},
+    "original_max_position_embeddings": 128,
+}
 ARCHITECTURES = {
     "llama": ("llama", {}),
     "llama tied with biases": ("llama", {"tie": True, "overrides": {"attention_bias": True, "mlp_bias": True}}),
@@ -28,6 +35,8 @@ ARCHITECTURES = {
     "qwen3": ("qwen3", {}),
     "phi3": ("phi3", {}),
     "phi3 partial rotary": ("phi3", {"overrides": PARTIAL_ROTARY}),
+    "qwen2 yarn": ("qwen2", {"overrides": YARN}),
+    "phi3 longrope": ("phi3", {"overrides": LONGROPE}),
     "opt": ("opt", {}),
     "opt relu": ("opt", {"relu": True}),
 }
@@ -53,6 +62,7 @@ def test_parity_with_transformers(name, tmp_path):
     model_type, options = ARCHITECTURES[name]
     model = load_hf(write_model(tmp_path / "model", model_type, num_hidden_layers=3, **options))
     spec = spec_of(model.config)
+    assert (spec.rotary_scaling != 1) == (name in ("qwen2 yarn", "phi3 longrope"))
     recipe = Recipe(spec=spec, method="dense", context_length=80)
     built = build_artifact(tmp_path / "a.coldpress", recipe, roles_of(model, spec))
     session = Session(built.path)
@@ -79,6 +89,17 @@ def test_parity_of_every_family(name, families, tmp_path):
     model = load_hf(write_model(tmp_path / "model", model_type, num_hidden_layers=11, **options))
     spec = spec_of(model.config)
     recipe = Recipe(spec=spec, method="dense", families=families, context_length=80)
+    session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(model, spec)).path)
+    close(fill(session.decoder, TOKENS, 4), all_logits(model, TOKENS), 2e-3)
+
+
+@pytest.mark.parametrize("method", ["relu", "dense"])
+def test_parity_of_a_relu_model_with_biases(method, tmp_path):
+    """Units of a gated MLP whose rows have biases, chosen by the gate or all of them: the logits are transformers'."""
+    overrides = {"attention_bias": True, "mlp_bias": True}
+    model = load_hf(write_model(tmp_path / "model", num_hidden_layers=3, relu=True, overrides=overrides))
+    spec = spec_of(model.config)
+    recipe = Recipe(spec=spec, method=method, families=("up_down",), context_length=80)
     session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(model, spec)).path)
     close(fill(session.decoder, TOKENS, 4), all_logits(model, TOKENS), 2e-3)
 

@@ -63,6 +63,26 @@ def test_samples_depend_on_the_seed_alone(relu_artifact):
     assert draw(0) != draw(1)
 
 
+def test_every_prompt_is_a_context_of_its_own(topk_artifact, monkeypatch):
+    """What a policy counts per context starts anew with each call: the second run of a prompt evicts as the first."""
+    session = Session(topk_artifact.path, cache="lfu")
+    begun = []
+    for (layer, family), part in session.store._parts.items():
+        reset = part.cache.reset
+        monkeypatch.setattr(part.cache, "reset", lambda key=(layer, family), reset=reset: (begun.append(key), reset()))
+    session.generate(PROMPT, 2, ignore_eos=True)
+    assert sorted(begun) == sorted(session.store._parts)
+    session.generate(PROMPT, 2, ignore_eos=True)
+    assert sorted(begun) == sorted(2 * list(session.store._parts))
+
+
+def test_the_nucleus_ends_where_the_sum_is_reached():
+    """A half and a quarter are three quarters exactly, so the third token is one too many."""
+    logits = np.log2(np.array([0.5, 0.25, 0.25])).astype(np.float32) * np.float32(np.log(2))
+    assert nucleus(logits, 1.0, 0.75)[0].tolist() == [0, 1]
+    assert nucleus(logits, 1.0, 0.5)[0].tolist() == [0]
+
+
 def test_the_nucleus_is_the_fewest_likeliest_tokens():
     logits = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2])).astype(np.float32)
     tokens, probabilities = nucleus(logits, 1.0, 0.7)

@@ -196,6 +196,24 @@ def test_stream_gives_everything_once_in_flash_order(relu_artifact):
     assert store.counters.reads == 0
 
 
+def test_no_read_is_longer_than_it_may_be(tmp_path, monkeypatch):
+    """Longer ones leave fewer to run side by side: in the dense pass, in a fetch, and while pinned units are loaded."""
+    built = build_artifact(tmp_path / "a", Recipe(spec=small_spec(intermediate_size=4096, num_hidden_layers=1)))
+    lengths = []
+    read = direct.Flash.read
+
+    def watched(flash, extents, buffer):
+        lengths.extend(extents.lengths.tolist())
+        return read(flash, extents, buffer)
+
+    monkeypatch.setattr(direct.Flash, "read", watched)
+    store = open_store(built, read_buffer_bytes=2 << 20, dram_budget_bytes=64 << 20)
+    list(store.stream(0, "up_down"))
+    list(store.fetch(0, "up_down", np.arange(4096, dtype=np.int32)))
+    assert max(lengths) == 512 << 10
+    assert store_module.MAX_READ_BYTES == 512 << 10
+
+
 @pytest.mark.parametrize("extra", [0, 50_000, 400_000, 10_000_000])
 def test_memory_is_what_the_budget_says(relu_artifact, extra):
     manifest = relu_artifact.manifest

@@ -74,6 +74,26 @@ def test_a_missing_beginning_of_sequence_token_is_added(folder):
     assert TextCodec(FakeArtifact(folder, bos_token_id=0)).encode("The map") == without
 
 
+def test_a_prompt_is_neither_cut_nor_filled_up(folder):
+    """Whatever tokenizer.json says about training: a prompt of more tokens than that is the user's."""
+    text = "The map was wrong about the bridge"
+    whole = TextCodec(FakeArtifact(folder)).encode(text)
+    path = folder / "tokenizer.json"
+    described = json.loads(path.read_text())
+    described["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    described["padding"] = {
+        "strategy": {"Fixed": 100},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }
+    path.write_text(json.dumps(described))
+    assert 3 < len(whole) < 100
+    assert TextCodec(FakeArtifact(folder)).encode(text) == whole
+
+
 def test_a_character_of_several_tokens_appears_with_its_last(folder):
     codec = TextCodec(FakeArtifact(folder))
     ids = codec.encode("a 日")

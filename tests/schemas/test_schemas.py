@@ -12,6 +12,7 @@ from runtime._plugins import names as plugin_names
 from schemas import _generate
 from schemas.__main__ import main
 from schemas.base import ArrayFile, Record
+from schemas.device import Flash, ReadPoint
 from schemas.families import FAMILIES, num_units, slices
 from schemas.layout import SECTION_ALIGN_BYTES
 from schemas.manifest import (
@@ -25,7 +26,7 @@ from schemas.manifest import (
     Manifest,
 )
 from schemas.model import MLP_ROLES
-from tests.support.artifacts import build_artifact, small_spec
+from tests.support.artifacts import build_artifact, small_device, small_spec
 
 
 def read(name):
@@ -122,6 +123,37 @@ def test_records_are_frozen_strict_and_closed():
         ArrayFile.model_validate({"array_file": "a", "sha256": "0" * 64, "more": 1})
     with pytest.raises(ValueError, match="string"):
         ArrayFile.model_validate({"array_file": 3, "sha256": "0" * 64})
+
+
+class Loss(Record):
+    value: float
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_in_a_record_is_finite(number):
+    for kind, values in ((ReadPoint, {"read_bytes": 1, "bytes_per_s": number}), (Loss, {"value": number})):
+        with pytest.raises(ValueError, match=r"finite|greater than 0"):
+            kind.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "message"),
+    [
+        ("page_bytes", 4095, "page_bytes must be a power of two from 512 to 65536, found 4095"),
+        ("page_bytes", 6144, "page_bytes must be a power of two"),
+        ("page_bytes", 256, "page_bytes must be a power of two"),
+        ("page_bytes", 131072, "page_bytes must be a power of two"),
+        ("read_curve", (4096, 4096, 8192), r"ascending, distinct read sizes, found \[4096, 4096, 8192\]"),
+        ("read_curve", (8192, 4096), "ascending, distinct read sizes"),
+        ("read_curve", (), "ascending, distinct read sizes"),
+    ],
+)
+def test_flash_that_makes_no_sense_is_refused(figure, value, message):
+    flash = small_device().flash.model_dump()
+    curve = [{"read_bytes": size, "bytes_per_s": 1e9} for size in value] if figure == "read_curve" else None
+    flash[figure]["value"] = tuple(curve) if curve is not None else value
+    with pytest.raises(ValueError, match=message):
+        Flash.model_validate(flash)
 
 
 def test_record_text_is_canonical(manifest):

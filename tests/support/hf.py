@@ -3,6 +3,7 @@
 Independent of compiler/architectures on purpose: the runtime's decoder is held against transformers alone.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def spec_of(config: Any) -> ModelSpec:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    rotary = {} if is_opt else config.rope_parameters
     return ModelSpec(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
@@ -49,13 +51,24 @@ def spec_of(config: Any) -> ModelSpec:
         norm="layer_norm" if is_opt else "rms_norm",
         norm_eps=1e-5 if is_opt else config.rms_norm_eps,
         position="learned" if is_opt else "rotary",
-        rotary_dim=0 if is_opt else int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1)),
+        rotary_dim=0 if is_opt else int(head_dim * rotary.get("partial_rotary_factor", 1)),
+        rotary_scaling=_rotary_scaling(rotary, config.max_position_embeddings),
         position_offset=2 if is_opt else 0,
         sliding_window=None if is_opt else window,
         tie_word_embeddings=config.tie_word_embeddings,
         bos_token_id=config.bos_token_id,
         eos_token_ids=(config.eos_token_id,),
     )
+
+
+def _rotary_scaling(rotary: dict[str, Any], context: int) -> float:
+    """What cos and sin are multiplied by: YaRN's formula (Peng et al. 2023, section 3.4), and longrope's."""
+    kind, original = rotary.get("rope_type"), rotary.get("original_max_position_embeddings") or context
+    if kind == "yarn":
+        return 0.1 * math.log(rotary["factor"]) + 1
+    if kind == "longrope" and context > original:
+        return math.sqrt(1 + math.log(context / original) / math.log(original))
+    return 1.0
 
 
 def roles_of(model: Any, spec: ModelSpec) -> dict[str, np.ndarray]:

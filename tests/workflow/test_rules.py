@@ -1,0 +1,245 @@
+"""What every rule reads, writes and is told, from dry runs: a wrong input is a wrong artifact that looks right.
+
+The table below is the pipeline of the design, written by hand: which record of which stage each one takes.
+"""
+
+import re
+import shlex
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from compiler.job import STAGES, config_of, flag
+from tests.support.workflow import NUM_LAYERS, Workflow
+
+MODEL, DEVICE = "build/tiny", "build/tiny/pixel6"
+CHUNKS = ("000-001", "002-003")
+SHARDS = ("0", "1")
+ORDER, QUANTIZED, PREDICTORS = (
+    tuple(f"{DEVICE}/{stage}/{chunk}.json" for chunk in CHUNKS) for stage in ("order", "quantize", "predict")
+)
+SETTINGS = {"layers_per_job": 2, "calibration_shards": 2, "distill": "true"}
+
+
+def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Rule -> flag -> the records it takes, where `source` is the model that is compiled."""
+    ingest, corpus = (f"{MODEL}/ingest.json",), (f"{MODEL}/tokenize.json",)
+    model, device = (source,), (f"{DEVICE}/device.json",)
+    first, second = (f"{MODEL}/calibrate.json",), (f"{DEVICE}/recalibrate.json",)
+    sparsity, placement, layout = ((f"{DEVICE}/{stage}.json",) for stage in ("allocate", "place", "layout"))
+    shard = {"model": ingest, "corpus": corpus}
+    second_shard = {"model": model, "corpus": corpus, "sparsity": sparsity, "activations": first}
+    placing = {"model": model, "activations": second, "sparsity": sparsity, "device": device}
+    verification = (f"{DEVICE}/verify.json",)
+    laid_out = {"model": model, "sparsity": sparsity, "placement": placement, "order": ORDER, "device": device}
+    packed = {"corpus": corpus, "layout": layout, "quantized": QUANTIZED}
+    return {
+        "ingest": {},
+        "tokenize": {"model": ingest},
+        "preflight": {"model": ingest, "corpus": corpus, "device": device},
+        "calibrate_shard": shard,
+        "calibrate": shard | {"shards": tuple(f"{MODEL}/calibrate-shards/{number}.json" for number in SHARDS)},
+        "allocate": {"model": ingest, "activations": first, "device": device},
+        "distill": {"model": ingest, "corpus": corpus, "sparsity": sparsity},
+        "recalibrate_shard": second_shard,
+        "recalibrate": second_shard
+        | {"shards": tuple(f"{DEVICE}/recalibrate-shards/{number}.json" for number in SHARDS)},
+        "predict": {"model": model, "activations": second, "sparsity": sparsity},
+        "place": placing,
+        "order": placing | {"placement": placement},
+        "quantize": {"model": model, "sparsity": sparsity},
+        "layout": laid_out | {"predictors": PREDICTORS},
+        "package": laid_out | packed | {"predictors": PREDICTORS},
+        "verify": {"model": model, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
+        "publish": {"package": (f"{DEVICE}/package.json",), "verification": verification},
+        "report": laid_out
+        | {"corpus": corpus, "activations": second, "predictors": PREDICTORS, "layout": layout}
+        | {"package": (f"{DEVICE}/publish.json",), "verification": verification},
+    }
+
+
+OUTPUTS = {
+    **{stage: f"{MODEL}/{stage}.json" for stage in ("ingest", "tokenize", "calibrate")},
+    **{stage: f"{DEVICE}/{stage}/{{chunk}}.json" for stage in ("predict", "order", "quantize")},
+    "calibrate_shard": f"{MODEL}/calibrate-shards/{{shard}}.json",
+    "recalibrate_shard": f"{DEVICE}/recalibrate-shards/{{shard}}.json",
+    "report": f"{DEVICE}/metrics.json",
+}
+ON_ALL_CORES = ("preflight", "calibrate", "calibrate_shard", "distill", "recalibrate", "recalibrate_shard")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job as snakemake would start it."""
+
+    rule: str
+    facts: dict[str, str]
+    """What it prints of the job: input, output, log, wildcards and so on."""
+    command: list[str]
+
+    def named(self, fact: str) -> list[str]:
+        return [name for name in self.facts.get(fact, "").split(", ") if name]
+
+    @property
+    def flags(self) -> dict[str, tuple[str, ...]]:
+        """Flag -> its values, in the command up to where its errors go."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for word in self.command[: self.command.index("2>")]:
+            if word.startswith("--"):
+                found[name := word] = []
+            elif found:
+                found[name].append(word)
+        return {name: tuple(values) for name, values in found.items()}
+
+
+def planned(workflow: Workflow, folder: Path, **config: object) -> dict[str, list[Planned]]:
+    """Rule -> its jobs."""
+    done = workflow.at(folder).run("--dry-run", "--printshellcmds", **config)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, list[Planned]] = defaultdict(list)
+    text = done.stdout + done.stderr
+    for rule, facts, command in re.findall(r"^rule (\w+):\n((?:    .*\n)+)Shell command: (.*)$", text, re.MULTILINE):
+        pairs = (line.strip().partition(": ") for line in facts.splitlines())
+        job = Planned(rule, {name: value for name, _, value in pairs}, shlex.split(command))
+        found[rule].append(job)
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def jobs(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Planned]]:
+    """All jobs of a build with everything in it."""
+    found = planned(workflow, tmp_path_factory.mktemp("rules"), **SETTINGS)
+    (everything,) = found.pop("all")
+    last = {f"{DEVICE}/{name}" for name in ("preflight.json", "publish.json", "metrics.json", "report.html")}
+    assert {name for name in everything.named("input") if not name.endswith(".due")} == last
+    assert sum(name.endswith(".due") for name in everything.named("input")) == 2
+    return found
+
+
+def check_records(job: Planned, expected: dict[str, tuple[str, ...]]) -> None:
+    """The command has each record under its flag, and the rule waits for all of them and for no other."""
+    names = {flag(name): paths for name, paths in expected.items()}
+    assert {name: job.flags.get(name) for name in names} == names, job.rule
+    records = [path for path in job.named("input") if path.startswith("build/")]
+    assert sorted(records) == sorted(path for paths in names.values() for path in paths), job.rule
+    given = [path for paths in job.flags.values() for path in paths if path.startswith("build/")]
+    own = {*job.named("output"), *own_places(job)}
+    assert set(given) - own == set(records), job.rule
+
+
+def own_places(job: Planned) -> set[str]:
+    """Paths that a stage is told and that are no records."""
+    artifact = f"{DEVICE}/tiny-pixel6.coldpress"
+    return {
+        "preflight": {MODEL},
+        "package": {f"{DEVICE}/package/artifact"},
+        "verify": {artifact},
+        "publish": {artifact, f"{DEVICE}/metrics.json", f"{DEVICE}/report.html"},
+    }.get(job.rule, set())
+
+
+def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned]]) -> None:
+    """With distillation: what is packed, and all that is derived from weights, is of the distilled model."""
+    expected = expected_records(f"{DEVICE}/distill.json")
+    assert set(jobs) == {*expected, "device"}
+    for rule, records in expected.items():
+        for job in jobs[rule]:
+            check_records(job, records)
+
+
+def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
+    found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
+    expected = expected_records(f"{MODEL}/ingest.json")
+    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict"):
+        assert rule not in found
+        del expected[rule]
+    for rule, records in expected.items():
+        for job in found[rule]:
+            check_records(job, {name: paths for name, paths in records.items() if name not in ("shards", "predictors")})
+
+
+def test_every_rule_writes_where_the_next_one_reads(jobs: dict[str, list[Planned]]) -> None:
+    for rule, found in jobs.items():
+        pattern = OUTPUTS.get(rule, f"{DEVICE}/{rule}.json")
+        wanted = [pattern.format(chunk=part, shard=part) for part in (CHUNKS if "chunk" in pattern else SHARDS)]
+        outputs = [job.named("output")[0] for job in found]
+        assert sorted(outputs) == sorted(set(wanted)), rule
+        for job in found:
+            assert job.flags["--output"] == (job.named("output")[0],)
+            assert job.command[job.command.index("2>") + 1] == job.facts["log"]
+    for rule in ("package", "publish"):  # as long as no artifact stands, a file of this run alone
+        (job,) = jobs[rule]
+        assert re.fullmatch(rf"{DEVICE}/\.{rule}\.\d+\.due", job.named("output")[1])
+    (report,) = jobs["report"]
+    assert report.named("output")[1:] == list(report.flags["--html"]) == [f"{DEVICE}/report.html"]
+
+
+def test_what_users_change_is_read_again(jobs: dict[str, list[Planned]]) -> None:
+    """Every file of the checkpoint, the corpus and the device's profile are inputs."""
+    (ingest,), (tokenize,), (device,) = jobs["ingest"], jobs["tokenize"], jobs["device"]
+    files = {Path(name).name for name in ingest.named("input")}
+    assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert [Path(name).name for name in tokenize.named("input")] == ["corpus.txt", "ingest.json"]
+    assert [Path(name).name for name in device.named("input")] == ["pixel6.yaml"]
+
+
+def test_logs_and_times_have_files_of_their_own(jobs: dict[str, list[Planned]]) -> None:
+    everything = [job for found in jobs.values() for job in found]
+    for fact in ("log", "benchmark"):
+        assert len({job.facts[fact] for job in everything}) == len(everything)
+    for job in everything:
+        shared = job.named("output")[0].count("/") == MODEL.count("/") + 1 or job.rule == "calibrate_shard"
+        folder = MODEL if shared else DEVICE
+        assert job.facts["log"].startswith(f"{folder}/logs/{job.rule.removesuffix('_shard')}")
+        assert job.facts["benchmark"].startswith(f"{folder}/benchmarks/{job.rule.removesuffix('_shard')}")
+
+
+def test_layers_and_shards_are_divided_without_rest(jobs: dict[str, list[Planned]]) -> None:
+    for rule in ("predict", "order", "quantize"):
+        layers = [layer for job in jobs[rule] for layer in job.flags["--layers"]]
+        assert sorted(map(int, layers)) == list(range(NUM_LAYERS))
+        for job in jobs[rule]:
+            first, last = job.facts["wildcards"].removeprefix("chunk=").split("-")
+            assert [*map(int, job.flags["--layers"])] == list(range(int(first), int(last) + 1))
+    for rule in ("calibrate_shard", "recalibrate_shard"):
+        assert sorted(job.flags["--shard"] for job in jobs[rule]) == [(number,) for number in SHARDS]
+        assert {job.flags["--num-shards"] for job in jobs[rule]} == {(str(len(SHARDS)),)}
+
+
+def test_threads_are_those_that_snakemake_counts_on(jobs: dict[str, list[Planned]]) -> None:
+    """Run with two cores."""
+    for rule, found in jobs.items():
+        threads = "2" if rule in ON_ALL_CORES else "1"
+        for job in found:
+            if rule != "device":
+                assert job.command[0] == f"OMP_NUM_THREADS={threads}", rule
+            assert job.flags.get("--threads", (threads,)) == (threads,), rule
+    assert all("--threads" in job.flags for rule in (*ON_ALL_CORES, "predict") for job in jobs[rule])
+    (preflight,) = jobs["preflight"]
+    assert preflight.facts["priority"] == "1", "it goes first"
+    assert preflight.flags["--jobs"] == (str(len(CHUNKS)),)
+
+
+def test_a_rule_gives_its_own_stage_its_own_settings(jobs: dict[str, list[Planned]]) -> None:
+    codes: dict[str, set[str]] = defaultdict(set)
+    for rule, found in jobs.items():
+        stage = rule.removesuffix("_shard")
+        if stage not in STAGES:
+            continue
+        fields = {flag(name) for name in config_of(stage).model_fields}
+        records = {flag(name) for name in expected_records("")[rule]}
+        rest = {"--code", "--output", "--layers", "--threads"}
+        for job in found:
+            assert job.command[2:5] == ["-m", "compiler", stage]
+            assert set(job.flags) - records - fields <= rest | {"-m"}, rule
+            codes[stage].add(job.flags["--code"][0])
+    assert all(len(found) == 1 for found in codes.values())
+    assert len({code for found in codes.values() for code in found}) == len(codes)
+    (allocate,) = jobs["allocate"]
+    assert allocate.flags["--dram-budget"] == ("80%",)
+    assert allocate.flags["--method"] == ("predictor",)
+    (preflight,) = jobs["preflight"]
+    assert preflight.flags["--distill"] == ("true",)
+    assert preflight.flags["--shards"] == ("2",)
