@@ -1,5 +1,6 @@
 """A plug-in is a file; its file name is its name in the config. No registry, no import side effects."""
 
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from schemas.errors import ColdpressError, UnknownNameError
 
 
+@functools.cache  # an artifact's manifest names plug-ins a hundred thousand times
 def names(package: str) -> tuple[str, ...]:
     """The plug-ins of a package, such as `runtime.cache`: its public modules, sorted. Nothing of it is imported."""
     spec = importlib.util.find_spec(package)

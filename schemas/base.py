@@ -5,15 +5,20 @@ A record is written as JSON with sorted keys. Arrays never live inside a record:
 """
 
 import json
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+
+T = TypeVar("T")
 
 MAX_EXACT_INTEGER = 2**53 - 1  # beyond it, JSON readers that use doubles round
 
 Count = Annotated[int, Field(ge=0, le=MAX_EXACT_INTEGER)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_EXACT_INTEGER)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Many = Annotated[tuple[T, ...], FailFast()]
+"""Any number of things in a stranger's record, refused with the first that is wrong: an error for each of millions
+would take gigabytes."""
 Options = dict[str, bool | int | float | str]
 """A plug-in's own settings, by name; those left out have the defaults that its file gives."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

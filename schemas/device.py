@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from schemas.base import PositiveCount, Record
+from schemas.base import Many, PositiveCount, Record
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Flash(Record):
     page_bytes: Figure[PositiveCount]
     queue_depth: Figure[PositiveCount]
     latency_s: Figure[float]
-    read_curve: Figure[tuple[ReadPoint, ...]]
+    read_curve: Figure[Many[ReadPoint]]
     """Ascending read sizes; IOPS is bandwidth over size at the smallest, the peak is the largest bandwidth."""
 
     @model_validator(mode="after")

@@ -4,8 +4,25 @@ import difflib
 from collections.abc import Iterable
 
 
+def printable(text: str) -> str:
+    """`text` on one line: what is no letter, digit, sign or space stands as an escape, so that no name that strangers
+    chose can move a terminal's cursor or begin a line of its own."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def clipped(text: str, limit: int = 200) -> str:
+    """`text`, or its beginning and its length, in about `limit` characters."""
+    return text if len(text) <= limit else f"{text[: limit - 20]}... ({len(text)} characters)"
+
+
 class ColdpressError(Exception):
     """Bad input of any kind; the command line prints it as one sentence and exits with code 2."""
+
+    def __init__(self, text: str) -> None:
+        """`text` is the sentence; names in it may be a stranger's."""
+        super().__init__(printable(text))
 
 
 class UnknownNameError(ColdpressError):
@@ -13,7 +30,7 @@ class UnknownNameError(ColdpressError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         """`kind` is the field's word for what is named, such as `device`."""
-        choices = sorted(known)
+        choices, name = sorted(known), clipped(name)
         begins = [choice for choice in choices if name and choice.startswith(name)]  # int4, for int4_group32
         near = difflib.get_close_matches(name, choices, n=1) or begins
         hint = f" Did you mean '{near[0]}'?" if near else ""

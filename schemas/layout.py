@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.base import Count, Options, PositiveCount, Record, Share
+from schemas.base import Count, Many, Options, PositiveCount, Record, Share
 from schemas.families import PLUGIN_NAME, FamilyName, Method
 
 SECTION_ALIGN_BYTES = 65536
@@ -69,7 +69,7 @@ class SelectorArray(Record):
     family: FamilyName
     name: str = Field(pattern=PLUGIN_NAME)
     dtype: Literal["uint8", "int32", "int64", "uint32", "float16", "float32"]
-    shape: tuple[PositiveCount, ...] = Field(min_length=1, max_length=4)
+    shape: Many[PositiveCount] = Field(min_length=1, max_length=4)
 
 
 class Plan(Record):
@@ -79,7 +79,7 @@ class Plan(Record):
     method: Method
     options: Options = Field(default={})
     """The selector's own settings; those left out have the defaults that its file gives."""
-    arrays: tuple[SelectorArray, ...] = ()
+    arrays: Many[SelectorArray] = ()
     """What the selector was fitted to."""
     cache: CacheName
     dram_budget_bytes: PositiveCount
@@ -89,12 +89,12 @@ class Plan(Record):
     kv_cache_bytes: Count
     read_buffer_bytes: PositiveCount
     """Page-rounded buffer that device reads land in; also bounds the prefill's blocks."""
-    staging_slots: tuple[tuple[FamilyName, PositiveCount], ...]
+    staging_slots: Many[tuple[FamilyName, PositiveCount]]
     """Per family, slots shared by all layers for units that are used but not cached."""
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     queue_depth: PositiveCount
-    parts: tuple[PartPlan, ...]
+    parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""
 
 
@@ -102,9 +102,9 @@ class Layout(Record):
     """The arithmetic of an artifact."""
 
     page_bytes: PositiveCount
-    sections: tuple[Section, ...]
+    sections: Many[Section]
     flash_bytes: PositiveCount
-    plans: tuple[Plan, ...] = Field(min_length=1)
+    plans: Many[Plan] = Field(min_length=1)
     byte_order: Literal["little"] = "little"
 
     @property

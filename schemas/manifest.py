@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Count, PositiveCount, Record, Sha256
+from schemas.base import Count, Many, PositiveCount, Record, Sha256
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName, FormatName, Slice
 from schemas.layout import Plan, Section
@@ -17,6 +17,9 @@ FORMAT_MAJOR = 2
 FORMAT_MINOR = 0
 PAGE_CHECKSUMS = "crc32c-pages"
 """The feature of every artifact of this version; families, formats, selectors and caches are features by name."""
+
+MAX_PLANS = 64
+"""Each names every layer and family, so an artifact without this limit could ask for any amount of checking."""
 
 MANIFEST_FILE = "manifest.json"
 FLASH_FILE = "flash.img"
@@ -36,8 +39,8 @@ class Format(Record):
 class Features(Record):
     """A reader refuses what it does not know among `required` and ignores it among `optional`."""
 
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
+    required: Many[str]
+    optional: Many[str]
 
 
 class ArtifactFile(Record):
@@ -53,7 +56,7 @@ class FamilyFormat(Record):
 
     family: FamilyName
     format: FormatName
-    slices: tuple[Slice, ...]
+    slices: Many[Slice]
     unit_bytes: PositiveCount
 
 
@@ -81,7 +84,7 @@ class FlashImage(Record):
 
     size_bytes: PositiveCount
     page_bytes: PositiveCount
-    sections: tuple[Section, ...]
+    sections: Many[Section]
 
 
 class Manifest(Record):
@@ -95,12 +98,12 @@ class Manifest(Record):
     model: ModelSpec
     source: Source
     device: DeviceProfile
-    files: tuple[ArtifactFile, ...]
+    files: Many[ArtifactFile]
     flash: FlashImage
-    families: tuple[FamilyFormat, ...]
-    resident: tuple[ResidentTensor, ...]
-    predictors: tuple[LayerPredictorInfo, ...]
-    plans: tuple[Plan, ...] = Field(min_length=1)
+    families: Many[FamilyFormat]
+    resident: Many[ResidentTensor]
+    predictors: Many[LayerPredictorInfo]
+    plans: Many[Plan] = Field(min_length=1, max_length=MAX_PLANS)
     inputs: dict[str, str]
     """Digests of what the artifact was built from: config, corpus, calibration tokens."""
     byte_order: Literal["little"] = "little"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Count, PositiveCount, Record, Sha256
+from schemas.base import Count, Many, PositiveCount, Record, Sha256
 
 Activation = Literal["relu", "silu", "gelu", "gelu_tanh"]
 MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -48,7 +48,7 @@ class ModelSpec(Record):
     sliding_window: PositiveCount | None = None
     tie_word_embeddings: bool
     bos_token_id: Count | None = None
-    eos_token_ids: tuple[Count, ...] = ()
+    eos_token_ids: Many[Count] = ()
 
 
 def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:

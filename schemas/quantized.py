@@ -5,7 +5,7 @@ without the `layers.<i>.` prefix: uint8 [rows, row_bytes] if quantized, else flo
 (embeddings, final norm, head, rotary frequencies) are in `shared`, under their roles.
 """
 
-from schemas.base import ArrayFile, Count, PositiveCount, Record
+from schemas.base import ArrayFile, Count, Many, PositiveCount, Record
 from schemas.families import FormatName
 
 
@@ -14,7 +14,7 @@ class ResidentTensor(Record):
 
     role: str
     format: FormatName | None
-    shape: tuple[PositiveCount, ...]
+    shape: Many[PositiveCount]
 
 
 class LayerCodes(Record):

@@ -19,7 +19,7 @@ RULES = Rules(
     rank=(0, 8),
     may_be_empty=True,
     max_metadata=1000,
-    json=Limits(size_bytes=64 << 20, depth=8, integer=2**63 - 1),
+    json=Limits(size_bytes=64 << 20, depth=8, integer=2**63 - 1, values=1 << 21, names=1 << 21),
 )
 
 

@@ -7,9 +7,8 @@ loop over what earlier ones have bounded (a manifest may claim 10^9 layers).
 from typing import Any
 
 from runtime import _plugins
-from runtime._extents import span_bytes
-from runtime.artifact import safe_files
-from runtime.artifact.contents import layout_bytes, model_tensors, nbytes, predictor_tensors, resident_tensors
+from runtime.artifact import plan_checks, safe_files
+from runtime.artifact.contents import model_tensors, nbytes
 from runtime.artifact.errors import (
     FeatureError,
     FileNameError,
@@ -20,11 +19,10 @@ from runtime.artifact.errors import (
     VersionError,
 )
 from runtime.artifact.errors import short as _short
-from runtime.budget import used_bytes
-from runtime.kv_cache import kv_cache_bytes
 from schemas import families as arithmetic
+from schemas.errors import clipped
 from schemas.families import FamilyName
-from schemas.layout import SECTION_ALIGN_BYTES, Plan, Section, placed_parts
+from schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
 from schemas.manifest import (
     FLASH_FILE,
     FORMAT_MAJOR,
@@ -100,7 +98,8 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
         expected = f"the selectors {_known('sparsity')} and the caches {_known('cache')}"
         raise FeatureError(MANIFEST_FILE, "each of plans", f"in need of {needed}", expected, NEWER)
     return plans, tuple(
-        f"plan {_short(plan.name)} is left out: this runtime does not have {' and '.join(names)}; use a newer one"
+        f"plan {_short(plan.name)} is left out: this runtime does not have {clipped(' and '.join(names))}; use "
+        "a newer one"
         for plan, names in zip(manifest.plans, lacking, strict=True)
         if names
     )
@@ -109,10 +108,13 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
 def _lacking(plan: Plan) -> list[str]:
     """What a plan names and this runtime does not have."""
     wanted = (("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache"))
-    found = [f"the {kind} '{name}'" for kind, name, folder in wanted if name not in _plugins.names(f"runtime.{folder}")]
+    found = [
+        f"the {kind} {_short(name)}" for kind, name, folder in wanted if name not in _plugins.names(f"runtime.{folder}")
+    ]
     if plan.method in _plugins.names("runtime.sparsity"):
         known = _plugins.load("runtime.sparsity", plan.method).Options.model_fields
-        found += [f"the option '{name}' of the selector '{plan.method}'" for name in plan.options if name not in known]
+        unknown = [name for name in plan.options if name not in known]
+        found += [f"the option {_short(name)} of the selector '{plan.method}'" for name in unknown]
     return found
 
 
@@ -136,8 +138,9 @@ def check_manifest(manifest: Manifest) -> None:
     names = [plan.name for plan in manifest.plans]
     if len(set(names)) != len(names):
         raise PlanError(MANIFEST_FILE, "plans", f"a list with names {_short(names)}", "distinct names")
+    facts = plan_checks.Facts(manifest)
     for plan in plans:
-        _check_plan(manifest, plan, f"plans[{names.index(plan.name)}]")
+        plan_checks.check_plan(facts, plan, f"plans[{names.index(plan.name)}]")
 
 
 def _check_listed_features(manifest: Manifest) -> None:
@@ -284,66 +287,3 @@ def _check_resident(manifest: Manifest) -> None:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, f"one of {', '.join(known)}")
         if tensor.format is not None and len(tensor.shape) != 2:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, "null for what is no matrix")
-
-
-def _check_plan(manifest: Manifest, plan: Plan, field: str) -> None:
-    def require(condition: bool, name: str, found: object, expected: object) -> None:
-        if not condition:
-            raise PlanError(MANIFEST_FILE, f"{field}.{name}", _short(found), str(expected))
-
-    spec, families = manifest.model, tuple(entry.family for entry in manifest.families)
-    selector = _plugins.load("runtime.sparsity", plan.method)
-    suits = set(families) <= set(selector.CHOOSES)
-    require(suits, "method", plan.method, f"a method for the families {', '.join(families)}")
-    needed = selector.NEEDS_PREDICTORS
-    require(not needed or bool(manifest.predictors), "method", plan.method, "one without predictors")
-    _check_arrays(manifest, plan, field)
-    longest = spec.max_position_embeddings
-    require(plan.context_length <= longest, "context_length", plan.context_length, f"at most {longest}")
-    resident = layout_bytes(resident_tensors(manifest))
-    require(plan.resident_bytes == resident, "resident_bytes", plan.resident_bytes, resident)
-    predictors = layout_bytes(predictor_tensors(manifest)) if needed else 0
-    require(plan.predictor_bytes == predictors, "predictor_bytes", plan.predictor_bytes, predictors)
-    kv_cache = kv_cache_bytes(spec, plan.context_length)
-    require(plan.kv_cache_bytes == kv_cache, "kv_cache_bytes", plan.kv_cache_bytes, kv_cache)
-    page_bytes, unit_bytes = manifest.flash.page_bytes, max(entry.unit_bytes for entry in manifest.families)
-    least = span_bytes(unit_bytes, page_bytes)
-    fits = plan.read_buffer_bytes >= least and plan.read_buffer_bytes % page_bytes == 0
-    require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")
-    staged = sorted(family for family, _ in plan.staging_slots)
-    require(staged == sorted(families), "staging_slots", staged, f"the families {', '.join(families)}")
-    _check_parts(manifest, plan, field)
-
-
-def _check_arrays(manifest: Manifest, plan: Plan, field: str) -> None:
-    """For every layer and family what the plan's selector keeps, and nothing else."""
-    kept = _plugins.load("runtime.sparsity", plan.method).KEPT
-    found = sorted((array.layer, array.family, array.name, array.dtype) for array in plan.arrays)
-    keys = [(layer, section.family) for section in manifest.flash.sections for layer in section.layers]
-    expected = sorted((layer, family, name, dtype) for layer, family in keys for name, dtype in kept.items())
-    if found != expected:
-        names = ", ".join(f"{name} {dtype}" for name, dtype in kept.items()) or "nothing"
-        raise PlanError(
-            MANIFEST_FILE, f"{field}.arrays", f"a list of {len(found)}", f"{names} for every layer and family"
-        )
-
-
-def _check_parts(manifest: Manifest, plan: Plan, field: str) -> None:
-    spec, families = manifest.model, [entry.family for entry in manifest.families]
-    found = [(part.layer, part.family) for part in plan.parts]
-    if found != [(layer, family) for layer in range(spec.num_hidden_layers) for family in families]:
-        expected = "each layer with each of families, in order"
-        raise PlanError(MANIFEST_FILE, f"{field}.parts", "a list of other parts", expected)
-    predicted = {entry.layer for entry in manifest.predictors}
-    for index, (part, section) in enumerate(placed_parts(plan, manifest.flash.sections)):
-        if plan.method == "predictor" and part.density < 1 and part.layer not in predicted:
-            expected = f"1, since layer {part.layer} has no predictor"
-            raise PlanError(MANIFEST_FILE, f"{field}.parts[{index}].density", str(part.density), expected)
-        if part.num_pinned + part.cache_slots > section.num_units:
-            total = f"{part.num_pinned} pinned units and {part.cache_slots} cache slots"
-            raise PlanError(MANIFEST_FILE, f"{field}.parts[{index}]", total, f"at most {section.num_units}")
-    used = used_bytes(manifest, plan)
-    if used > plan.dram_budget_bytes:
-        raise PlanError(
-            MANIFEST_FILE, f"{field}.dram_budget_bytes", str(plan.dram_budget_bytes), f"at least {used}, its parts"
-        )

@@ -3,15 +3,14 @@
 Every text names the file, the field, what was found and what was expected, and ends with what to do.
 """
 
-from schemas.errors import ArtifactError
+from schemas.errors import ArtifactError, clipped
 
 DAMAGED = "the artifact is damaged or not coldpress's own: copy it again or rebuild it"
 
 
 def short(value: object) -> str:
     """A value from an artifact as one line of bounded length, for an error's text."""
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:90]}... ({len(text)} characters)"
+    return clipped(repr(value), 110)
 
 
 class FieldError(ArtifactError):
@@ -19,6 +18,7 @@ class FieldError(ArtifactError):
 
     def __init__(self, file: str, field: str, found: str, expected: str, remedy: str = DAMAGED) -> None:
         """`found` and `expected` are phrases that follow `is` and `expected`."""
+        field, found, expected = clipped(field), clipped(found), clipped(expected, 500)
         super().__init__(f"{file}: {field} is {found}, expected {expected}; {remedy}")
         self.file, self.field, self.found, self.expected = file, field, found, expected
 

@@ -12,7 +12,6 @@ import os
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -194,8 +193,8 @@ def _read_manifest(folder: safe_files.Folder) -> bytes:
     opened = safe_files.open_file(folder, MANIFEST_FILE)
     try:
         size = os.fstat(opened).st_size
-        if size > strict_json.ARTIFACT.size_bytes:
-            limit = strict_json.ARTIFACT.size_bytes
+        if size > strict_json.MANIFEST.size_bytes:
+            limit = strict_json.MANIFEST.size_bytes
             raise FileSizeError(MANIFEST_FILE, "the size", f"{size} bytes", f"at most {limit}")
         data = bytearray(size)
         safe_files.read_exactly(opened, MANIFEST_FILE, memoryview(data), 0)
@@ -205,7 +204,7 @@ def _read_manifest(folder: safe_files.Folder) -> bytes:
 
 
 def _parse_manifest(data: bytes) -> Manifest:
-    values = strict_json.parse(data, partial(JsonError, MANIFEST_FILE, "the text"))
+    values = strict_json.parse(data, partial(JsonError, MANIFEST_FILE, "the text"), strict_json.MANIFEST)
     opened = sealed.unseal(data)
     if opened.stated not in (None, opened.found):
         expected = f"{opened.found}, the sha256 of all other lines"
@@ -213,33 +212,21 @@ def _parse_manifest(data: bytes) -> Manifest:
     minor = checks.check_version(values)
     if opened.stated is None:  # only now, since another version may have none
         raise SchemaError(MANIFEST_FILE, "the second line", "another one", f"{sealed.KEY}, the sha256 of all others")
-    del values[sealed.KEY]
-    manifest = _validate(values, drop_unknown=minor > FORMAT_MINOR)
+    manifest = _validate(opened.body, drop_unknown=minor > FORMAT_MINOR)
     checks.check_manifest(manifest)
     return manifest
 
 
-def _validate(values: Any, drop_unknown: bool) -> Manifest:
+def _validate(data: bytes, drop_unknown: bool) -> Manifest:
     """The manifest as a record; fields that a newer minor version has added are left out."""
     try:
-        return Manifest.model_validate_json(strict_json.dump(values))
+        return Manifest.model_validate_json(data, extra="ignore" if drop_unknown else "forbid")
     except ValidationError as error:
-        unknown = [found["loc"] for found in error.errors() if found["type"] == "extra_forbidden"]
-        if drop_unknown and unknown:
-            for place in unknown:
-                _delete(values, place)
-            return _validate(values, drop_unknown=True)
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the text"
         raise SchemaError(
             MANIFEST_FILE, field, short(first["input"]), f"what the schema says ({first['msg']})"
         ) from error
-
-
-def _delete(values: Any, place: tuple[int | str, ...]) -> None:
-    for part in place[:-1]:
-        values = values[part]
-    del values[place[-1]]
 
 
 def _check_header(folder: safe_files.Folder, manifest: Manifest, name: str) -> tensor_files.TensorFile:

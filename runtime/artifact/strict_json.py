@@ -1,14 +1,18 @@
 """The one strict JSON parser: what Python's own reader lets pass is refused here, for artifacts and checkpoints alike.
 
 Refused: a byte order mark, text that is not UTF-8, duplicate keys, NaN and Infinity (also as 1e999), integers beyond a
-limit, lone surrogates, nesting deeper than a limit. The size is capped before parsing, and time is linear in it.
+limit, lone surrogates, nesting deeper than a limit, more values than a limit. Size, depth and values are counted before
+anything is built, so that time and memory are linear in what the limits allow.
 """
 
 import json
 import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from runtime.artifact.errors import short
 from schemas.base import MAX_EXACT_INTEGER
@@ -16,6 +20,9 @@ from schemas.errors import ColdpressError
 
 Refuse = Callable[[str, str], ColdpressError]
 """(what the text is, what was expected) -> the error to raise; phrases that follow `is` and `expected`."""
+
+STRING = re.compile(rb'"[^"]*"')
+NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 @dataclass(frozen=True)
@@ -26,10 +33,15 @@ class Limits:
     depth: int
     integer: int
     """Largest absolute value of an integer."""
+    values: int
+    """Members of objects and elements of arrays, in the whole text."""
+    names: int
+    """Members of one object."""
 
 
-ARTIFACT = Limits(size_bytes=16 << 20, depth=32, integer=MAX_EXACT_INTEGER)
-FOREIGN = Limits(size_bytes=16 << 20, depth=64, integer=10**64)
+ARTIFACT = Limits(size_bytes=16 << 20, depth=32, integer=MAX_EXACT_INTEGER, values=1 << 19, names=1 << 19)
+MANIFEST = replace(ARTIFACT, names=1000)
+FOREIGN = Limits(size_bytes=16 << 20, depth=64, integer=10**64, values=1 << 19, names=1 << 19)
 """Settings that others wrote: tokenizer_config.json says model_max_length = 10**30 where there is no limit."""
 
 
@@ -39,13 +51,14 @@ def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:
     Args:
         data: The text in UTF-8.
         refuse: Makes the error, of the class that fits the file, which it names.
-        limits: Of size, depth and integers.
+        limits: Of size, depth, integers and values.
 
     Raises:
         ColdpressError: what `refuse` makes, if the text is anything else.
     """
     if len(data) > limits.size_bytes:
         raise refuse(f"{len(data)} bytes long", f"at most {limits.size_bytes}")
+    _check_structure(data, refuse, limits)
     reader = _Reader(refuse, limits)
     try:
         value = json.loads(
@@ -55,17 +68,27 @@ def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:
             parse_float=reader.number,
             parse_constant=reader.number,
         )
-        reader.check(value, 1)
+        if b"\\u" in data:  # the only way in which JSON writes what UTF-8 cannot
+            reader.check(value)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise refuse(f"not JSON ({error})", "strict JSON in UTF-8") from error
-    except RecursionError as error:
-        raise reader.too_deep() from error
     return value
 
 
-def dump(value: Any) -> str:
-    """JSON text of what `parse` returned, for a reader with types of its own."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+def _check_structure(data: bytes, refuse: Refuse, limits: Limits) -> None:
+    """Depth and number of values, from the brackets and commas outside strings; what follows an error may count too."""
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # strings now end at the next quotation mark
+    num_strings = plain.count(b'"') // 2
+    if num_strings > 2 * limits.values:  # a name and what it names
+        raise refuse(f"text with {num_strings} strings", f"at most {limits.values} values")
+    outside = STRING.sub(b"", plain)
+    num_values = sum(map(outside.count, (b",", b"[", b"{")))
+    if num_values > limits.values:
+        raise refuse(f"text with about {num_values} values", f"at most {limits.values}")
+    brackets = np.frombuffer(outside.translate(None, NOT_BRACKETS), np.uint8)
+    steps = np.where(np.isin(brackets, list(b"[{")), np.int8(1), np.int8(-1))
+    if np.cumsum(steps, dtype=np.int32).max(initial=0) > limits.depth:
+        raise refuse("nested too deeply", f"at most {limits.depth} levels")
 
 
 class _Reader:
@@ -74,6 +97,8 @@ class _Reader:
         self._max_digits = len(str(limits.integer)) + 1  # and a sign; int() of more takes quadratic time
 
     def object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) > self._limits.names:
+            raise self._refuse(f"an object of {len(pairs)} members", f"at most {self._limits.names}")
         result: dict[str, Any] = {}
         for name, value in pairs:
             if name in result:
@@ -92,22 +117,17 @@ class _Reader:
             raise self._refuse(f"text with the number {short(text)}", "numbers that a double holds")
         return value
 
-    def too_deep(self) -> ColdpressError:
-        return self._refuse("nested too deeply", f"at most {self._limits.depth} levels")
-
-    def check(self, value: Any, depth: int) -> None:
-        """Depth, and texts that cannot be written back as UTF-8."""
-        if depth > self._limits.depth:
-            raise self.too_deep()
+    def check(self, value: Any) -> None:
+        """Refuses texts that cannot be written back as UTF-8, at any depth."""
         if isinstance(value, str) and not _is_encodable(value):
             raise self._refuse(f"text with the string {short(value)}", "strings without lone surrogates")
         if isinstance(value, dict):
-            for key, inner in value.items():
-                self.check(key, depth)
-                self.check(inner, depth + 1)
+            for name, inner in value.items():
+                self.check(name)
+                self.check(inner)
         elif isinstance(value, list):
             for inner in value:
-                self.check(inner, depth + 1)
+                self.check(inner)
 
 
 def _is_encodable(text: str) -> bool:

@@ -1,13 +1,17 @@
 """Files that are missing, links or of another size, unsafe names, and text that is no manifest are refused."""
 
+import json
 import os
 import shutil
 import time
+import tracemalloc
+from functools import partial
 
 import pytest
 
-from runtime.artifact import errors
+from runtime.artifact import errors, strict_json
 from runtime.artifact.reader import open_artifact
+from schemas.sealed import KEY, seal
 from tests.support.artifacts import (
     change_manifest,
     refuse,
@@ -122,13 +126,63 @@ def test_text_that_is_not_strict_json_is_refused(path, text, words):
     refuse(path, kind, "manifest.json", words)
 
 
-def test_a_key_that_stands_twice_is_found_in_linear_time(path):
+def test_a_key_that_stands_twice_is_found_in_linear_time():
     """Counting each of so many names among all would take half a minute."""
     keys = ", ".join(f'"{number}": 0' for number in [*range(40_000), 39_999])
-    (path / "manifest.json").write_text("{" + keys + "}")
     before = time.process_time()
-    refuse(path, errors.JsonError, "the key '39999' twice")
+    with pytest.raises(errors.JsonError, match="the key '39999' twice"):
+        strict_json.parse(b"{" + keys.encode() + b"}", partial(errors.JsonError, "a.json", "the text"))
     assert time.process_time() - before < 5
+
+
+def many(manifest, place, text):
+    """The text of a manifest in which the empty list or object at `place` holds `text`."""
+    written = json.dumps(manifest | {place: "HERE"}, indent=1)
+    return seal(written.replace('"HERE"', text))
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "kind", "words"),
+    [
+        ("resident", "[" + "0," * 3_000_000 + "0]", errors.JsonError, "about 3000"),
+        ("resident", "[" + "0," * 400_000 + "0]", errors.SchemaError, "resident.0 is 0"),
+        ("resident", "[" + "{}," * 200_000 + "{}]", errors.SchemaError, "resident.0.role is {}"),
+        ("resident", "[" + '"",' * 3_000_000 + '""]', errors.JsonError, "strings, expected at most 524288 values"),
+        ("inputs", "{" + ",".join(f'"{i}":""' for i in range(80_000)) + "}", errors.JsonError, "80000 members"),
+        ("inputs", "[" * 16_000_000, errors.JsonError, "values, expected at most"),
+        ("inputs", "[" * 40 + "]" * 40, errors.JsonError, "nested too deeply"),
+    ],
+    ids=["zeros", "fewer-zeros", "objects", "strings", "members", "brackets", "depth"],
+)
+def test_a_small_file_cannot_take_much_time_or_memory(path, place, text, kind, words):
+    """3,000,000 zeros took 65 s and 4.7 GB: an error was made for each, and the first one shown."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest[KEY]
+    written = many(manifest, place, text)
+    (path / "manifest.json").write_text(written)
+    tracemalloc.start()
+    try:
+        refuse(path, kind, words)
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_plans_are_counted_before_they_are_checked(path):
+    """8,000 of them took `inspect` 51 s."""
+    change_manifest(path, lambda found: found.update(plans=[found["plans"][0] | {"name": str(i)} for i in range(65)]))
+    refuse(path, errors.SchemaError, "plans is [", "at most 64 items")
+
+
+def test_an_error_shows_little_of_what_strangers_wrote(path):
+    name = "\x1b[2J\nerror: all is well" + "x" * 5000
+    change_manifest(path, lambda manifest: manifest.update({name: 1}))
+    with pytest.raises(errors.SchemaError) as caught:
+        open_artifact(path)
+    text = str(caught.value)
+    assert text.isprintable()
+    assert len(text) < 600
+    assert r"\x1b[2J\nerror: all is well" in text
 
 
 @pytest.mark.parametrize("value", [b"[]", b"3", b"{}", b'{"format": {"major": 1.0, "minor": 0, "name": "coldpress"}}'])

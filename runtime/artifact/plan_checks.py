@@ -1,0 +1,95 @@
+"""What a plan of a manifest must satisfy beyond its schema: it fits the model, the tables and its own budget.
+
+Arithmetic only. What does not depend on the plan is computed once per manifest, so that time is linear in its length.
+"""
+
+from runtime import _plugins
+from runtime._extents import span_bytes
+from runtime.artifact.contents import layout_bytes, predictor_tensors, resident_tensors
+from runtime.artifact.errors import PlanError, short
+from runtime.budget import used_bytes
+from runtime.kv_cache import kv_cache_bytes
+from schemas.layout import Plan
+from schemas.manifest import MANIFEST_FILE, Manifest
+
+
+class Facts:
+    """What every plan of a manifest is held against, computed once."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.families = [entry.family for entry in manifest.families]
+        self.resident_bytes = layout_bytes(resident_tensors(manifest))
+        self.predictor_bytes = layout_bytes(predictor_tensors(manifest))
+        self.predicted = {entry.layer for entry in manifest.predictors}
+        self.keys = [(layer, name) for layer in range(manifest.model.num_hidden_layers) for name in self.families]
+        sections = manifest.flash.sections
+        self.num_units = {
+            (layer, section.family): section.num_units for section in sections for layer in section.layers
+        }
+
+
+def check_plan(facts: Facts, plan: Plan, field: str) -> None:
+    """Refuses a plan that contradicts the artifact or itself; `field` is its place in the manifest.
+
+    Raises:
+        PlanError: naming what is wrong.
+    """
+
+    def require(condition: bool, name: str, found: object, expected: object) -> None:
+        if not condition:
+            raise PlanError(MANIFEST_FILE, f"{field}.{name}", short(found), str(expected))
+
+    manifest, spec, families = facts.manifest, facts.manifest.model, facts.families
+    selector = _plugins.load("runtime.sparsity", plan.method)
+    suits = set(families) <= set(selector.CHOOSES)
+    require(suits, "method", plan.method, f"a method for the families {', '.join(families)}")
+    needed = selector.NEEDS_PREDICTORS
+    require(not needed or bool(manifest.predictors), "method", plan.method, "one without predictors")
+    _check_arrays(facts, plan, field)
+    longest = spec.max_position_embeddings
+    require(plan.context_length <= longest, "context_length", plan.context_length, f"at most {longest}")
+    resident = facts.resident_bytes
+    require(plan.resident_bytes == resident, "resident_bytes", plan.resident_bytes, resident)
+    predictors = facts.predictor_bytes if needed else 0
+    require(plan.predictor_bytes == predictors, "predictor_bytes", plan.predictor_bytes, predictors)
+    kv_cache = kv_cache_bytes(spec, plan.context_length)
+    require(plan.kv_cache_bytes == kv_cache, "kv_cache_bytes", plan.kv_cache_bytes, kv_cache)
+    page_bytes, unit_bytes = manifest.flash.page_bytes, max(entry.unit_bytes for entry in manifest.families)
+    least = span_bytes(unit_bytes, page_bytes)
+    fits = plan.read_buffer_bytes >= least and plan.read_buffer_bytes % page_bytes == 0
+    require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")
+    staged = sorted(family for family, _ in plan.staging_slots)
+    require(staged == sorted(families), "staging_slots", staged, f"the families {', '.join(families)}")
+    _check_parts(facts, plan, field)
+
+
+def _check_arrays(facts: Facts, plan: Plan, field: str) -> None:
+    """For every layer and family what the plan's selector keeps, and nothing else."""
+    kept = _plugins.load("runtime.sparsity", plan.method).KEPT
+    found = sorted((array.layer, array.family, array.name, array.dtype) for array in plan.arrays)
+    expected = sorted((*key, name, dtype) for key in facts.keys for name, dtype in kept.items())
+    if found != expected:
+        names = ", ".join(f"{name} {dtype}" for name, dtype in kept.items()) or "nothing"
+        raise PlanError(
+            MANIFEST_FILE, f"{field}.arrays", f"a list of {len(found)}", f"{names} for every layer and family"
+        )
+
+
+def _check_parts(facts: Facts, plan: Plan, field: str) -> None:
+    if [(part.layer, part.family) for part in plan.parts] != facts.keys:
+        expected = "each layer with each of families, in order"
+        raise PlanError(MANIFEST_FILE, f"{field}.parts", "a list of other parts", expected)
+    for index, part in enumerate(plan.parts):
+        if plan.method == "predictor" and part.density < 1 and part.layer not in facts.predicted:
+            expected = f"1, since layer {part.layer} has no predictor"
+            raise PlanError(MANIFEST_FILE, f"{field}.parts[{index}].density", str(part.density), expected)
+        num_units = facts.num_units[part.layer, part.family]
+        if part.num_pinned + part.cache_slots > num_units:
+            total = f"{part.num_pinned} pinned units and {part.cache_slots} cache slots"
+            raise PlanError(MANIFEST_FILE, f"{field}.parts[{index}]", total, f"at most {num_units}")
+    used = used_bytes(facts.manifest, plan)
+    if used > plan.dram_budget_bytes:
+        raise PlanError(
+            MANIFEST_FILE, f"{field}.dram_budget_bytes", str(plan.dram_budget_bytes), f"at least {used}, its parts"
+        )
