@@ -171,6 +171,19 @@ def test_a_budget_that_is_too_small_is_refused_with_both_numbers(tmp_path):
         lay_out(model, sparsity.model_copy(update={"budget": budget}), placement, device)
 
 
+def test_pinned_units_count_in_the_budget(tmp_path):
+    """With none of them the same budget will do."""
+    model, sparsity, placement, device = records(tmp_path, num_pinned=0)
+    plan = lay_out(model, sparsity, placement, device).plans[0]
+    less = {"dram_budget_bytes": plan.resident_bytes + plan.kv_cache_bytes + 30_000}
+    sparsity = sparsity.model_copy(update={"budget": sparsity.budget.model_copy(update=less)})
+    lay_out(model, sparsity, placement, device)
+    sizes = {"mlp_in": 64, "mlp_mid": 72}
+    layers = tuple(entry.model_copy(update={"num_pinned": sizes[entry.family]}) for entry in placement.layers)
+    with pytest.raises(DoesNotFitError, match=rf"{2 * (64 * 204 + 72 * 68)} pinned units; raise dram_budget"):
+        lay_out(model, sparsity, placement.model_copy(update={"layers": layers}), device)
+
+
 def ordered(tmp_path, layer, seconds):
     """An entry whose gaps of 0, 1, 2 … pages cost `seconds`."""
     arrays = ArrayFile(array_file=str(tmp_path / "order.safetensors"), sha256="0" * 64)

@@ -3,10 +3,16 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from compiler import tokenize
 from compiler.__main__ import main
+from compiler._io import Workspace, load_arrays
 from compiler.job import execute
+from schemas.corpus import Corpus
+from schemas.errors import ColdpressError
+from schemas.model import Model
 from tests.support.models import write_model
 
 
@@ -34,3 +40,28 @@ def test_a_compiler_that_is_not_installed_says_what_to_install(
     found = capsys.readouterr().err.splitlines()[-1]
     assert found.startswith("error: the compiler needs transformers, which is not installed; pip install")
     assert "[compiler]" in found
+
+
+def test_what_a_stage_keeps_hangs_on_what_is_in_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of another content under the same name is other input."""
+    seen: list[str] = []
+
+    def run(config: tokenize.TokenizeConfig, model: Model, work: Workspace) -> Corpus:
+        seen.append(work.fingerprint)
+        raise ColdpressError("enough")
+
+    monkeypatch.setattr(tokenize, "run", run)
+    for seed in (0, 0, 1):
+        model = write_model(tmp_path / "tiny", num_hidden_layers=1, seed=seed)
+        execute("ingest", ["--model", str(model), "--output", str(tmp_path / "ingest.json")])
+        with pytest.raises(ColdpressError, match="enough"):
+            execute("tokenize", ["--model", str(tmp_path / "ingest.json"), "--output", str(tmp_path / "tokenize.json")])
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_arrays_of_other_inputs_are_made_again(tmp_path: Path) -> None:
+    def value(fingerprint: str, made: float) -> float:
+        file = Workspace(tmp_path, fingerprint).once("a", lambda: {"x": np.full(1, made)})
+        return float(load_arrays(file, "x")["x"][0])
+
+    assert [value("one", 1), value("one", 2), value("other", 3), value("one", 4)] == [1, 1, 3, 4]

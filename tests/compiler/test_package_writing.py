@@ -83,6 +83,19 @@ def refuse_direct_writes(monkeypatch) -> None:
     monkeypatch.setattr(os, "open", refusing)
 
 
+def test_a_write_that_takes_less_than_it_was_given_goes_on(tmp_path, monkeypatch):
+    """As near the end of a disk's room, or where a signal comes."""
+    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, place: whole(descriptor, data[:8192], place))
+    data = np.random.default_rng(3).integers(0, 256, 3 * 65536 + 5000, np.uint8)
+    file = HashingFile(tmp_path / "file")
+    file.write(data)
+    assert file.finish() == hashlib.sha256(data).hexdigest()
+    file.close()
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+
+
 def test_a_failed_write_ends_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
 

@@ -320,3 +320,16 @@ def test_refusals(setting: Setting) -> None:
     layer = few.layers[0].model_copy(update={"families": ()})
     with pytest.raises(ColdpressError, match="layer 0: no activation bits of family neuron"):
         attempt(few.model_copy(update={"layers": (layer,)}), (8,))
+
+
+def test_batches_follow_the_seed():
+    """Every token comes once before any comes again, in an order that the seed alone decides."""
+
+    def drawn(seed):
+        batches = training._Batches(30, 10, seed)
+        return [batches.take().tolist() for _ in range(6)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    for batches in (drawn(1)[:3], drawn(1)[3:]):
+        assert sorted(token for batch in batches for token in batch) == list(range(30))

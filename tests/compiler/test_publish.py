@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compiler import _publishing, publish
-from compiler.publish import PublishConfig, check_gates
+from compiler.publish import PublishConfig, check_gates, logit_limit
 from runtime._plugins import load, names
 from runtime.artifact.reader import open_artifact
 from schemas.errors import ColdpressError, DoesNotFitError
@@ -194,6 +194,19 @@ def test_all_missed_gates_stand_in_one_sentence(build):
         ColdpressError, match=r"\(max_ppl_ratio\), and it agrees .*\(min_top1_agreement\); raise density"
     ):
         judged(build, config_of(build.folder), ppl_artifact=100.0, top1_agreement=0.1)
+
+
+def test_the_widest_format_says_what_rounding_may_cost(build):
+    """An artifact of several formats may lose what the coarsest of them does."""
+    manifest = open_artifact(build.artifact).manifest
+    (family, *_) = manifest.families
+    limits = {name: load("runtime.quantization", name).MAX_LOGIT_ERROR for name in ("fp16", "int4_group32")}
+    assert limits["fp16"] < limits["int4_group32"]
+    for formats in (("fp16", "int4_group32"), ("int4_group32", "fp16")):
+        families = tuple(family.model_copy(update={"format": name}) for name in formats)
+        mixed = manifest.model_copy(update={"families": families})
+        assert logit_limit(config_of(build.folder), mixed) == limits["int4_group32"]
+        assert logit_limit(config_of(build.folder, max_logit_error=0.25), mixed) == 0.25
 
 
 def test_every_format_says_what_rounding_may_cost():

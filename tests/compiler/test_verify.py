@@ -160,12 +160,35 @@ def test_the_logit_error_is_the_worst_of_all_blocks(build, monkeypatch):
         return verify.compare(build.model, str(build.artifact), blocks, choices).max_logit_error
 
     largest = max(float(np.abs(block).max()) for block in exact)
-    wrong = [block.copy() for block in exact]
-    for place in (0, 1):
-        wrong[place][3, 5] -= np.float32(0.5 * largest)
-    assert compared(wrong[0], exact[1]) > 0.4
-    assert compared(exact[0], wrong[1]) > 0.4
+    for sign in (-1, 1):  # too small a logit is as wrong as too large a one
+        wrong = [block.copy() for block in exact]
+        for place in (0, 1):
+            wrong[place][3, 5] += np.float32(sign * 0.5 * largest)
+        assert compared(wrong[0], exact[1]) > 0.4
+        assert compared(exact[0], wrong[1]) > 0.4
     assert compared(*exact) < 0.1
+
+
+def test_agreement_is_with_the_source(build):
+    """Whatever the artifact's own dense logits say."""
+    blocks = take_blocks(build.corpus, 64, 64)
+    likeliest = np.stack([logits[:-1].argmax(axis=1) for logits in verify.source_logits(build.model, blocks)])
+    others = likeliest.copy()
+    others[0, :5] = (others[0, :5] + 1) % SPEC.vocab_size
+    for choices, agreement in ((likeliest, 1), (others, 1 - 5 / likeliest.size), ((likeliest + 1) % 384, 0)):
+        found = verify.compare(build.model, str(build.artifact), blocks, choices)
+        assert found.top1_agreement == pytest.approx(agreement)
+
+
+def test_the_record_says_what_a_dense_run_would_take(build):
+    """In the artifact's format, within its plan's budget: every unit is read or pinned."""
+    found = run(CONFIG, build.model, build.corpus, build.package()).dense
+    assert found is not None
+    unit_bytes = 3 * 2 * 34  # a row of gate, a row of up and a column of down, 64 values each in groups of 34 bytes
+    everything = SPEC.num_hidden_layers * SPEC.intermediate_size * unit_bytes
+    assert found.pinned_bytes + found.flash_bytes_per_token >= everything
+    assert 0 < found.pinned_bytes + found.read_buffer_bytes < build.layout.plans[0].dram_budget_bytes
+    assert found.dram_s > 0
 
 
 @pytest.mark.parametrize("place", [0, 1])
