@@ -24,6 +24,7 @@ from compiler.checkpoint.hub import HUB_ID, snapshot
 from compiler.checkpoint.source_config import check_value, checked_config
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.source_tokenizer import (
+    CHAT_TEMPLATE,
     MAX_SETTINGS_BYTES,
     MAX_TOKENIZER_BYTES,
     SETTINGS,
@@ -95,6 +96,8 @@ class _Checkpoint:
     spec: ModelSpec
     tensors: dict[str, TensorSource]
     weight_files: tuple[Path, ...]
+    chat_template: tuple[Path, ...]
+    """The file, if there is one."""
     licenses: tuple[Path, ...]
     license: str | None
     """That the model card names."""
@@ -162,8 +165,17 @@ def _check(folder: Path) -> _Checkpoint:
     spec = _with_tokens(architecture.spec(source), settings[GENERATION])
     located = locate(folder)
     tensors = match_tensors(spec, architecture.parameters(source, spec), located)
-    paths = sorted({found.path for found in located.values()})
-    return _Checkpoint(folder, believed, spec, tensors, tuple(paths), _licenses(folder), _license(folder), settings)
+    return _Checkpoint(
+        folder=folder,
+        config=believed,
+        spec=spec,
+        tensors=tensors,
+        weight_files=tuple(sorted({found.path for found in located.values()})),
+        chat_template=_chat_template(folder),
+        licenses=_licenses(folder),
+        license=_license(folder),
+        settings=settings,
+    )
 
 
 def _licenses(folder: Path) -> tuple[Path, ...]:
@@ -186,6 +198,18 @@ def _licenses(folder: Path) -> tuple[Path, ...]:
         _check_size(path, MAX_TEXT_BYTES)
         found[name.casefold()] = path
     return tuple(found.values())
+
+
+def _chat_template(folder: Path) -> tuple[Path, ...]:
+    if not is_there(folder, CHAT_TEMPLATE):
+        return ()
+    path = regular_file(folder, CHAT_TEMPLATE)
+    _check_size(path, MAX_TEXT_BYTES)
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{CHAT_TEMPLATE}: not UTF-8 at byte {error.start}, expected text; convert it") from error
+    return (path,)
 
 
 def _check_public(path: Path, config: Path) -> None:
@@ -219,7 +243,7 @@ def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
     for number, path in enumerate(checkpoint.weight_files, 1):
         log.info("ingest: reading weights %d/%d", number, len(checkpoint.weight_files))
         files.append(scan(path, list(read_header(path).values())))
-    for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS):
+    for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS, CHAT_TEMPLATE):
         if is_there(checkpoint.folder, name):
             path = regular_file(checkpoint.folder, name)
             files.append(_source_file(path))
@@ -248,7 +272,7 @@ def _write_private(checkpoint: _Checkpoint, target: Path) -> Path:
             _write(target / name, text.encode("utf-8", "surrogatepass") + b"\n")
     tokenizer = regular_file(folder, TOKENIZER)
     _check_size(tokenizer, MAX_TOKENIZER_BYTES)
-    for path in (tokenizer, *checkpoint.licenses):
+    for path in (tokenizer, *checkpoint.chat_template, *checkpoint.licenses):
         _write(target / path.name, path.read_bytes())
     return target
 

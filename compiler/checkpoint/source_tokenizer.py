@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Where newer checkpoints keep what older ones have in their settings."""
 MAX_TOKENIZER_BYTES = 128 << 20
 MAX_SETTINGS_BYTES = 16 << 20
 

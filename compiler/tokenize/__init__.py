@@ -16,6 +16,8 @@ from pydantic import Field
 from compiler._io import Workspace, save_arrays
 from compiler._shared_settings import SeedSetting
 from compiler.checkpoint.source_tokenizer import bos_of, load_tokenizer
+from compiler.tokenize._chat import ChatTemplate
+from compiler.tokenize._rows import RowReader
 from compiler.tokenize._text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
 from schemas.base import PositiveCount
 from schemas.config import REVISION_PATTERN, Key
@@ -43,7 +45,13 @@ class TokenizeConfig(SeedSetting):
     corpus: Annotated[str, Key()] = Field(
         default="pydoc",
         min_length=1,
-        description="pydoc, a .txt or .jsonl file, a folder of them, or a hub dataset such as owner/name:subset",
+        description="pydoc, a .txt, .jsonl, .json (each also .gz or .zst) or .parquet file, a folder of them, or a hub "
+        "dataset such as owner/name:subset",
+    )
+    corpus_field: Annotated[str | None, Key(default="the first known layout that a record has")] = Field(
+        default=None,
+        min_length=1,
+        description="field of the corpus's records that holds the text, or several that make it up, as question+answer",
     )
     corpus_revision: Annotated[str | None, Key(default="the profile's")] = Field(
         default=None,
@@ -67,7 +75,7 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
     Raises:
         ColdpressError: if the corpus is missing, empty, or too short for one block of some split.
     """
-    documents = read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config))
+    documents = _read(config, Path(model.folder))
     block_tokens = min(config.block_tokens, model.spec.max_position_embeddings)
     tokenizer = load_tokenizer(Path(model.folder), model.spec.vocab_size)
     bos = bos_of(Path(model.folder), model.spec, tokenizer)
@@ -75,6 +83,17 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
         raise ColdpressError(f"blocks of {block_tokens} tokens leave nothing to predict; raise block_tokens")
     splits = tuple(_split(config, documents, split, tokenizer, block_tokens, bos, work) for split in SPLITS)
     return Corpus(name=documents.name, text_sha256=documents.text_sha256, splits=splits)
+
+
+def _read(config: TokenizeConfig, folder: Path) -> Documents:
+    """The corpus, its chats in the words of the checkpoint in `folder`."""
+    chat = ChatTemplate(folder)
+    fields = tuple(config.corpus_field.split("+")) if config.corpus_field else ()
+    try:
+        rows = RowReader(fields, chat.render)
+        return read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config), rows)
+    finally:
+        chat.close()
 
 
 def _wanted_chars(config: TokenizeConfig) -> int:

@@ -1,21 +1,31 @@
 """Documents of a corpus and which split each belongs to, before anything is tokenized.
 
-Reads `pydoc` (the demo's own corpus), .txt and .jsonl files, folders of them, or a dataset of the hub. A document is in
-one split only, equal documents are one, and where the corpus has a part for tests (`test.txt`, `eval.jsonl`), test text
-is taken from there alone. The order of documents follows from their content and the seed, not from their place.
+Reads `pydoc` (the demo's own corpus), files or a folder of them, or a dataset of the hub. A document is in one split
+only, equal documents are one, and where the corpus has a part for tests (`test.txt`, `eval.jsonl`), test text is taken
+from there alone. The order of documents follows from their content and the seed, not from their place.
 """
 
 import hashlib
-import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from compiler.checkpoint.hub import HUB_ID, check_dataset
 from compiler.tokenize import pydoc
+from compiler.tokenize._rows import RowReader
+from compiler.tokenize.files import (
+    MAX_FILES,
+    NAMES_IN_WORDS,
+    corpus_files,
+    is_parquet,
+    is_plain,
+    parquet_records,
+    read_text,
+    records,
+)
 from schemas.corpus import SPLITS, Split
 from schemas.errors import ColdpressError
 
@@ -23,14 +33,9 @@ log = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 64 << 20
 """Read of the files of one part: far more than a calibration needs."""
-MAX_FILES = 1000
 SHARES: dict[Split, int] = {"calibration": 8, "validation": 1, "test": 1}
 MIN_PIECES = 30
 DOCUMENT_CHARS = 2048
-TEXT_FIELDS = ("text", "story", "content")
-TASK_FIELD = "task"
-"""Field of a row that says which task its text is of; optional."""
-MAX_TASK_CHARS = 100
 TEST_NAME = re.compile(r"(^|[^a-z])(test|eval)", re.IGNORECASE)
 PYDOC = "pydoc"
 
@@ -46,99 +51,97 @@ class Documents:
     """Documents whose row names a task, and its name."""
 
 
-def read_corpus(corpus: str, seed: int, revision: str | None = None, wanted_chars: int = MAX_TEXT_BYTES) -> Documents:
-    """The documents of `corpus`: `pydoc`, a .txt or .jsonl file, a folder of them, or a hub dataset id.
+def read_corpus(
+    corpus: str,
+    seed: int,
+    revision: str | None = None,
+    wanted_chars: int = MAX_TEXT_BYTES,
+    rows: RowReader | None = None,
+) -> Documents:
+    """The documents of `corpus`: `pydoc`, a file or a folder of them (compiler/tokenize/files.py), or a hub dataset.
 
     Args:
         corpus: The name or path.
         seed: Decides order and splits.
         revision: The commit of a hub dataset.
         wanted_chars: How much of each split of a hub dataset is fetched; files are read whole, up to `MAX_TEXT_BYTES`.
+        rows: Reads records.
 
     Raises:
         ColdpressError: if there is no such corpus, it cannot be read, or it is empty.
     """
     check_dataset(corpus, revision)
-    if corpus == PYDOC:
-        return _documents(PYDOC, {split: pydoc.documents(split) for split in SPLITS}, seed)
+    rows = rows or RowReader()
     path = Path(corpus).expanduser()
-    if path.exists():
-        files = _files(path)
-        tests = [file for file in files if TEST_NAME.search(file.stem)] if len(files) > 1 else []
-        others = [file for file in files if file not in tests] or files
-        tests = tests if others is not files else []
-        tasks: dict[str, str] = {}
-        return _cut(path.resolve().name, _read_all(others, tasks), _read_all(tests, tasks), seed, tasks)
-    if not HUB_ID.fullmatch(corpus.partition(":")[0]):
+    if corpus == PYDOC:
+        _refuse_fields(corpus, rows)
+        found = _documents(PYDOC, {split: pydoc.documents(split) for split in SPLITS}, seed)
+    elif path.exists():
+        found = _read_files(path, seed, rows)
+    elif HUB_ID.fullmatch(corpus.partition(":")[0]):
+        found = _read_dataset(corpus, revision, seed, wanted_chars, rows)
+    else:
         raise ColdpressError(
-            f"there is no corpus {corpus}; expected {PYDOC}, a .txt or .jsonl file, a folder of them, or a hub dataset "
-            "such as owner/name"
+            f"there is no corpus {corpus}; expected {PYDOC}, a file that ends in {NAMES_IN_WORDS}, a folder of them, "
+            "or a hub dataset such as owner/name"
         )
-    return _read_dataset(corpus, revision, seed, wanted_chars)
+    for names, count in sorted(rows.layouts.items()):
+        log.info("tokenize: %s: %d records were read as %s", found.name, count, names)
+    return found
+
+
+def _read_files(path: Path, seed: int, rows: RowReader) -> Documents:
+    files = _files(path)
+    if all(map(is_plain, files)):
+        _refuse_fields(path.name, rows)
+    tests = [file for file in files if TEST_NAME.search(file.stem)] if len(files) > 1 else []
+    others = [file for file in files if file not in tests] or files
+    tests = tests if others is not files else []
+    return _cut(path.resolve().name, _read_all(others, rows), _read_all(tests, rows), seed, rows.tasks)
+
+
+def _refuse_fields(name: str, rows: RowReader) -> None:
+    if rows.fields:
+        raise ColdpressError(
+            f"corpus_field={'+'.join(rows.fields)} has no meaning for the corpus {name}, which is plain text without "
+            "fields; leave it out"
+        )
 
 
 def _files(path: Path) -> list[Path]:
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    texts = [file for file in files if file.suffix in (".txt", ".jsonl") and file.is_file()]
+    texts = corpus_files(path)
     if not texts or len(texts) > MAX_FILES:
-        raise ColdpressError(
-            f"the corpus {path.name} holds {len(texts)} .txt or .jsonl files, expected 1 to {MAX_FILES}"
-        )
+        found = f"holds {len(texts)} files of text" if path.is_dir() else "is no file of text by its name"
+        count = f"1 to {MAX_FILES} files " if path.is_dir() else "a name "
+        raise ColdpressError(f"the corpus {path.name} {found}, expected {count}that ends in {NAMES_IN_WORDS}")
     return texts
 
 
-def _read_all(files: Sequence[Path], tasks: dict[str, str]) -> list[str]:
-    """The documents of files; `tasks` gets the names of theirs."""
+def _read_all(files: Sequence[Path], rows: RowReader) -> list[str]:
+    """The documents of files, up to `MAX_TEXT_BYTES`."""
     documents: list[str] = []
     remaining = MAX_TEXT_BYTES
     for file in files:
-        with file.open("rb") as opened:
-            data = opened.read(remaining + 1)
-        if len(data) > remaining:
+        found, size_bytes, is_cut = _read_file(file, remaining, rows)
+        documents += found
+        remaining -= size_bytes
+        if is_cut:
             log.info("%s: only the first %d bytes of the corpus are used", file.name, MAX_TEXT_BYTES)
-            data = data[:remaining].rpartition(b"\n")[0]
-        documents += _read_file(file, data, tasks)
-        remaining -= len(data)
         if remaining <= 0:
             break
     return documents
 
 
-def _read_file(file: Path, data: bytes, tasks: dict[str, str]) -> list[str]:
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ColdpressError(f"{file.name}: the text is not UTF-8 at byte {error.start}; convert it") from error
-    return list(_rows(file.name, text, tasks)) if file.suffix == ".jsonl" else pieces(text)
-
-
-def _rows(name: str, text: str, tasks: dict[str, str]) -> Iterator[str]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ColdpressError(f"{name}: line {number} is not JSON") from error
-        yield _document(name, number, row, tasks)
-
-
-def _document(name: str, number: int, row: Any, tasks: dict[str, str]) -> str:
-    """A row's text; `tasks` gets the task that it names."""
-    text = _field(name, number, row)
-    task = row.get(TASK_FIELD)
-    if isinstance(task, str) and task.strip() and text not in tasks:
-        tasks[text] = task.strip()[:MAX_TASK_CHARS]
-    return text
-
-
-def _field(name: str, number: int, row: Any) -> str:
-    found = [row[field] for field in TEXT_FIELDS if field in row] if isinstance(row, Mapping) else []
-    if not found or not isinstance(found[0], str):
-        raise ColdpressError(f"{name}: row {number} has no text, expected one of the fields {', '.join(TEXT_FIELDS)}")
-    if any("\ud800" <= character <= "\udfff" for character in found[0]):
-        raise ColdpressError(f"{name}: row {number} holds half a surrogate pair, expected text")
-    return found[0]
+def _read_file(file: Path, max_bytes: int, rows: RowReader) -> tuple[list[str], int, bool]:
+    """(documents, bytes read, whether there is more) of a file's first `max_bytes`."""
+    if is_parquet(file):
+        texts = list(_limited(parquet_records(file), rows, max_bytes))
+        size_bytes = sum(map(len, texts))
+        return texts, size_bytes, size_bytes >= max_bytes
+    text, size_bytes, is_cut = read_text(file, max_bytes)
+    if not is_plain(file):
+        return [rows.text(place, row) for place, row in records(file, text, is_cut)], size_bytes, is_cut
+    return pieces(text.rpartition("\n")[0] if is_cut and "\n" in text else text), size_bytes, is_cut
 
 
 def pieces(text: str) -> list[str]:
@@ -202,7 +205,7 @@ def _ordered(texts: Iterator[str] | Sequence[str], seed: int) -> tuple[str, ...]
     return tuple(sorted(distinct, key=lambda text: hashlib.sha256(f"{seed}/{text}".encode()).digest()))
 
 
-def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: int) -> Documents:
+def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: int, rows: RowReader) -> Documents:
     """`owner/name` or `owner/name:subset` of the hub at a commit; scripts of datasets are never run.
 
     Streamed: of each of its splits no more is fetched than `wanted_chars` of text are in.
@@ -216,10 +219,12 @@ def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: in
             "a local text file"
         )
     hub_id, _, subset = corpus.partition(":")
-    tasks: dict[str, str] = {}
     try:
         found = load_dataset(hub_id, subset or None, revision=revision, streaming=True)
-        texts = {str(split): list(_limited(corpus, rows, tasks, wanted_chars)) for split, rows in found.items()}
+        texts = {
+            str(split): list(_limited(_numbered(f"{corpus}, {split}", part), rows, wanted_chars))
+            for split, part in found.items()
+        }
     except ColdpressError:
         raise
     except Exception as error:  # it raises types of many packages
@@ -230,14 +235,18 @@ def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: in
         ) from error
     tests = texts.pop("test", []) if len(texts) > 1 else []
     others = [text for split in sorted(texts) for text in texts[split]]
-    return _cut(hub_id, others, tests, seed, tasks)
+    return _cut(hub_id, others, tests, seed, rows.tasks)
 
 
-def _limited(corpus: str, rows: Any, tasks: dict[str, str], wanted_chars: int) -> Iterator[str]:
-    """Texts of rows from the first on, until they are `wanted_chars` long; no row behind is fetched."""
+def _numbered(name: str, found: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{name}:{number}", row) for number, row in enumerate(found, 1))
+
+
+def _limited(found: Iterable[tuple[str, Any]], rows: RowReader, wanted_chars: int) -> Iterator[str]:
+    """Texts of records from the first on, until they are `wanted_chars` long; no record behind is fetched."""
     size = 0
-    for number, row in enumerate(rows, 1):
-        text = _document(corpus, number, row, tasks)
+    for place, row in found:
+        text = rows.text(place, row)
         yield text
         size += len(text)
         if size >= wanted_chars:

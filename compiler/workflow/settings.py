@@ -24,6 +24,7 @@ from compiler.checkpoint.weight_files import kind_of
 from compiler.cost_model import stored_formats
 from compiler.job import STAGES, config_of, flag
 from compiler.profiles import device_file, load_device, load_model, model_names
+from compiler.tokenize import files
 from compiler.workflow.keys import (
     NOT_IN_PROFILES,
     config_keys,
@@ -131,8 +132,8 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
         **(_of_profile(profile) if profile else {}),
         **said,
     }
-    if "corpus" in said:  # the profile's commit is one of the profile's corpus
-        values["corpus_revision"] = said.get("corpus_revision")
+    if "corpus" in said:  # the profile's commit and fields are those of the profile's corpus
+        values |= {key: said.get(key) for key in ("corpus_revision", "corpus_field")}
     check_dataset(values["corpus"], values["corpus_revision"])
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
@@ -187,10 +188,7 @@ def checkpoint_files(config: BuildConfig) -> list[str]:
 
 def corpus_files(config: BuildConfig) -> list[str]:
     """The files of a corpus that is a file or a folder; none for one that has a name."""
-    path = Path(config["corpus"]).expanduser()
-    if path.is_dir():
-        return sorted(str(file) for file in path.rglob("*") if file.suffix in (".txt", ".jsonl"))
-    return [str(path)] if path.is_file() else []
+    return [str(file) for file in files.corpus_files(Path(config["corpus"]).expanduser())]
 
 
 def _of_profile(profile: ModelProfile) -> dict[str, Any]:

@@ -204,3 +204,15 @@ def test_bad_input_ends_the_command_with_code_2_and_one_line(
     assert main(["ingest", "--model", str(folder), "--output", str(tmp_path / "out/ingest.json")]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: config.json: the architecture 'gpt2' is not")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_template_in_a_file_is_kept(folder: Path, tmp_path: Path) -> None:
+    """Where newer checkpoints have it; the artifact carries it, too."""
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    model = run(folder, tmp_path / "work")
+    assert Path(model.folder, "chat_template.jinja").read_text() == "{{ messages }}"
+    assert "chat_template.jinja" in [file.name for file in model.files]
+    (folder / "chat_template.jinja").write_bytes(b"na\xefve")
+    assert "chat_template.jinja: not UTF-8 at byte 2" in refusal(folder, tmp_path / "other")
+    (folder / "chat_template.jinja").write_bytes(bytes((1 << 20) + 1))
+    assert "chat_template.jinja: found 1048577 bytes" in refusal(folder, tmp_path / "other")

@@ -204,8 +204,12 @@ def test_an_empty_corpus(model: Model, tmp_path: Path, content: str) -> None:
 
 def test_a_folder_without_text(model: Model, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/table.csv").write_text("a,b\n")
+    endings = "that ends in .txt, .jsonl, .json (also with .gz or .zst behind it) or .parquet"
     text = refusal(model, tmp_path / "corpus", tmp_path / "w")
-    assert text == "the corpus corpus holds 0 .txt or .jsonl files, expected 1 to 1000"
+    assert text == f"the corpus corpus holds 0 files of text, expected 1 to 1000 files {endings}"
+    text = refusal(model, tmp_path / "corpus/table.csv", tmp_path / "w")
+    assert text == f"the corpus table.csv is no file of text by its name, expected a name {endings}"
 
 
 def test_too_little_text_for_one_block(model: Model, tmp_path: Path) -> None:
@@ -227,11 +231,12 @@ def test_fewer_tokens_than_wanted_are_used_and_said(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{", "a.jsonl: line 2 is not JSON"),
-        ('{"title": "x"}', "a.jsonl: row 2 has no text, expected one of the fields text, story, content"),
-        ('{"text": 3}', "a.jsonl: row 2 has no text"),
-        ("[1]", "a.jsonl: row 2 has no text"),
-        ('{"text": "\\ud800"}', "a.jsonl: row 2 holds half a surrogate pair"),
+        ("{", "a.jsonl:2: the record is not JSON"),
+        ("[" * 100_000, "a.jsonl:2: the record is not JSON"),
+        ("9" * 5000, "a.jsonl:2: the record is not JSON"),
+        ('{"text": 3}', "a.jsonl:2: the field text is a number, expected text or a list of messages"),
+        ("[1]", "a.jsonl:2: the record is a list, expected an object with fields of text"),
+        ('{"text": "\\ud800"}', "a.jsonl:2: the text holds half a surrogate pair"),
     ],
 )
 def test_rows_without_text(model: Model, tmp_path: Path, line: str, expected: str) -> None:

@@ -1,0 +1,116 @@
+"""tokenize: chats through the checkpoint's own template, as transformers renders it, and templates that are hostile."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.tokenize import _chat
+from compiler.tokenize._chat import ChatTemplate
+from compiler.tokenize._rows import Messages, RowReader
+from compiler.tokenize._text import read_corpus
+from schemas.corpus import SPLITS
+from schemas.errors import ColdpressError
+from tests.support.models import documents, write_tokenizer
+
+PAGES = documents(40)
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
+CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
+RENDERED = "<s><|user|>Hello</s><|assistant|>Good day</s>"
+
+
+def checkpoint(folder: Path, template: Any) -> Path:
+    values = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def rendered(folder: Path, *chats: Messages) -> list[str]:
+    template = ChatTemplate(folder)
+    try:
+        return [template.render(chat) for chat in chats]
+    finally:
+        template.close()
+
+
+def write_rows(path: Path, rows: list[Any]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_chats_are_what_transformers_makes_of_them(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    write_tokenizer(tmp_path, 384)
+    template = (
+        "{%- if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | trim }}{% endif %}\n"
+        "{% for m in messages %}{% if loop.first and m.role == 'system' %}{% continue %}{% endif %}\n"
+        "  <|{{ m['role'] }}|> {{ m['content'] | tojson }}{{ eos_token }}\n{% endfor %}"
+    )
+    file = str(checkpoint(tmp_path, template) / "tokenizer.json")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=file, bos_token="<s>", eos_token="</s>")
+    chats = [CHAT, [{"role": "system", "content": " Be brief.\n"}, *CHAT]]
+    expected = [tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False) for chat in chats]
+    assert rendered(tmp_path, *chats) == expected
+
+
+def test_chats_of_a_corpus_in_all_spellings(tmp_path: Path) -> None:
+    rows: list[Any] = [{"messages": [CHAT[0], {"role": "assistant", "content": page}]} for page in PAGES[:20]]
+    spoken = {"from": "human", "value": "Hello"}
+    rows += [{"conversations": [spoken, {"from": "gpt", "value": page}]} for page in PAGES[20:30]]
+    rows += [{"prompt": CHAT[:1], "completion": [{"role": "assistant", "content": page}]} for page in PAGES[30:]]
+    template = ChatTemplate(checkpoint(tmp_path, TEMPLATE))
+    try:
+        path = write_rows(tmp_path / "a.jsonl", rows)
+        splits = read_corpus(str(path), 0, rows=RowReader(render=template.render)).splits
+    finally:
+        template.close()
+    texts = sorted(text for split in SPLITS for text in splits[split])
+    assert texts == sorted(RENDERED.replace("Good day", page) for page in PAGES)
+
+
+def test_where_the_template_is(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}]
+    assert _chat.read_template(checkpoint(tmp_path, several))[0] == TEMPLATE
+    for template in (None, several[:1]):
+        with pytest.raises(ColdpressError, match=r"the checkpoint has no chat template; put chat_template\.jinja into"):
+            _chat.read_template(checkpoint(tmp_path, template))
+    (tmp_path / "chat_template.jinja").write_text("of a file")
+    assert _chat.read_template(tmp_path)[0] == "of a file"
+
+
+def test_date_and_chance_change_no_text(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "{{ strftime_now('%d %b %Y') }} {{ range(10000) | list | random }}")
+    texts = rendered(tmp_path, CHAT, CHAT) + rendered(tmp_path, CHAT)
+    assert texts[0].startswith("26 Jul 2024 ")
+    assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses this chat (TemplateError: roles must alternate)"),
+        ("{{ 'a' * 20000000000 }}", "it takes more than 1024 MiB of memory"),
+        ("{{ 'a' * 2000000 }}", "became 2000000, expected at most"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "took more than 1 s for this chat; give another template",
+        ),
+    ],
+)
+def test_hostile_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, expected: str) -> None:
+    monkeypatch.setattr(_chat, "MAX_CPU_S", 1)
+    with pytest.raises(ColdpressError) as caught:
+        rendered(checkpoint(tmp_path, template), CHAT)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_chat_that_is_refused_is_named(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [*({"text": page} for page in PAGES), {"messages": CHAT}])
+    template = ChatTemplate(checkpoint(tmp_path, None))
+    with pytest.raises(ColdpressError, match=r"^a\.jsonl:41: the record is a chat, and the checkpoint has no chat"):
+        read_corpus(str(path), 0, rows=RowReader(render=template.render))
+    with pytest.raises(ColdpressError, match=r"^a\.jsonl:41: the record is a chat, and there is no template"):
+        read_corpus(str(path), 0)

@@ -1,0 +1,213 @@
+"""tokenize: corpora as people have them: layouts of records, packed files, and what is refused of them."""
+
+import gzip
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from compiler.tokenize._rows import RowReader
+from compiler.tokenize._text import read_corpus
+from compiler.tokenize.files import read_text
+from schemas.corpus import SPLITS
+from schemas.errors import ColdpressError
+from tests.support.models import documents
+
+PAGES = documents(40)
+
+
+def jsonl(rows: list[Any]) -> bytes:
+    return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode("utf-8", "surrogatepass")
+
+
+def found(path: Path, fields: str = "") -> list[str]:
+    """All documents of a corpus, sorted."""
+    splits = read_corpus(str(path), 0, rows=RowReader(tuple(filter(None, fields.split("+"))))).splits
+    return sorted(text for split in SPLITS for text in splits[split])
+
+
+def refusal(path: Path, fields: str = "") -> str:
+    with pytest.raises(ColdpressError) as caught:
+        found(path, fields)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    return str(caught.value)
+
+
+# --- layouts
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"text": "a", "title": "t"}, "a"),
+        ({"story": "a", "messages": 3}, "a"),
+        ({"instruction": "do", "input": "this", "output": "done"}, "do\n\nthis\n\ndone"),
+        ({"output": "done", "instruction": "do", "input": ""}, "do\n\ndone"),
+        ({"instruction": "do", "output": "done", "input": None}, "do\n\ndone"),
+        ({"instruction": "do", "output": "done"}, "do\n\ndone"),
+        ({"instruction": "do", "context": "there", "response": "done"}, "do\n\nthere\n\ndone"),
+        ({"prompt": "to", "completion": "be"}, "to\n\nbe"),
+        ({"prompt": "to", "response": "be"}, "to\n\nbe"),
+        ({"question": "2 + 2?", "answer": "#### 4"}, "2 + 2?\n\n#### 4"),
+        ("a text by itself", "a text by itself"),
+    ],
+)
+def test_known_layouts(row: Any, text: str) -> None:
+    assert RowReader().text("a:1", row) == text
+
+
+def test_a_key_names_the_field_or_several() -> None:
+    row = {"text": "not this", "body": "this", "abstract": "before"}
+    assert RowReader(("body",)).text("a:1", row) == "this"
+    assert RowReader(("abstract", "body")).text("a:1", row) == "before\n\nthis"
+
+
+def test_layouts_may_be_mixed_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rows = [{"text": page} for page in PAGES[:30]] + [{"question": page, "answer": "so"} for page in PAGES[30:]]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(rows))
+    assert found(tmp_path / "a.jsonl") == sorted(PAGES[:30] + [f"{page}\n\nso" for page in PAGES[30:]])
+    assert "a.jsonl: 30 records were read as text" in caplog.text
+    assert "a.jsonl: 10 records were read as question+answer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "expected"),
+    [
+        (
+            {"title": "x", "body": "y"},
+            "",
+            "a.jsonl:41: the record's fields are none that are known to hold its text, found 'title, body'; name them "
+            "with corpus_field=<field>, or corpus_field=<one>+<another> for several",
+        ),
+        ({"instruction": "x"}, "", "found 'instruction'; name them with corpus_field"),
+        ({}, "", "found 'none'"),
+        ({f"field{i}": 0 for i in range(1000)}, "", "… (1000 in all)'; name them"),
+        ({"\x1b[2J": 0}, "", r"found '\x1b[2J'"),
+        ({"title": "x"}, "text", "a.jsonl:41: the record has no field text (corpus_field), found 'title'"),
+        ({"text": {"a": 1}}, "text", "the field text is an object, expected text or a list of messages"),
+        ({"text": None}, "", "the field text is null, expected text or a list of messages"),
+        ({"text": ["a", "b"]}, "", "a message of the chat has text, expected role and content"),
+        ({"messages": [{"speaker": "x"}]}, "", "a message of the chat has the keys 'speaker', expected role and"),
+        ({"question": "x", "answer": ["y"]}, "", "the field answer is a list, expected text"),
+        ("words", "text", "the record is text, expected an object with fields of text"),
+    ],
+)
+def test_records_that_are_not_understood(tmp_path: Path, row: Any, fields: str, expected: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": page} for page in PAGES] + [row]))
+    assert expected in refusal(tmp_path / "a.jsonl", fields)
+
+
+@pytest.mark.parametrize("corpus", ["pydoc", "a.txt"])
+def test_plain_text_has_no_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("\n\n".join(PAGES))
+    assert f"corpus_field=body has no meaning for the corpus {corpus}" in refusal(Path(corpus), "body")
+
+
+# --- files
+
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": lambda data: zstandard.ZstdCompressor().compress(data),
+    ".Gz": lambda data: gzip.compress(data[:99]) + gzip.compress(data[99:]),
+    ".ZST": lambda data: b"".join(zstandard.ZstdCompressor().compress(part) for part in (data[:99], data[99:])),
+}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("kind", [".TXT", ".JSONL", ".json", ".Json"])
+def test_files_of_all_kinds(tmp_path: Path, kind: str, packing: str, mark: bytes) -> None:
+    rows = [{"text": page} for page in PAGES]
+    data = {
+        ".TXT": "\n\n".join(PAGES).encode(),
+        ".JSONL": jsonl(rows),
+        ".json": json.dumps(rows, indent=1).encode(),
+        ".Json": jsonl(rows) + b"\r\n",
+    }[kind]
+    path = tmp_path / f"a{kind}{packing}"
+    path.write_bytes(PACKINGS[packing](mark + data))
+    texts = found(path)
+    pages = texts if kind != ".TXT" else [page for text in texts for page in text.split("\n\n")]
+    assert sorted(pages) == sorted(PAGES)
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
+def test_any_line_separator_may_stand_in_a_string(tmp_path: Path, separator: str) -> None:
+    rows = [{"text": f"{page}{separator}and on"} for page in PAGES]
+    data = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "a.jsonl").write_text(data, encoding="utf-8", newline="")
+    (tmp_path / "b.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8", newline="")
+    for name in ("a.jsonl", "b.json"):
+        assert found(tmp_path / name) == sorted(row["text"] for row in rows)
+
+
+def test_a_parquet_file(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"question": PAGES, "answer": ["so"] * 40}), tmp_path / "a.parquet")
+    assert found(tmp_path / "a.parquet") == sorted(f"{page}\n\nso" for page in PAGES)
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
+    assert refusal(tmp_path / "b.parquet").startswith("b.parquet: cannot be read (")
+
+
+WORDS = b"words " * 9999
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.txt", "words".encode("utf-16"), "a.txt: the text is UTF-16 or UTF-32, expected UTF-8; convert it"),
+        ("a.jsonl", "words".encode("utf-32"), "a.jsonl: the text is UTF-16 or UTF-32"),
+        ("a.txt", b"na\xefve", "a.txt: the text is not UTF-8 at byte 2"),
+        ("a.json", b'[{"text": "a"},\n{"text": "b"}\n{}]', "a.json:2: the record is not JSON"),
+        ("a.json", b'[{"text": "a"},\n\n{"text": ]', "a.json:3: the record is not JSON"),
+        ("a.json", b'[{"text": "a"}] x', "a.json:1: the record is not JSON"),
+        ("a.json", b'[{"text": "a"},]', "a.json:1: the record is not JSON"),
+        ("a.json", b'[{"text": "a"}', "a.json:1: the record is not JSON"),
+        ("a.json", b'{\n"text": "a"\n}', "a.json:1: the record is not JSON; a .jsonl file has one record a line"),
+        ("a.json", b"[]", "the corpus a.json is empty"),
+        ("a.txt.gz", gzip.compress(WORDS)[:-9], "a.txt.gz: cannot be read (Truncated"),
+        ("a.txt.gz", gzip.compress(WORDS)[:-8] + bytes(8), "a.txt.gz: cannot be read (zlib inflate failed"),
+        ("a.txt.gz", b"words", "a.txt.gz: cannot be read ("),
+        ("a.txt.zst", zstandard.ZstdCompressor().compress(WORDS)[:-3], "a.txt.zst: cannot be read (Truncated"),
+        ("a.txt.zst", b"words", "a.txt.zst: cannot be read ("),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert expected in refusal(tmp_path / name)
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_of_what_grows_without_end_only_the_beginning_is_unpacked(tmp_path: Path, packing: str) -> None:
+    path = tmp_path / f"a.txt{packing}"
+    part = PACKINGS[packing](b"words and more words\n" * (1 << 20))
+    path.write_bytes(part * 20)
+    before = resident_bytes()
+    text, size_bytes, is_cut = read_text(path, 1 << 20)
+    assert (len(text), size_bytes, is_cut) == (1 << 20, 1 << 20, True)
+    assert resident_bytes() - before < 100 << 20, "of 440 MB"
+
+
+def resident_bytes() -> int:
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".json"])
+def test_records_of_a_file_that_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    rows = [{"text": page} for page in PAGES]
+    (tmp_path / f"a{kind}").write_bytes(jsonl(rows) if kind == ".jsonl" else json.dumps(rows).encode())
+    for size in range(1500, 1540):
+        monkeypatch.setattr("compiler.tokenize._text.MAX_TEXT_BYTES", size)
+        texts = found(tmp_path / f"a{kind}")
+        assert set(texts) <= set(PAGES)
+        assert 900 < sum(map(len, texts)) < size
