@@ -39,15 +39,14 @@ def run(
     With `shards`, where something had to be counted, they are put together.
     """
     same_weights = activations.weights_sha256 == model.weights_sha256
-    whole = sparsity.is_whole
-    if same_weights and (activations.exact_zeros or whole):
+    chosen = choice_of(sparsity)
+    # what is not zero is what is used, or aimed at, where densities are those of the zeros
+    known = sparsity.is_whole or (activations.exact_zeros and chosen.selector.densities(True) == "measured")
+    if same_weights and known:
         log.info("recalibrate: the first statistics hold, nothing is computed again")
         return activations
     if shards:
         return merge(shards, work)
     families = sparsity.families
-    if activations.exact_zeros or whole:
-        activity = Activity(exact_families(families, model.spec))
-    else:
-        activity = Activity(frozenset(), choice_of(sparsity))
+    activity = Activity(exact_families(families, model.spec)) if known else Activity(frozenset(), chosen)
     return count_activity(config, model, corpus, families, activity, work, threads)

@@ -21,6 +21,7 @@ from compiler._shared_settings import CacheSetting, MethodSetting
 from compiler.allocate import _densities
 from compiler.allocate._auto import choose
 from compiler.allocate._densities import Question
+from compiler.allocate._unit_statistics import UnitStatistics
 from compiler.architectures import _common
 from compiler.candidates import AUTO, candidates, own_options
 from compiler.checkpoint.source_json import read_object
@@ -113,7 +114,7 @@ def run(
         sparsity = _fastest(config, model, activations, device)
     else:
         sparsity = _divided(config, model, activations, device)
-    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, spec, activations, work)})
+    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, model, activations, work)})
     _log(spec, activations, device, sparsity)
     return sparsity
 
@@ -193,16 +194,19 @@ def _shares(
     config: AllocateConfig, model: Model, activations: Activations, budget: int
 ) -> dict[str, tuple[float, ...]]:
     selector = load("runtime.sparsity", config.method)
+    options = options_of(selector, config.options)
+    source = selector.densities(activations.exact_zeros)
     question = Question(
         method=config.method,
-        families=selector.families(model.spec, options_of(selector, config.options)),
+        families=selector.families(model.spec, options),
         num_hidden_layers=model.spec.num_hidden_layers,
         density=config.density,
         activations=activations,
         m_max=budget,
         s_m=weight_bytes(model, config.format),
+        divide=(lambda density: selector.divide(density, model.spec, options)) if source == "divided" else None,
     )
-    return _densities.densities(question, selector.densities(activations.exact_zeros))
+    return _densities.densities(question, source)
 
 
 def _why_shorter(model: Model) -> str:
@@ -216,7 +220,7 @@ def _why_shorter(model: Model) -> str:
     )
 
 
-def _fitted(sparsity: Sparsity, spec: ModelSpec, activations: Activations, work: Workspace) -> ArrayFile | None:
+def _fitted(sparsity: Sparsity, model: Model, activations: Activations, work: Workspace) -> ArrayFile | None:
     """What the selector keeps for each family of each layer; None where it keeps nothing."""
     selector = load("runtime.sparsity", sparsity.method)
     options = options_of(selector, sparsity.options)
@@ -224,9 +228,9 @@ def _fitted(sparsity: Sparsity, spec: ModelSpec, activations: Activations, work:
     for entry in activations.layers:
         for family in sparsity.families:
             known = entry.family(family)
-            statistics = load_arrays(known.arrays) if known else {}
+            statistics = UnitStatistics(model, entry.layer, family, load_arrays(known.arrays) if known else {})
             density = sparsity.density(family, entry.layer)
-            found = selector.fit(num_units(family, spec), density, statistics, options)
+            found = selector.fit(num_units(family, model.spec), density, statistics, options)
             arrays |= {f"{entry.layer}.{family}.{name}": array for name, array in found.items()}
     return work.once("selector", lambda: arrays) if arrays else None
 

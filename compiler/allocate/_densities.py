@@ -3,6 +3,7 @@
 Which of them it is, the selector says (runtime/sparsity: `densities`).
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from compiler.activity.counted import counted
@@ -29,6 +30,8 @@ class Question:
     """The DRAM budget in bytes."""
     s_m: int
     """All weights in the chosen format, in bytes."""
+    divide: Callable[[float], Mapping[str, float]] | None = None
+    """Density of each family, of that of all their weights; None where the selector has no such rule."""
 
 
 def densities(question: Question, source: DensitySource) -> dict[str, tuple[float, ...]]:
@@ -37,7 +40,14 @@ def densities(question: Question, source: DensitySource) -> dict[str, tuple[floa
     Raises:
         ColdpressError: if the user's density does not go with the method, or the model has no exact zeros.
     """
-    return {"whole": _whole, "measured": _measured, "budget": _from_budget}[source](question)
+    found = {
+        "whole": _whole,
+        "measured": _measured,
+        "budget": _from_budget,
+        "capped": _capped,
+        "divided": _divided,
+    }
+    return found[source](question)
 
 
 def _whole(question: Question) -> dict[str, tuple[float, ...]]:
@@ -50,17 +60,39 @@ def _whole(question: Question) -> dict[str, tuple[float, ...]]:
     return dict.fromkeys(question.families, (1.0,) * question.num_hidden_layers)
 
 
-def _from_budget(question: Question) -> dict[str, tuple[float, ...]]:
-    """The user's density, else 1 - sp with sp = 1 - M_max / S_m; the same in every layer and family.
+def _wanted(question: Question) -> float:
+    """The user's density, else 1 - sp with sp = 1 - M_max / S_m.
 
     The paper's S_m is the whole model, all of it sparse. Here attention and embeddings stay dense in DRAM; taking them
     out of both terms would leave the MLP a far lower density at the same budget, and the budget is kept either way,
     since units that do not fit are read again.
     """
-    density = question.density
-    if density is None:
-        density = max(MIN_DENSITY, 1 - llm_sparsity(question.m_max, question.s_m))
-    return dict.fromkeys(question.families, (density,) * question.num_hidden_layers)
+    if question.density is not None:
+        return question.density
+    return max(MIN_DENSITY, 1 - llm_sparsity(question.m_max, question.s_m))
+
+
+def _from_budget(question: Question) -> dict[str, tuple[float, ...]]:
+    """The same in every layer and family."""
+    return dict.fromkeys(question.families, (_wanted(question),) * question.num_hidden_layers)
+
+
+def _capped(question: Question) -> dict[str, tuple[float, ...]]:
+    """The same in every layer, or what is not zero where that is less."""
+    wanted = _wanted(question)
+    _need_exact_zeros(question)
+    return {
+        family: tuple(min(wanted, density) for density in _measured_family(question, family))
+        for family in question.families
+    }
+
+
+def _divided(question: Question) -> dict[str, tuple[float, ...]]:
+    """What the selector's rule makes of one density for all weights; the same in every layer."""
+    if question.divide is None:
+        raise ValueError(f"selector {question.method} divides densities and has no rule for it")
+    shares = question.divide(_wanted(question))
+    return {family: (shares[family],) * question.num_hidden_layers for family in question.families}
 
 
 def _measured(question: Question) -> dict[str, tuple[float, ...]]:
@@ -70,12 +102,16 @@ def _measured(question: Question) -> dict[str, tuple[float, ...]]:
             f"density={question.density} was asked for, but method {question.method} uses exactly the units that are "
             "not zero; leave density out, or use method=topk"
         )
+    _need_exact_zeros(question)
+    return {family: _measured_family(question, family) for family in question.families}
+
+
+def _need_exact_zeros(question: Question) -> None:
     if not question.activations.exact_zeros:
         raise ColdpressError(
             f"method {question.method} needs activations that are exactly zero (ReLU), and this model has none; "
             "use method=topk"
         )
-    return {family: _measured_family(question, family) for family in question.families}
 
 
 def _measured_family(question: Question, family: str) -> tuple[float, ...]:

@@ -101,7 +101,8 @@ class Build:
     def counts_again(self) -> bool:
         """Whether `recalibrate` passes over the text once more."""
         relu = self.model.spec.hidden_act == "relu"
-        return self.distill or any(load("runtime.sparsity", name).densities(relu) == "budget" for name in self._methods)
+        sources = {load("runtime.sparsity", name).densities(relu) for name in self._methods}
+        return self.distill or bool(sources - {"whole", "measured"})
 
 
 def ram_bytes(build: Build) -> dict[str, int]:

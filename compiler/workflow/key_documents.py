@@ -37,9 +37,8 @@ def schema() -> str:
 
 def table() -> str:
     """The README's table, one row per key."""
-    rows = [_row(key, "") for key in config_keys().values()]
-    rows += [_row(key, f" (`{choice}`)") for key, choice in _options()]
-    return "".join(["| key | what it says, and its values | default |\n", "|---|---|---|\n", *rows])
+    rows = [_row(key) for key in config_keys().values()]
+    return "".join(["| key | what it says, and its values | default |\n", "|---|---|---|\n", *rows, *_option_rows()])
 
 
 def documents() -> dict[Path, str]:
@@ -57,6 +56,14 @@ def _options() -> Iterator[tuple[ConfigKey, str]]:
                 yield key, f"{named.name}={plugin}"
 
 
+def _option_rows() -> list[str]:
+    """A row per option; plug-ins that have the same one share it."""
+    choices: dict[tuple[str, str], list[str]] = {}
+    for key, choice in _options():
+        choices.setdefault((key.name, _row(key)), []).append(f"`{choice}`")
+    return [row.replace(f"`{name}`", f"`{name}` ({', '.join(of)})", 1) for (name, row), of in choices.items()]
+
+
 def _property(key: ConfigKey) -> dict[str, Any]:
     found = {"description": key.field.description} | ({"default": key.default} if key.default is not None else {})
     if key.names:
@@ -64,10 +71,10 @@ def _property(key: ConfigKey) -> dict[str, Any]:
     return found | (key.types[0] if len(key.types) == 1 else {"anyOf": key.types})
 
 
-def _row(key: ConfigKey, of: str) -> str:
+def _row(key: ConfigKey) -> str:
     values = " ".join(f"`{name}`" for name in key.names) or key.in_words
     default = key.mark.default or f"`{json.dumps(key.default) if isinstance(key.default, bool) else key.default}`"
-    return f"| `{key.name}`{of} | {key.field.description} · {values} | {default} |\n"
+    return f"| `{key.name}` | {key.field.description} · {values} | {default} |\n"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -146,7 +146,10 @@ def option_keys(package: str, plugin: str) -> dict[str, ConfigKey]:
     if options is None:
         return {}
     owner = f"{package}.{plugin}"
-    return {name: ConfigKey(name, field, Key(), owner) for name, field in options.model_fields.items()}
+    return {
+        name: ConfigKey(name, field, _mark_of(field, Key) or Key(), owner)
+        for name, field in options.model_fields.items()
+    }
 
 
 def plugin_keys() -> dict[str, ConfigKey]:

@@ -3,13 +3,18 @@
 `Options`, a record of its own settings, each with a default; `CHOOSES`, the families it can choose from, and
 `families(spec, options)`, those that an artifact made for it keeps on flash; `densities(exact_zeros)`, where its
 densities come from; `NEEDS_PREDICTORS`; `NEEDS_EXACT_ZEROS` (a ReLU model); `EXACT`, whether what it leaves out would
-have added nothing; `MISSED_SHARE`, what it may miss of the units that are active.
+have added nothing; `MISSED_SHARE`, what it may miss of the units that are active; `SEES_RESIDENCY`, whether its choice
+hangs on what is in DRAM. One whose densities are divided has `divide(density, spec, options)` -> the density of each of
+its families, of that of all their weights together.
 
 `fit(num_units, density, statistics, options)` -> the arrays of one family of one layer; `KEPT` (name to dtype), those
-of them that stay in the artifact's tables;
+of them that stay in the artifact's tables. `statistics` has what calibration counted of the family
+(schemas/activations.py) and `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source;
+it is empty where a method runs an artifact of another.
 `select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal;
 `select_many(activity, arrays)` -> the same decision for many tokens, bool like `activity`, from the family's activity
-(schemas/families.py). A selector that decides before there is an entry per unit says there what it aims at.
+(schemas/families.py). A selector that decides before there is an entry per unit says there what it aims at; one that
+sees residency decides there as if nothing were in DRAM.
 """
 
 from dataclasses import dataclass
@@ -17,8 +22,9 @@ from typing import Literal
 
 import numpy as np
 
-DensitySource = Literal["whole", "measured", "budget"]
-"""Every unit; the share that is not exactly zero; what the user says or the DRAM budget allows (ActiveFlow 4.1)."""
+DensitySource = Literal["whole", "measured", "budget", "capped", "divided"]
+"""Every unit; the share that is not exactly zero; what the user says or the DRAM budget allows (ActiveFlow 4.1), in
+every family; the same, but never more than the share that is not exactly zero; the same, divided among the families."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = True
 MISSED_SHARE = 0.0
+SEES_RESIDENCY = False
 
 
 class Options(Record):

@@ -20,6 +20,7 @@ KEPT: Mapping[str, str] = {}
 NEEDS_PREDICTORS = True
 NEEDS_EXACT_ZEROS = False
 EXACT = False
+SEES_RESIDENCY = False
 MISSED_SHARE = 0.1
 """The weakest of the active units are what is missed (LLM in a flash, Fig. 3a)."""
 

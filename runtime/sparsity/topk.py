@@ -21,6 +21,7 @@ NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False
 MISSED_SHARE = 0.0
+SEES_RESIDENCY = False
 
 
 class Options(Record):
@@ -44,9 +45,7 @@ def num_selected(num_units: int, density: float) -> int:
     return min(num_units, max(1, round(density * num_units)))
 
 
-def fit(
-    num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
-) -> dict[str, np.ndarray]:
+def fit(num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Record) -> dict[str, np.ndarray]:
     """`num_selected` int32 [1]."""
     return {"num_selected": np.array([num_selected(num_units, density)], np.int32)}
 

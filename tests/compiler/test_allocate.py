@@ -9,14 +9,16 @@ import pytest
 
 from compiler import cost_model, ingest
 from compiler._io import Workspace, load_arrays
-from compiler.allocate import AllocateConfig
+from compiler.allocate import AllocateConfig, _unit_statistics
 from compiler.allocate import run as run_stage
+from compiler.allocate._unit_statistics import unit_norms
+from compiler.checkpoint.tensors import read_role, read_rows
 from compiler.ingest import IngestConfig
 from runtime._plugins import names
 from schemas.activations import Activations
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
-from schemas.model import Model
+from schemas.errors import CheckpointError, ColdpressError, DoesNotFitError, UnknownNameError
+from schemas.model import Model, role_shape
 from schemas.sparsity import Sparsity
 from tests.support.models import write_model
 from tests.support.statistics import activations_of, device_of, model_of
@@ -35,6 +37,28 @@ def activations(tmp_path: Path) -> Activations:
     rng = np.random.default_rng(0)
     layers = [rng.random((UNITS, TOKENS)) < (i + 1) / 32 for i in range(LAYERS)]
     return activations_of(tmp_path, [{"neuron": x, "up_down": x} for x in layers])
+
+
+@pytest.fixture
+def everywhere(activations: Activations, tmp_path: Path) -> Activations:
+    """The same with statistics of the families that selectors without exact zeros have."""
+    others = ("mlp_mid", "gate_down")
+    active = np.random.default_rng(1).random((UNITS, TOKENS)) < 0.5
+    families = dict.fromkeys(others, active) | {"mlp_in": active[:HIDDEN]}
+    added = activations_of(tmp_path / "more", [families] * LAYERS)
+    layers = zip(activations.layers, added.layers, strict=True)
+    both = tuple(entry.model_copy(update={"families": entry.families + other.families}) for entry, other in layers)
+    return activations.model_copy(update={"layers": both})
+
+
+@pytest.fixture
+def ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose weights are all 1, for selectors that look at them."""
+    monkeypatch.setattr(
+        _unit_statistics,
+        "read_rows",
+        lambda model, role, start, stop: np.ones((stop - start, *role_shape(model.spec, role)[1:]), np.float32),
+    )
 
 
 def config(method: str, budget: int | str = "50%", **changes: Any) -> AllocateConfig:
@@ -65,10 +89,12 @@ def parts(sparsity: Sparsity) -> list[int]:
 
 @pytest.mark.parametrize("method", names("runtime.sparsity"))
 @pytest.mark.parametrize("format_name", names("runtime.quantization"))
-def test_the_parts_add_up_to_the_budget(model: Model, activations: Activations, method: str, format_name: str) -> None:
-    sparsity = run(config(method, "60%", format=format_name), model, activations, device_of())
+def test_the_parts_add_up_to_the_budget(
+    model: Model, everywhere: Activations, ones: None, method: str, format_name: str
+) -> None:
+    sparsity = run(config(method, "90%", format=format_name), model, everywhere, device_of())
     dense = cost_model.dense_footprint_bytes(model, sparsity.format, 128)
-    assert sparsity.budget.dram_budget_bytes == dense * 60 // 100
+    assert sparsity.budget.dram_budget_bytes == dense * 90 // 100
     assert sum(parts(sparsity)) == sparsity.budget.dram_budget_bytes
     assert min(parts(sparsity)[2:]) > 0
     families = tuple(entry.family for entry in sparsity.densities)
@@ -98,6 +124,68 @@ def test_the_user_s_density_holds(model: Model, activations: Activations) -> Non
     sparsity = run(config("topk", density=0.3), model, activations, device_of())
     assert [entry.family for entry in sparsity.densities] == ["mlp_in", "mlp_mid"]
     assert all(entry.per_layer == (0.3,) * LAYERS for entry in sparsity.densities)
+
+
+def test_dip_divides_the_user_s_density(model: Model, activations: Activations) -> None:
+    found = run(config("dip", density=0.5, options={"input_density": 0.6}), model, activations, device_of())
+    assert [found.density(family, LAYERS - 1) for family in ("mlp_in", "mlp_mid")] == pytest.approx([0.6, 0.3])
+    by_rule = run(config("dip", density=0.5), model, activations, device_of())
+    assert (2 * by_rule.density("mlp_in", 3) + by_rule.density("mlp_mid", 3)) / 3 == pytest.approx(0.5)
+
+
+def test_fatrelu_is_never_denser_than_relu(model: Model, activations: Activations) -> None:
+    """Layer i has (i + 1) / 32 that is not zero, spread between 1 and 2."""
+    found = run(config("fatrelu", "90%", density=0.25), model, activations, device_of())
+    expected = [min(0.25, entry.family("up_down").density) for entry in activations.layers]
+    assert found.densities[0].per_layer == pytest.approx(tuple(expected))
+    assert expected[0] < 0.25 < activations.layers[-1].family("up_down").density
+    assert found.arrays is not None
+    levels = [load_arrays(found.arrays)[f"{layer}.up_down.threshold"][0] for layer in range(LAYERS)]
+    assert levels[0] == pytest.approx(1, abs=1e-6), "what is not zero is used"
+    assert levels[-1] == pytest.approx(2 - 0.25 * 32 / LAYERS, abs=0.05)
+    smooth = activations.model_copy(update={"exact_zeros": False})
+    with pytest.raises(ColdpressError, match="method fatrelu needs activations that are exactly zero"):
+        run(config("fatrelu", "90%"), model, smooth, device_of())
+
+
+def test_norms_are_those_of_the_source_s_weights(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny", num_hidden_layers=2, dtype="float16")
+    source = ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
+    gate, up, down = (read_role(source, f"layers.1.{name}_proj.weight") for name in ("gate", "up", "down"))
+    columns = np.linalg.norm(np.concatenate([gate, up]), axis=0)
+    assert unit_norms(source, 1, "mlp_in") == pytest.approx(columns, rel=1e-6)
+    assert unit_norms(source, 1, "mlp_mid") == pytest.approx(np.linalg.norm(down, axis=0), rel=1e-6)
+    whole = np.sqrt((gate**2).sum(axis=1) + (up**2).sum(axis=1) + (down**2).sum(axis=0))
+    assert unit_norms(source, 1, "neuron") == pytest.approx(whole, rel=1e-6)
+
+
+def test_norms_need_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "tiny", num_hidden_layers=2)
+    source = ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
+    at_once = unit_norms(source, 0, "neuron")
+    monkeypatch.setattr(_unit_statistics, "CHUNK_VALUES", 700)
+    largest = 0
+
+    def counted(*arguments: Any) -> np.ndarray:
+        nonlocal largest
+        rows = read_rows(*arguments)
+        largest = max(largest, rows.size)
+        return rows
+
+    monkeypatch.setattr(_unit_statistics, "read_rows", counted)
+    assert unit_norms(source, 0, "neuron") == pytest.approx(at_once, rel=1e-6)
+    assert 0 < largest <= 700
+
+
+def test_norms_are_computed_for_who_asks(model: Model) -> None:
+    """The model has no files."""
+    known = _unit_statistics.UnitStatistics(model, 0, "mlp_in", {"counts": np.zeros(3)})
+    assert list(known) == ["counts", "unit_norms"]
+    assert len(known) == 2
+    assert "counts" in known
+    assert "bits" not in known
+    with pytest.raises(CheckpointError):
+        known["unit_norms"]
 
 
 def test_the_selector_is_fitted_for_every_layer_and_family(model: Model, activations: Activations) -> None:

@@ -90,6 +90,17 @@ def test_exact_zeros_hold(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
     assert not (tmp_path / "second1").exists()
 
 
+def test_what_is_left_of_a_relu_is_counted_again(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    before, after = run(relu, corpus, tmp_path, "fatrelu", 0.01, 0.01, 0.01)
+    assert not after.exact_zeros
+    for layer in range(LAYERS):
+        used, fired = active_of(after, layer, "up_down"), active_of(before, layer, "up_down")
+        assert (used.sum(axis=0) >= 1).all()
+        if layer == 0:  # later layers see other inputs
+            assert not (used & ~fired)[:, fired.any(axis=0)].any()
+            assert used.sum() < fired.sum()
+
+
 def test_with_every_unit_nothing_is_counted(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
     before, after = run(silu, corpus, tmp_path, "dense", 1.0, 1.0, 1.0)
     assert after is before

@@ -30,6 +30,7 @@ NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = True
 EXACT = False
 MISSED_SHARE = 0.0
+SEES_RESIDENCY = False
 
 
 class Options(Record):

@@ -8,7 +8,7 @@ import pytest
 from runtime import _plugins
 from runtime.quantization import fp16
 from runtime.sparsity import DensitySource, Residency
-from schemas.families import FAMILIES, slices
+from schemas.families import FAMILIES, num_units, slice_length, slices
 from tests.support.artifacts import small_spec
 from tests.support.methods import fit
 
@@ -47,7 +47,8 @@ def residency(share):
 
 
 def test_the_methods_of_this_version_are_there():
-    assert {"dense", "relu", "predictor", "topk"} <= set(METHODS)
+    dip = {"dip", "dip_ca", "gate", "up", "glu", "cats"}
+    assert {"dense", "relu", "fatrelu", "predictor", "topk", "threshold", "wina", *dip} <= set(METHODS)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -61,13 +62,42 @@ def test_a_method_declares_what_it_drives_and_needs(name):
         assert set(families) <= set(method.CHOOSES)
         roles = [piece.role for family in families for piece in slices(family, spec)]
         assert len(set(roles)) == len(roles)
-    for flag in (method.NEEDS_PREDICTORS, method.NEEDS_EXACT_ZEROS, method.EXACT):
+    for flag in (method.NEEDS_PREDICTORS, method.NEEDS_EXACT_ZEROS, method.EXACT, method.SEES_RESIDENCY):
         assert isinstance(flag, bool)
     assert 0 <= method.MISSED_SHARE < 1
     arrays = fit(name, NUM_UNITS, 0.5)
     assert {key: arrays[key].dtype.name for key in method.KEPT} == dict(method.KEPT)
     assert {method.densities(exact) for exact in (True, False)} <= set(get_args(DensitySource))
     assert all(field.description and not field.is_required() for field in method.Options.model_fields.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("density", [0.05, 0.3, 0.6, 0.9, 1.0])
+def test_divided_densities_are_that_of_all_weights_together(name, gated, density):
+    method = _plugins.load("runtime.sparsity", name)
+    assert hasattr(method, "divide") == ("divided" in {method.densities(exact) for exact in (True, False)})
+    if not hasattr(method, "divide"):
+        return
+    spec = small_spec(gated_mlp=gated)
+    shares = method.divide(density, spec, method.Options())
+    assert set(shares) == set(method.families(spec, method.Options()))
+    assert all(0 < share <= 1 for share in shares.values())
+    weights = {
+        family: num_units(family, spec) * sum(slice_length(piece, spec) for piece in slices(family, spec))
+        for family in shares
+    }
+    kept = sum(weights[family] * share for family, share in shares.items())
+    assert kept / sum(weights.values()) == pytest.approx(density)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_choice_hangs_on_residency_where_the_method_says_so(name):
+    method = _plugins.load("runtime.sparsity", name)
+    arrays = fitted(name, 0.5)
+    some = [method.select(signal, arrays, residency(0.4)).tolist() for signal in signals(method)]
+    none = [method.select(signal, arrays, residency(0.0)).tolist() for signal in signals(method)]
+    assert (some != none) == method.SEES_RESIDENCY
 
 
 @pytest.mark.parametrize("name", METHODS)

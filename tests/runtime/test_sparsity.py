@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from runtime import _plugins
-from runtime.sparsity import dense, predictor, relu, topk
+from runtime.sparsity import Residency, dense, dip, dip_ca, glu, predictor, relu, threshold, topk, wina
+from runtime.sparsity._magnitudes import threshold as level_of
 from schemas.errors import ColdpressError
 from tests.support.artifacts import small_spec
 from tests.support.methods import fit, nothing_cached
@@ -107,6 +108,92 @@ def test_dense_keeps_on_flash_what_its_options_name():
         dense.families(spec, dense.Options(families="neuron_"))
     with pytest.raises(ColdpressError, match="up_proj is in two of them"):
         dense.families(spec, dense.Options(families="up_down+mlp_in"))
+
+
+def histogram(magnitudes, edges):
+    counts = np.histogram(magnitudes, edges)[0].astype(np.uint64)
+    return {"magnitude_histogram": counts, "magnitude_edges": np.asarray(edges, np.float32)}
+
+
+@pytest.mark.parametrize("density", [0.01, 0.1, 0.25, 0.5, 0.9, 1.0])
+def test_a_threshold_is_a_quantile(density):
+    magnitudes = np.abs(np.random.default_rng(6).standard_t(3, 200_000))
+    edges = np.append(np.linspace(0, 20, 5001), 1e4)
+    level = level_of(histogram(magnitudes, edges), density)
+    assert np.mean(magnitudes >= level) == pytest.approx(density, abs=2e-4)
+
+
+def test_a_threshold_leaves_out_zeros_whatever_the_density():
+    magnitudes = np.concatenate([np.zeros(70), np.linspace(1, 2, 30)])
+    statistics = histogram(magnitudes, [0, 0.5, 1, 1.5, 2.5])
+    for density in (0.3, 0.31, 0.7, 1.0):
+        assert 0 < level_of(statistics, density) <= 1
+    arrays = threshold.fit(4, 1.0, statistics, threshold.Options())
+    assert threshold.select(np.array([0, 1e-45, -2, 0], np.float32), arrays, NONE).tolist() == [1, 2]
+
+
+def test_a_threshold_in_the_last_bin_is_its_beginning():
+    assert level_of(histogram(np.full(10, 3.0), [0, 1, 2, 3.4e38]), 0.1) == 2
+
+
+def test_threshold_takes_the_largest_where_none_reaches_it():
+    arrays = {"threshold": np.array([5], np.float32)}
+    assert threshold.select(np.array([1, -3, 2], np.float32), arrays, NONE).tolist() == [1]
+    assert threshold.select(np.array([1, -5, 6], np.float32), arrays, NONE).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("name", "missing"), [("threshold", "magnitudes"), ("wina", "norms")])
+def test_what_calibration_alone_knows_is_asked_for_in_a_sentence(name, missing):
+    method = _plugins.load("runtime.sparsity", name)
+    with pytest.raises(ColdpressError, match=f"needs the {missing} .* build with"):
+        method.fit(4, 0.5, {}, method.Options())
+
+
+@pytest.mark.parametrize("name", ["gate", "up", "glu"])
+def test_an_oracle_is_no_artifact(name):
+    method = _plugins.load("runtime.sparsity", name)
+    with pytest.raises(ColdpressError, match=f"method {name} with oracle=true decides by .* build with oracle=false"):
+        method.families(small_spec(), method.Options(oracle=True))
+    assert glu.families(small_spec(), glu.Options()) == ("mlp_mid",)
+
+
+def test_wina_weighs_inputs_by_what_they_multiply():
+    arrays = {"num_selected": [2], "unit_norms": np.array([1, 10, 0.1, 2], np.float32)}
+    signal = np.array([-3, 0.5, 9, 2], np.float32)  # 3, 5, 0.9, 4
+    assert wina.select(signal, arrays, NONE).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("gamma", "expected"), [(1.0, [0, 1, 4]), (0.5, [0, 1, 3]), (0.2, [0, 2, 3]), (0.0, [0, 2, 3])]
+)
+def test_dip_ca_prefers_what_is_in_dram(gamma, expected):
+    """Eq. 10 by hand: magnitudes 9, 5, 2, 3, 4, of which units 2 and 3 are in DRAM."""
+    signal = np.array([9, -5, 2, -3, 4], np.float32)
+    residency = Residency(np.array([0, 0, 1, 1, 0], bool), np.arange(5, dtype=np.int32))
+    arrays = {"num_selected": [3], "gamma": np.array([gamma], np.float32)}
+    assert dip_ca.select(signal, arrays, residency).tolist() == expected
+
+
+@given(signal=arrays(np.float32, 24, elements=st.floats(-4, 4, width=32)), data=st.data())
+def test_dip_ca_is_algorithm_1(signal, data):
+    present = data.draw(arrays(bool, 24))
+    gamma = data.draw(st.sampled_from([0.1, 0.2, 0.5, 1.0]))
+    k = data.draw(st.integers(1, 24))
+    scores = np.abs(signal).astype(np.float64) * (present + np.float64(np.float32(gamma)) * ~present)
+    expected = np.sort(np.argsort(-scores, kind="stable")[:k])
+    kept = {"num_selected": [k], "gamma": np.array([gamma], np.float32)}
+    found = dip_ca.select(signal, kept, Residency(present, np.arange(24, dtype=np.int32)))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_dip_divides_by_what_its_options_say():
+    spec = small_spec()
+    assert dip.divide(0.5, spec, dip.Options(input_density=0.6)) == pytest.approx({"mlp_in": 0.6, "mlp_mid": 0.3})
+    assert dip.divide(0.5, spec, dip.Options(glu_density=0.3)) == pytest.approx({"mlp_in": 0.6, "mlp_mid": 0.3})
+    both = dip.Options(input_density=0.9, glu_density=0.1)
+    assert dip.divide(0.5, spec, both) == {"mlp_in": 0.9, "mlp_mid": 0.1}
+    with pytest.raises(ColdpressError, match=r"an MLP of density 0\.3 with input_density=0\.9 and .* would"):
+        dip.divide(0.3, spec, dip.Options(input_density=0.9))
 
 
 def test_topk_prunes_attention_where_that_is_asked_for():

@@ -18,10 +18,22 @@ def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
     return selector.families(spec, selector.Options())
 
 
-def fit(method: str, num_units: int, density: float) -> dict[str, np.ndarray]:
-    """A selector's arrays without calibration."""
+def counted(num_units: int) -> dict[str, np.ndarray]:
+    """What calibration might have counted of a family whose signals are normal, and norms of its units between 1 and 2.
+
+    The histogram is finer than a selector needs and its bins are not the compiler's.
+    """
+    random = np.random.default_rng(num_units)
+    edges = np.linspace(0, 8, 4001).astype(np.float32)
+    histogram = np.histogram(np.abs(random.normal(size=100_000)), edges)[0].astype(np.uint64)
+    norms = random.uniform(1, 2, num_units).astype(np.float32)
+    return {"magnitude_histogram": histogram, "magnitude_edges": edges, "unit_norms": norms}
+
+
+def fit(method: str, num_units: int, density: float, **options: bool | int | float | str) -> dict[str, np.ndarray]:
+    """A selector's arrays for made-up statistics."""
     selector = load("runtime.sparsity", method)
-    return selector.fit(num_units, density, {}, selector.Options())
+    return selector.fit(num_units, density, counted(num_units), options_of(selector, options))
 
 
 def kept(method: str, num_units: int, density: float) -> dict[str, np.ndarray]:
@@ -38,7 +50,8 @@ def fitted(sparsity: Sparsity, spec: ModelSpec, folder: Path) -> Sparsity:
         f"{layer}.{entry.family}.{name}": array
         for entry in sparsity.densities
         for layer, density in enumerate(entry.per_layer)
-        for name, array in selector.fit(num_units(entry.family, spec), density, {}, options).items()
+        for units in [num_units(entry.family, spec)]
+        for name, array in selector.fit(units, density, counted(units), options).items()
     }
     saved = save_arrays(folder / "selector.safetensors", arrays) if arrays else None
     return sparsity.model_copy(update={"arrays": saved})

@@ -79,8 +79,11 @@ def placement_of(
 
 
 def statistics_of(folder: Path, layer: int, family: FamilyName, active: np.ndarray) -> FamilyStatistics:
-    """The statistics file of one family from bool [num_units, num_tokens]."""
+    """The statistics file of one family from bool [num_units, num_tokens]; magnitudes are 0, or even from 1 to 2."""
     arrays = {"bits": pack(active), "counts": active.sum(axis=1, dtype=np.int64)}
+    histogram = [active.size - active.sum(), 0, active.sum() // 2, active.sum() - active.sum() // 2, 0]
+    arrays["magnitude_histogram"] = np.array(histogram, np.uint64)
+    arrays["magnitude_edges"] = np.array([0, 0.5, 1, 1.5, 2, 3e38], np.float32)
     return FamilyStatistics(
         family=family,
         num_units=len(active),

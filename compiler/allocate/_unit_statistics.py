@@ -1,0 +1,57 @@
+"""What a selector is fitted to: calibration's arrays of one family of one layer, and the norms of its units' weights.
+
+Norms are computed when a selector asks for them, and only then, from the source's tensors a few rows at a time.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from compiler.checkpoint.tensors import read_rows
+from schemas.families import FamilyName, num_units, slices
+from schemas.model import Model, role_shape
+
+NORMS = "unit_norms"
+CHUNK_VALUES = 1 << 20
+"""Values of a matrix in memory at a time."""
+
+
+class UnitStatistics(Mapping[str, np.ndarray]):
+    """Arrays by name: those that calibration has, and `unit_norms`."""
+
+    def __init__(self, model: Model, layer: int, family: FamilyName, counted: Mapping[str, np.ndarray]) -> None:
+        """Reads nothing yet."""
+        self._model, self._layer, self._family, self._counted = model, layer, family, counted
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """An array; `unit_norms` is computed each time."""
+        return unit_norms(self._model, self._layer, self._family) if name == NORMS else self._counted[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such an array, without computing it."""
+        return name == NORMS or name in self._counted
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter((*self._counted, NORMS))
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._counted) + 1
+
+
+def unit_norms(model: Model, layer: int, family: FamilyName) -> np.ndarray:
+    """Euclidean norm of the weights of each unit, over all its slices, float32 [num_units]; sums are float64."""
+    squares = np.zeros(num_units(family, model.spec))
+    for piece in slices(family, model.spec):
+        role = f"layers.{layer}.{piece.role}.weight"
+        num_rows, num_columns = role_shape(model.spec, role)
+        step = max(1, CHUNK_VALUES // num_columns)
+        for start in range(0, num_rows, step):
+            stop = min(num_rows, start + step)
+            values = read_rows(model, role, start, stop).astype(np.float64) ** 2
+            if piece.axis == "row":
+                squares[start:stop] += values.sum(axis=1)
+            else:
+                squares += values.sum(axis=0)
+    return np.sqrt(squares).astype(np.float32)
