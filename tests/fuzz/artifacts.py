@@ -232,12 +232,12 @@ class Artifacts:
         """All commands; damage that `verify` does not see, though nothing was mended, must have changed nothing."""
         verified = False
         for run in self._commands(mutant.base, folder, scratch, False):
-            if run.command == "verify" and mutant.mending == "none" and run.ended.kind == "fine":
-                verified = True
-            changed = run.ended.kind in ("fine", "refused") and _said(run.ended) != self._said[mutant.base]
-            if verified and run.command == "generate" and changed:
-                words = f"verify finds nothing, generate says {_said(run.ended)[:100]!r}"
-                run = Run(run.command, Ended(SILENT, words, run.ended.output))
+            if run.command == "verify" and mutant.mending == "none":
+                verified = run.ended.kind == "fine"
+            if run.command == "generate" and verified and not run.failed:
+                said = _said(run.ended)
+                if said != self._said[mutant.base]:
+                    run = Run(run.command, Ended(SILENT, f"verify finds nothing, generate says {said[:100]!r}", said))
             yield run
 
     def _commands(self, base: str, folder: Path, scratch: Path, record: bool) -> Iterator[Run]:
