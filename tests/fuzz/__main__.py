@@ -77,7 +77,10 @@ def _run(target: Target, arguments: argparse.Namespace) -> int:
         for run in outcome.runs:
             counts[run.ended.kind] += 1
             if run.failed:
-                failures.setdefault(run.ended.signature, []).append((outcome, run))
+                same = failures.setdefault(run.ended.signature, [])
+                same.append((outcome, run))
+                if len(same) == 1:  # at once, in case the campaign is cut off
+                    print(f"mutant {outcome.mutant.number}: {run.ended.kind} in {run.command}", file=sys.stderr)
         if done % REPORT_EVERY == 0:
             print(f"{done} mutants, {time.monotonic() - started_s:.0f} s: {_figures(counts)}", file=sys.stderr)
     for found in failures.values():

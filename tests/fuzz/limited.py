@@ -24,7 +24,7 @@ BAD = CLASSES[2:]
 """What no input may lead to."""
 MEMORY_BYTES = 2_000_000_000
 """Beside what the process had when it was forked."""
-CPU_S = 20
+CPU_S = 10
 """Processor time, so that a busy machine makes nobody hang: the artifacts here take a command less than 0.3 s."""
 WALL_S = 120.0
 MAX_SENTENCE_CHARS = 1000
