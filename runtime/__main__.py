@@ -244,6 +244,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         return _fail(f"{error.filename or arguments.artifact}: {error.strerror or error}")
+    except MemoryError:
+        return _fail(
+            f"{arguments.artifact}: more memory was asked for than this process may have; give a smaller --dram-budget"
+        )
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0

@@ -105,7 +105,7 @@ def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.nda
     return order, position
 
 
-def staging_of(plan: Plan, family: FamilyName) -> Staging:
-    """The staging slots of a family: behind the slots of its parts."""
+def staging_of(plan: Plan, family: FamilyName, num_units: int) -> Staging:
+    """The staging slots of a family: behind the slots of its parts; no more than a layer has units to fill them."""
     kept = sum(part.num_pinned + part.cache_slots for part in plan.parts if part.family == family)
-    return Staging(kept, dict(plan.staging_slots)[family])
+    return Staging(kept, min(dict(plan.staging_slots)[family], num_units))

@@ -27,7 +27,7 @@ from runtime.token_time import computed_bytes, dram_seconds
 from runtime.trace import Recorder
 from schemas.device import flash_seconds
 from schemas.errors import DoesNotFitError
-from schemas.families import FamilyName
+from schemas.families import FamilyName, num_units
 from schemas.layout import Plan
 from schemas.manifest import MANIFEST_FILE
 from schemas.metrics import RunMetrics
@@ -89,14 +89,16 @@ class Store:
         self._flash, self._recorder, self._manifest = flash, recorder, artifact.manifest
         self._modelled = artifact.manifest.device.flash.issuing(plan.queue_depth)
         self._page_bytes = artifact.manifest.flash.page_bytes
-        self._buffer = _native.aligned_buffer(plan.read_buffer_bytes)
+        # one fetch reads no page more than twice and no unit twice, so that more than that would never be touched,
+        # whatever a plan says
+        self._buffer = _native.aligned_buffer(min(plan.read_buffer_bytes, 2 * artifact.manifest.flash.size_bytes))
         self._extents = hashlib.sha256()
         self._parts = parts_of(artifact, plan)
         self._rows: dict[FamilyName, np.ndarray] = {}
         self._staging: dict[FamilyName, Staging] = {}
         for entry in artifact.manifest.families:
             family: FamilyName = entry.family
-            self._staging[family] = staging = staging_of(plan, family)
+            self._staging[family] = staging = staging_of(plan, family, num_units(family, artifact.manifest.model))
             self._rows[family] = np.empty((staging.first_slot + staging.num_slots, entry.unit_bytes), np.uint8)
         for (_, family), part in self._parts.items():
             self._load_pinned(part, family)

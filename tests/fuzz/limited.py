@@ -23,7 +23,9 @@ CLASSES = ("fine", "refused", "untidy", "traceback", "crash", "hang", "over_2_gb
 BAD = CLASSES[2:]
 """What no input may lead to."""
 MEMORY_BYTES = 2_000_000_000
-"""Beside what the process had when it was forked."""
+"""That a command may have in use, beside what the process had when it was forked."""
+ADDRESS_BYTES = 2_500_000_000
+"""That it may ask for: what asks for more must say so in its sentence, and what uses more than the above is seen."""
 CPU_S = 10
 """Processor time, so that a busy machine makes nobody hang: the artifacts here take a command less than 0.3 s."""
 WALL_S = 120.0
@@ -83,11 +85,11 @@ def classify(status: int | None, words: str, output: str, grown_bytes: int, logs
     """
     if status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return "hang"
-    if grown_bytes > MEMORY_BYTES or OUT_OF_MEMORY.search(words):
+    code = None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    if grown_bytes > MEMORY_BYTES or (code not in (0, 2) and OUT_OF_MEMORY.search(words)):
         return "over_2_gb"
-    if os.WIFSIGNALED(status):
+    if code is None:
         return "crash"
-    code = os.WEXITSTATUS(status)
     if code not in (0, 2) or "Traceback (most recent call last)" in words:
         return "traceback"
     strange = CONTROL.search(words) or CONTROL.search(output) or len(output) >= MAX_OUTPUT_BYTES
@@ -127,7 +129,7 @@ def _be_child(function: Callable[[], int | None], out: Path, err: Path) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-        limit = _virtual_bytes() + MEMORY_BYTES
+        limit = _virtual_bytes() + ADDRESS_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         code = function() or 0
     except SystemExit as error:

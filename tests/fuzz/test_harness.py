@@ -54,12 +54,17 @@ def busy():
         (say("error: x\n", 3), "traceback"),
         (fail, "traceback"),
         (os.abort, "crash"),
-        (lambda: bytearray(3_000_000_000) and 0, "over_2_gb"),
-        (lambda: len(bytes(1_000_000_000)) and 0, "fine"),
+        (lambda: bytearray(3_000_000_000) and 0, "over_2_gb"),  # refused by the system, and not said in a sentence
+        (lambda: len(b"x" * 200_000_000) and 0, "fine"),
     ],
 )
 def test_an_end_has_its_class(tmp_path, function, kind):
     assert run_limited(function, tmp_path).kind == kind
+
+
+def test_memory_that_was_used_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(limited, "MEMORY_BYTES", 100_000_000)
+    assert run_limited(lambda: len(b"x" * 200_000_000) and 0, tmp_path).kind == "over_2_gb"
 
 
 def test_notices_may_come_before_the_sentence_where_that_is_said(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from runtime.generate import Session
 from runtime.quantities import parse_bytes, show_bytes, table
 from schemas.errors import ColdpressError
 from schemas.metrics import RunMetrics
+from tests.fuzz.limited import run_limited
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
 from tests.support.data import ROOT
 from tests.support.models import write_tokenizer
@@ -211,6 +213,24 @@ def test_a_missing_artifact_ends_in_one_sentence(capsys, tmp_path):
     code, _, err = run(capsys, "inspect", tmp_path / "none")
     assert code == 2
     assert err.startswith(f"error: {tmp_path / 'none'}: the artifact is missing")
+
+
+def test_memory_that_a_process_may_not_have_ends_in_one_sentence(artifact, tmp_path):
+    path = shutil.copytree(artifact.path, tmp_path / "long")
+
+    def lengthen(manifest):
+        (plan,), spec = manifest["plans"], manifest["model"]
+        plan["context_length"] = spec["max_position_embeddings"] = 6_000_000
+        plan["kv_cache_bytes"] = 4 * 4 * 2 * 16 * 6_000_000  # 3.1 GB: 4 layers, 2 heads of 16, keys and values in fp16
+        plan["dram_budget_bytes"] += plan["kv_cache_bytes"]
+
+    change_manifest(path, lengthen)
+    options = ["--prompt-ids", "1", "--max-new-tokens", "5900000"]
+    ended = run_limited(lambda: main(["generate", str(path), *options]), tmp_path)
+    assert ended.kind == "refused"
+    assert ended.words == (
+        f"error: {path}: more memory was asked for than this process may have; give a smaller --dram-budget"
+    )
 
 
 @pytest.mark.parametrize(

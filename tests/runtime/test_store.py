@@ -248,6 +248,16 @@ def test_a_plan_beyond_this_machines_memory_is_refused_before_allocating(relu_ar
     Store(artifact, choose_plan(artifact.manifest), simulated.Flash(artifact, 8))
 
 
+def test_buffers_beyond_all_units_are_not_made(relu_artifact):
+    """A plan may name any figures within its budget, and a budget is any figure: 10^15 bytes here."""
+    huge = {"staging_slots": (("up_down", 10**12),), "read_buffer_bytes": 4096 * 10**9, "dram_budget_bytes": 10**15}
+    artifact = open_artifact(relu_artifact.path)
+    plan = choose_plan(artifact.manifest)
+    store = Store(artifact, plan.model_copy(update=huge), simulated.Flash(artifact, 8))
+    kept = sum(part.num_pinned + part.cache_slots for part in plan.parts)
+    assert len(store.rows("up_down")) == kept + 512  # the units of one layer
+
+
 def test_metrics_are_the_counters(relu_artifact):
     store = open_store(relu_artifact)
     check_fetch(store, relu_artifact, 1, "up_down", np.arange(50, dtype=np.int32))
