@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -62,7 +63,9 @@ def test_units_lie_in_flash_order_with_zeros_behind(tmp_path, method, layers_per
     assert not image[~used].any()
 
 
-def test_page_checksums_and_file_digests_are_of_what_lies_on_disk(tmp_path):
+@pytest.mark.parametrize("block_bytes", [65536, 8 << 20])
+def test_page_checksums_and_file_digests_are_of_what_lies_on_disk(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr(_hashing, "BLOCK_BYTES", block_bytes)
     build = Build(tmp_path, page_bytes=512)
     package = build.package()
     manifest = json.loads((build.artifact / MANIFEST_FILE).read_text())
@@ -345,6 +348,21 @@ def test_a_licence_that_has_changed_since_ingest_is_refused(tmp_path):
     (tmp_path / "model" / "LICENSE").write_text("Do nothing with it.\n")
     with pytest.raises(ColdpressError, match="LICENSE: the licence is no longer what ingest took"):
         build.package()
+
+
+def test_the_manifest_names_by_content_what_the_artifact_was_made_from(tmp_path):
+    build = Build(tmp_path)
+    build.package()
+    inputs = json.loads((build.artifact / MANIFEST_FILE).read_text())["inputs"]
+    tokens = {
+        f"{part.split}_tokens": hashlib.sha256(load_arrays(part.arrays)["tokens"].astype("<i4").tobytes()).hexdigest()
+        for part in build.corpus.splits
+    }
+    assert len(set(tokens.values())) == 3
+    assert inputs | tokens == inputs
+    assert inputs["weights"] == build.model.weights_sha256
+    assert inputs["text"] == build.corpus.text_sha256
+    assert set(inputs) == {*tokens, "weights", "text", "settings"}
 
 
 def test_tokenizer_licence_card_and_provenance(tmp_path):

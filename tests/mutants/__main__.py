@@ -6,9 +6,9 @@ failed; the last line is one JSON object, {"noticed", "total", "unnoticed"}. End
 """
 
 import argparse
+import functools
 import hashlib
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +21,6 @@ from tests.mutants.trees import Outcome, ToolError, Tree
 from tests.support.data import ROOT
 
 ENOUGH = 0.95
-BASELINE = "no edit"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="edits tried side by side (default: 1)")
     parser.add_argument("--whole", action="store_true", help="run the whole suite before an edit counts as unnoticed")
     parser.add_argument(
-        "--resume", type=Path, metavar="FILE", help="keep outcomes here, and take those of an earlier run of this tree"
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep outcomes here, and take those of an earlier run whose edited file and tests were the same",
     )
     parser.add_argument("--timeout", type=int, default=120, metavar="S", help="seconds of each test (default: 120)")
     return parser
@@ -68,41 +70,37 @@ def _wanted(edit: Edit, options: argparse.Namespace) -> bool:
 
 
 class _Outcomes:
-    """What has been tried, in a file if one is given: it holds for one state of the checkout's files."""
+    """What has been tried, in a file if one is given: it holds for an edit of the same file and the same tests."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._tree, self._found = path, _tree_digest(), {}
+        self._path, self._found = path, {}
         if path and path.exists():
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
-                if entry["tree"] == self._tree:
-                    self._found[entry["name"]] = Outcome(**entry["outcome"])
+                self._found[entry["key"]] = Outcome(**entry["outcome"])
 
-    def get(self, name: str) -> Outcome | None:
-        return self._found.get(name)
+    def get(self, edit: Edit) -> Outcome | None:
+        return self._found.get(_key(edit))
 
-    def add(self, name: str, outcome: Outcome) -> None:
-        self._found[name] = outcome
+    def add(self, edit: Edit, outcome: Outcome) -> None:
+        self._found[_key(edit)] = outcome
         if self._path:
             with self._path.open("a") as file:
-                print(json.dumps({"tree": self._tree, "name": name, "outcome": vars(outcome)}), file=file)
+                print(json.dumps({"key": _key(edit), "name": edit.name, "outcome": vars(outcome)}), file=file)
 
 
-def _tree_digest() -> str:
-    """Digest of the checkout's files, new ones included."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    digest = hashlib.sha256()
-    for name in sorted(set(filter(None, listed.split("\0")))):
-        if (ROOT / name).is_file():
-            digest.update(name.encode() + b"\0" + hashlib.sha256((ROOT / name).read_bytes()).digest())
-    return digest.hexdigest()
+@functools.cache
+def _key(edit: Edit) -> str:
+    """Digest of an edit, the file that it is made in, and the files of its tests, as they were at the start."""
+    files = (edit.file, *(test.partition("::")[0] for test in edit.tests))
+    contents = [hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in files]
+    return hashlib.sha256(json.dumps([*vars(edit).values(), contents]).encode()).hexdigest()
 
 
 def _try_all(edits: list[Edit], options: argparse.Namespace) -> set[str]:
     """Names of the edits that were noticed."""
     outcomes = _Outcomes(options.resume)
-    left = [edit for edit in edits if outcomes.get(edit.name) is None]
+    left = [edit for edit in edits if outcomes.get(edit) is None]
     trees: SimpleQueue[Tree] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="coldpress-mutants-") as scratch, ThreadPoolExecutor(options.jobs) as jobs:
         native = any(edit.native for edit in left)
@@ -110,18 +108,18 @@ def _try_all(edits: list[Edit], options: argparse.Namespace) -> set[str]:
             trees.put(Tree(_made(Path(scratch) / str(number)), native, options.timeout))
 
         def tried(edit: Edit) -> Outcome:
-            found = outcomes.get(edit.name)
+            found = outcomes.get(edit)
             if found is None:
                 tree = trees.get()
                 try:
                     found = _try(tree, edit, options.whole)
                 finally:
                     trees.put(tree)
-                outcomes.add(edit.name, found)
+                outcomes.add(edit, found)
             return found
 
         if left:
-            _check_baseline(trees, left, outcomes)
+            _check_baseline(trees, left)
         noticed: set[str] = set()
         for edit, outcome in zip(edits, jobs.map(tried, edits), strict=True):
             word = "unnoticed" if outcome.passed else "noticed"
@@ -136,19 +134,15 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _check_baseline(trees: "SimpleQueue[Tree]", edits: list[Edit], outcomes: _Outcomes) -> None:
+def _check_baseline(trees: "SimpleQueue[Tree]", edits: list[Edit]) -> None:
     """Without an edit all tests pass: what fails anyway would seem to notice everything."""
     tests = sorted({test for edit in edits for test in edit.tests})
-    name = f"{BASELINE}: {hashlib.sha256(' '.join(tests).encode()).hexdigest()[:12]}"
-    if outcomes.get(name):
-        return
     tree = trees.get()
     outcome = tree.run(tests, to_the_end=True)
     trees.put(tree)
     if not outcome.passed:
         raise ToolError(f"without any edit these tests fail: {outcome.by}; expected all to pass: mend them first")
     print(f"without an edit {len(tests)} files and tests pass, in {outcome.seconds:.0f} s", flush=True)
-    outcomes.add(name, outcome)
 
 
 def _try(tree: Tree, edit: Edit, whole: bool) -> Outcome:
