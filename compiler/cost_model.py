@@ -7,8 +7,9 @@ request, by the device profile's one law (`schemas.device.flash_seconds`).
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import AfterValidator
 
@@ -17,7 +18,7 @@ from runtime.kv_cache import kv_cache_bytes
 from runtime.quantities import parse_bytes
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices
-from schemas.model import Model, ModelSpec
+from schemas.model import ModelSpec
 
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
@@ -27,6 +28,34 @@ STAGING_SHARE = 0.25
 MIN_STAGING_SLOTS = 8
 WHOLE_MLP: FamilyName = "neuron"
 """The family whose units hold the whole MLP, so that nothing of it stays resident."""
+
+
+class HasShape(Protocol):
+    """A tensor, be it in a checkpoint or only announced."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        ...
+
+
+class HasShapes(Protocol):
+    """A `Model`, or what config.json says of one (compiler/checkpoint/shapes.py)."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's shape."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, HasShape]:
+        """By role."""
+        ...
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all tensors."""
+        ...
 
 
 # Text -> bytes
@@ -108,7 +137,7 @@ def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: 
     return spec.num_hidden_layers * per_layer
 
 
-def resident_bytes(model: Model, families: tuple[FamilyName, ...], format_name: FormatName) -> int:
+def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName) -> int:
     """Bytes of the tensors that no family holds, rotary frequencies included; a tied head is its embedding."""
     spec = model.spec
     in_dram = resident_roles(families, spec)
@@ -121,12 +150,12 @@ def resident_bytes(model: Model, families: tuple[FamilyName, ...], format_name: 
     return sum(tensor_bytes(role, shape, format_name) for role, shape in stored.items())
 
 
-def weight_bytes(model: Model, format_name: FormatName) -> int:
+def weight_bytes(model: HasShapes, format_name: FormatName) -> int:
     """Bytes of all weights in a format: S_m, the size of the LLM (ActiveFlow Table 1)."""
     return resident_bytes(model, (WHOLE_MLP,), format_name) + flash_bytes((WHOLE_MLP,), model.spec, format_name)
 
 
-def dense_footprint_bytes(model: Model, format_name: FormatName, context_length: int) -> int:
+def dense_footprint_bytes(model: HasShapes, format_name: FormatName, context_length: int) -> int:
     """What a dense run needs: all weights and the KV cache. A budget in percent is a share of this."""
     return weight_bytes(model, format_name) + kv_cache_bytes(model.spec, context_length)
 

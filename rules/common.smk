@@ -11,6 +11,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.en
 
 from compiler.workflow import settings
 from compiler.workflow.code_digest import stage_digest
+from compiler.workflow.download import check_before_download
 from compiler.workflow.lock import hold
 from schemas.errors import ColdpressError
 
@@ -99,6 +100,11 @@ SHARDS_FLAG = " --shards {input.shards:q}" if CONFIG["calibration_shards"] > 1 e
 
 onstart:
     LOCK = checked(hold, Path(MODEL))
+    announced = checked(
+        check_before_download, CONFIG, Path(MODEL), AT_A_TIME, None if workflow.remote_exec else workflow.cores
+    )
+    if announced:
+        print(announced, file=sys.stderr)
 
 
 def forget_due():

@@ -2,19 +2,22 @@
 
 Before the long stages it holds their needs (compiler/preflight/_needs.py) against the memory and disk that are free,
 the DRAM budget against what must be resident, the calibration tokens that were asked for against those of the corpus,
-and says what licence the model has. Then all stages run once on two layers (compiler/preflight/_trial.py): for models
-whose weights take 1 GB or more, since smaller ones are built about as fast, or for all with preflight=always.
+and says what licence the model has; of a hub model, whatever its index and config.json tell is checked before it is
+downloaded (`check_download`, which compiler/workflow/download.py asks for). Then all stages run once on two layers
+(compiler/preflight/_trial.py): for models whose weights take 1 GB or more, since smaller ones are built about as fast,
+or for all with preflight=always.
 """
 
 import logging
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
 from compiler._io import Workspace
-from compiler.cost_model import budget_bytes, dense_footprint_bytes
+from compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes
 from compiler.device import host
 from compiler.preflight import _needs, _trial
 from runtime.quantities import show_bytes
@@ -34,6 +37,18 @@ LEAST_TOKEN_SHARE = 0.5
 PREDICTOR_TOKENS = 64
 """Calibration tokens without which no predictor can be trained (compiler/predict/__init__.py)."""
 REMEDY = "or set preflight=off to try all the same"
+
+
+@dataclass(frozen=True)
+class Download:
+    """What is yet to be fetched from the hub."""
+
+    num_bytes: int
+    folder: Path
+    """Where it goes."""
+
+
+NOTHING = Download(0, Path())
 
 
 class PreflightConfig(Record):
@@ -91,6 +106,33 @@ def run(
     )
 
 
+def check_download(
+    config: PreflightConfig, model: HasShapes, device: DeviceProfile, download: Download, threads: int | None
+) -> None:
+    """Refuses a build before its model is fetched, by what config.json and the hub's index say of it.
+
+    Args:
+        config: As the stage will have it.
+        model: The shapes.
+        device: As in the build.
+        download: What is yet to be fetched.
+        threads: Cores of this machine; None where jobs run on others, whose memory is not looked at.
+
+    Raises:
+        DoesNotFitError: if memory, disk or the DRAM budget is too small, with as much text as was asked for.
+    """
+    tokenize = config.settings["tokenize"]
+    block_tokens = min(int(str(tokenize["block_tokens"])), model.spec.max_position_embeddings)
+    num_blocks = max(1, int(str(tokenize["calibration_tokens"])) // block_tokens)
+    build = _build_of(config, model, threads or 1)
+    _check_budget(build, model, device)
+    stages = _needs_of(config, model, num_blocks, block_tokens, build)
+    if threads is not None:
+        check_ram(stages, host.free_dram_bytes(), min(config.jobs, threads))
+    folder = Path(config.folder)
+    check_disk(stages, _free_disk_bytes(folder), folder, device.name, download)
+
+
 def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int, jobs: int = 1) -> None:
     """Refuses if some stage needs more memory than is free.
 
@@ -117,15 +159,21 @@ def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int, jobs: int = 1) ->
         )
 
 
-def check_disk(stages: tuple[StageNeeds, ...], free_bytes: int, folder: Path, device: str) -> None:
-    """Refuses if what the build has yet to write is more than is free.
+def check_disk(
+    stages: tuple[StageNeeds, ...], free_bytes: int, folder: Path, device: str, download: Download = NOTHING
+) -> None:
+    """Refuses if what is yet to be downloaded and what the build has yet to write is more than is free.
 
     Args:
         stages: What each needs.
         free_bytes: On the disk of `folder`.
         folder: Of the model's build; array files of earlier runs in it are written over, not beside.
         device: Name of the device, whose own stages lie in a folder of that name.
+        download: Before the build, perhaps to another disk.
     """
+    same_disk = bool(download.num_bytes) and _disk_of(download.folder) == _disk_of(folder)
+    _check_download_disk(download, free_bytes if same_disk else _free_disk_bytes(download.folder))
+    free_bytes -= download.num_bytes if same_disk else 0
     needed = sum(
         max(0, needs.disk_bytes - (0 if needs.stage == "package" else _present_bytes(folder, device, needs.stage)))
         for needs in stages
@@ -134,8 +182,17 @@ def check_disk(stages: tuple[StageNeeds, ...], free_bytes: int, folder: Path, de
     if needed > free_bytes:
         largest = max(stages, key=lambda needs: needs.disk_bytes)
         raise DoesNotFitError(
-            f"the build needs {show_bytes(needed)} on disk in {folder}, has {show_bytes(free_bytes)} (most of it, "
+            f"the build needs {show_bytes(needed)} on disk in {folder}, has {show_bytes(free_bytes)}"
+            f"{' once the model is downloaded' if same_disk else ''} (most of it, "
             f"{show_bytes(largest.disk_bytes)}, for {largest.stage}); free some, choose another build_dir, {REMEDY}"
+        )
+
+
+def _check_download_disk(download: Download, free_bytes: int) -> None:
+    if download.num_bytes > free_bytes:
+        raise DoesNotFitError(
+            f"the model's download needs {show_bytes(download.num_bytes)} on disk in {download.folder}, has "
+            f"{show_bytes(free_bytes)}; free some, point HF_HOME to another disk, {REMEDY}"
         )
 
 
@@ -146,7 +203,7 @@ def _present_bytes(folder: Path, device: str, stage: str) -> int:
 
 
 def _needs_of(
-    config: PreflightConfig, model: Model, num_blocks: int, block_tokens: int, build: _trial.Build
+    config: PreflightConfig, model: HasShapes, num_blocks: int, block_tokens: int, build: _trial.Build
 ) -> tuple[StageNeeds, ...]:
     needed = _needs.Build(
         model=model,
@@ -167,14 +224,14 @@ def _needs_of(
     )
 
 
-def _build_of(config: PreflightConfig, model: Model, threads: int) -> _trial.Build:
+def _build_of(config: PreflightConfig, model: HasShapes, threads: int) -> _trial.Build:
     settings: dict[str, dict[str, Any]] = config.settings
     allocate = settings["allocate"]
     dense = dense_footprint_bytes(model, allocate["format"], allocate["context_length"])
     return _trial.Build(settings, budget_bytes(allocate["dram_budget"], dense), config.distill, threads)
 
 
-def _check_budget(build: _trial.Build, model: Model, device: DeviceProfile) -> None:
+def _check_budget(build: _trial.Build, model: HasShapes, device: DeviceProfile) -> None:
     least = _trial.least_bytes(model, build, device.flash.page_bytes.value)
     if least > build.dram_budget_bytes:
         raise DoesNotFitError(
@@ -212,5 +269,12 @@ def _weight_bytes(model: Model) -> int:
 
 
 def _free_disk_bytes(folder: Path) -> int:
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _disk_of(folder: Path) -> int:
+    return _existing(folder).stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

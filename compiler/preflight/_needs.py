@@ -24,11 +24,10 @@ from math import prod
 
 from compiler.activity.forward import HEAD_ROWS
 from compiler.candidates import families_for, methods_for
-from compiler.cost_model import flash_bytes, resident_bytes, tensor_bytes, unit_bytes
+from compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
 from runtime._plugins import load
 from schemas.base import Options
 from schemas.families import FamilyName, FormatName, Method, num_units
-from schemas.model import Model
 
 PYTHON_BYTES = 150 << 20
 TORCH_BYTES = 500 << 20
@@ -66,7 +65,7 @@ ARTIFACT_OVERHEAD_BYTES = 64 << 20
 class Build:
     """A build, as far as its needs hang on it."""
 
-    model: Model
+    model: HasShapes
     method: Method
     format: FormatName
     num_tokens: int
@@ -218,7 +217,7 @@ def _largest_section_bytes(build: Build) -> int:
     return max(num_units(family, spec) * unit_bytes(family, spec, build.format) for family in build.families)
 
 
-def _shapes(model: Model, layer: int) -> list[tuple[int, ...]]:
+def _shapes(model: HasShapes, layer: int) -> list[tuple[int, ...]]:
     """All layers of a model are alike."""
     return [source.shape for role, source in model.tensors.items() if role.startswith(f"layers.{layer}.")]
 

@@ -19,7 +19,7 @@ from compiler._io import digest, load_arrays, save_arrays, save_record
 from compiler.candidates import AUTO, families_for, methods_for, own_options
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from compiler.cost_model import buffers_for, kv_cache_bytes, resident_bytes
+from compiler.cost_model import HasShapes, buffers_for, kv_cache_bytes, resident_bytes
 from compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
 from runtime._plugins import load
 from schemas.base import Options
@@ -153,7 +153,7 @@ def slice_budget(model: Model, few: Model, build: Build, page_bytes: int) -> int
     return least_bytes(few, build, page_bytes) + max(0, rest) * layers // model.spec.num_hidden_layers
 
 
-def least_bytes(model: Model, build: Build, page_bytes: int) -> int:
+def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
     """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache and the smallest buffers.
 
     With `auto` that of the candidate that needs the least.

@@ -124,7 +124,7 @@ def serve() -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return TODAY.replace(tzinfo=tz)
 
-    vars(chat_template_utils)["datetime"] = FixedDate  # what `strftime_now` of templates tells
+    chat_template_utils.__dict__["datetime"] = FixedDate  # what `strftime_now` of templates tells
     template, tokens, max_cpu_s = json.loads(sys.stdin.readline())
     limit = _address_space_bytes() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

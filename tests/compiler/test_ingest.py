@@ -193,7 +193,7 @@ def test_a_gated_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         def refuse(*_: Any, kind: type[Exception] = kind, **__: Any) -> str:
             raise kind.__new__(kind)
 
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
         assert expected in refusal("owner/tiny", tmp_path / "work", revision=REVISION)
 
 

@@ -28,3 +28,11 @@ def test_what_a_build_leaves_is_what_was_announced(built: Workflow) -> None:
 
 def tops(built: Workflow) -> tuple[Path, Path]:
     return built.device.parent, built.device
+
+
+def test_a_hub_model_that_cannot_be_had_ends_the_run_before_any_job(workflow: Workflow, tmp_path: Path) -> None:
+    refused = workflow.at(tmp_path, model="qwen2.5-0.5b", revision="a" * 40, corpus="pydoc")
+    done = refused.run()
+    assert done.returncode == 2
+    assert "is not in the local cache and the hub is not reached; allow the network once" in done.stderr
+    assert not list((refused.folder / "build").rglob("*.log"))

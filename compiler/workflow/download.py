@@ -1,0 +1,48 @@
+"""Before anything long: a hub model is held against this machine before the first byte of its weights is fetched.
+
+The Snakefile asks for it when a run starts, before any job does. The hub's index gives sizes, licence, and whether the
+commit is there and open to this user; config.json gives shapes; preflight's own sums say what the build will take.
+"""
+
+from pathlib import Path
+
+from compiler.checkpoint.hub import cache_folder, listed, snapshot
+from compiler.checkpoint.shapes import read_shapes
+from compiler.preflight import Download, PreflightConfig, check_download
+from compiler.workflow.settings import CONFIG_FILE, BuildConfig, of_all_stages
+from runtime.quantities import show_bytes
+
+
+def check_before_download(config: BuildConfig, folder: Path, jobs: int, threads: int | None) -> str:
+    """Refuses what would fail after a download; gives a sentence on what will come.
+
+    Nothing is asked, and the sentence is empty, for a folder, for a model that was ingested, and with preflight=off.
+
+    Args:
+        config: Of the build.
+        folder: Of the model's build, as build/<model>.
+        jobs: Layer-wise jobs that share this machine's memory where there are as many cores.
+        threads: Cores of this machine; None where jobs run on others.
+
+    Raises:
+        ColdpressError: if the model cannot be had, or does not fit; the text is one sentence.
+    """
+    model = config.model
+    if model.revision is None or (folder / "ingest.json").exists() or config["preflight"] == "off":
+        return ""
+    found = listed(model.source, model.revision)
+    shapes = read_shapes(snapshot(model.source, model.revision, offline=False, patterns=[CONFIG_FILE]) / CONFIG_FILE)
+    settings = PreflightConfig(
+        mode=config["preflight"],
+        folder=str(folder),
+        settings=of_all_stages(config),
+        distill=config["distill"],
+        shards=config["calibration_shards"],
+        jobs=jobs,
+    )
+    check_download(settings, shapes, config.device, Download(found.missing_bytes, cache_folder()), threads)
+    license_text = model.license or found.license or "no licence that its card names"
+    return (
+        f"{model.name} ({model.source} at {model.revision}, {license_text}): {show_bytes(found.weight_bytes)} of "
+        f"weights, of all its files {show_bytes(found.missing_bytes)} are to be downloaded"
+    )

@@ -1,0 +1,210 @@
+"""Before a download: what the hub's index and config.json tell is held against the machine; no weight is fetched."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+from compiler import ingest, preflight
+from compiler._io import Workspace
+from compiler.checkpoint import hub
+from compiler.checkpoint.shapes import read_shapes
+from compiler.device import host
+from compiler.ingest import IngestConfig
+from compiler.workflow.download import check_before_download
+from compiler.workflow.settings import resolve
+from schemas.errors import ColdpressError
+from tests.support.checkpoints import REVISION
+from tests.support.models import MODEL_TYPES, write_model
+
+FILES = {
+    "config.json": 700,
+    "model-00001-of-00002.safetensors": 9_000_000_000,
+    "model-00002-of-00002.safetensors": 5_000_000_000,
+    "model.safetensors.index.json": 25_000,
+    "tokenizer.json": 1_800_000,
+    "README.md": 1000,
+    "pytorch_model-00001-of-00002.bin": 9_900_000_000,
+    "consolidated.safetensors": 14_000_000_000,
+}
+WANTED_BYTES = 14_000_000_000 + 700 + 25_000 + 1_800_000 + 1000
+
+
+class Hub:
+    """Stands in for the hub: its index, its answers, and what was fetched of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.fetched, self.asked = folder, [], 0
+        self.failure: Exception | None = None
+
+    def answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            huggingface_hub.HfApi, "model_info", lambda _, hub_id, **more: self.model_info(hub_id, **more)
+        )
+
+    def model_info(self, hub_id: str, *, revision: str, files_metadata: bool, timeout: float) -> Any:
+        self.asked += 1
+        assert (hub_id, revision, files_metadata) == ("owner/tiny", REVISION, True)
+        assert timeout <= 5
+        if self.failure:
+            raise self.failure
+        siblings = [SimpleNamespace(rfilename=name, size=size) for name, size in FILES.items()]
+        return SimpleNamespace(siblings=siblings, card_data={"license": "mit"})
+
+    def snapshot_download(
+        self, hub_id: str, *, revision: str, allow_patterns: list[str], local_files_only: bool
+    ) -> str:
+        assert not local_files_only
+        self.fetched += allow_patterns
+        return str(self.folder)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub with a model of 14 GB, of which only config.json exists."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    config = json.loads((write_model(tmp_path / "tiny", num_hidden_layers=2) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config))
+    found = Hub(folder)
+    found.answer(monkeypatch)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", found.snapshot_download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(preflight, "_free_disk_bytes", lambda _: 1 << 40)
+    return found
+
+
+def check(tmp_path: Path, **keys: Any) -> str:
+    config = resolve({"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc", **keys})
+    return check_before_download(config, tmp_path / "build", 4, 2)
+
+
+def refusal(index: Hub, tmp_path: Path, **keys: Any) -> str:
+    with pytest.raises(ColdpressError) as caught:
+        check(tmp_path, **keys)
+    assert "\n" not in str(caught.value)
+    assert set(index.fetched) <= {"config.json"}, "nothing but the shapes"
+    return str(caught.value)
+
+
+def test_what_will_come_is_said(index: Hub, tmp_path: Path) -> None:
+    assert check(tmp_path) == (
+        f"tiny (owner/tiny at {REVISION}, mit): 14 GB of weights, of all its files 14 GB are to be downloaded"
+    )
+    assert set(index.fetched) == {"config.json"}
+
+
+def test_the_index_counts_what_would_be_fetched(index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pickles, no weights in another spelling, and nothing that is there already."""
+    found = hub.listed("owner/tiny", REVISION)
+    assert (found.weight_bytes, found.missing_bytes, found.license) == (14_000_000_000, WANTED_BYTES, "mit")
+    there = {"config.json", "model-00001-of-00002.safetensors"}
+    cached = lambda _, name, revision: str(tmp_path / name) if name in there and revision == REVISION else None  # noqa: E731
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
+    assert hub.listed("owner/tiny", REVISION).missing_bytes == WANTED_BYTES - 9_000_000_700
+
+
+def test_too_little_disk_for_the_download(index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_free_disk_bytes", lambda _: WANTED_BYTES - 1)
+    text = refusal(index, tmp_path)
+    assert text.startswith(f"the model's download needs 14 GB on disk in {tmp_path}/cache, has 14 GB; free some, ")
+    check(tmp_path, preflight="off")
+
+
+def test_download_and_build_share_a_disk(index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_free_disk_bytes", lambda _: WANTED_BYTES + 1_000_000)
+    text = refusal(index, tmp_path)
+    assert "MB on disk in" in text
+    assert "has 1 MB once the model is downloaded (most of it," in text
+    monkeypatch.setattr(preflight, "_disk_of", lambda folder: 1 if folder.name == "build" else 2)
+    assert check(tmp_path), "the download is on another disk"
+
+
+def test_too_little_memory_and_too_small_a_budget(index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "a DRAM budget of 1,000 bytes was asked for" in refusal(index, tmp_path, dram_budget=1000)
+    monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
+    assert "of memory" in refusal(index, tmp_path)
+    config = resolve({"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc"})
+    assert check_before_download(config, tmp_path / "build", 4, None), "jobs run on other machines"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (GatedRepoError, f"owner/tiny at revision {REVISION} is gated: accept its licence on the hub and log in"),
+        (RevisionNotFoundError, f"the hub model owner/tiny has no revision {REVISION}; check the commit"),
+        (RepositoryNotFoundError, "there is no public hub model owner/tiny; check its name, or log in"),
+    ],
+)
+def test_a_model_that_cannot_be_had(
+    index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], expected: str
+) -> None:
+    index.failure = kind.__new__(kind)
+    assert expected in refusal(index, tmp_path)
+    assert index.asked == 1
+
+
+def test_without_a_network_the_hub_is_asked_once_and_the_cache_then(
+    tmp_path: Path, index: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """huggingface_hub itself would try for 23 seconds."""
+    monkeypatch.undo()
+    index.answer(monkeypatch)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    index.failure = ConnectionError("no\nroute")
+    started = time.monotonic()
+    with pytest.raises(ColdpressError, match="is not in the local cache and the hub is not reached; check the network"):
+        hub.listed("owner/tiny", REVISION)
+    with pytest.raises(ColdpressError, match="is not in the local cache and the hub is not reached; check the network"):
+        hub.snapshot("owner/tiny", REVISION, offline=False)
+    assert index.asked == 2
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_what_is_cached_needs_no_hub(
+    index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    snapshot = tmp_path / "cache/models--owner--tiny/snapshots" / REVISION
+    snapshot.parent.mkdir(parents=True)
+    (tmp_path / "tiny").rename(snapshot)
+    monkeypatch.undo()
+    index.failure = ConnectionError("no route")
+    index.answer(monkeypatch)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    found = hub.listed("owner/tiny", REVISION)
+    assert (found.weight_bytes, found.missing_bytes) == ((snapshot / "model.safetensors").stat().st_size, 0)
+    assert hub.snapshot("owner/tiny", REVISION, offline=False) == snapshot
+    assert index.asked == (0 if offline else 2)
+
+
+def test_nothing_is_asked_where_nothing_is_downloaded(index: Hub, tmp_path: Path) -> None:
+    assert check(tmp_path)
+    asked = index.asked
+    folder = resolve({"model": str(tmp_path / "tiny"), "corpus": "pydoc"})
+    assert check_before_download(folder, tmp_path / "build", 4, 2) == ""
+    config = resolve({"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc"})
+    asked = index.asked
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/ingest.json").touch()
+    assert check_before_download(config, tmp_path / "build", 4, 2) == ""
+    assert index.asked == asked
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("tie", [True, False])
+def test_shapes_are_those_of_the_checkpoint(tmp_path: Path, model_type: str, tie: bool) -> None:
+    folder = write_model(tmp_path / "tiny", model_type, num_hidden_layers=2, tie=tie)
+    model = ingest.run(IngestConfig(model=str(folder)), Workspace(tmp_path / "work", "test"))
+    found = read_shapes(folder / "config.json")
+    assert {role: tensor.shape for role, tensor in found.tensors.items()} == {
+        role: source.shape for role, source in model.tensors.items()
+    }
+    assert (found.num_parameters, found.spec.hidden_size) == (model.num_parameters, model.spec.hidden_size)
