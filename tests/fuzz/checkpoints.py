@@ -7,6 +7,7 @@ layers. Only the first is always reached; what a stage refuses, the next ones do
 import contextlib
 import importlib
 import json
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from compiler.workflow import settings
 from schemas.errors import ColdpressError
 from tests.fuzz import file_edits, tensor_edits, tokenizer_edits
 from tests.fuzz.campaign import Edit, Mutant, Run, copy_tree
-from tests.fuzz.json_edits import Unfit, dump, edit_text, edit_value, strange
+from tests.fuzz.json_edits import Unfit, dump, edit_text, edit_value, regular, strange
 from tests.fuzz.limited import run_limited
 from tests.support.models import write_corpus, write_model
 
@@ -38,7 +39,7 @@ ODD_WEIGHTS = (0.0, 1e-45, 3.0e38, -3.0e38, 1e19, np.nan, np.inf)
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(regular(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise Unfit from error
     if not isinstance(value, dict) or not value:
@@ -95,16 +96,15 @@ def settings_file(folder: Path, chance: random.Random) -> str:
     }
     value = contents[name]
     text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else dump(value)
-    try:
-        (folder / name).write_bytes(text)
-    except OSError as error:
-        raise Unfit from error
+    if os.path.lexists(folder / name):
+        regular(folder / name)
+    (folder / name).write_bytes(text)
     return f"{name}: {text[:80]!a}"
 
 
 def settings_text(folder: Path, chance: random.Random) -> str:
     """The text of a settings file."""
-    found = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
+    found = [path for path in file_edits.files(folder) if path.suffix == ".json"]
     if not found:
         raise Unfit
     path = chance.choice(found)
@@ -115,7 +115,7 @@ def settings_text(folder: Path, chance: random.Random) -> str:
 
 def odd_weights(folder: Path, chance: random.Random) -> str:
     """Weights that are numbers and yet break arithmetic: one, or a whole tensor of them."""
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    found = [path for path in file_edits.files(folder) if path.suffix == ".safetensors"]
     if not found:
         raise Unfit
     path = chance.choice(found)

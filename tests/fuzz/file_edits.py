@@ -96,6 +96,8 @@ def add_file(folder: Path, chance: random.Random) -> str:
     if not isinstance(name, str) or "/" in name or "\0" in name or not name.strip("."):
         raise Unfit
     path = home / name
+    if os.path.lexists(path):
+        raise Unfit  # it may be a link
     kind = chance.choice(("file", "file", "empty folder", "deep folders", "copy"))
     try:
         if kind == "file":
@@ -135,7 +137,7 @@ def change_kind(folder: Path, chance: random.Random) -> str:
     kinds = {
         "a link out of the folder": lambda: path.symlink_to(outside),
         "a link to a device": lambda: path.symlink_to("/dev/zero"),
-        "a link to a secret": lambda: path.symlink_to("/etc/shadow"),
+        "a link to the environment": lambda: path.symlink_to("/proc/self/environ"),
         "a dangling link": lambda: path.symlink_to("nowhere"),
         "a link to itself": lambda: path.symlink_to(path.name),
         "a hard link": lambda: os.link(outside, path),
@@ -164,6 +166,8 @@ def rename(folder: Path, chance: random.Random) -> str:
     path, other = pick_file(folder, chance), pick_file(folder, chance)
     if path == other:
         name = chance.choice(NAMES)
+        if os.path.lexists(path.with_name(name)):
+            raise Unfit
         path.rename(path.with_name(name))
         return f"{path.name} is called {name!r}"
     one, two = path.read_bytes(), other.read_bytes()

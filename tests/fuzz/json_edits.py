@@ -4,6 +4,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 STRANGE: tuple[Any, ...] = (
@@ -37,6 +38,13 @@ MANY = 20_000
 
 class Unfit(Exception):
     """An edit does not apply to what the ones before it have left."""
+
+
+def regular(path: Path) -> Path:
+    """`path`, where an edit may read and write it: a file of the mutant itself, no link out of it, no pipe."""
+    if path.is_symlink() or not path.is_file():
+        raise Unfit
+    return path
 
 
 def strange(chance: random.Random, like: Any = None) -> Any:

@@ -230,10 +230,7 @@ def vocabulary(folder: Path, chance: random.Random) -> str:
 def text(folder: Path, chance: random.Random) -> str:
     """The text of a settings file."""
     path, _ = _tokenizer(folder)
-    path = chance.choice(sorted(path.parent.glob("*.json")))
-    try:
-        changed, done = edit_text(path.read_bytes(), chance)
-    except OSError as error:
-        raise Unfit from error
+    path = chance.choice([other for other in files(path.parent) if other.suffix == ".json"])
+    changed, done = edit_text(path.read_bytes(), chance)
     path.write_bytes(changed)
     return f"{path.name}: {done}"
