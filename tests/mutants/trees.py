@@ -112,13 +112,15 @@ class Tree:
     def _environment(self, edit: Edit | None) -> dict[str, str]:
         text = "" if edit is None else (self._top / edit.file).read_text(encoding="utf-8")
         cache = self._folder / "numba" / (edit.name if edit and "compiled" in text else "shared")
-        data = find_data_folder()
+        temporary, data = self._folder / "temporary", find_data_folder()
+        temporary.mkdir(exist_ok=True)
         paths = [str(self._top), str(self._folder / "strip"), os.environ.get("PYTHONPATH", "")]
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYTHONDONTWRITEBYTECODE": "1",
             "NUMBA_CACHE_DIR": str(cache),
+            "PYTEST_DEBUG_TEMPROOT": str(temporary),
             **({"COLDPRESS_TEST_DATA": str(data)} if data else {}),
         }
 
