@@ -188,6 +188,7 @@ def test_what_is_not_chosen_changes_nothing(built: Workflow, extended: Path) -> 
     assert built.planned() == {}
 
 
+@pytest.mark.slow
 def test_a_build_of_nothing_but_new_files(workflow: Workflow, extended: Path, tmp_path: Path) -> None:
     """`verify` runs it against transformers' model and `publish` holds it to the gates."""
     model = write_model(

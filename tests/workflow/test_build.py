@@ -63,6 +63,7 @@ def test_cores_chunks_shards_folder_and_kills_change_no_byte(built: Workflow, tm
     assert not [path for path in victim.folder.rglob("*.tmp") if ".snakemake" not in path.parts]
 
 
+@pytest.mark.slow
 def test_a_build_that_misses_a_gate_publishes_nothing(built: Workflow, tmp_path: Path) -> None:
     """Over a finished build of other settings: that one is kept aside, and the new one is there once it is let."""
     copy = built.at(tmp_path, order="frequency")  # as deep as the build, whose records hold relative paths

@@ -100,6 +100,7 @@ def test_a_touched_file_reruns_nothing(built: Workflow, edited: Path) -> None:
     assert built.planned() == {}
 
 
+@pytest.mark.slow
 def test_a_deleted_artifact_is_made_again(built: Workflow, tmp_path: Path) -> None:
     """The same one, and after that there is nothing to do; a dry run finds out without changing a file."""
     copy = built.at(tmp_path)  # as deep as the build, whose records hold relative paths
@@ -119,6 +120,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+@pytest.mark.slow
 def test_labelled_builds_stand_side_by_side(built: Workflow, tmp_path: Path) -> None:
     """What does not depend on the device is shared, the rest has a folder of its own."""
     assert set(built.planned(label="small")) == ALLOCATED | {"device", "preflight", "all"}
