@@ -28,7 +28,6 @@ $(STAMP): pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcar
 
 demo: $(STAMP)
 	@snakemake --config model=demo device=pixel6 2>&1 | python -m compiler.workflow.progress
-	@python -m compiler.workflow.summary build/demo/pixel6
 
 test: $(STAMP)
 	@pytest -n 2 --dist loadgroup

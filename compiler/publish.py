@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from compiler._publishing import identity, move, remove, standing, sync_folder
+from compiler.block_statistics import with_error
 from runtime import _plugins
 from runtime.artifact.reader import open_artifact
 from schemas.base import Record, Share
@@ -115,11 +116,12 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
 
 def _missed_gates(config: PublishConfig, found: Verification, max_error: float | Off) -> Iterator[str]:
     """One clause per gate that is missed. Comparisons are such that NaN never passes."""
-    ratio = found.ppl_artifact / found.ppl_source
+    ratio = found.ppl_ratio
     if not (math.isfinite(ratio) and (config.max_ppl_ratio == "off" or ratio <= config.max_ppl_ratio)):
         yield (
-            f"the artifact's perplexity is {found.ppl_artifact:.2f}, {ratio:.3f} times the source's "
-            f"{found.ppl_source:.2f}, expected {_expected('at most', config.max_ppl_ratio)} (max_ppl_ratio)"
+            f"the artifact's perplexity is {found.ppl_artifact:.2f}, {with_error(ratio, found.ppl_ratio_error, 3)} "
+            f"times the source's {found.ppl_source:.2f}, expected {_expected('at most', config.max_ppl_ratio)} "
+            "(max_ppl_ratio)"
         )
     if not (config.min_top1_agreement == "off" or found.top1_agreement >= config.min_top1_agreement):
         yield (
@@ -167,8 +169,8 @@ def _remove(reports: tuple[Path, ...]) -> None:
 
 def _log_figures(found: Verification) -> None:
     LOG.info(
-        "publish: perplexity %.4f times the source's, %.1f %% of the likeliest tokens are, logits are off by %.4f",
-        found.ppl_artifact / found.ppl_source,
+        "publish: perplexity %s times the source's, %.1f %% of the likeliest tokens are, logits are off by %.4f",
+        with_error(found.ppl_ratio, found.ppl_ratio_error, 4),
         100 * found.top1_agreement,
         found.max_logit_error,
     )

@@ -3,33 +3,36 @@
 Every byte is checked (hashes, pages, layout: runtime/artifact/reader.py and runtime/artifact/integrity.py have the
 rules). Then test text is decoded token by token through selector, cache and flash, as in use: perplexity, agreement
 with the source, and the reads that it took; dense logits are compared with the source's own. What is measured goes into
-the record, whatever it is: `publish` judges it.
+the record, block by block, whatever it is: `publish` judges it. So does a little text that the artifact writes.
 """
 
 import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from compiler._io import load_arrays
 from compiler._publishing import standing
+from compiler.block_statistics import perplexity
 from compiler.dense_run import dense_run
+from runtime._sampling import Sampling
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan
 from runtime.generate import Quality, Session, sum_nll
 from runtime.simulate import simulate
+from runtime.tokenizer import TextCodec
 from runtime.trace import Recorder
 from schemas.base import Record
 from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.manifest import Manifest
-from schemas.metrics import DenseRun, RunMetrics, Verification
+from schemas.metrics import DenseRun, MeasuredBlock, RunMetrics, Sample, Verification
 from schemas.model import Model
 from schemas.package import Package
 
@@ -39,16 +42,22 @@ DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes",
 SIMULATED_TOKENS = 128
 """Tokens of the first block that are decoded for that comparison: past the point where a cache is full and evicts, and
 what the store was asked for fits in memory."""
-LARGEST_NLL = 709.0
-"""Nats whose exponential a float64 can hold."""
+AFFORDABLE_WORK = 9_000_000_000_000
+"""Parameters times tokens that are decoded where nobody says how many: all of the default test text for models of up to
+two billion parameters, a thousand tokens for seven billion; estimated at a quarter of an hour on two cores."""
+FEWEST_BLOCKS = 4
+"""Blocks that are decoded however large the model is: fewer say too little of their own error."""
+PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
+SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
+"""Greedily, a model of four million parameters soon repeats itself."""
 
 
 class VerifyConfig(Record):
     """Settings of `verify`."""
 
     artifact: str | None = Field(default=None, description="final name of the artifact; it stands there once published")
-    test_tokens: Annotated[int, Key()] = Field(
-        default=512, ge=2, description="tokens of test text that are decoded one by one"
+    test_tokens: Annotated[int | None, Key(default="all; for large models fewer blocks, four at least")] = Field(
+        default=None, ge=2, description="tokens of test text that are decoded one by one, in whole blocks"
     )
 
 
@@ -63,28 +72,57 @@ def run(config: VerifyConfig, model: Model, corpus: Corpus, package: Package) ->
     artifact = open_artifact(folder)
     num_bytes = verify_artifact(artifact)
     logger.info("verify: %d bytes in %d files are as the manifest says", num_bytes, len(artifact.manifest.files))
-    blocks = take_blocks(corpus, config.test_tokens, choose_plan(artifact.manifest).context_length)
+    every_block = blocks_of_test_text(corpus, choose_plan(artifact.manifest).context_length)
+    blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
+    logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
     equal = simulation_equals(folder, blocks[:1, :SIMULATED_TOKENS])
     decoded = decode(folder, blocks)
-    logger.info("verify: perplexity %.4f of the artifact", perplexity(decoded.quality.mean_nll))
     compared = compare(model, folder, blocks, decoded.first_choices)
-    logger.info("verify: perplexity %.4f of the source", compared.ppl_source)
+    found = _quality(decoded.quality.block_nll, compared)
+    logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
     return Verification(
         artifact_sha256=artifact.sha256,
         num_test_tokens=decoded.quality.num_predicted,
-        ppl_source=compared.ppl_source,
-        ppl_artifact=perplexity(decoded.quality.mean_nll),
-        ppl_dense=compared.ppl_dense,
+        num_test_blocks=len(every_block),
+        **found,
         dense=dense_of(model, artifact.manifest),
         max_logit_error=compared.max_logit_error,
         top1_agreement=compared.top1_agreement,
         simulated_equals_real=equal,
+        sample=write_sample(folder, every_block[0]) if math.isfinite(decoded.quality.mean_nll) else None,
         run=decoded.quality.metrics,
     )
 
 
-def take_blocks(corpus: Corpus, num_tokens: int, context_length: int) -> np.ndarray:
-    """The first test blocks with about `num_tokens` tokens, int32 [num_blocks, at most `context_length`].
+def _quality(nll_artifact: tuple[float, ...], compared: "Compared") -> dict[str, Any]:
+    """The perplexities of the record, each with its error, and the blocks that they come from."""
+    source, artifact, dense = map(np.array, (compared.nll_source, nll_artifact, compared.nll_dense))
+    (ppl_source, source_error), (ppl_artifact, artifact_error) = perplexity(source), perplexity(artifact)
+    return {
+        "blocks": tuple(
+            MeasuredBlock(nll_source=of_source, nll_artifact=of_artifact, nll_dense=of_dense)
+            for of_source, of_artifact, of_dense in zip(
+                compared.nll_source, nll_artifact, compared.nll_dense, strict=True
+            )
+        ),
+        "ppl_source": ppl_source,
+        "ppl_source_error": source_error,
+        "ppl_artifact": ppl_artifact,
+        "ppl_artifact_error": artifact_error,
+        "ppl_ratio_error": perplexity(artifact - source)[1],
+        "ppl_dense": perplexity(dense)[0],
+    }
+
+
+def num_measured(config: VerifyConfig, block_tokens: int, num_parameters: int) -> int:
+    """How many test blocks of `block_tokens` are decoded: as many as was said, or as a model of this size allows."""
+    if config.test_tokens is not None:
+        return max(1, config.test_tokens // block_tokens)
+    return max(FEWEST_BLOCKS, AFFORDABLE_WORK // num_parameters // block_tokens)
+
+
+def blocks_of_test_text(corpus: Corpus, context_length: int) -> np.ndarray:
+    """The blocks of test text, int32 [num_blocks, at most `context_length`].
 
     Raises:
         ColdpressError: if a block is too short for a token to be decoded and predicted.
@@ -95,7 +133,7 @@ def take_blocks(corpus: Corpus, num_tokens: int, context_length: int) -> np.ndar
             f"test blocks of {tokens.shape[1]} tokens leave nothing to decode, expected at least 3; "
             "raise context_length"
         )
-    return tokens[: max(1, num_tokens // tokens.shape[1])]
+    return tokens
 
 
 @dataclass
@@ -141,8 +179,10 @@ def _decisions(metrics: RunMetrics) -> dict[str, object]:
 class Compared:
     """The artifact against its source."""
 
-    ppl_source: float
-    ppl_dense: float
+    nll_source: tuple[float, ...]
+    """Mean nats per token of each block."""
+    nll_dense: tuple[float, ...]
+    """Alike, of the artifact's dense logits."""
     max_logit_error: float
     top1_agreement: float
 
@@ -157,18 +197,48 @@ def compare(model: Model, folder: str, blocks: np.ndarray, first_choices: np.nda
         first_choices: What the artifact chose, int64 [num_blocks, block_tokens - 1].
     """
     decoder = Session(folder).decoder
-    errors, largest, nll, dense_nll, agreeing = [], [], 0.0, 0.0, 0
+    errors, largest, nll_source, nll_dense, agreeing = [], [], [], [], 0
     for block, choices, expected in zip(blocks, first_choices, source_logits(model, blocks), strict=True):
         decoder.begin(len(block))
         found = decoder.prefill(block.astype(np.int64))
         errors.append(np.abs(found - expected).max())
         largest.append(np.abs(expected).max())
-        nll += sum_nll(expected[:-1], block[1:])
-        dense_nll += sum_nll(found[:-1], block[1:])
+        nll_source.append(sum_nll(expected[:-1], block[1:]) / choices.size)
+        nll_dense.append(sum_nll(found[:-1], block[1:]) / choices.size)
         agreeing += int((expected[:-1].argmax(axis=1) == choices).sum())
-    count = first_choices.size
     error = float(np.max(errors) / np.max(largest))  # numpy's maximum hands on NaN, Python's does not
-    return Compared(perplexity(nll / count), perplexity(dense_nll / count), error, agreeing / count)
+    return Compared(tuple(nll_source), tuple(nll_dense), error, agreeing / first_choices.size)
+
+
+def write_sample(folder: str, block: np.ndarray) -> Sample | None:
+    """What the artifact continues the first words of a test block with, int32 [block_tokens]; None without a tokenizer.
+
+    The prompt is encoded as a user's is: the same text, options and artifact give the same continuation.
+    """
+    session = Session(folder)
+    codec = TextCodec.of(session.artifact)
+    if codec is None:
+        return None
+    prompt = first_words(codec.decode(block[:PROMPT_TOKENS].tolist()))
+    prompt_ids = codec.encode(prompt)
+    count = min(SAMPLE_TOKENS, session.plan.context_length - len(prompt_ids))
+    if not prompt_ids or count < 1:
+        return None
+    sampling = Sampling(temperature=SAMPLE_TEMPERATURE, seed=SAMPLE_SEED)
+    written = session.generate(prompt_ids, count, sampling=sampling)
+    return Sample(
+        prompt=prompt,
+        text=codec.continuation(prompt_ids, written.token_ids),
+        max_new_tokens=count,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+    )
+
+
+def first_words(text: str) -> str:
+    """On one line, without the last word, which may be cut, and without what is no text."""
+    words = "".join(char if char.isprintable() else " " for char in text).split()
+    return " ".join(words[:-1] or words)
 
 
 def dense_of(model: Model, manifest: Manifest) -> DenseRun | None:
@@ -176,11 +246,6 @@ def dense_of(model: Model, manifest: Manifest) -> DenseRun | None:
     plan = choose_plan(manifest)
     format_name = manifest.families[0].format
     return dense_run(model, format_name, plan.context_length, plan.dram_budget_bytes, manifest.device)
-
-
-def perplexity(mean_nll: float) -> float:
-    """exp of nats per token; infinite where that is beyond float64, NaN for NaN."""
-    return float(np.exp(np.float64(mean_nll))) if not mean_nll > LARGEST_NLL else math.inf
 
 
 def source_logits(model: Model, blocks: np.ndarray) -> Iterator[np.ndarray]:

@@ -12,6 +12,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.en
 from compiler.workflow import settings
 from compiler.workflow.code_digest import stage_digest
 from compiler.workflow.download import check_before_download
+from compiler.workflow.ending import Ending
 from compiler.workflow.lock import hold
 from schemas.errors import ColdpressError
 
@@ -112,8 +113,13 @@ def forget_due():
         Path(path).unlink(missing_ok=True)
 
 
+# What the build gave is said last, also by a run that finds nothing to do.
+ENDING = Ending(workflow, Path(DEVICE), checked)
+
+
 onsuccess:
     forget_due()
+    ENDING.built()
 
 
 onerror:

@@ -42,10 +42,15 @@ class Generation:
 class Quality:
     """How well given text was predicted, and what that cost."""
 
-    mean_nll: float
-    """Mean negative log likelihood of a token, in nats."""
+    block_nll: tuple[float, ...]
+    """Mean negative log likelihood of a token, in nats, of each block."""
     num_predicted: int
     metrics: RunMetrics
+
+    @property
+    def mean_nll(self) -> float:
+        """That of all tokens; blocks are of one length."""
+        return float(np.mean(self.block_nll))
 
     @property
     def perplexity(self) -> float:
@@ -159,16 +164,17 @@ class Session:
                 f"found {len(token_blocks)} blocks of {block_tokens} tokens with {prefill_tokens} prefilled, expected "
                 "at least one block of two tokens, and at least one of them prefilled"
             )
-        timer, total = self._start(), 0.0
+        timer, block_nll = self._start(), []
         for block in token_blocks:
-            done = 0
+            done, total = 0, 0.0
             for logits in self._teach(block, prefill_tokens if sparse else block_tokens, timer):
                 total += sum_nll(logits, block[done + 1 : done + 1 + len(logits)])
                 done += len(logits)
                 if on_logits:
                     on_logits(logits)
+            block_nll.append(total / (block_tokens - 1))
         num_predicted = len(token_blocks) * (block_tokens - 1)
-        return Quality(total / num_predicted, num_predicted, timer.metrics(self.store))
+        return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store))
 
     def _teach(self, block: np.ndarray, num_dense: int, timer: "_Timer") -> Iterator[np.ndarray]:
         """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""

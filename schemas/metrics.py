@@ -81,13 +81,45 @@ class DenseRun(Record):
         return 1 / (self.flash_s + self.dram_s)
 
 
+class MeasuredBlock(Record):
+    """Mean negative log likelihood of a token of one block of test text, in nats."""
+
+    nll_source: Measured
+    nll_artifact: Measured
+    nll_dense: Measured
+
+
+class Sample(Record):
+    """Text that the artifact wrote, and how it was asked to."""
+
+    prompt: str
+    text: str
+    """What it continues the prompt with."""
+    max_new_tokens: PositiveCount
+    temperature: float
+    seed: Count
+
+
 class Verification(Record):
-    """What `verify` found on test text with an artifact that is not published yet; `publish` judges it."""
+    """What `verify` found on test text with an artifact that is not published yet; `publish` judges it.
+
+    A perplexity is exp of the mean over blocks; its error is the standard error of that mean, by the delta method
+    (compiler/block_statistics.py), and null where one block alone was measured.
+    """
 
     artifact_sha256: Sha256
     num_test_tokens: PositiveCount
+    """Tokens that were predicted."""
+    num_test_blocks: PositiveCount
+    """Blocks of test text that there are, measured or not."""
+    blocks: tuple[MeasuredBlock, ...]
+    """Those that were measured, in order."""
     ppl_source: Measured
+    ppl_source_error: Measured
     ppl_artifact: Measured
+    ppl_artifact_error: Measured
+    ppl_ratio_error: Measured
+    """Of the artifact's over the source's, from the differences block by block: far smaller than either's own."""
     ppl_dense: Measured
     """Of the artifact's own weights with every unit used: what the format costs, without what sparsity costs."""
     dense: DenseRun | None
@@ -96,7 +128,14 @@ class Verification(Record):
     """Largest difference of dense logits from the source's, over the largest logit's magnitude."""
     top1_agreement: Share
     simulated_equals_real: bool
+    sample: Sample | None
+    """None where the artifact has no tokenizer."""
     run: RunMetrics
+
+    @property
+    def ppl_ratio(self) -> float:
+        """The artifact's perplexity over the source's."""
+        return self.ppl_artifact / self.ppl_source
 
 
 class Metrics(Record):
@@ -115,14 +154,27 @@ class Metrics(Record):
     flash_bytes_per_token: float
     reads_per_token: float
     hit_rate: Share
+    num_test_tokens: PositiveCount
+    num_measured_blocks: PositiveCount
+    num_test_blocks: PositiveCount
+    """Blocks of test text that there are; `num_measured_blocks` of them were measured."""
     ppl_source: float
+    ppl_source_error: Measured
     ppl_artifact: float
+    ppl_artifact_error: Measured
+    ppl_ratio_error: Measured
     ppl_dense: float
     tokens_per_s: float
     modelled_tokens_per_s: float
     """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
     dense: DenseRun | None
     """A dense run under the same budget; None where it holds none."""
+    sample: Sample | None
+
+    @property
+    def ppl_ratio(self) -> float:
+        """The artifact's perplexity over the source's."""
+        return self.ppl_artifact / self.ppl_source
 
     @property
     def gain_over_dense(self) -> float | None:

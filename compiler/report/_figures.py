@@ -79,12 +79,19 @@ def make_metrics(
         flash_bytes_per_token=run.read_bytes / run.num_tokens,
         reads_per_token=run.reads / run.num_tokens,
         hit_rate=run.hit_rate,
+        num_test_tokens=found.num_test_tokens,
+        num_measured_blocks=len(found.blocks),
+        num_test_blocks=found.num_test_blocks,
         ppl_source=found.ppl_source,
+        ppl_source_error=found.ppl_source_error,
         ppl_artifact=found.ppl_artifact,
+        ppl_artifact_error=found.ppl_artifact_error,
+        ppl_ratio_error=found.ppl_ratio_error,
         tokens_per_s=run.num_tokens / run.decode_s,
         modelled_tokens_per_s=run.modelled_tokens_per_s,
         ppl_dense=found.ppl_dense,
         dense=found.dense,
+        sample=found.sample,
     )
 
 

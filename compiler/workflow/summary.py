@@ -1,46 +1,52 @@
-"""What a finished build gave, on one screen: `python -m compiler.workflow.summary build/<model>/<device>`.
+"""What a finished build gave, on one screen: from metrics.json and publish.json of its folder.
 
-Generates a little text with the artifact, in a process of its own as a user would, and prints it with the figures of
-metrics.json and the paths of artifact and report.
+Where the artifact is and which it is, text that it wrote, its figures with a dense run and the source beside them, and
+the command that runs it. rules/common.smk has it printed at the end of every build (compiler/workflow/ending.py).
 """
 
-import argparse
-import json
-import subprocess
+import os
 import sys
 import textwrap
 from pathlib import Path
 
 from compiler._io import load_record
+from compiler.block_statistics import with_error
+from compiler.run_command import PROGRAM, run_command
 from runtime.quantities import show_bytes
 from schemas.errors import ColdpressError
 from schemas.metrics import Metrics
 from schemas.package import Package
 
-PROMPT = "The for statement is used to"
-NUM_TOKENS = 48
-TEMPERATURE, SEED = "0.6", "7"
-"""Greedily, a model of four million parameters soon repeats itself."""
 
-
-def generate(artifact: Path, prompt: str, num_tokens: int) -> str:
-    """Text that the runtime continues `prompt` with, sampled with a fixed seed.
+def show(folder: Path) -> str:
+    """The whole screen for a device's build folder.
 
     Raises:
-        ColdpressError: with the runtime's own sentence, if it refuses.
+        ColdpressError: if a record is missing, or they are of two artifacts.
     """
-    command = [sys.executable, "-m", "runtime", "generate", str(artifact), "--prompt", prompt]
-    command += ["--max-new-tokens", str(num_tokens), "--temperature", TEMPERATURE, "--seed", SEED, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ColdpressError(done.stderr.strip().removeprefix("error: ") or f"generate ended with {done.returncode}")
-    return json.loads(done.stdout)["text"]
+    metrics, package = load_record(folder / "metrics.json", Metrics), load_record(folder / "publish.json", Package)
+    if metrics.artifact_sha256 != package.manifest_sha256:
+        raise ColdpressError(
+            f"{folder / 'metrics.json'} is of artifact {metrics.artifact_sha256[:12]}, what stands there is "
+            f"{package.manifest_sha256[:12]}; delete the file and run the build again"
+        )
+    artifact = _shown(Path(package.folder))
+    places = [
+        ("artifact", f"{artifact}, {show_bytes(metrics.artifact_bytes)}"),
+        ("identity", package.manifest_sha256),
+        ("report", str(_shown(folder / "report.html"))),
+    ]
+    sample = metrics.sample
+    text = textwrap.indent(f"{sample.prompt}{sample.text}", "  ") + "\n\n" if sample else ""
+    return (
+        f"\n{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}\n\n{text}"
+        f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n  {run_command(_runtime(), str(artifact), sample)}\n"
+    )
 
 
 def rows(metrics: Metrics) -> list[tuple[str, str]]:
     """The short table: what is measured, and its value."""
     return [
-        ("artifact", show_bytes(metrics.artifact_bytes)),
         (
             "in DRAM / budget",
             f"{show_bytes(metrics.resident_bytes)} always resident / {show_bytes(metrics.budget_bytes)}",
@@ -50,7 +56,17 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
             f"{show_bytes(metrics.flash_bytes_per_token)} in {metrics.reads_per_token:.1f} reads per token",
         ),
         ("cache hit rate", f"{metrics.hit_rate:.1%}"),
-        ("perplexity", f"{metrics.ppl_source:.2f} source, {metrics.ppl_artifact:.2f} artifact"),
+        (
+            "perplexity",
+            f"{with_error(metrics.ppl_artifact, metrics.ppl_artifact_error, 2)}; of the source "
+            f"{with_error(metrics.ppl_source, metrics.ppl_source_error, 2)}; ratio "
+            f"{with_error(metrics.ppl_ratio, metrics.ppl_ratio_error, 4)}",
+        ),
+        (
+            "from",
+            f"{metrics.num_measured_blocks} of {metrics.num_test_blocks} blocks of test text, "
+            f"{metrics.num_test_tokens:,} tokens; ± is the standard error over blocks",
+        ),
         ("speed here", f"{metrics.tokens_per_s:.0f} tokens/s"),
         (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s, simulated"),
         ("dense, same DRAM", dense(metrics)),
@@ -69,37 +85,19 @@ def dense(metrics: Metrics) -> str:
     return f"{figures} per token, perplexity {metrics.ppl_dense:.2f}; this artifact is {gain:.2f} times as fast{pays}"
 
 
-def show(folder: Path, prompt: str) -> str:
-    """The whole screen for a device's build folder."""
-    metrics = load_record(folder / "metrics.json", Metrics)
-    package = load_record(folder / "publish.json", Package)
-    text = generate(Path(package.folder), prompt, NUM_TOKENS)
-    table = "\n".join(f"  {name:18s}{value}" for name, value in rows(metrics))
-    title = f"{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}"
-    return (
-        f"\n{title}\n\n{textwrap.indent(prompt + text, '  ')}\n\n{table}\n\n"
-        f"  {'artifact':18s}{_shown(Path(package.folder))}\n  {'report':18s}{_shown(folder / 'report.html')}"
-    )
+def _runtime() -> list[str]:
+    """How a user calls the runtime here: by its name where the environment is active, else by its path."""
+    beside = Path(sys.executable).with_name(PROGRAM)
+    if not beside.is_file():
+        return [str(_shown(Path(sys.executable))), "-m", "runtime"]
+    return [PROGRAM] if os.environ.get("VIRTUAL_ENV") == sys.prefix else [str(_shown(beside))]
+
+
+def _table(lines: list[tuple[str, str]]) -> str:
+    return "\n".join(f"  {name:18s}{value}" for name, value in lines)
 
 
 def _shown(path: Path) -> Path:
-    absolute = path.resolve()
+    """Relative where it lies below the present folder; links in it stay, an environment's interpreter is one."""
+    absolute = path.absolute()
     return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; bad input ends in one sentence and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m compiler.workflow.summary", description=__doc__)
-    parser.add_argument("folder", type=Path, help="build/<model>/<device>")
-    parser.add_argument("--prompt", default=PROMPT, help=f"default: {PROMPT}")
-    arguments = parser.parse_args(argv)
-    try:
-        print(show(arguments.folder, arguments.prompt))
-    except ColdpressError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -29,9 +29,15 @@ def short(text: str) -> list[str]:
 
 def test_one_line_per_step() -> None:
     lines = short(RUN)
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0].split() == ["[", "1/3]", "order", "0-2", "0.0", "s"]
     assert lines[1].split()[2] == "device"
+    assert lines[2].split()[1:3] == ["3/3]", "all"]
+
+
+def test_the_ending_of_a_build_is_shown() -> None:
+    ending = ["", "tiny on pixel6: dense, fp16", "", "  artifact  x"]
+    assert short(RUN + "Elapsed time: 0:01:13\n" + "\n".join(ending))[3:] == ending
 
 
 def test_all_is_shown_from_the_first_error_on() -> None:
@@ -45,6 +51,5 @@ def test_a_run_that_never_started_is_shown_whole() -> None:
 
 
 def test_nothing_to_do() -> None:
-    assert short("Nothing to be done (all requested files are present and up to date).\n") == [
-        "everything is up to date"
-    ]
+    said = "Nothing to be done (all requested files are present and up to date).\neverything is up to date\n\nx\n"
+    assert short("Building DAG of jobs...\n" + said) == ["everything is up to date", "", "x"]

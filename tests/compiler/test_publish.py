@@ -75,8 +75,8 @@ def test_a_missed_gate_leaves_nothing_under_the_final_name(build, tmp_path):
     """And loses nothing: the artifact stays where it was packaged, and passes once it is let."""
     with pytest.raises(
         ColdpressError,
-        match=r"perplexity is 8\.20, 1\.025 times the source's 8\.00, expected at most 1\.02 \(max_ppl_ratio\); raise "
-        r"density .*; nothing is published as final\.coldpress$",
+        match=r"perplexity is 8\.20, 1\.0250 ± 0\.0020 times the source's 8\.00, expected at most 1\.02 "
+        r"\(max_ppl_ratio\); raise density .*; nothing is published as final\.coldpress$",
     ):
         run(build, max_ppl_ratio=1.02)
     assert not (tmp_path / "final.coldpress").exists()
@@ -164,7 +164,7 @@ def judged(build: Build, config: PublishConfig, **figures) -> None:
     [
         (
             {"ppl_artifact": 16.1},
-            r"perplexity is 16\.10, 2\.013 times the source's 8\.00, expected at most 2 \(max_ppl",
+            r"perplexity is 16\.10, 2\.0125 ± 0\.0020 times the source's 8\.00, expected at most 2 \(max_ppl",
         ),
         ({"top1_agreement": 0.39}, r"agrees with the source on 39\.0% of .* expected at least 0\.4 \(min_top1_agree"),
         ({"max_logit_error": 0.11}, r"off by 0\.1100 of the largest one, expected at most 0\.1 \(max_logit_error\)"),

@@ -1,17 +1,25 @@
 """verify: a sound artifact passes with figures that make sense, and every kind of unsound one is refused."""
 
+import json
+import math
+import statistics
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from compiler import ingest, verify
 from compiler._io import Workspace, load_arrays
-from compiler.verify import VerifyConfig, perplexity, run, simulation_equals, take_blocks
+from compiler.block_statistics import perplexity, with_error
+from compiler.run_command import run_command
+from compiler.verify import VerifyConfig, blocks_of_test_text, first_words, num_measured, run, simulation_equals
 from runtime.artifact.reader import open_artifact
 from runtime.generate import Session, sum_nll
 from runtime.trace import FETCH, Recorder
 from schemas.errors import ArtifactError, ColdpressError, CorruptPageError
 from schemas.manifest import FLASH_FILE
-from tests.support.data import data_folder
+from tests.support.data import ROOT, data_folder
 from tests.support.records import Build
 from tests.support.tiny import tiny_spec
 
@@ -97,12 +105,65 @@ def test_the_perplexity_of_the_source_is_that_of_transformers(build):
 
 
 def test_test_blocks_are_cut_to_the_context(build):
-    assert take_blocks(build.corpus, 64, 64).shape == (2, 32)
-    assert take_blocks(build.corpus, 64, 20).shape == (3, 20)
-    assert take_blocks(build.corpus, 5, 64).shape == (1, 32)
-    assert take_blocks(build.corpus, 10**6, 64).shape == (4, 32)
+    assert blocks_of_test_text(build.corpus, 64).shape == (4, 32)
+    assert blocks_of_test_text(build.corpus, 20).shape == (4, 20)
     with pytest.raises(ColdpressError, match="test blocks of 2 tokens leave nothing to decode"):
-        take_blocks(build.corpus, 64, 2)
+        blocks_of_test_text(build.corpus, 2)
+
+
+@pytest.mark.parametrize(
+    ("test_tokens", "num_parameters", "expected"),
+    [
+        (64, 10**6, 2),
+        (5, 10**6, 1),
+        (4096, 7 * 10**9, 128),  # what is said holds, however large the model is
+        (None, 4 * 10**6, 70_312),  # all that there are, and more
+        (None, 7 * 10**9, 40),
+        (None, 10**12, 4),
+    ],
+)
+def test_how_many_blocks_are_measured(test_tokens, num_parameters, expected):
+    assert num_measured(VerifyConfig(test_tokens=test_tokens), 32, num_parameters) == expected
+
+
+def test_every_block_is_measured_with_its_own_figures(build):
+    """Against the figures of one block at a time, and the standard error by the statistics module's deviation."""
+    whole = run(VerifyConfig(), build.model, build.corpus, build.package())
+    assert (len(whole.blocks), whole.num_test_blocks, whole.num_test_tokens) == (4, 4, 4 * 31)
+    tokens = blocks_of_test_text(build.corpus, 64)
+    session = Session(build.artifact)
+    for block, found in zip(tokens, whole.blocks, strict=True):
+        assert found.nll_artifact == pytest.approx(session.perplexity(block[None], sparse=True).mean_nll, rel=1e-6)
+        assert found.nll_dense == pytest.approx(session.perplexity(block[None], sparse=False).mean_nll, rel=1e-4)
+    for name, nll in (
+        ("source", [block.nll_source for block in whole.blocks]),
+        ("artifact", [block.nll_artifact for block in whole.blocks]),
+        ("ratio", [block.nll_artifact - block.nll_source for block in whole.blocks]),
+    ):
+        figure = math.exp(statistics.mean(nll))
+        assert getattr(whole, f"ppl_{name}") == pytest.approx(figure)
+        assert getattr(whole, f"ppl_{name}_error") == pytest.approx(figure * statistics.stdev(nll) / 2)
+    assert whole.ppl_ratio_error < whole.ppl_artifact_error / whole.ppl_source  # blocks differ more than models do
+
+
+def test_one_block_says_nothing_of_its_error(build):
+    found = run(VerifyConfig(test_tokens=2), build.model, build.corpus, build.package())
+    assert (len(found.blocks), found.num_test_blocks) == (1, 4)
+    assert np.isnan([found.ppl_source_error, found.ppl_artifact_error, found.ppl_ratio_error]).all()
+
+
+def test_the_sample_is_what_a_user_gets(build):
+    """The same prompt and options on the command line give the same text."""
+    sample = run(CONFIG, build.model, build.corpus, build.package()).sample
+    command = run_command([sys.executable, "-m", "runtime"], str(build.artifact), sample) + " --json"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["text"] == sample.text
+
+
+def test_a_prompt_is_whole_words_on_one_line():
+    assert first_words("Never \x1b[2J\nsay  nev") == "Never [2J say"
+    assert first_words("Nev") == "Nev"
+    assert first_words("") == ""
 
 
 def test_nll_by_hand():
@@ -128,7 +189,7 @@ def test_another_artifact_in_its_place(build):
 
 
 def test_a_simulation_that_differs_is_noticed(build, monkeypatch):
-    blocks = take_blocks(build.corpus, 32, 64)
+    blocks = blocks_of_test_text(build.corpus, 64)[:1]
     assert simulation_equals(str(build.artifact), blocks)
     simulate = verify.simulate
 
@@ -147,11 +208,11 @@ def test_test_text_is_what_is_judged(build):
     for other in build.corpus.splits:
         if other.split != "test":
             assert not np.array_equal(load_arrays(other.arrays, "tokens")["tokens"], tokens)
-    assert np.array_equal(take_blocks(build.corpus, 10**6, 64), tokens)
+    assert np.array_equal(blocks_of_test_text(build.corpus, 64), tokens)
 
 
 def test_the_logit_error_is_the_worst_of_all_blocks(build, monkeypatch):
-    blocks = take_blocks(build.corpus, 64, 64)
+    blocks = blocks_of_test_text(build.corpus, 64)[:2]
     exact = list(verify.source_logits(build.model, blocks))
     choices = np.zeros((2, blocks.shape[1] - 1), np.int64)
 
@@ -171,7 +232,7 @@ def test_the_logit_error_is_the_worst_of_all_blocks(build, monkeypatch):
 
 def test_agreement_is_with_the_source(build):
     """Whatever the artifact's own dense logits say."""
-    blocks = take_blocks(build.corpus, 64, 64)
+    blocks = blocks_of_test_text(build.corpus, 64)[:2]
     likeliest = np.stack([logits[:-1].argmax(axis=1) for logits in verify.source_logits(build.model, blocks)])
     others = likeliest.copy()
     others[0, :5] = (others[0, :5] + 1) % SPEC.vocab_size
@@ -193,19 +254,37 @@ def test_the_record_says_what_a_dense_run_would_take(build):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_logit_that_is_no_number_is_no_small_error(build, monkeypatch, place):
-    blocks = take_blocks(build.corpus, 64, 64)
+    blocks = blocks_of_test_text(build.corpus, 64)[:2]
     logits = list(verify.source_logits(build.model, blocks))
     logits[place][2, 7] = np.nan
     monkeypatch.setattr(verify, "source_logits", lambda model, blocks: iter(logits))
     found = verify.compare(build.model, str(build.artifact), blocks, np.zeros((2, blocks.shape[1] - 1), np.int64))
     assert np.isnan(found.max_logit_error)
-    assert np.isnan(found.ppl_source)
+    assert np.isnan(found.nll_source[place])
 
 
-def test_perplexity_beyond_what_a_float_holds():
-    assert perplexity(np.log(8.0)) == pytest.approx(8)
-    assert perplexity(1e5) == np.inf
-    assert np.isnan(perplexity(np.nan))
+def test_perplexity_by_hand():
+    """Of 8 and 2, whose logarithms are 3 and 1 times that of 2: 4, and sqrt(2) ln 2 / sqrt(2) of it."""
+    assert perplexity(np.log([8.0, 2.0])) == pytest.approx((4, 4 * math.log(2)))
+    assert perplexity(np.log([8.0])) == pytest.approx((8, np.nan), nan_ok=True)
+
+
+@pytest.mark.parametrize(("nll", "expected"), [(1e5, np.inf), (np.inf, np.inf), (np.nan, np.nan)])
+def test_perplexity_beyond_what_a_float_holds(nll, expected):
+    assert perplexity(np.array([nll, nll])) == pytest.approx((expected, np.nan), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("figure", "error", "digits", "shown"),
+    [
+        (27.554, 1.021, 2, "27.55 ± 1.02"),
+        (1.000142, 0.0000321, 4, "1.000142 ± 0.000032"),
+        (1.5, 0.0, 2, "1.50 ± 0.00"),
+        (8.2, np.nan, 2, "8.20"),
+    ],
+)
+def test_figures_are_shown_as_far_as_their_error_is(figure, error, digits, shown):
+    assert with_error(figure, error, digits) == shown
 
 
 def test_a_file_that_the_manifest_does_not_list_is_refused(tmp_path):

@@ -37,7 +37,7 @@ from schemas.manifest import (
     ArtifactFile,
     Manifest,
 )
-from schemas.metrics import DenseRun, RunMetrics, Verification
+from schemas.metrics import DenseRun, MeasuredBlock, RunMetrics, Sample, Verification
 from schemas.model import Model, ModelSpec
 from schemas.order import FamilyOrder, Order
 from schemas.package import Package
@@ -219,8 +219,15 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
     return Verification(
         artifact_sha256=artifact_sha256,
         num_test_tokens=100,
+        num_test_blocks=8,
+        blocks=tuple(
+            MeasuredBlock(nll_source=nll, nll_artifact=nll + 0.025, nll_dense=nll + 0.012) for nll in (2.0, 2.16)
+        ),
         ppl_source=8.0,
+        ppl_source_error=0.64,
         ppl_artifact=8.2,
+        ppl_artifact_error=0.66,
+        ppl_ratio_error=0.002,
         ppl_dense=8.1,
         dense=DenseRun(
             reads_per_token=24,
@@ -233,6 +240,7 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
         max_logit_error=1e-3,
         top1_agreement=0.95,
         simulated_equals_real=True,
+        sample=Sample(prompt="A cat's", text=" paw <b>", max_new_tokens=3, temperature=0.6, seed=7),
         run=run,
     )
 

@@ -62,9 +62,11 @@ class Workflow:
             check=False,
         )
 
-    def build(self, cores: int = 2, **config: object) -> None:
+    def build(self, cores: int = 2, **config: object) -> str:
+        """What it prints to standard output, where snakemake says nothing."""
         done = self.run(cores=cores, **config)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        return done.stdout
 
     def planned(self, **config: object) -> dict[str, int]:
         """How often each rule would run now."""

@@ -39,6 +39,28 @@ def test_nothing_in_the_artifact_names_where_or_when_it_was_built(built: Workflo
             assert str(built.tree).encode() not in file.read_bytes()
 
 
+def test_a_build_ends_with_what_it_gave(built: Workflow) -> None:
+    """One that has nothing to do, too, whatever snakemake is told to be quiet about; its last line is a command."""
+    metrics = Metrics.model_validate_json((built.device / "metrics.json").read_text())
+    done = built.run("--quiet", "all")
+    said = done.stdout.splitlines()
+    assert (done.returncode, said[0]) == (0, "everything is up to date")
+    assert f"  identity          {built.identity()}" in said
+    assert (
+        f"from              {metrics.num_test_blocks} of {metrics.num_test_blocks} blocks of test text" in done.stdout
+    )
+    assert metrics.num_test_blocks > 1
+    assert metrics.sample is not None
+    again = subprocess.run(said[-1], shell=True, cwd=built.folder, capture_output=True, text=True, check=True)
+    assert again.stdout.startswith(metrics.sample.prompt + metrics.sample.text)
+
+
+def test_what_is_no_whole_build_ends_without(built: Workflow) -> None:
+    assert built.run("--dry-run").stdout.count("identity") == 0
+    part = built.run(str((built.device / "layout.json").relative_to(built.folder)))
+    assert (part.returncode, part.stdout) == (0, "")
+
+
 def test_every_rule_logs_and_is_timed(built: Workflow) -> None:
     for stage in STAGES:
         if stage != "distill":
@@ -79,8 +101,10 @@ def test_a_build_that_misses_a_gate_publishes_nothing(built: Workflow, tmp_path:
     assert contents(aside / copy.artifact.name) == contents(built.artifact)
     assert (aside / "metrics.json").read_bytes() == (built.device / "metrics.json").read_bytes()
     assert set(copy.planned(max_ppl_ratio="off")) == {"preflight", "publish", "report", "all"}
-    copy.build(max_ppl_ratio="off")
+    said = copy.build(max_ppl_ratio="off")
     assert sha256_of(copy.artifact / "manifest.json") == copy.identity() != built.identity()
+    assert f"identity          {copy.identity()}" in said
+    assert said.splitlines()[-1].split()[1:3] == ["generate", str(copy.artifact.relative_to(copy.folder))]
 
 
 def kill_during(victim: Workflow, stage: str, delay_s: float) -> None:
