@@ -24,7 +24,6 @@ def folder(tmp_path: Path) -> Path:
         artifact_sha256=IDENTITY,
         method="predictor",
         format="int8_group32",
-        artifact_sha256="0" * 64,
         artifact_bytes=4_600_000,
         flash_bytes=3_000_000,
         resident_bytes=813_600,
