@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import limited
+from tests.fuzz import artifacts, checkpoints, file_edits, limited
 from tests.fuzz.artifacts import EDITS, RECIPES, add_files
 from tests.fuzz.campaign import Mutant, Run, draw, smallest, try_out
 from tests.fuzz.json_edits import Unfit
@@ -99,6 +99,7 @@ def test_whatever_a_command_has_started_ends_with_it(tmp_path):
     pytest.fail(f"process {child} still runs")
 
 
+ALL_EDITS = {**EDITS, **checkpoints.EDITS}
 PLANTED = {name: (lambda folder, chance, name=name: (folder / name).write_text("x") and name, 1) for name in "abcd"}
 
 
@@ -160,6 +161,29 @@ def test_an_edit_changes_something_and_the_same_for_the_same_seed(base, tmp_path
         assert seen[0] == seen[1]
         changed += seen[0] != before
     assert changed
+
+
+@pytest.mark.parametrize("name", sorted(ALL_EDITS))
+def test_no_edit_touches_what_lies_outside(base, tmp_path, monkeypatch, name):
+    """Whoever runs this as root has a system to lose: unsafe names stay names, links stay unread, pipes unopened."""
+    outside = tmp_path / "outside"
+    shutil.copytree(base, outside)
+    monkeypatch.setattr(artifacts, "NAMES", (str(outside / "LICENSE"), "../outside/LICENSE"))
+    before = contents(outside)
+    for seed in range(12):
+        folder = tmp_path / str(seed) / "mutant"
+        shutil.copytree(base, folder)
+        for number, path in enumerate(file_edits.files(folder)):
+            if (number + seed) % 3 == 0:
+                path.unlink()
+                path.symlink_to(outside / path.relative_to(folder))
+            elif (number + seed) % 3 == 1 and seed > 8:
+                path.unlink()
+                os.mkfifo(path)
+        with contextlib.suppress(Unfit):
+            ALL_EDITS[name][0](folder, random.Random(seed))
+        artifacts.Artifacts.mend(None, folder, "all")
+    assert contents(outside) == before
 
 
 def test_a_number_and_a_seed_say_which_mutant():
