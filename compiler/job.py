@@ -33,6 +33,7 @@ STAGES = (
     "predict",
     "place",
     "order",
+    "gram",
     "quantize",
     "layout",
     "package",

@@ -2,6 +2,7 @@ rule quantize:
     input:
         model=SOURCE,
         sparsity=f"{DEVICE}/allocate.json",
+        gram=GRAM,
     output:
         f"{DEVICE}/quantize/{{chunk}}.json",
     log:
@@ -14,4 +15,6 @@ rule quantize:
         settings=flags("quantize"),
         layers=layers,
     shell:
-        job("quantize") + " --model {input.model:q} --sparsity {input.sparsity:q} --layers {params.layers} 2> {log:q}"
+        job("quantize") + " --model {input.model:q} --sparsity {input.sparsity:q}"
+        + GRAM_FLAG
+        + " --layers {params.layers} 2> {log:q}"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from compiler._io import Workspace
-from compiler.activity.forward import LayerStream, choose_device, choose_dtype
+from compiler.activity.forward import ComputeDtype, LayerStream, choose_device, choose_dtype
 from compiler.activity.layer_counts import Activity
 from compiler.activity.shards import shard_text, task_tokens
 from compiler.activity.statistics import collect
@@ -20,8 +20,8 @@ from schemas.families import FamilyName
 from schemas.model import Model
 
 
-class PassConfig(Record):
-    """How the text is run."""
+class ComputeConfig(Record):
+    """What the model is run in."""
 
     device: Annotated[str, Key("compute_device")] = Field(
         default="auto", description="torch's name of the device that calibration runs on, or auto"
@@ -29,8 +29,24 @@ class PassConfig(Record):
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key("compute_dtype")] = Field(
         default="auto", description="what calibration computes in; auto is bfloat16 where weights and processor have it"
     )
+
+
+class PassConfig(ComputeConfig):
+    """How the text is run."""
+
     shard: Count = Field(default=0, description="which part of the calibration blocks to run")
     num_shards: PositiveCount = Field(default=1, description="parts that the calibration blocks are cut into")
+
+
+def stream_of(config: ComputeConfig, model: Model, threads: int) -> tuple[LayerStream, ComputeDtype]:
+    """The model as it will be run, and what it computes in.
+
+    Raises:
+        ColdpressError: if there is no such device.
+    """
+    device = choose_device(config.device)
+    dtype = choose_dtype(model, device) if config.dtype == "auto" else config.dtype
+    return LayerStream(model, threads, device, dtype=dtype), dtype
 
 
 def count_activity(
@@ -48,9 +64,8 @@ def count_activity(
         ColdpressError: if there is no such device or shard.
     """
     first_block, text = shard_text(corpus, config.shard, config.num_shards)
-    device = choose_device(config.device)
-    dtype = choose_dtype(model, device) if config.dtype == "auto" else config.dtype
-    layers = collect(LayerStream(model, threads, device, dtype=dtype), text, families, activity, work)
+    stream, dtype = stream_of(config, model, threads)
+    layers = collect(stream, text, families, activity, work)
     return Activations(
         num_tokens=text.tokens.size,
         block_tokens=text.tokens.shape[1],

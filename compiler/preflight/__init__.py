@@ -217,6 +217,8 @@ def _needs_of(
         threads=build.threads,
         order=build.settings["order"]["heuristic"],
         shards=config.shards,
+        algorithm=build.settings["quantize"]["algorithm"],
+        gram_tokens=build.settings["gram"]["gram_tokens"],
     )
     ram, disk = _needs.ram_bytes(needed), _needs.disk_bytes(needed)
     return tuple(

@@ -9,13 +9,16 @@ calibration tokens, and U units of the method's families in a layer:
     place         a record per unit, and what each token that is replayed uses
     order         counts of pairs 2 F^2 (4 F^2 from 65,536 tokens on) as often as the heuristic says, and one run of
                   sorted pairs
-    quantize      the largest matrix in float32 and a layer's codes, or twice the codes of what layers share
+    gram          a layer's weights, the text's hidden states twice, a layer's Gram matrices, the signals of the blocks
+                  that run
+    quantize      the largest matrix in float32 and a layer's codes, or twice the codes of what layers share; with gptq
+                  a layer's Gram matrices, the largest twice more, and the largest matrix four times
     package       twice the largest section or tensor
     verify        the DRAM budget, a layer's weights or a part of the head, one block's logits in float64
 
 Disk is what stays in the build folder: statistics L (U T / 8 + 2 T H) once for each pass over the text, again for its
 shards, and two layers' hidden states while it runs; predictors; orders and tiers; the codes of all weights; the
-artifact, which is as large again; the weights in float32 if they are distilled.
+artifact, which is as large again; the weights in float32 if they are distilled; Gram matrices in float32 with gptq.
 """
 
 from collections.abc import Iterable
@@ -75,6 +78,8 @@ class Build:
     threads: int
     order: str
     shards: int
+    algorithm: str = "rtn"
+    gram_tokens: int = 32768
     options: Options = field(default_factory=dict)
 
     @property
@@ -97,6 +102,11 @@ class Build:
         return any(load("runtime.sparsity", method).NEEDS_PREDICTORS for method in self._methods)
 
     @property
+    def has_gram(self) -> bool:
+        """Whether `gram` is a stage of the build."""
+        return load("compiler.quantize", self.algorithm).NEEDS_GRAM
+
+    @property
     def counts_again(self) -> bool:
         """Whether `recalibrate` passes over the text once more."""
         relu = self.model.spec.hidden_act == "relu"
@@ -114,6 +124,7 @@ def ram_bytes(build: Build) -> dict[str, int]:
         "predict": _predict_ram(build) if build.has_predictors else 0,
         "place": _place_ram(build),
         "order": _order_ram(build),
+        "gram": _gram_ram(build) if build.has_gram else 0,
         "quantize": _quantize_ram(build),
         "package": _package_ram(build),
         "verify": _verify_ram(build),
@@ -136,6 +147,7 @@ def disk_bytes(build: Build) -> dict[str, int]:
         "predict": predictors,
         "place": units,
         "order": 4 * units,
+        "gram": spec.num_hidden_layers * sum(_gram_bytes(build)) if build.has_gram else 0,
         "quantize": codes,
         "package": codes + predictors + ARTIFACT_OVERHEAD_BYTES,
     }
@@ -185,8 +197,25 @@ def _order_ram(build: Build) -> int:
     return PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + build.num_tokens * units // 4
 
 
+def _gram_bytes(build: Build) -> list[int]:
+    """Of one layer's Gram matrices: attention's input and its mixed heads, the MLP's input and its inner activation."""
+    spec = build.model.spec
+    heads = spec.num_attention_heads * spec.head_dim
+    return [4 * size**2 for size in (spec.hidden_size, heads, spec.hidden_size, spec.intermediate_size)]
+
+
+def _gram_ram(build: Build) -> int:
+    spec, threads = build.model.spec, min(build.threads, PASS_THREADS)
+    running = threads * build.block_tokens * 4 * (8 * spec.intermediate_size + 12 * spec.hidden_size)
+    hidden = 2 * 4 * min(build.gram_tokens, build.num_tokens) * spec.hidden_size
+    return TORCH_BYTES + _layer_weights(build) + running + hidden + sum(_gram_bytes(build))
+
+
 def _quantize_ram(build: Build) -> int:
     reading = (4 + 2) * _largest(_shapes(build.model, 0))
+    if build.has_gram:
+        grams = _gram_bytes(build)
+        reading = 4 * 4 * _largest(_shapes(build.model, 0)) + sum(grams) + 2 * max(grams)
     return PYTHON_BYTES + BLOCK_BYTES + max(reading + _layer_code_bytes(build), 2 * sum(_shared_code_bytes(build)))
 
 

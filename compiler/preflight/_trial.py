@@ -195,6 +195,8 @@ def _stages(build: Build, exact_zeros: bool) -> list[str]:
     methods = methods_for(build.method, exact_zeros)
     if not any(load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods):
         left_out.add("predict")
+    if not load("compiler.quantize", build.settings["quantize"]["algorithm"]).NEEDS_GRAM:
+        left_out.add("gram")
     return [stage for stage in STAGES if stage not in left_out]
 
 

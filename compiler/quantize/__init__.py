@@ -1,7 +1,8 @@
 """quantize: weights -> codes. Per layer the units of every family in natural order, and the tensors that stay in DRAM.
 
-Reads the model's tensors by role, one matrix at a time, and the method and format that `allocate` chose; gives one
-array file per layer and one for what all layers share. The algorithm (a file of this package) chooses codes; the format
+Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, and Gram matrices
+where the algorithm asks for them; gives one array file per layer and one for what all layers share. The algorithm (a
+file of this package: `NEEDS_GRAM`, and `quantize(weights, format_name)` -> codes) chooses codes; the format
 (runtime/quantization) says what they mean. Row-column bundling is LLM-in-a-flash 3.2: a unit is its slices' bytes one
 after another.
 """
@@ -13,12 +14,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from compiler._io import Workspace
+from compiler._io import Workspace, load_arrays
 from compiler.quantize._resident import layer_resident, shared_resident
-from compiler.quantize._units import encode_resident, encode_units
+from compiler.quantize._units import Grams, encode_resident, encode_units
 from runtime._plugins import load
 from schemas.base import Record
 from schemas.config import Key
+from schemas.errors import ColdpressError
+from schemas.gram import INPUT_OF, GramMatrices
 from schemas.model import Model
 from schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from schemas.sparsity import Sparsity
@@ -30,46 +33,74 @@ class QuantizeConfig(Record):
     """Settings of `quantize`."""
 
     algorithm: Annotated[str, Key(plugins="compiler.quantize")] = Field(
-        default="rtn", description="how codes are chosen; rtn: round to nearest"
+        default="rtn",
+        description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text",
     )
 
 
 def run(
-    config: QuantizeConfig, model: Model, sparsity: Sparsity, layers: tuple[int, ...], work: Workspace
+    config: QuantizeConfig,
+    model: Model,
+    sparsity: Sparsity,
+    layers: tuple[int, ...],
+    work: Workspace,
+    gram: GramMatrices | None = None,
 ) -> Quantized:
     """Codes of `layers`; the chunk that holds layer 0 also quantizes what all layers share.
 
     Raises:
         UnknownNameError: if there is no such algorithm.
+        ColdpressError: if the algorithm needs Gram matrices, and there are none of these weights.
         CheckpointError: if a value is beyond what the format can hold; the text names the tensor.
     """
     algorithm = load("compiler.quantize", config.algorithm)
+    if algorithm.NEEDS_GRAM and (gram is None or gram.weights_sha256 != model.weights_sha256):
+        found = "none were given" if gram is None else "those given are of other weights"
+        raise ColdpressError(
+            f"algorithm={config.algorithm} needs Gram matrices of the model's inputs, and {found}; run gram first"
+        )
     shared = shared_resident(model, sparsity.format) if 0 in layers else ()
     return Quantized(
         algorithm=config.algorithm,
         format=sparsity.format,
-        layers=tuple(_quantize_layer(algorithm, model, sparsity, layer, work) for layer in layers),
-        shared=work.once("shared", lambda: _encode_resident(algorithm, model, shared, "")) if shared else None,
+        layers=tuple(_quantize_layer(algorithm, model, sparsity, layer, work, gram) for layer in layers),
+        shared=work.once("shared", lambda: _encode_resident(algorithm, model, shared, "", {})) if shared else None,
         shared_resident=shared,
     )
 
 
-def _quantize_layer(algorithm: ModuleType, model: Model, sparsity: Sparsity, layer: int, work: Workspace) -> LayerCodes:
+def _quantize_layer(
+    algorithm: ModuleType,
+    model: Model,
+    sparsity: Sparsity,
+    layer: int,
+    work: Workspace,
+    gram: GramMatrices | None,
+) -> LayerCodes:
     families = sparsity.families
     resident = layer_resident(model, layer, families, sparsity.format)
 
     def make() -> dict[str, np.ndarray]:
         logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
-        arrays = _encode_resident(algorithm, model, resident, f"layers.{layer}.")
+        grams = _grams_of(gram, layer) if algorithm.NEEDS_GRAM else {}
+        arrays = _encode_resident(algorithm, model, resident, f"layers.{layer}.", grams)
         for family in families:
-            arrays[f"units.{family}"] = encode_units(algorithm, model, layer, family, sparsity.format)
+            arrays[f"units.{family}"] = encode_units(algorithm, model, layer, family, sparsity.format, grams)
         return arrays
 
     return LayerCodes(layer=layer, arrays=work.once(f"layer-{layer}", make), resident=resident)
 
 
 def _encode_resident(
-    algorithm: ModuleType, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str
+    algorithm: ModuleType, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, grams: Grams
 ) -> dict[str, np.ndarray]:
     """The tensors under their roles without `prefix`."""
-    return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor) for tensor in tensors}
+    return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, grams) for tensor in tensors}
+
+
+def _grams_of(gram: GramMatrices | None, layer: int) -> dict[str, np.ndarray]:
+    """The Gram matrix of each matrix's inputs in a layer, by role; matrices of one input share it."""
+    if gram is None:
+        return {}
+    arrays = load_arrays(gram.layers[layer].arrays)
+    return {role: arrays[signal] for role, signal in INPUT_OF.items()}

@@ -1,32 +1,33 @@
-"""Weights into codes, a block of slices at a time.
+"""Weights into codes: which slices a unit has, and which matrices they are of.
 
 Rows are read as they are needed. Columns need their whole matrix, so memory is at most one matrix in float32 and the
-codes of a layer. A slice is encoded on its own, so the size of a block changes no byte.
+codes of a layer, and what the algorithm adds.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 import numpy as np
 
-from compiler.checkpoint.tensors import read_role, read_rows, rotary_inv_freq
+from compiler.checkpoint.tensors import read_role, rotary_inv_freq
+from compiler.quantize._weights import Weights, weights_of
 from runtime._plugins import load
 from schemas.errors import CheckpointError, ColdpressError
-from schemas.families import FormatName, Slice, num_units, slice_length, slices
+from schemas.families import FamilyName, FormatName, Slice, num_units, slice_length, slices
 from schemas.model import MLP_ROLES, Model, ModelSpec
 from schemas.quantized import ResidentTensor
 
 LOG = logging.getLogger(__name__)
-BLOCK_BYTES = 8 << 20
-"""float32 bytes that are read, transposed and encoded at a time."""
-BAND_ROWS = 16
-"""Rows that are transposed at a time: a band writes whole cache lines and stays in the cache; 7 times faster."""
-SAMPLED_SLICES = 16
-"""Slices of a block, at most, whose error is looked at."""
+SAMPLED_SLICES = 64
+"""Slices of a tensor, at most, whose error is looked at."""
+Grams = Mapping[str, np.ndarray]
+"""Of the layer at hand: a matrix's role, as `down_proj`, to the Gram matrix of its inputs, float32 [n, n]."""
 
 
-def encode_units(algorithm: ModuleType, model: Model, layer: int, family: str, format_name: FormatName) -> np.ndarray:
+def encode_units(
+    algorithm: ModuleType, model: Model, layer: int, family: FamilyName, format_name: FormatName, grams: Grams
+) -> np.ndarray:
     """One family of one layer: uint8 [num_units, unit_bytes], unit i at row i, its slices in the family's order.
 
     Raises:
@@ -40,8 +41,9 @@ def encode_units(algorithm: ModuleType, model: Model, layer: int, family: str, f
     for piece, length in zip(pieces, lengths, strict=True):
         start, stop = stop, stop + nbytes(length)
         for rows, role in _tensors(model.spec, layer, piece, len(units)):
-            blocks = {"row": _rows, "column": _columns, "matrix": _whole}[piece.axis](model, role)
-            _encode(algorithm, blocks, length, role, format_name, units[rows, start:stop])
+            gram = None if ".experts." in role else grams.get(piece.role)
+            weights = weights_of(model, role, piece.axis, gram)
+            units[rows, start:stop] = _encode(algorithm, weights, role, format_name)
     return units
 
 
@@ -55,7 +57,7 @@ def _tensors(spec: ModelSpec, layer: int, piece: Slice, num_units: int) -> Itera
         yield slice(expert * each, (expert + 1) * each), f"layers.{layer}.experts.{expert}.{piece.role}.weight"
 
 
-def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor) -> np.ndarray:
+def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor, grams: Grams) -> np.ndarray:
     """A tensor that stays in DRAM: float32 as it is, or a matrix's rows as codes uint8 [rows, row_bytes].
 
     Raises:
@@ -65,64 +67,24 @@ def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor)
         return np.asarray(rotary_inv_freq(model), np.float32)
     if tensor.format is None:
         return read_role(model, tensor.role)
-    length = tensor.shape[1]
-    codes = np.empty((tensor.shape[0], load("runtime.quantization", tensor.format).nbytes(length)), np.uint8)
-    _encode(algorithm, _rows(model, tensor.role), length, tensor.role, tensor.format, codes)
-    return codes
+    gram = grams.get(tensor.role.removesuffix(".weight").rpartition(".")[2])
+    return _encode(algorithm, weights_of(model, tensor.role, "row", gram), tensor.role, tensor.format)
 
 
-Blocks = Callable[[int, int], np.ndarray]
-"""(start, stop) -> the slices from start to stop, float32 [stop - start, length]."""
-
-
-def _rows(model: Model, role: str) -> Blocks:
-    return lambda start, stop: read_rows(model, role, start, stop)
-
-
-def _whole(model: Model, role: str) -> Blocks:
-    return lambda start, stop: read_role(model, role).reshape(1, -1)[start:stop]
-
-
-def _columns(model: Model, role: str) -> Blocks:
-    rows, columns = model.tensors[role].shape
-    weight = np.empty((rows, columns), np.float32)
-    step = _per_block(columns)
-    for start in range(0, rows, step):
-        weight[start : start + step] = read_rows(model, role, start, min(start + step, rows))
-
-    def block(start: int, stop: int) -> np.ndarray:
-        turned = np.empty((stop - start, rows), np.float32)
-        for row in range(0, rows, BAND_ROWS):
-            turned[:, row : row + BAND_ROWS] = weight[row : row + BAND_ROWS, start:stop].T
-        return turned
-
-    return block
-
-
-def _encode(
-    algorithm: ModuleType, blocks: Blocks, length: int, role: str, format_name: FormatName, codes: np.ndarray
-) -> None:
-    """Fills `codes` uint8 [n, nbytes(length)] with n slices of `length` values."""
-    step, kept = _per_block(length), load("runtime.quantization", format_name)
-    squares = np.zeros(2)
-    for start in range(0, len(codes), step):
-        stop = min(start + step, len(codes))
-        values = np.ascontiguousarray(blocks(start, stop))
-        try:
-            codes[start:stop] = algorithm.quantize(values, format_name)
-        except ColdpressError as error:
-            raise CheckpointError(f"{role}: {error}") from error
-        sample = slice(None, None, -(-(stop - start) // SAMPLED_SLICES))
-        lost = kept.decode(codes[start:stop][sample], length) - values[sample]
-        squares += [np.square(part, dtype=np.float64).sum() for part in (lost, values[sample])]
-    error, norm = np.sqrt(squares)
+def _encode(algorithm: ModuleType, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
+    """Codes of all slices, uint8 [n, nbytes(length)]; warns where they lose more than trained weights do."""
+    try:
+        codes = algorithm.quantize(weights, format_name)
+    except ColdpressError as error:
+        raise CheckpointError(f"{role}: {error}") from error
+    kept = load("runtime.quantization", format_name)
+    picked = np.unique(np.linspace(0, weights.count - 1, min(SAMPLED_SLICES, weights.count)).round().astype(int))
+    values = np.concatenate([weights.read(at, at + 1) for at in picked.tolist()])
+    error, norm = np.linalg.norm(kept.decode(codes[picked], weights.length) - values), np.linalg.norm(values)
     if error > kept.MAX_WEIGHT_ERROR * norm:
         LOG.warning(
             "quantize: warning: %s loses %.2g of its norm in %s, at most %g is usual; its values are too small, "
             "or a few of them too large, for the format",
             *(role, error / norm, format_name, kept.MAX_WEIGHT_ERROR),
         )
-
-
-def _per_block(length: int) -> int:
-    return max(1, BLOCK_BYTES // (4 * length))
+    return codes

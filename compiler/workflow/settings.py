@@ -179,6 +179,11 @@ def needs_predictors(config: BuildConfig) -> bool:
     return any(_plugins.load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods)
 
 
+def needs_gram(config: BuildConfig) -> bool:
+    """Whether the build has Gram matrices."""
+    return _plugins.load("compiler.quantize", config["algorithm"]).NEEDS_GRAM
+
+
 def checkpoint_files(config: BuildConfig) -> list[str]:
     """The files of a local checkpoint that the build hangs on; none for a hub model, whose commit says it all."""
     if config.model.revision is not None:

@@ -80,3 +80,8 @@ def inverse(scale: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", over="ignore"):
         quotient = np.float32(1) / scale
     return np.where(np.isfinite(quotient), quotient, np.float32(0))
+
+
+def nearest_level(values: np.ndarray, scales: np.ndarray, lowest: int, highest: int) -> np.ndarray:
+    """Whole numbers q, float32 like `values`, for which q times its scale is nearest; 0 where a scale is 0."""
+    return np.clip(np.rint(values * inverse(scales)), lowest, highest)

@@ -35,6 +35,25 @@ def decode(codes: np.ndarray, length: int) -> np.ndarray:
     return decode_blocks(codes, length, nbytes(length), _decode)
 
 
+def scales(values: np.ndarray) -> np.ndarray:
+    """1 for each group, float32 [n], from float32 [n, at most 32]: values stand for themselves."""
+    return np.ones(len(values), np.float32)
+
+
+def nearest(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The nearest values that codes can say, float32 alike; `scales` play no part.
+
+    Raises:
+        ColdpressError: if a value is beyond float16.
+    """
+    return float16(values, "fp16").astype(np.float32)
+
+
+def pack(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Codes uint8 [n, nbytes(length)] of what `nearest` gave, float32 [n, length]."""
+    return encode(values)
+
+
 def _encode(values: np.ndarray, codes: np.ndarray) -> None:
     codes[...] = np.ascontiguousarray(float16(values, "fp16")).view(np.uint8)
 

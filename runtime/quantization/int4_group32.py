@@ -7,7 +7,16 @@ rounding to float16.
 
 import numpy as np
 
-from runtime.quantization._groups import GROUP, decode_blocks, encode_blocks, float16, groups, inverse, padded
+from runtime.quantization._groups import (
+    GROUP,
+    decode_blocks,
+    encode_blocks,
+    float16,
+    groups,
+    inverse,
+    nearest_level,
+    padded,
+)
 
 GROUP_BYTES = 2 + GROUP // 2
 
@@ -42,14 +51,45 @@ def decode(codes: np.ndarray, length: int) -> np.ndarray:
     return decode_blocks(codes, length, nbytes(length), _decode)
 
 
+def scales(values: np.ndarray) -> np.ndarray:
+    """Scale of each group, float32 [n] as it will be stored, from float32 [n, at most 32].
+
+    Raises:
+        ColdpressError: if a scale is beyond float16.
+    """
+    return float16(_scale(values)[..., 0], "int4_group32").astype(np.float32)
+
+
+def nearest(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The nearest values, float32 alike, that codes can say under given `scales`, which broadcast against `values`."""
+    return nearest_level(values, scales, -8, 7) * scales
+
+
+def pack(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Codes uint8 [n, nbytes(length)] of what `nearest` gave, float32 [n, length], under `scales` [n, groups]."""
+    levels = nearest_level(padded(values), scales[:, :, None], -8, 7)
+    return _packed((levels + 8).astype(np.uint8), scales.astype("<f2")).reshape(len(values), -1)
+
+
+def _scale(values: np.ndarray) -> np.ndarray:
+    """float32 [..., 1], before it is rounded to float16."""
+    peak = np.abs(values).argmax(axis=-1)[..., None]  # the first one of equals, as in llama.cpp
+    return np.take_along_axis(values, peak, axis=-1) / np.float32(-8)
+
+
 def _encode(values: np.ndarray, codes: np.ndarray) -> None:
     x = padded(values)
-    peak = np.abs(x).argmax(axis=2)[:, :, None]  # the first one of equals, as in llama.cpp
-    scale = np.take_along_axis(x, peak, axis=2) / np.float32(-8)
+    scale = _scale(x)
     q = np.minimum((x * inverse(scale) + np.float32(8.5)).astype(np.uint8), 15)
-    out = codes.reshape(*x.shape[:2], GROUP_BYTES)
-    out[:, :, :2] = float16(scale, "int4_group32").view(np.uint8)
+    codes[...] = _packed(q, float16(scale[..., 0], "int4_group32")).reshape(codes.shape)
+
+
+def _packed(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """uint8 [n, groups, GROUP_BYTES] of q uint8 [n, groups, 32] and float16 scales [n, groups]."""
+    out = np.empty((*scales.shape, GROUP_BYTES), np.uint8)
+    out[:, :, :2] = scales[:, :, None].view(np.uint8)
     out[:, :, 2:] = q[:, :, : GROUP // 2] | (q[:, :, GROUP // 2 :] << 4)
+    return out
 
 
 def _decode(codes: np.ndarray, values: np.ndarray) -> None:

@@ -6,7 +6,16 @@ zero, with the scale before its rounding to float16.
 
 import numpy as np
 
-from runtime.quantization._groups import GROUP, decode_blocks, encode_blocks, float16, groups, inverse, padded
+from runtime.quantization._groups import (
+    GROUP,
+    decode_blocks,
+    encode_blocks,
+    float16,
+    groups,
+    inverse,
+    nearest_level,
+    padded,
+)
 
 GROUP_BYTES = 2 + GROUP
 
@@ -41,12 +50,44 @@ def decode(codes: np.ndarray, length: int) -> np.ndarray:
     return decode_blocks(codes, length, nbytes(length), _decode)
 
 
+def scales(values: np.ndarray) -> np.ndarray:
+    """Scale of each group, float32 [n] as it will be stored, from float32 [n, at most 32].
+
+    Raises:
+        ColdpressError: if a scale is beyond float16.
+    """
+    return float16(_scale(values)[..., 0], "int8_group32").astype(np.float32)
+
+
+def nearest(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The nearest values, float32 alike, that codes can say under given `scales`, which broadcast against `values`."""
+    return nearest_level(values, scales, -127, 127) * scales
+
+
+def pack(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Codes uint8 [n, nbytes(length)] of what `nearest` gave, float32 [n, length], under `scales` [n, groups]."""
+    levels = nearest_level(padded(values), scales[:, :, None], -127, 127)
+    return _packed(levels, scales.astype("<f2")).reshape(len(values), -1)
+
+
+def _scale(values: np.ndarray) -> np.ndarray:
+    """float32 [..., 1], before it is rounded to float16."""
+    return np.abs(values).max(axis=-1, keepdims=True) / np.float32(127)
+
+
 def _encode(values: np.ndarray, codes: np.ndarray) -> None:
     x = padded(values)
-    scale = np.abs(x).max(axis=2, keepdims=True) / np.float32(127)
-    out = codes.reshape(*x.shape[:2], GROUP_BYTES)
-    out[:, :, :2] = float16(scale, "int8_group32").view(np.uint8)
-    out[:, :, 2:] = _round_half_away(x * inverse(scale)).astype(np.int8).view(np.uint8)
+    scale = _scale(x)
+    q = _round_half_away(x * inverse(scale))
+    codes[...] = _packed(q, float16(scale[..., 0], "int8_group32")).reshape(codes.shape)
+
+
+def _packed(q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """uint8 [n, groups, GROUP_BYTES] of whole q [n, groups, 32] and float16 scales [n, groups]."""
+    out = np.empty((*scales.shape, GROUP_BYTES), np.uint8)
+    out[:, :, :2] = scales[:, :, None].view(np.uint8)
+    out[:, :, 2:] = q.astype(np.int8).view(np.uint8)
+    return out
 
 
 def _decode(codes: np.ndarray, values: np.ndarray) -> None:

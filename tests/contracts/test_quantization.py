@@ -9,7 +9,7 @@ from schemas.errors import ColdpressError
 FORMATS = names("runtime.quantization")
 LENGTHS = [0, 1, 31, 32, 33, 64, 172, 4096]
 # the largest error of a value, as a share of the largest magnitude in its group
-STEP = {"fp16": 2**-11, "int8_group32": 0.51 / 127, "int4_group32": 1.01 / 8}
+STEP = {"fp16": 2**-11, "int8_group32": 0.51 / 127, "int4_group32": 1.01 / 8, "int3_group32": 1.01 / 4}
 
 
 @pytest.fixture(params=FORMATS)
@@ -74,6 +74,33 @@ def test_codes_taken_out_of_a_unit(fmt):
 def test_encoding_what_was_decoded_changes_nothing(fmt):
     once = fmt.decode(fmt.encode(matrix(20, 172)), 172)
     assert np.abs(fmt.decode(fmt.encode(once), 172) - once).max() <= 1e-3 * np.abs(once).max()
+
+
+def grouped(fmt, values: np.ndarray) -> np.ndarray:
+    """Each group's scale, float32 [n, groups], from values [n, length]."""
+    return np.stack([fmt.scales(values[:, start : start + 32]) for start in range(0, values.shape[1], 32)], axis=1)
+
+
+@pytest.mark.parametrize("length", [31, 64, 172])
+def test_codes_of_given_scales_say_the_nearest_values(fmt, length):
+    values = matrix(6, length)
+    values[0] = 0
+    scales = grouped(fmt, values)
+    nearest = fmt.nearest(values, np.repeat(scales, 32, axis=1)[:, :length])
+    codes = fmt.pack(nearest, scales)
+    assert codes.shape == (6, fmt.nbytes(length))
+    assert np.array_equal(fmt.decode(codes, length), nearest)
+    limit = STEP[name_of(fmt)] * np.abs(values).max()
+    assert np.abs(nearest - values).max() <= limit
+
+
+def test_no_neighbouring_value_is_nearer(fmt):
+    values = matrix(3, 32, seed=5)
+    scales = grouped(fmt, values)
+    nearest = fmt.nearest(values, scales)
+    for step in (-1, 1):
+        other = fmt.nearest(nearest + step * np.where(scales == 1, 2**-11 * np.abs(nearest), scales), scales)
+        assert (np.abs(other - values) >= np.abs(nearest - values) - 1e-7).all()
 
 
 def test_zeros_and_no_slices(fmt):
@@ -158,3 +185,15 @@ def test_int8_rounds_halves_away_from_zero():
     values[0, :4] = 127, 2.5, -2.5, 0.49999997
     code = load("runtime.quantization", "int8_group32").encode(values)[0]
     assert code[2:6].view(np.int8).tolist() == [127, 3, -3, 0]
+
+
+def test_int3_layout_by_hand():
+    values = np.zeros((1, 32), np.float32)
+    values[0, 0], values[0, 1], values[0, 9], values[0, 31] = -4, 3, 2, 1
+    code = load("runtime.quantization", "int3_group32").encode(values)[0]
+    q = [4] * 32
+    q[0], q[1], q[9], q[31] = 0, 7, 6, 5
+    low = [sum((q[byte + 8 * part] & 3) << (2 * part) for part in range(4)) for byte in range(8)]
+    high = [sum((q[byte + 4 * part] >> 2) << part for part in range(8)) for byte in range(4)]
+    assert code[:2].view("<f2") == 1.0
+    assert code[2:].tolist() == low + high

@@ -1,0 +1,38 @@
+"""Gram matrices of the inputs of a model's matrices: what `gram` gives, and `quantize` rounds by where it corrects.
+
+Arrays of a layer (safetensors): under each signal that a matrix of the layer takes, as `mlp_inner`, the sum over tokens
+of x xᵀ, float32 [n, n], symmetric, where x [n] is the signal as far as the build's selector leaves it.
+"""
+
+from collections.abc import Mapping
+
+from schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256
+from schemas.families import Signal
+from schemas.model import MatrixRole
+
+INPUT_OF: Mapping[MatrixRole, Signal] = {
+    "q_proj": "attention_input",
+    "k_proj": "attention_input",
+    "v_proj": "attention_input",
+    "o_proj": "attention_mixed",
+    "gate_proj": "mlp_input",
+    "up_proj": "mlp_input",
+    "down_proj": "mlp_inner",
+}
+"""The signal that each matrix multiplies."""
+
+
+class LayerGram(Record):
+    """The matrices of one layer."""
+
+    layer: Count
+    arrays: ArrayFile
+
+
+class GramMatrices(Record):
+    """What `gram` gives: one entry per layer, in the order of layer numbers."""
+
+    num_tokens: PositiveCount
+    weights_sha256: Sha256
+    """The weights that ran (`Model.weights_sha256`)."""
+    layers: tuple[LayerGram, ...]
