@@ -64,15 +64,15 @@ def axpy_rows(
 def reference_dot_rows(
     store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, x: np.ndarray
 ) -> np.ndarray:
-    """What `dot_rows` computes, in numpy."""
-    return reference_rows(store, slots, offset, length, fmt) @ x
+    """What `dot_rows` computes, in numpy; not by BLAS, whose sum of a row may depend on the number of rows."""
+    return np.einsum("kj,j->k", reference_rows(store, slots, offset, length, fmt), x)
 
 
 def reference_axpy_rows(
     store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, coefficients: np.ndarray
 ) -> np.ndarray:
     """What `axpy_rows` computes, in numpy."""
-    return coefficients @ reference_rows(store, slots, offset, length, fmt)
+    return np.einsum("k,kj->j", coefficients, reference_rows(store, slots, offset, length, fmt))
 
 
 def reference_rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str) -> np.ndarray:
