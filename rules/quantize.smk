@@ -15,6 +15,7 @@ rule quantize:
         settings=flags("quantize"),
         layers=layers,
     shell:
-        job("quantize") + " --model {input.model:q} --sparsity {input.sparsity:q}"
+        job("quantize")
+        + " --model {input.model:q} --sparsity {input.sparsity:q}"
         + GRAM_FLAG
         + " --layers {params.layers} 2> {log:q}"
