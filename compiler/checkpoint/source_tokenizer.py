@@ -4,12 +4,13 @@ Reads the private folder that `ingest` made. Nothing of transformers' tokenizer 
 which has none of them, reads the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.checkpoint.source_json import read_object
-from schemas.errors import CheckpointError
+from schemas.errors import CheckpointError, clipped
 from schemas.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -36,12 +37,8 @@ def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
         raise CheckpointError(f"{TOKENIZER} is missing in the checkpoint; write it with save_pretrained")
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise CheckpointError(f"{TOKENIZER}: found {path.stat().st_size} bytes, expected at most {MAX_TOKENIZER_BYTES}")
-    try:
+    with _sentences("not a tokenizer"):
         tokenizer = Tokenizer.from_file(str(path))
-    except BaseException as error:  # a panic of the package's core is no Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise CheckpointError(f"{TOKENIZER}: not a tokenizer ({' '.join(str(error).split())[:200]})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -52,6 +49,16 @@ def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
             "embeddings"
         )
     return tokenizer
+
+
+def token_ids(tokenizer: "Tokenizer", text: str, special: bool = False) -> list[int]:
+    """The ids of a text, with those that the post-processor adds where `special` says so.
+
+    Raises:
+        CheckpointError: if the tokenizer fails on it, as its author's patterns may.
+    """
+    with _sentences("it fails on ordinary text"):
+        return tokenizer.encode(text, add_special_tokens=special).ids
 
 
 def bos_of(folder: Path, spec: ModelSpec, tokenizer: "Tokenizer") -> int | None:
@@ -65,5 +72,16 @@ def bos_of(folder: Path, spec: ModelSpec, tokenizer: "Tokenizer") -> int | None:
     bos = spec.bos_token_id
     if bos is None or settings.get("add_bos_token") is True:
         return bos
-    ids = tokenizer.encode("a", add_special_tokens=True).ids
+    ids = token_ids(tokenizer, "a", special=True)
     return bos if len(ids) > 1 and ids[0] == bos else None
+
+
+@contextmanager
+def _sentences(found: str) -> Iterator[None]:
+    """What the package raises, as errors about the checkpoint."""
+    try:
+        yield
+    except BaseException as error:  # a panic of the package's core is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{TOKENIZER}: {found} ({clipped(' '.join(str(error).split()))})") from error

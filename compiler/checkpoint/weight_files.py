@@ -16,7 +16,7 @@ import numpy as np
 from compiler.checkpoint.headers import read_header
 from compiler.checkpoint.source_json import read_object
 from runtime.artifact.tensor_header import TensorEntry
-from schemas.errors import CheckpointError
+from schemas.errors import CheckpointError, clipped
 from schemas.model import SourceFile
 
 WEIGHTS = "model.safetensors"
@@ -172,5 +172,7 @@ def _indexed(folder: Path, weight_map: dict[str, str]) -> dict[str, Located]:
             located[name] = Located(path, entry)
     missing = sorted(set(weight_map) - set(located))
     if missing:
-        raise CheckpointError(f"{weight_map[missing[0]]}: tensor {missing[0]} is missing, the index says it is there")
+        raise CheckpointError(
+            f"{weight_map[missing[0]]}: tensor {clipped(missing[0])} is missing, the index says it is there"
+        )
     return located

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from compiler._io import Workspace, save_arrays
 from compiler._shared_settings import SeedSetting
-from compiler.checkpoint.source_tokenizer import bos_of, load_tokenizer
+from compiler.checkpoint.source_tokenizer import bos_of, load_tokenizer, token_ids
 from compiler.tokenize._chat import ChatTemplate
 from compiler.tokenize._rows import RowReader
 from compiler.tokenize._text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
@@ -154,7 +154,7 @@ def make_blocks(
     ids: list[int] = []
     places: list[np.ndarray] = []
     for place, document in enumerate(documents):
-        found = tokenizer.encode(document + SEPARATOR, add_special_tokens=False).ids
+        found = token_ids(tokenizer, document + SEPARATOR)
         ids += found
         places.append(np.full(len(found), place, np.int32))
         if len(ids) >= num_blocks * payload:

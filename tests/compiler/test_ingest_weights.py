@@ -207,6 +207,14 @@ def test_a_tensor_the_index_does_not_know(sharded: Path, tmp_path: Path) -> None
     )
 
 
+def test_an_index_of_names_without_end(sharded: Path, tmp_path: Path) -> None:
+    name = "x\x1b[2J" * 1000
+    edit(sharded / INDEX, lambda index: index["weight_map"].update({name: next(iter(index["weight_map"].values()))}))
+    text = refusal(sharded, tmp_path / "work")
+    assert "(5000 characters) is missing, the index says it is there" in text
+    assert text.isprintable()
+
+
 def test_an_index_without_a_map(sharded: Path, tmp_path: Path) -> None:
     (sharded / INDEX).write_text('{"weight_map": {"a": 1}}')
     assert "weight_map is missing or no map of texts" in refusal(sharded, tmp_path / "work")

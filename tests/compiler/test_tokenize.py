@@ -14,6 +14,7 @@ from compiler._io import Workspace, load_arrays
 from compiler.ingest import IngestConfig
 from compiler.tokenize import TokenizeConfig, _text
 from compiler.tokenize._text import pieces, read_corpus
+from compiler.workflow.keys import config_keys
 from schemas.corpus import SPLITS, Corpus
 from schemas.errors import ColdpressError
 from schemas.model import Model
@@ -218,6 +219,7 @@ def test_too_little_text_for_one_block(model: Model, tmp_path: Path) -> None:
         "the corpus a.txt is too short: its validation text has less than one block of 128 tokens; give more text or "
         "smaller block_tokens"
     )
+    assert "block_tokens" in config_keys(), "which a user can give"
 
 
 def test_fewer_tokens_than_wanted_are_used_and_said(
@@ -259,6 +261,19 @@ def test_large_files_are_read_in_part(tmp_path: Path, monkeypatch: pytest.Monkey
     write_corpus(tmp_path / "b.txt", 100)
     splits = read_corpus(str(tmp_path), 0).splits
     assert 4000 < sum(len(document) for split in SPLITS for document in splits[split]) <= 5000
+
+
+def test_a_tokenizer_that_fails_on_text(tmp_path: Path) -> None:
+    """Its pattern makes the library's regular expressions give up, which is a panic and no Exception."""
+    folder = write_model(tmp_path / "tiny", num_hidden_layers=1)
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    settings["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, settings["pre_tokenizer"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(settings))
+    model = ingest.run(IngestConfig(model=str(folder)), Workspace(tmp_path / "work", "test"))
+    (tmp_path / "a.txt").write_text("\n\n".join(f"{number} " + "a" * 60 + "!" for number in range(100)))
+    found = refusal(model, tmp_path / "a.txt", tmp_path / "w")
+    assert found.startswith("tokenizer.json: it fails on ordinary text (")
 
 
 # --- datasets of the hub
