@@ -184,6 +184,15 @@ def test_pinned_units_count_in_the_budget(tmp_path):
         lay_out(model, sparsity, placement.model_copy(update={"layers": layers}), device)
 
 
+def test_the_largest_plan_has_the_largest_budget(tmp_path):
+    """What runs where no budget is given, wherever it stands in the list."""
+    layout = lay_out(*records(tmp_path))
+    plan = layout.plans[0]
+    small = plan.model_copy(update={"name": "small", "dram_budget_bytes": plan.dram_budget_bytes - 1})
+    for plans in ((small, plan), (plan, small)):
+        assert layout.model_copy(update={"plans": plans}).largest_plan == plan
+
+
 def ordered(tmp_path, layer, seconds):
     """An entry whose gaps of 0, 1, 2 … pages cost `seconds`."""
     arrays = ArrayFile(array_file=str(tmp_path / "order.safetensors"), sha256="0" * 64)
@@ -193,10 +202,11 @@ def ordered(tmp_path, layer, seconds):
 
 
 def test_the_gap_costs_the_least_over_all_sections(tmp_path):
-    first, second = ordered(tmp_path, 0, (3.0, 1.0, 2.0)), ordered(tmp_path, 1, (9.0, 8.0, 5.0))
+    first, second = ordered(tmp_path, 0, (3.0, 1.0, 2.0)), ordered(tmp_path, 1, (1.0, 4.0, 1.5))
     parts = (Order(entries=(first,)), Order(entries=(second,)))
     assert lay_out(*records(tmp_path), order=parts).plans[0].collapse_gap_bytes == 8192
     assert lay_out(*records(tmp_path), order=parts[:1]).plans[0].collapse_gap_bytes == 4096
+    assert lay_out(*records(tmp_path), order=parts[1:]).plans[0].collapse_gap_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,7 @@ MANIFEST_CASES = {
     "plan parts": (lambda m: m["plans"][0]["parts"].reverse(), errors.PlanError, "plans[0].parts"),
     "too many slots": (lambda m: part(m, 4, cache_slots=481), errors.PlanError, "plans[0].parts[4]", "at most 512"),
     "budget": (lambda m: plan(m, dram_budget_bytes=100_000), errors.PlanError, "dram_budget_bytes is 100000"),
+    "budget by a byte": (lambda m: plan(m, dram_budget_bytes=used(m) - 1), errors.PlanError, "at least", "its parts"),
     "plan names": (lambda m: m["plans"].append(m["plans"][0]), errors.PlanError, "distinct names"),
     "more pinned": (lambda m: part(m, 4, num_pinned=513, cache_slots=0), errors.PlanError, "plans[0].parts[4]", "512"),
     "family not required": (
@@ -245,6 +246,16 @@ def layers(manifest, index, first, last):
 
 def plan(manifest, **changes):
     manifest["plans"][0].update(changes)
+
+
+def used(manifest):
+    """DRAM that the first plan takes, by FORMAT.md: all its fixed parts, and slots of pinned and cached units."""
+    found = manifest["plans"][0]
+    sizes = {entry["family"]: entry["unit_bytes"] for entry in manifest["families"]}
+    fixed = sum(found[f"{name}_bytes"] for name in ("resident", "predictor", "kv_cache", "read_buffer"))
+    staging = sum(count * sizes[family] for family, count in found["staging_slots"])
+    slots = sum((entry["num_pinned"] + entry["cache_slots"]) * sizes[entry["family"]] for entry in found["parts"])
+    return fixed + staging + slots
 
 
 def part(manifest, index, **changes):

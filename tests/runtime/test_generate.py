@@ -77,10 +77,10 @@ def test_every_prompt_is_a_context_of_its_own(topk_artifact, monkeypatch):
 
 
 def test_the_nucleus_ends_where_the_sum_is_reached():
-    """A half and a quarter are three quarters exactly, so the third token is one too many."""
-    logits = np.log2(np.array([0.5, 0.25, 0.25])).astype(np.float32) * np.float32(np.log(2))
-    assert nucleus(logits, 1.0, 0.75)[0].tolist() == [0, 1]
-    assert nucleus(logits, 1.0, 0.5)[0].tolist() == [0]
+    """Of four equal tokens two make a half exactly, so a third is one too many; float64 has these sums exactly."""
+    equal = np.zeros(4, np.float32)
+    assert [nucleus(equal, 1.0, top_p)[0].tolist() for top_p in (0.25, 0.5, 0.75)] == [[0], [0, 1], [0, 1, 2]]
+    assert nucleus(equal, 1.0, 0.51)[0].tolist() == [0, 1, 2]
 
 
 def test_the_nucleus_is_the_fewest_likeliest_tokens():

@@ -10,7 +10,7 @@ from runtime.artifact import errors
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from schemas.errors import CorruptPageError
-from tests.support.artifacts import change_arrays, change_manifest
+from tests.support.artifacts import Recipe, build_artifact, change_arrays, change_manifest, small_spec
 
 
 @pytest.fixture
@@ -58,6 +58,19 @@ def test_data_between_sections_is_found(topk_artifact, tmp_path):
     write(path, offset, 1, with_checksums=True)
     with pytest.raises(errors.HiddenDataError, match=rf"flash.img: byte {offset}, behind a section, is not 0"):
         verify_artifact(open_artifact(path))
+
+
+def test_data_behind_the_last_section_is_found(tmp_path):
+    built = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=2, intermediate_size=500)))
+    last = built.manifest.flash.sections[-1]
+    end = last.offset_bytes + last.length_bytes
+    assert end < built.manifest.flash.size_bytes
+    verify_artifact(open_artifact(built.path))
+    for offset in (end, built.manifest.flash.size_bytes - 1):
+        path = shutil.copytree(built.path, tmp_path / str(offset))
+        write(path, offset, 1, with_checksums=True)
+        with pytest.raises(errors.HiddenDataError, match=rf"flash.img: byte {offset}, behind a section, is not 0"):
+            verify_artifact(open_artifact(path))
 
 
 def test_scales_that_are_not_finite_are_found(topk_artifact, tmp_path):

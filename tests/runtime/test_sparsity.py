@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from runtime import _plugins
+from runtime.kernels import gemv
 from runtime.sparsity import Residency, dense, dip, dip_ca, glu, predictor, relu, threshold, topk, wina
 from runtime.sparsity._magnitudes import threshold as level_of
 from schemas.errors import ColdpressError
@@ -79,6 +80,16 @@ def test_predictor_takes_the_scores_from_the_threshold_on(network):
     found = predictor.select(x, network | {"threshold": np.array(threshold)}, NONE)
     np.testing.assert_array_equal(found, np.flatnonzero(scores >= threshold))
     assert found.size == 29
+
+
+def test_a_score_that_is_the_threshold_reaches_it(network):
+    """As `predict` means it, whose threshold is the least score that must be found; scores are the kernels' own."""
+    x = np.random.default_rng(4).normal(size=40).astype(np.float32)
+    name = str(network["format"])
+    inner = np.maximum(gemv.gemv(network["fc1"], 40, name, x), 0, dtype=np.float32)
+    scores = np.sort(gemv.gemv(network["fc2"], 16, name, inner))
+    assert scores[-31] < scores[-30] < scores[-29]
+    assert predictor.select(x, network | {"threshold": np.array(float(scores[-30]))}, NONE).size == 30
 
 
 def test_predictor_takes_the_best_where_none_reaches_the_threshold(network):
