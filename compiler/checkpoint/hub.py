@@ -145,15 +145,15 @@ def _index(hub_id: str, revision: str | None, offline: bool) -> "ModelInfo | Non
     """The hub's index of a model; None offline, or where the hub is not reached: it is asked once, downloads try again
     and again."""
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     if offline:
         return None
     try:
         return huggingface_hub.HfApi().model_info(hub_id, revision=revision, files_metadata=True, timeout=REACHED_S)
-    except HfHubHTTPError:
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # a gated one among the first
         raise
-    except Exception as error:  # of the package that connects, which is not always the same
+    except Exception as error:  # of a hub that fails, or the package that connects, which is not always the same
         log.info("the hub is not reached (%s), the local cache is looked at", " ".join(str(error).split())[:200])
         return None
 

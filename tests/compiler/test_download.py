@@ -8,7 +8,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from compiler import ingest, preflight
 from compiler._io import Workspace
@@ -167,15 +167,18 @@ def test_without_a_network_the_hub_is_asked_once_and_the_cache_then(
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize("offline", [True, False])
+@pytest.mark.parametrize(
+    ("offline", "failure"),
+    [(True, None), (False, ConnectionError("no route")), (False, HfHubHTTPError.__new__(HfHubHTTPError))],
+)
 def test_what_is_cached_needs_no_hub(
-    index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+    index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool, failure: Exception | None
 ) -> None:
     snapshot = tmp_path / "cache/models--owner--tiny/snapshots" / REVISION
     snapshot.parent.mkdir(parents=True)
     (tmp_path / "tiny").rename(snapshot)
     monkeypatch.undo()
-    index.failure = ConnectionError("no route")
+    index.failure = failure
     index.answer(monkeypatch)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
