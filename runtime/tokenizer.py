@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-
+from runtime import _tokenizer_rules
+from runtime._tokenizer_engine import TOKENIZER_FILE, Engine
+from runtime._tokenizer_process import LimitedEngine
 from runtime.artifact import strict_json
 from runtime.artifact.errors import JsonError
 from runtime.artifact.reader import Artifact
 from schemas.errors import ArtifactError
 
-TOKENIZER_FILE = "tokenizer/tokenizer.json"
 SETTINGS_FILE = "tokenizer/tokenizer_config.json"
 
 
@@ -32,11 +31,8 @@ class TextCodec:
         names = {entry.path for entry in artifact.manifest.files}
         if TOKENIZER_FILE not in names:
             raise ArtifactError(f"the artifact has no {TOKENIZER_FILE}; give token ids instead of text")
-        self._tokenizer = _parse(artifact.read_bytes(TOKENIZER_FILE))
-        settings = _settings(artifact.read_bytes(SETTINGS_FILE)) if SETTINGS_FILE in names else {}
-        # by id, because the library compares texts and fails to know special tokens that its normalizer has changed
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        self._special = frozenset(token_id for token_id, token in added if token.special)
+        self._engine = _engine(artifact.read_bytes(TOKENIZER_FILE, _tokenizer_rules.JSON.size_bytes))
+        settings = _settings(artifact) if SETTINGS_FILE in names else {}
         self._bos = artifact.manifest.model.bos_token_id if settings.get("add_bos_token") is True else None
 
     @classmethod
@@ -46,12 +42,12 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """The prompt's token ids, special tokens included."""
-        ids = self._tokenizer.encode(text).ids
+        ids = self._engine.encode(text)
         return [self._bos, *ids] if self._bos is not None and ids[:1] != [self._bos] else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
-        return self._tokenizer.decode([token_id for token_id in ids if token_id not in self._special])
+        return self._engine.decode(ids)
 
     def continuation(self, prompt_ids: Sequence[int], new_ids: Sequence[int]) -> str:
         """The text that `new_ids` add to the prompt's, spaces at the seam included."""
@@ -63,28 +59,18 @@ class TextCodec:
 
         Characters of several tokens appear with their last one.
         """
-        stream = DecodeStream()
-
-        def step(token_id: int) -> str:
-            return "" if token_id in self._special else stream.step(self._tokenizer, token_id) or ""
-
-        for prompt_id in prompt_ids:  # what a decoder does at the start of a text must not happen at the seam
-            step(prompt_id)
-        return step
+        step = self._engine.stream()
+        step(prompt_ids)  # what a decoder does at the start of a text must not happen at the seam
+        return lambda token_id: step([token_id])
 
 
-def _parse(data: bytes) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_buffer(data)
-    except BaseException as error:  # the package raises plain Exception, and a panic of its core is not even that
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ArtifactError(f"{TOKENIZER_FILE}: not a tokenizer ({error}); rebuild the artifact") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+def _engine(data: bytes) -> Engine | LimitedEngine:
+    values = strict_json.parse(data, partial(JsonError, TOKENIZER_FILE, "the text"), _tokenizer_rules.JSON)
+    reason = _tokenizer_rules.why_unbounded(values)
+    return Engine(data) if reason is None else LimitedEngine(data, reason)
 
 
-def _settings(data: bytes) -> dict[str, Any]:
+def _settings(artifact: Artifact) -> dict[str, Any]:
+    data = artifact.read_bytes(SETTINGS_FILE, strict_json.FOREIGN.size_bytes)
     settings = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
     return settings if isinstance(settings, dict) else {}

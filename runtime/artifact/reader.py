@@ -127,9 +127,12 @@ class Artifact:
         """A new descriptor of a listed file, its kind and size checked; the caller closes it."""
         return safe_files.open_file(self.folder, name, self.entry(name).size_bytes, flags)
 
-    def read_bytes(self, name: str) -> bytes:
-        """A listed file as a whole, its digest checked; for small files such as the tokenizer's."""
-        entry, opened = self.entry(name), self.open(name)
+    def read_bytes(self, name: str, max_bytes: int) -> bytes:
+        """A listed file of at most `max_bytes` as a whole, its digest checked."""
+        entry = self.entry(name)
+        if entry.size_bytes > max_bytes:
+            raise FileSizeError(name, "the size", f"{entry.size_bytes} bytes", f"at most {max_bytes}")
+        opened = self.open(name)
         try:
             data = bytearray(entry.size_bytes)
             safe_files.read_exactly(opened, name, memoryview(data), 0)

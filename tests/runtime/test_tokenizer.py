@@ -1,34 +1,20 @@
 """Prompts become the ids that transformers gives, and ids become text, also one at a time."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from runtime.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, TextCodec
+from runtime.tokenizer import TextCodec
 from schemas.errors import ArtifactError
 from tests.support.data import data_folder
 from tests.support.models import write_tokenizer
+from tests.support.tokenizers import FakeArtifact
 
 MODELS = (
     *("stories260k", "tinystories656k", "tinystories656k-relu"),
     *("tinystories-opt-0.9m", "tinystories-mixtral-8x", "prose7m", "prose7m-relu"),
 )
 TEXTS = ("Once upon a time, there was a little dog.", 'He said: "Don\'t!" and left.', "x", "")
-
-
-class FakeArtifact:
-    """An artifact as far as a tokenizer sees it: files in a folder, and the model's bos_token_id."""
-
-    def __init__(self, folder, bos_token_id=0):
-        self._folder = folder
-        names = [name for name in (TOKENIZER_FILE, SETTINGS_FILE) if (folder / name.rpartition("/")[2]).exists()]
-        self.manifest = SimpleNamespace(
-            files=[SimpleNamespace(path=name) for name in names], model=SimpleNamespace(bos_token_id=bos_token_id)
-        )
-
-    def read_bytes(self, name):
-        return (self._folder / name.rpartition("/")[2]).read_bytes()
 
 
 def load_real(name):

@@ -1,0 +1,160 @@
+"""Tokenizers of strangers: the usual ones run in this process, others in a limited one, and none takes the machine."""
+
+import gc
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from runtime._tokenizer_engine import Engine
+from runtime._tokenizer_process import LimitedEngine
+from runtime._tokenizer_rules import PATTERNS, why_unbounded
+from runtime.artifact.errors import FileSizeError, JsonError
+from runtime.artifact.reader import open_artifact
+from runtime.tokenizer import TextCodec
+from schemas.errors import ArtifactError
+from tests.support.artifacts import change_manifest
+from tests.support.data import ROOT, data_folder
+from tests.support.models import write_tokenizer
+from tests.support.tokenizers import FakeArtifact
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+DOUBLES = {"type": "Sequence", "normalizers": [DOUBLE] * 40}
+APPEND = {"type": "Replace", "pattern": {"Regex": "$"}, "content": "x" * 1_000_000}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "x", "type_id": 0}}] * 1000,
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"x": {"id": "x", "ids": [0] * 100_000, "tokens": ["x"] * 100_000}},
+}
+TWICE = TEMPLATE | {"single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2, "special_tokens": {}}
+REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_tokenizer(tmp_path, 384)
+    return tmp_path
+
+
+def change(folder, **parts):
+    """Replaces parts of a tokenizer.json and returns its values."""
+    values = json.loads((folder / "tokenizer.json").read_text()) | parts
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    return values
+
+
+@pytest.mark.parametrize(
+    ("parts", "use"),
+    [
+        ({"post_processor": TEMPLATE}, lambda codec: codec.encode("The map")),
+        ({"normalizer": DOUBLES}, lambda codec: codec.encode("a")),
+        ({"decoder": {"type": "Sequence", "decoders": [APPEND] * 10}}, lambda codec: codec.decode([5] * 1000)),
+        ({"pre_tokenizer": REGEX}, lambda codec: codec.encode("a" * 64 + "b")),
+    ],
+    ids=["template", "normalizer", "decoder", "regex"],
+)
+def test_what_takes_a_machine_in_process_is_one_sentence(folder, monkeypatch, parts, use):
+    """These aborted the process at 8 GiB, ran for minutes, or ended in a panic of the library's core."""
+    change(folder, **parts)
+    monkeypatch.setattr(LimitedEngine, "cpu_s", 2)
+    before_s = time.monotonic()
+    with pytest.raises(ArtifactError, match=r"tokenizer/tokenizer.json: ") as caught:
+        use(TextCodec(FakeArtifact(folder)))
+    assert str(caught.value).count("\n") == 0
+    assert time.monotonic() - before_s < 60
+
+
+def test_time_is_limited(folder, monkeypatch):
+    """WordPiece compares all pieces of a word of any length."""
+    model = {"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "", "max_input_chars_per_word": 10**9}
+    values = change(folder, model=model | {"vocab": {"u": 0, "b": 1}}, added_tokens=[], post_processor=None)
+    reason = why_unbounded(values)
+    assert reason == "model WordPiece with words of any length"
+    monkeypatch.setattr(LimitedEngine, "cpu_s", 1)
+    engine = LimitedEngine(json.dumps(values | {"pre_tokenizer": None}).encode(), reason)
+    with pytest.raises(ArtifactError, match=r"more than 1 s of processor time.*since it has model WordPiece.*; give"):
+        engine.encode("b" * 100_000)
+
+
+def test_a_harmless_stranger_gives_what_it_gives_in_process(folder):
+    pattern = {"Regex": r"\w+|[^\w\s]+"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    values = change(folder, pre_tokenizer={"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"} | BYTES]})
+    assert "with the pattern" in str(why_unbounded(values))
+    data, text = (folder / "tokenizer.json").read_bytes(), "The map, said he; 日 twice."
+    here, there = Engine(data), LimitedEngine(data, "a pattern")
+    ids = here.encode(text)
+    assert there.encode(text) == ids
+    assert there.decode(ids) == here.decode(ids)
+    assert there.special == here.special
+    ours, theirs = here.stream(), there.stream()
+    assert [theirs([token_id]) for token_id in ids] == [ours([token_id]) for token_id in ids]
+
+
+BYTES = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def test_the_process_ends_with_what_uses_it(folder):
+    engine = LimitedEngine((folder / "tokenizer.json").read_bytes(), "nothing")
+    pid = engine._process.pid
+    os.kill(pid, 0)
+    del engine
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_usual_tokenizers_run_in_this_process(folder):
+    for pattern in PATTERNS:
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        assert why_unbounded(change(folder, pre_tokenizer=split)) is None
+        assert len(Engine((folder / "tokenizer.json").read_bytes()).encode("The map")) > 1
+    llama2 = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    assert why_unbounded(change(folder, normalizer={"type": "Sequence", "normalizers": llama2})) is None
+    assert why_unbounded(json.loads((ROOT / "demo/model/tokenizer.json").read_text())) is None
+
+
+@pytest.mark.needs_data
+def test_the_tokenizers_of_real_models_run_in_this_process():
+    files = sorted((data_folder() / "models").glob("*/tokenizer.json"))
+    assert len(files) > 5
+    assert [why_unbounded(json.loads(file.read_text())) for file in files] == [None] * len(files)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"normalizer": DOUBLES}, "normalizer 'Replace'"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 13}}, "8192 characters of one"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, "normalizer 'Precompiled'"),
+        ({"post_processor": TEMPLATE}, "special tokens"),
+        ({"post_processor": {"type": "Sequence", "processors": [TWICE]}}, "more than one prompt"),
+        ({"decoder": APPEND}, "decoder with the pattern"),
+        ({"decoder": {"type": "Strip", "content": "x", "start": 0, "stop": 10**12}}, "decoder Strip"),
+        ({"pre_tokenizer": REGEX}, "(a+)+$"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [None]}}, "pre_tokenizer 0"),
+        ({"model": {"type": "New"}}, "model 'New'"),
+        ({"model": {"type": "Unigram", "vocab": [["x" * 5000, 0.0]]}}, "a piece of the vocabulary"),
+        ({"added_tokens": [{"content": "x" * 5000}]}, "an added token"),
+        ({"more": 1}, "fields"),
+    ],
+)
+def test_what_is_not_known_to_be_bounded_is_named(folder, parts, words):
+    assert words in str(why_unbounded(change(folder, **parts)))
+
+
+def test_texts_that_are_large_deep_or_no_unicode_are_refused(folder, relu_artifact, tmp_path):
+    for text, words in (("[" * 900, "nested too deeply"), ('{"a": "\\ud800"}', "lone surrogates")):
+        (folder / "tokenizer_config.json").write_text(text)
+        with pytest.raises(JsonError, match=f"tokenizer_config.json: .*{words}"):
+            TextCodec(FakeArtifact(folder))
+    path = shutil.copytree(relu_artifact.path, tmp_path / "a")
+    (path / "tokenizer").mkdir()
+    with (path / "tokenizer" / "tokenizer.json").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    change_manifest(path, lambda manifest: None, relist=True)
+    with pytest.raises(FileSizeError, match=r"67108865 bytes, expected at most 67108864"):
+        TextCodec(open_artifact(path))
