@@ -8,17 +8,21 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from runtime import _bench, _inspect
 from runtime._arguments import build_parser
 from runtime._sampling import Sampling
+from runtime.artifact import strict_json
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import Artifact, open_artifact
 from runtime.generate import Session, choose_plan, on_device
@@ -27,9 +31,12 @@ from runtime.simulate import simulate
 from runtime.tokenizer import TextCodec
 from runtime.trace import Recorder, load_trace
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError
+from schemas.errors import ColdpressError, clipped, printable
 from schemas.metrics import RunMetrics
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a stranger's tokenizer could move a terminal's cursor with."""
+DEVICE_JSON = replace(strict_json.MANIFEST, size_bytes=1 << 20)
 EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 
 
@@ -102,11 +109,14 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 def _printer(prompt_ids: list[int], codec: TextCodec | None) -> Callable[[int], None]:
     """A function that prints new tokens as they come; the first one after the prompt."""
-    show = codec.streamer(prompt_ids) if codec else lambda token_id: f" {token_id}"
-    before = [codec.decode(prompt_ids) if codec else " ".join(map(str, prompt_ids))]
+    show: list[Callable[[int], str]] = []
 
     def write(token_id: int) -> None:
-        sys.stdout.write((before.pop() if before else "") + show(token_id))
+        text = ""
+        if not show:  # now that the session has found the prompt's ids to be ids
+            text = codec.decode(prompt_ids) if codec else " ".join(map(str, prompt_ids))
+            show.append(codec.streamer(prompt_ids) if codec else lambda token_id: f" {token_id}")
+        sys.stdout.write(CONTROL.sub("\ufffd", text + show[0](token_id)))
         sys.stdout.flush()
 
     return write
@@ -135,6 +145,8 @@ def _recorder(path: Path | None) -> Recorder | None:
     """A recorder if there is a place for its trace, which is better known before the run than after it."""
     if path is not None and not path.parent.is_dir():
         raise ColdpressError(f"{path}: there is no folder {path.parent}; make it, or write the trace elsewhere")
+    if path is not None and path.is_symlink() | (path.exists() and not path.is_file()):
+        raise ColdpressError(f"{path}: is no regular file, which a trace would replace; write the trace elsewhere")
     return None if path is None else Recorder()
 
 
@@ -154,12 +166,19 @@ def _device(arguments: argparse.Namespace) -> DeviceProfile | None:
         return None
     if getattr(arguments, "flash", "simulated") != "simulated":
         raise ColdpressError("--device is the device to simulate, but flash is read directly; add --flash simulated")
+    with arguments.device.open("rb") as file:
+        data = file.read(DEVICE_JSON.size_bytes + 1)  # of a pipe or a device node, too
+    strict_json.parse(data, lambda found, expected: _no_record(arguments.device, found, expected), DEVICE_JSON)
     try:
-        return DeviceProfile.model_validate_json(arguments.device.read_bytes())
+        return DeviceProfile.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the text"
-        raise ColdpressError(f"{arguments.device}: not a device record, at {place}: {first['msg']}") from error
+        place = clipped(".".join(map(str, first["loc"])) or "the text")
+        raise ColdpressError(f"{arguments.device}: not a device record, at {place}: {clipped(first['msg'])}") from error
+
+
+def _no_record(path: Path, found: str, expected: str) -> ColdpressError:
+    return ColdpressError(f"{path}: not a device record, at the text: it is {found}, expected {expected}")
 
 
 def _prompt_ids(arguments: argparse.Namespace, artifact: Artifact) -> list[int]:
@@ -235,7 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     arguments = build_parser(COMMANDS).parse_args(argv)
     try:
-        arguments.run(arguments)
+        with np.errstate(all="ignore"):  # what overflows is looked for in results, and refused in a sentence
+            arguments.run(arguments)
         sys.stdout.flush()
     except ColdpressError as error:
         return _fail(str(error))
@@ -254,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {printable(sentence)}", file=sys.stderr)
     return EXIT_BAD_INPUT
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runtime import _plugins
 from runtime.generate import FLASHES
+from schemas.errors import clipped
 
 EXAMPLES = """examples:
   coldpress-run generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
@@ -24,7 +25,7 @@ def _token_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of token ids such as 1,2,3") from error
+        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a list of token ids such as 1,2,3") from error
 
 
 def _sha256(text: str) -> str:
@@ -34,8 +35,8 @@ def _sha256(text: str) -> str:
 
 
 def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a whole number of at least 1 and below 10^18")
     return int(text)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from runtime.artifact.reader import Artifact
 from runtime.budget import fixed_bytes, used_bytes
 from runtime.quantities import show_bytes, table
+from schemas.errors import clipped, printable
 from schemas.layout import Plan
 from schemas.manifest import MANIFEST_FILE, FamilyFormat, Manifest
 from schemas.model import ModelSpec
@@ -86,7 +87,7 @@ def render(summary: dict[str, Any], spec: ModelSpec) -> str:
     ]
     return "\n\n".join(
         [
-            "\n".join(f"{name:10}{value}" for name, value in facts),
+            "\n".join(f"{name:10}{printable(clipped(value, 500))}" for name, value in facts),
             "files\n" + table([(name, str(size)) for name, size in summary["files"].items()], "  "),
             "on flash\n" + table(_family_rows(summary["families"]), "  "),
             "plans\n" + table(_plan_rows(summary["plans"]), "  "),
@@ -115,7 +116,7 @@ def _plan_rows(plans: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     head = ("plan", "method", "cache", "context", "budget", "resident", "KV cache", "pinned", "slots", "density")
     return [head] + [
         (
-            plan["name"],
+            printable(clipped(plan["name"], 40)),
             plan["method"],
             plan["cache"],
             str(plan["context_length"]),

@@ -48,8 +48,9 @@ class Chooser:
 
 def nucleus(logits: np.ndarray, temperature: float, top_p: float) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that may be drawn, likeliest first, and their probabilities, float64, which sum to 1."""
-    scaled = logits.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max())
+    below = logits.astype(np.float64) - logits.max()
+    with np.errstate(over="ignore"):  # at the lowest temperatures: all but the likeliest are infinitely far below
+        weights = np.exp(below / temperature)
     tokens = np.argsort(-weights, kind="stable")
     sums = np.cumsum(weights[tokens])
     count = int(np.searchsorted(sums, top_p * sums[-1])) + 1

@@ -66,7 +66,7 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     fixed = fixed_bytes(manifest, plan)
     if fixed > dram_budget_bytes:
         raise DoesNotFitError(
-            f"{MANIFEST_FILE}: plan '{plan.name}' needs {fixed} bytes of DRAM before any unit is cached (resident "
+            f"{MANIFEST_FILE}: {plan.title} needs {fixed} bytes of DRAM before any unit is cached (resident "
             f"{plan.resident_bytes}, predictors {plan.predictor_bytes}, KV cache {plan.kv_cache_bytes}, buffers the "
             f"rest), the budget is {dram_budget_bytes}; raise it, or build for a shorter context or a smaller format"
         )

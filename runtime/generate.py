@@ -4,8 +4,9 @@ The plan is the largest that fits the budget (runtime/budget.py); a selector or 
 replaces the plan's. The prefill is dense, every further token goes through the selector (design, section 5).
 """
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from runtime import _plugins, budget
 from runtime._sampling import Chooser, Sampling
+from runtime._timer import Timer
 from runtime.artifact import contents
 from runtime.artifact.reader import Artifact, open_artifact
 from runtime.flash import Reader, direct, simulated
@@ -22,7 +24,7 @@ from runtime.model.selection import Selection, check_selector
 from runtime.store import Counters, Store
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError, UnknownNameError
+from schemas.errors import ColdpressError, UnknownNameError, clipped
 from schemas.layout import Plan
 from schemas.manifest import Manifest
 from schemas.metrics import RunMetrics
@@ -59,7 +61,11 @@ class Quality:
 
 
 class Session:
-    """An artifact ready to run. It holds one sequence at a time; units stay cached from one call to the next."""
+    """An artifact ready to run; a context manager, which closes it.
+
+    It holds one sequence at a time, and units stay cached from one call to the next: a call while another one runs, in
+    this thread or in others, is refused. Threads of their own need sessions of their own.
+    """
 
     def __init__(
         self,
@@ -93,11 +99,48 @@ class Session:
             ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
         """
         self._started_s: float | None = time.perf_counter() if started_s is None else started_s
+        self._running, self._closed = threading.Lock(), False
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
         self.plan = choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
         self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)
         self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, self.plan))
+
+    def __enter__(self) -> "Session":
+        """The session itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes the artifact's files; calls are refused from now on. Memory goes with the session itself.
+
+        Raises:
+            ColdpressError: if a call is running.
+        """
+        if self._closed:
+            return
+        with self._exclusive():
+            self._closed = True
+            self.store.close()
+            self._opened.folder.close()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """The right to use the store and the decoder, for one caller at a time."""
+        if not self._running.acquire(blocking=False):
+            raise ColdpressError(
+                "this session is in use by another call, expected one at a time; wait for it or close its generator, "
+                "or open a session per thread"
+            )
+        try:
+            if self._closed:
+                raise ColdpressError("this session is closed, expected an open one; open the artifact again")
+            yield
+        finally:
+            self._running.release()
 
     def generate(
         self,
@@ -118,25 +161,52 @@ class Session:
             on_token: Called with every new token as soon as it is known; its time is not counted.
 
         Raises:
-            ColdpressError: for an empty prompt, an id outside the vocabulary, or logits that are not finite.
+            ColdpressError: for an empty prompt, an id outside the vocabulary, logits that are not finite, or a session
+                that is closed or in use.
             DoesNotFitError: if prompt and new tokens exceed the plan's context.
             CorruptPageError: if a page of flash.img is damaged.
+        """
+        steps = self.stream(prompt_ids, max_new_tokens, sampling=sampling, ignore_eos=ignore_eos)
+        while True:
+            try:
+                token_id = next(steps)
+            except StopIteration as done:
+                return done.value
+            if on_token:
+                on_token(token_id)
+
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        ignore_eos: bool = False,
+    ) -> Generator[int, None, Generation]:
+        """As `generate`, one token after another; the session is in use from the first until the last, or until the
+        generator is closed, after which the session is as after any run.
+
+        Yields:
+            Each new token as soon as it is known.
+
+        Returns:
+            All of them, and the metrics.
         """
         if max_new_tokens < 1:
             raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
         chooser = Chooser(sampling or Sampling())
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
-        timer = self._start()
-        self.decoder.begin(len(prompt_ids) + max_new_tokens)
-        with timer.prefill():
-            new_ids = [chooser.choose(self.decoder.prefill_last(np.asarray(prompt_ids, np.int64)))]
-        while True:
-            if on_token:
-                on_token(new_ids[-1])
-            if len(new_ids) == max_new_tokens or new_ids[-1] in stop_ids:
-                return Generation(tuple(new_ids), timer.metrics(self.store))
-            with timer.decode():
-                new_ids.append(chooser.choose(self.decoder.decode(new_ids[-1])))
+        with self._exclusive():
+            timer = self._start()
+            self.decoder.begin(len(prompt_ids) + max_new_tokens)
+            with timer.prefill():
+                new_ids = [chooser.choose(self.decoder.prefill_last(_as_array(prompt_ids)))]
+            yield new_ids[-1]
+            while len(new_ids) < max_new_tokens and new_ids[-1] not in stop_ids:
+                with timer.decode():
+                    new_ids.append(chooser.choose(self.decoder.decode(new_ids[-1])))
+                yield new_ids[-1]
+            return Generation(tuple(new_ids), timer.metrics(self.store))
 
     def perplexity(
         self,
@@ -164,19 +234,20 @@ class Session:
                 f"found {len(token_blocks)} blocks of {block_tokens} tokens with {prefill_tokens} prefilled, expected "
                 "at least one block of two tokens, and at least one of them prefilled"
             )
-        timer, block_nll = self._start(), []
-        for block in token_blocks:
-            done, total = 0, 0.0
-            for logits in self._teach(block, prefill_tokens if sparse else block_tokens, timer):
-                total += sum_nll(logits, block[done + 1 : done + 1 + len(logits)])
-                done += len(logits)
-                if on_logits:
-                    on_logits(logits)
-            block_nll.append(total / (block_tokens - 1))
-        num_predicted = len(token_blocks) * (block_tokens - 1)
-        return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store))
+        with self._exclusive():
+            timer, block_nll = self._start(), []
+            for block in token_blocks:
+                done, total = 0, 0.0
+                for logits in self._teach(block, prefill_tokens if sparse else block_tokens, timer):
+                    total += sum_nll(logits, block[done + 1 : done + 1 + len(logits)])
+                    done += len(logits)
+                    if on_logits:
+                        on_logits(logits)
+                block_nll.append(total / (block_tokens - 1))
+            num_predicted = len(token_blocks) * (block_tokens - 1)
+            return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store))
 
-    def _teach(self, block: np.ndarray, num_dense: int, timer: "_Timer") -> Iterator[np.ndarray]:
+    def _teach(self, block: np.ndarray, num_dense: int, timer: Timer) -> Iterator[np.ndarray]:
         """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""
         self.decoder.begin(len(block))
         for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
@@ -188,40 +259,22 @@ class Session:
                 logits = self.decoder.decode(token)[None]
             yield logits
 
-    def _start(self) -> "_Timer":
+    def _start(self) -> Timer:
         """A run with counters at zero; the clock of the session's first one began with the session."""
         started_s, self._started_s = self._started_s, None
         self.store.counters = Counters()
-        return _Timer(time.perf_counter() if started_s is None else started_s)
+        return Timer(time.perf_counter() if started_s is None else started_s)
 
 
-class _Timer:
-    """Adds up the seconds of the steps of one run."""
-
-    def __init__(self, started_s: float) -> None:
-        self._started_s = started_s
-        self._first_token_s: float | None = None
-        self._prefill_s = self._decode_s = 0.0
-        self._num_decoded = 0
-
-    @contextmanager
-    def prefill(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        stop = time.perf_counter()
-        self._prefill_s += stop - start
-        if self._first_token_s is None:
-            self._first_token_s = stop - self._started_s
-
-    @contextmanager
-    def decode(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._decode_s += time.perf_counter() - start
-        self._num_decoded += 1
-
-    def metrics(self, store: Store) -> RunMetrics:
-        return store.metrics(self._num_decoded, self._decode_s, self._prefill_s, self._first_token_s or 0.0)
+def _as_array(prompt_ids: Sequence[int]) -> np.ndarray:
+    """A prompt as int64 [n], which is checked against the vocabulary where it is used."""
+    try:
+        return np.asarray(prompt_ids, np.int64)
+    except OverflowError as error:
+        largest = clipped(str(max(prompt_ids, key=abs)))
+        raise ColdpressError(
+            f"token id {largest} is outside any vocabulary, expected ids of this artifact's"
+        ) from error
 
 
 def choose_plan(

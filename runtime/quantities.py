@@ -3,7 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from schemas.errors import ColdpressError
+from schemas.base import MAX_EXACT_INTEGER
+from schemas.errors import ColdpressError, clipped
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -13,16 +14,22 @@ def parse_bytes(text: int | str) -> int:
     """Bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); upper and lower case are the same.
 
     Raises:
-        ColdpressError: if it is neither, or is not at least one byte.
+        ColdpressError: if it is neither, or is not at least one byte and less than 2^53.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    text = str(text)
+    match = re.fullmatch(r"\s*(\d{1,300}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     units = {name.upper(): size for name, size in UNITS.items()}
     unit = units.get((match[2] or "B").upper()) if match else None
     if match is None or unit is None:
-        raise ColdpressError(f"'{text}' is not an amount of memory; write bytes, or a number with {', '.join(UNITS)}")
-    found = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+        raise ColdpressError(
+            f"'{clipped(text)}' is not an amount of memory; write bytes, or a number with {', '.join(UNITS)}"
+        )
+    exact = int(match[1]) * unit if match[1].isdigit() else float(match[1]) * unit
+    found = int(min(exact, MAX_EXACT_INTEGER + 1))
     if found < 1:
-        raise ColdpressError(f"'{text}' is less than one byte; give a positive amount of memory")
+        raise ColdpressError(f"'{clipped(text)}' is less than one byte; give a positive amount of memory")
+    if found > MAX_EXACT_INTEGER:
+        raise ColdpressError(f"'{clipped(text)}' is more than {MAX_EXACT_INTEGER} bytes; give what a machine may have")
     return found
 
 

@@ -120,6 +120,10 @@ class Store:
         part = self._parts[layer, family]
         return Residency(part.cache.present, part.position)
 
+    def close(self) -> None:
+        """Closes the device; nothing can be read any more."""
+        self._flash.close()
+
     def reset(self) -> None:
         """Begins a new context, such as another prompt: what policies count per context starts anew; units stay."""
         if self._recorder:
@@ -300,12 +304,12 @@ class Store:
 def _check_fits(plan: Plan, needed: int, available: int) -> None:
     if needed > plan.dram_budget_bytes:
         raise DoesNotFitError(
-            f"{MANIFEST_FILE}: plan '{plan.name}' needs {needed} bytes of DRAM, its budget is "
+            f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, its budget is "
             f"{plan.dram_budget_bytes}; take the plan from choose_plan"
         )
     if needed > available:
         raise DoesNotFitError(
-            f"{MANIFEST_FILE}: plan '{plan.name}' needs {needed} bytes of DRAM, this machine has {available}; give a "
+            f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, this machine has {available}; give a "
             "smaller --dram-budget"
         )
 

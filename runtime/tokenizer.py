@@ -12,9 +12,9 @@ from runtime import _tokenizer_rules
 from runtime._tokenizer_engine import TOKENIZER_FILE, Engine
 from runtime._tokenizer_process import LimitedEngine
 from runtime.artifact import strict_json
-from runtime.artifact.errors import JsonError
+from runtime.artifact.errors import JsonError, short
 from runtime.artifact.reader import Artifact
-from schemas.errors import ArtifactError
+from schemas.errors import ArtifactError, ColdpressError
 
 SETTINGS_FILE = "tokenizer/tokenizer_config.json"
 
@@ -41,7 +41,14 @@ class TextCodec:
         return cls(artifact) if any(entry.path == TOKENIZER_FILE for entry in artifact.manifest.files) else None
 
     def encode(self, text: str) -> list[int]:
-        """The prompt's token ids, special tokens included."""
+        """The prompt's token ids, special tokens included.
+
+        Raises:
+            ArtifactError: if the tokenizer fails, or takes more than its limits.
+            ColdpressError: if the text is no Unicode, such as an argument that is not UTF-8.
+        """
+        if not strict_json.is_encodable(text):
+            raise ColdpressError(f"the text {short(text)} is not UTF-8; write it in UTF-8, or give token ids")
         ids = self._engine.encode(text)
         return [self._bos, *ids] if self._bos is not None and ids[:1] != [self._bos] else ids
 

@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 from schemas.base import Many, PositiveCount, Record
 
 T = TypeVar("T")
+SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)
+"""Least and largest: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
 
 
 class Figure(Record, Generic[T]):
@@ -24,7 +26,7 @@ class ReadPoint(Record):
     """Read bandwidth reached with reads of one size, at the device's full queue depth."""
 
     read_bytes: PositiveCount
-    bytes_per_s: float = Field(gt=0)
+    bytes_per_s: float = Field(ge=BYTES_PER_S[0], le=BYTES_PER_S[1])
 
 
 class Accelerator(Record):
@@ -35,6 +37,13 @@ class Accelerator(Record):
     link_bytes_per_s: Figure[float]
     sync_s: Figure[float]
     """One synchronization with the CPU (PowerInfer Table 2, T_sync)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Accelerator":
+        _check_figure("bytes_per_s", self.bytes_per_s, BYTES_PER_S)
+        _check_figure("link_bytes_per_s", self.link_bytes_per_s, BYTES_PER_S)
+        _check_figure("sync_s", self.sync_s, SECONDS)
+        return self
 
 
 class Flash(Record):
@@ -54,6 +63,7 @@ class Flash(Record):
         page_bytes = self.page_bytes.value
         if page_bytes & (page_bytes - 1) or not 512 <= page_bytes <= 65536:
             raise ValueError(f"page_bytes must be a power of two from 512 to 65536, found {page_bytes}")
+        _check_figure("latency_s", self.latency_s, SECONDS)
         return self
 
     @property
@@ -95,6 +105,17 @@ class DeviceProfile(Record):
     flash: Flash
     accelerator: Accelerator | None = None
     notes: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> "DeviceProfile":
+        _check_figure("dram_bytes_per_s", self.dram_bytes_per_s, BYTES_PER_S)
+        return self
+
+
+def _check_figure(name: str, figure: Figure[float], bounds: tuple[float, float]) -> None:
+    least, most = bounds
+    if not least <= figure.value <= most:
+        raise ValueError(f"{name} must be from {least:g} to {most:g}, found {figure.value:g}")
 
 
 def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import Count, Many, Options, PositiveCount, Record, Share
+from schemas.errors import clipped
 from schemas.families import PLUGIN_NAME, FamilyName, Method
 
 SECTION_ALIGN_BYTES = 65536
@@ -96,6 +97,11 @@ class Plan(Record):
     queue_depth: PositiveCount
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""
+
+    @property
+    def title(self) -> str:
+        """`plan 'name'`, for sentences; a name is its writer's, of any length."""
+        return f"plan '{clipped(self.name)}'"
 
 
 class Layout(Record):

@@ -6,8 +6,8 @@ where sections leave room, no file that the manifest does not list, and finite s
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -46,16 +46,16 @@ def verify_artifact(artifact: Artifact) -> int:
 
 
 def _check_unlisted(artifact: Artifact) -> None:
+    """Only listed files, and the folders that they lie in; no other folder is looked into, however deep it is."""
     listed = {entry.path for entry in artifact.manifest.files} | {MANIFEST_FILE}
-    for parent, folders, files, folder in os.fwalk(".", dir_fd=artifact.folder.descriptor):
-        for name in files + [inner for inner in folders if _is_link(inner, folder)]:
-            path = os.path.normpath(os.path.join(parent, name))
-            if path not in listed:
-                raise HiddenDataError(artifact.path, f"the file {short(path)}", "present", "only files of the manifest")
-
-
-def _is_link(name: str, folder: int) -> bool:
-    return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    used = {str(parent) for path in listed for parent in PurePosixPath(path).parents}
+    for parent, folders, files, _ in os.fwalk(".", dir_fd=artifact.folder.descriptor):
+        for kind, names, known in (("file", files, listed), ("folder", folders, used)):
+            paths = [os.path.normpath(os.path.join(parent, name)) for name in names]
+            for path in paths:
+                if path not in known:
+                    expected = "only files of the manifest and their folders"
+                    raise HiddenDataError(artifact.path, f"the {kind} {short(path)}", "present", expected)
 
 
 def _check_file(artifact: Artifact, name: str) -> None:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from runtime.artifact.errors import FileKindError, FileNameError, FileSizeError, short
+from runtime.artifact.errors import DeviceError, FileKindError, FileNameError, FileSizeError, short
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?<!\.)")
 RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices on Windows
@@ -118,10 +118,15 @@ def read_exactly(opened: int, name: str, into: memoryview, offset: int) -> None:
 
     Raises:
         FileSizeError: if the file ends before, having been shortened while open.
+        DeviceError: if the device fails.
     """
     done = 0
     while done < len(into):
-        count = os.preadv(opened, [into[done:]], offset + done)
+        try:
+            count = os.preadv(opened, [into[done:]], offset + done)
+        except OSError as error:
+            found = f"failing ({os.strerror(error.errno or 0)})"
+            raise DeviceError(name, "a read", found, "data", "check the storage device") from error
         if count == 0:
             raise FileSizeError(name, "the size", f"{offset + done} bytes", f"at least {offset + len(into)}")
         done += count

@@ -119,7 +119,7 @@ class _Reader:
 
     def check(self, value: Any) -> None:
         """Refuses texts that cannot be written back as UTF-8, at any depth."""
-        if isinstance(value, str) and not _is_encodable(value):
+        if isinstance(value, str) and not is_encodable(value):
             raise self._refuse(f"text with the string {short(value)}", "strings without lone surrogates")
         if isinstance(value, dict):
             for name, inner in value.items():
@@ -130,7 +130,8 @@ class _Reader:
                 self.check(inner)
 
 
-def _is_encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether a text is Unicode that UTF-8 can hold: without lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -26,3 +26,7 @@ class Reader(Protocol):
             CorruptPageError: if a page's checksum differs, also when read again.
         """
         ...
+
+    def close(self) -> None:
+        """Closes what is open; no read may follow."""
+        ...

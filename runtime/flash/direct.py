@@ -43,7 +43,7 @@ class Flash:
         self._page_bytes = artifact.manifest.flash.page_bytes
         self._num_threads = min(queue_depth, MAX_THREADS)
         self._file, self.direct = _open(artifact, self._page_bytes)
-        weakref.finalize(self, os.close, self._file)
+        self._finalizer = weakref.finalize(self, os.close, self._file)
         if not self.direct:
             logging.getLogger("coldpress").warning(
                 "%s: the file system refuses O_DIRECT; reads go through the page cache, outside the DRAM budget",
@@ -64,6 +64,10 @@ class Flash:
         if failure:
             raise failure
         return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Closes the file, once."""
+        self._finalizer()
 
     def _try(self, extents: Extents, into: np.ndarray) -> Exception | None:
         try:

@@ -34,3 +34,8 @@ class Flash:
         if self._data:
             self._data.read(extents, into)
         return float(flash_seconds(self._flash, len(extents), extents.num_bytes))
+
+    def close(self) -> None:
+        """Closes where bytes come from."""
+        if self._data:
+            self._data.close()

@@ -103,7 +103,7 @@ class Decoder:
         planned = self._store.plan.context_length
         if context_length > planned:
             raise DoesNotFitError(
-                f"the prompt and the new tokens make {context_length} tokens, the plan '{self._store.plan.name}' has a "
+                f"the prompt and the new tokens make {context_length} tokens, the {self._store.plan.title} has a "
                 f"KV cache for {planned}; ask for fewer tokens, or build for a longer context_length"
             )
         if context_length != self._cache.context_length:

@@ -1,0 +1,73 @@
+"""A session and its callers: one at a time, said so; a generator that is given up does no harm; closing closes."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from runtime.generate import Session
+from schemas.errors import ColdpressError
+
+PROMPT = [3, 14, 15]
+
+
+def test_two_threads_in_one_session_are_told_so(relu_artifact):
+    """They used to share one read buffer, and healthy storage was blamed for the checksums."""
+    expected = Session(relu_artifact.path).generate(PROMPT, 12).token_ids
+    session, barrier, texts, refusals = Session(relu_artifact.path), threading.Barrier(4), [], []
+
+    def run():
+        barrier.wait()
+        for _ in range(5):
+            try:
+                texts.append(session.generate(PROMPT, 12).token_ids)
+            except ColdpressError as error:
+                refusals.append(str(error))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(texts) + len(refusals) == 20
+    assert set(texts) == {expected}
+    assert all("this session is in use by another call" in sentence for sentence in refusals)
+
+
+def test_a_session_in_use_refuses_every_call_until_its_generator_is_closed(relu_artifact):
+    session = Session(relu_artifact.path)
+    expected = Session(relu_artifact.path).generate(PROMPT, 8)
+    steps = session.stream(PROMPT, 8)
+    assert [next(steps), next(steps)] == list(expected.token_ids[:2])
+    calls = (
+        session.close,
+        lambda: session.generate(PROMPT, 2),
+        lambda: session.perplexity(np.array([PROMPT]), sparse=True),
+        lambda: next(session.stream(PROMPT, 2)),
+    )
+    for call in calls:
+        with pytest.raises(ColdpressError, match="in use by another call, expected one at a time"):
+            call()
+    steps.close()
+    assert session.generate(PROMPT, 8).token_ids == expected.token_ids
+    with pytest.raises(ColdpressError, match="in use"):
+        session.generate(PROMPT, 3, on_token=lambda _: session.generate(PROMPT, 1))
+    assert session.generate(PROMPT, 8).token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("flash", ["direct", "simulated"])
+def test_a_closed_session_has_no_file_open_and_says_so(relu_artifact, flash):
+    before = len(os.listdir("/proc/self/fd"))
+    with Session(relu_artifact.path, flash=flash) as session:
+        assert len(session.generate(PROMPT, 2).token_ids) == 2
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ColdpressError, match="this session is closed, expected an open one"):
+        session.generate(PROMPT, 2)
+    session.close()
+
+
+def test_an_id_that_no_integer_holds_is_refused(relu_artifact):
+    with pytest.raises(ColdpressError, match="token id 99999999999999999999 is outside any vocabulary"):
+        Session(relu_artifact.path).generate([1, 99999999999999999999], 2)
