@@ -91,6 +91,16 @@ def test_a_flipped_bit_is_found_at_its_page(image, data, checksums, bad, threads
         assert read(file.fileno(), SCATTERED, buffer, checksums, threads) == bad
 
 
+def test_every_page_of_a_long_read_is_checked(image, data, checksums):
+    """Checksums are taken of several pages at a time, and long reads are cut in pieces: every page is in one of them."""
+    buffer = _native.aligned_buffer(300 * PAGE)
+    with image.open("rb") as file:
+        for bad in range(50, 350):
+            sums = checksums.copy()
+            sums[bad] ^= 1
+            assert read(file.fileno(), [(50, 300)], buffer, sums, threads=1) == bad
+
+
 def test_of_several_bad_pages_the_first_is_told(fd, data, checksums):
     sums = checksums.copy()
     sums[[350, 120, 399, 8]] ^= 1

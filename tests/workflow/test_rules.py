@@ -20,7 +20,7 @@ SHARDS = ("0", "1")
 ORDER, QUANTIZED, PREDICTORS = (
     tuple(f"{DEVICE}/{stage}/{chunk}.json" for chunk in CHUNKS) for stage in ("order", "quantize", "predict")
 )
-SETTINGS = {"layers_per_job": 2, "calibration_shards": 2, "distill": "true"}
+SETTINGS = {"layers_per_job": 2, "calibration_shards": 2, "distill": "true", "algorithm": "gptq"}
 
 
 def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -49,7 +49,8 @@ def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
         "predict": {"model": model, "activations": second, "sparsity": sparsity},
         "place": placing,
         "order": placing | {"placement": placement},
-        "quantize": {"model": model, "sparsity": sparsity},
+        "gram": {"model": model, "corpus": corpus, "sparsity": sparsity},
+        "quantize": {"model": model, "sparsity": sparsity, "gram": (f"{DEVICE}/gram.json",)},
         "layout": laid_out | {"predictors": PREDICTORS},
         "package": laid_out | packed | {"predictors": PREDICTORS},
         "verify": {"model": model, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
@@ -67,7 +68,7 @@ OUTPUTS = {
     "recalibrate_shard": f"{DEVICE}/recalibrate-shards/{{shard}}.json",
     "report": f"{DEVICE}/metrics.json",
 }
-ON_ALL_CORES = ("preflight", "calibrate", "calibrate_shard", "distill", "recalibrate", "recalibrate_shard")
+ON_ALL_CORES = ("preflight", "calibrate", "calibrate_shard", "distill", "recalibrate", "recalibrate_shard", "gram")
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,13 @@ def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned
 def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
     found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
     expected = expected_records(f"{MODEL}/ingest.json")
-    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict"):
+    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict", "gram"):
         assert rule not in found
         del expected[rule]
     for rule, records in expected.items():
         for job in found[rule]:
-            check_records(job, {name: paths for name, paths in records.items() if name not in ("shards", "predictors")})
+            left_out = ("shards", "predictors", "gram")
+            check_records(job, {name: paths for name, paths in records.items() if name not in left_out})
 
 
 def test_every_rule_writes_where_the_next_one_reads(jobs: dict[str, list[Planned]]) -> None:
