@@ -92,7 +92,7 @@ def test_a_flipped_bit_is_found_at_its_page(image, data, checksums, bad, threads
 
 
 def test_every_page_of_a_long_read_is_checked(image, data, checksums):
-    """Checksums are taken of several pages at a time, and long reads are cut in pieces: every page is in one of them."""
+    """Checksums are taken of several pages at a time, and long reads are cut in pieces, of which none is left out."""
     buffer = _native.aligned_buffer(300 * PAGE)
     with image.open("rb") as file:
         for bad in range(50, 350):
