@@ -177,6 +177,8 @@ _spec = partial(small_spec, num_hidden_layers=2, intermediate_size=64)
 RECIPES = {
     "relu": Recipe(spec=_spec(vocab_size=384, bos_token_id=0, eos_token_ids=(1,))),
     "topk": Recipe(spec=_spec(), method="topk", format="int4_group32", cache="lfu", layers_per_group=2),
+    "cats": Recipe(spec=_spec(), method="cats", format="int3_group32"),
+    "dip": Recipe(spec=_spec(), method="dip_ca"),
     "predictor": Recipe(spec=_spec(bos_token_id=2), method="predictor", format="int8_group32"),
     "opt": Recipe(
         spec=_spec(norm="layer_norm", position="learned", rotary_dim=0, position_offset=2, gated_mlp=False),
@@ -184,7 +186,7 @@ RECIPES = {
         cache="static",
     ),
 }
-"""Every method and format that a reader has; small, since each mutant is run five times."""
+"""Every format, and methods with arrays, options and predictors; small, since each mutant is run five times."""
 
 
 class Artifacts:
@@ -244,7 +246,7 @@ class Artifacts:
             yield run
 
     def _commands(self, base: str, folder: Path, scratch: Path, record: bool) -> Iterator[Run]:
-        prompt = ["--prompt-ids", "1,2,3"] if base == "topk" else ["--prompt", "w1 w2 the map"]
+        prompt = ["--prompt-ids", "1,2,3"] if base in ("topk", "cats") else ["--prompt", "w1 w2 the map"]
         trace = scratch / "trace" if record else self._trace(base)
         recording = ["--trace", str(trace)] if record else []
         commands = {
