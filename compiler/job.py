@@ -12,6 +12,7 @@ import inspect
 import types
 import typing
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from compiler._io import Workspace, digest, load_record, save_record, sha256_of
 from compiler.workflow.code_digest import stage_digest
+from compiler.workflow.lock import job_lock
 from schemas.base import Record
 from schemas.errors import ColdpressError
 
@@ -143,17 +145,19 @@ def execute(stage: str, argv: list[str]) -> None:
     parameters = parameters_of(stage)
     arguments = _build_parser(stage, parameters).parse_args(argv)
     given = {name: value if isinstance(value, list) else [value] for name, value in vars(arguments).items() if value}
-    run_job(
-        Job(
-            stage=stage,
-            settings=_settings_of(parameters["config"], arguments),
-            records={name: tuple(given[name]) for name in records_of(stage) if name in given},
-            output=arguments.output,
-            layers=tuple(given.get("layers", ())),
-            threads=getattr(arguments, "threads", 1),
-            code=arguments.code,
-        )
+    job = Job(
+        stage=stage,
+        settings=_settings_of(parameters["config"], arguments),
+        records={name: tuple(given[name]) for name in records_of(stage) if name in given},
+        output=arguments.output,
+        layers=tuple(given.get("layers", ())),
+        threads=getattr(arguments, "threads", 1),
+        code=arguments.code,
     )
+    with ExitStack() as held:
+        if arguments.build is not None:
+            held.enter_context(job_lock(arguments.build, stage))
+        run_job(job)
 
 
 def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> argparse.ArgumentParser:
@@ -183,6 +187,9 @@ def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> argparse.Arg
     if "threads" in parameters:
         parser.add_argument("--threads", type=int, default=1, metavar="N", help="processor cores to use (default: 1)")
     parser.add_argument("--code", default="", metavar="DIGEST", help="of the stage's code, as the workflow knows it")
+    parser.add_argument(
+        "--build", type=Path, metavar="FOLDER", help="of the build that this job is of; shares its lock"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the record is written")
     return parser
 

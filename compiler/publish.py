@@ -9,7 +9,6 @@ its report, whole; the sentence says where.
 
 import logging
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -159,7 +158,7 @@ def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
             report.replace(aside / report.name)
     move(target, aside / target.name)
     sync_folder(aside.parent)
-    return f"{clause}, and what an earlier build had left there is now in {os.path.relpath(aside)}"
+    return f"{clause}, and what an earlier build had left there is now in {aside}"
 
 
 def _remove(reports: tuple[Path, ...]) -> None:

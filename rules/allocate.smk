@@ -1,7 +1,7 @@
 rule allocate:
     input:
-        model=f"{MODEL}/ingest.json",
-        activations=f"{MODEL}/calibrate.json",
+        model="ingest.json",
+        activations="calibrate.json",
         device=f"{DEVICE}/device.json",
     output:
         f"{DEVICE}/allocate.json",

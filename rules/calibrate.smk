@@ -1,14 +1,14 @@
 rule calibrate:
     input:
-        model=f"{MODEL}/ingest.json",
-        corpus=f"{MODEL}/tokenize.json",
-        shards=shards_in(MODEL, "calibrate"),
+        model="ingest.json",
+        corpus="tokenize.json",
+        shards=shards_in("", "calibrate"),
     output:
-        f"{MODEL}/calibrate.json",
+        "calibrate.json",
     log:
-        f"{MODEL}/logs/calibrate.log",
+        "logs/calibrate.log",
     benchmark:
-        f"{MODEL}/benchmarks/calibrate.tsv"
+        "benchmarks/calibrate.tsv"
     threads: 8
     params:
         code=code("calibrate"),
@@ -20,14 +20,14 @@ rule calibrate:
 
 rule calibrate_shard:
     input:
-        model=f"{MODEL}/ingest.json",
-        corpus=f"{MODEL}/tokenize.json",
+        model="ingest.json",
+        corpus="tokenize.json",
     output:
-        f"{MODEL}/calibrate-shards/{{shard}}.json",
+        "calibrate-shards/{shard}.json",
     log:
-        f"{MODEL}/logs/calibrate/{{shard}}.log",
+        "logs/calibrate/{shard}.log",
     benchmark:
-        f"{MODEL}/benchmarks/calibrate/{{shard}}.tsv"
+        "benchmarks/calibrate/{shard}.tsv"
     threads: 8
     params:
         code=code("calibrate"),

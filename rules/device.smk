@@ -1,6 +1,6 @@
 rule device:
     input:
-        CONFIG.device_file,
+        inputs.declared([CONFIG.near(CONFIG.device_file)]),
     output:
         f"{DEVICE}/device.json",
     log:
@@ -10,5 +10,6 @@ rule device:
     localrule: True
     params:
         code=code("device.__main__"),
+        files=stamps(CONFIG.near(CONFIG.device_file)),
     shell:
-        "{sys.executable} -m compiler.device resolve {input:q} --output {output:q} 2> {log:q}"
+        "{sys.executable:q} -m compiler.device resolve {CONFIG.device_file:q} --output {output:q} 2> {log:q}"

@@ -1,7 +1,7 @@
 rule distill:
     input:
-        model=f"{MODEL}/ingest.json",
-        corpus=f"{MODEL}/tokenize.json",
+        model="ingest.json",
+        corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
     output:
         f"{DEVICE}/distill.json",

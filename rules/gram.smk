@@ -1,7 +1,7 @@
 rule gram:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
+        corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
     output:
         f"{DEVICE}/gram.json",

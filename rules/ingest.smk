@@ -1,18 +1,19 @@
 rule ingest:
     input:
-        settings.checkpoint_files(CONFIG),
+        inputs.declared(inputs.checkpoint_files(CONFIG)),
     output:
-        f"{MODEL}/ingest.json",
+        "ingest.json",
     log:
-        f"{MODEL}/logs/ingest.log",
+        "logs/ingest.log",
     benchmark:
-        f"{MODEL}/benchmarks/ingest.tsv"
+        "benchmarks/ingest.tsv"
     threads: 1
     params:
         code=code("ingest"),
+        files=stamps(*inputs.checkpoint_files(CONFIG)),
         settings=flags(
             "ingest",
-            model=CONFIG.model.source,
+            model=CONFIG.checkpoint,
             name=CONFIG.model.name,
             revision=CONFIG.model.revision,
             license=CONFIG.model.license,

@@ -1,7 +1,7 @@
 rule package:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
+        corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
         device=f"{DEVICE}/device.json",
         layout=f"{DEVICE}/layout.json",
@@ -20,8 +20,8 @@ rule package:
     threads: 1
     params:
         code=code("package"),
-        settings=flags("package", artifact=UNPUBLISHED),
+        settings=flags("package"),
     shell:
-        job("package") + " --model {input.model:q} --corpus {input.corpus:q}"
+        job("package") + " --artifact {UNPUBLISHED:q} --model {input.model:q} --corpus {input.corpus:q}"
         " --sparsity {input.sparsity:q} --device {input.device:q} --layout {input.layout:q} --order {input.order:q}"
         " --placement {input.placement:q} --quantized {input.quantized:q}" + PREDICTORS_FLAG + " 2> {log:q}"

@@ -2,8 +2,8 @@
 # miss stages whose settings have changed). It goes first, and alone, by its priority and because it takes all cores.
 rule preflight:
     input:
-        model=f"{MODEL}/ingest.json",
-        corpus=f"{MODEL}/tokenize.json",
+        model="ingest.json",
+        corpus="tokenize.json",
         device=f"{DEVICE}/device.json",
     output:
         f"{DEVICE}/preflight.json",
@@ -17,11 +17,10 @@ rule preflight:
         code=code("preflight"),
         settings=flags(
             "preflight",
-            folder=MODEL,
             distill=CONFIG["distill"],
             shards=CONFIG["calibration_shards"],
             settings=settings.of_all_stages(CONFIG),
         ),
     shell:
-        job("preflight") + " --jobs {AT_A_TIME} --model {input.model:q} --corpus {input.corpus:q}"
+        job("preflight") + " --folder {FOLDER:q} --jobs {AT_A_TIME} --model {input.model:q} --corpus {input.corpus:q}"
         " --device {input.device:q} --threads {threads} 2> {log:q}"

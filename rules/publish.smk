@@ -15,6 +15,7 @@ rule publish:
     threads: 1
     params:
         code=code("publish"),
-        settings=flags("publish", artifact=ARTIFACT, metrics=f"{DEVICE}/metrics.json", html=f"{DEVICE}/report.html"),
+        settings=flags("publish"),
     shell:
-        job("publish") + " --package {input.package:q} --verification {input.verification:q} 2> {log:q}"
+        job("publish") + " --artifact {ARTIFACT:q} --metrics {FOLDER:q}/{DEVICE:q}/metrics.json"
+        " --html {FOLDER:q}/{DEVICE:q}/report.html --package {input.package:q} --verification {input.verification:q} 2> {log:q}"

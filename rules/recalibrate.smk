@@ -1,9 +1,9 @@
 rule recalibrate:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
+        corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
-        activations=f"{MODEL}/calibrate.json",
+        activations="calibrate.json",
         shards=shards_in(DEVICE, "recalibrate"),
     output:
         f"{DEVICE}/recalibrate.json",
@@ -23,9 +23,9 @@ rule recalibrate:
 rule recalibrate_shard:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
+        corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
-        activations=f"{MODEL}/calibrate.json",
+        activations="calibrate.json",
     output:
         f"{DEVICE}/recalibrate-shards/{{shard}}.json",
     log:

@@ -1,7 +1,7 @@
 rule report:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
+        corpus="tokenize.json",
         device=f"{DEVICE}/device.json",
         activations=f"{DEVICE}/recalibrate.json",
         sparsity=f"{DEVICE}/allocate.json",

@@ -1,16 +1,17 @@
 rule tokenize:
     input:
-        settings.corpus_files(CONFIG),
-        model=f"{MODEL}/ingest.json",
+        inputs.declared(inputs.corpus_files(CONFIG)),
+        model="ingest.json",
     output:
-        f"{MODEL}/tokenize.json",
+        "tokenize.json",
     log:
-        f"{MODEL}/logs/tokenize.log",
+        "logs/tokenize.log",
     benchmark:
-        f"{MODEL}/benchmarks/tokenize.tsv"
+        "benchmarks/tokenize.tsv"
     threads: 1
     params:
         code=code("tokenize"),
+        files=stamps(*inputs.corpus_files(CONFIG)),
         settings=flags("tokenize"),
     shell:
         job("tokenize") + " --model {input.model:q} 2> {log:q}"

@@ -1,7 +1,7 @@
 rule verify:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
+        corpus="tokenize.json",
         package=f"{DEVICE}/package.json",
     output:
         f"{DEVICE}/verify.json",
@@ -12,6 +12,7 @@ rule verify:
     threads: 1
     params:
         code=code("verify"),
-        settings=flags("verify", artifact=ARTIFACT),
+        settings=flags("verify"),
     shell:
-        job("verify") + " --model {input.model:q} --corpus {input.corpus:q} --package {input.package:q} 2> {log:q}"
+        job("verify")
+        + " --artifact {ARTIFACT:q} --model {input.model:q} --corpus {input.corpus:q} --package {input.package:q} 2> {log:q}"

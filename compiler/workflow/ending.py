@@ -5,6 +5,7 @@ A run that finds nothing to do calls no hook of the workflow, so that is heard f
 """
 
 import atexit
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,8 @@ class Ending(logging.Handler):
             self._say("")
 
     def _say(self, before: str) -> None:
-        text = self._checked(summary.show, self._folder)
+        with contextlib.chdir(self._workflow.workdir_init):  # where the user is; snakemake works in the build folder
+            text = self._checked(summary.show, self._folder)
         atexit.register(print, before + text, flush=True)
 
     def _is_build(self) -> bool:

@@ -6,6 +6,7 @@ which the rules take each stage's settings. Every refusal is one sentence with t
 """
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from compiler.candidates import AUTO, methods_for
-from compiler.checkpoint.hub import HUB_ID, check_dataset, checkpoint_paths, snapshot
+from compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from compiler.checkpoint.source_config import checked_config
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -24,7 +25,7 @@ from compiler.checkpoint.weight_files import kind_of
 from compiler.cost_model import stored_formats
 from compiler.job import STAGES, config_of, flag
 from compiler.profiles import device_file, load_device, load_model, model_names
-from compiler.tokenize import files
+from compiler.tokenize._text import PYDOC
 from compiler.workflow.keys import (
     NOT_IN_PROFILES,
     config_keys,
@@ -59,7 +60,7 @@ class ModelReference(Record):
     name: str = Field(pattern=NAME_PATTERN)
     """Profile name, or the last part of the folder or hub id; names the build folder and the artifact."""
     source: str
-    """Hub id, or a folder: relative where it lies below the working directory, else absolute."""
+    """Hub id, or the absolute path of a folder."""
     revision: str | None = Field(pattern=REVISION_PATTERN)
     """Commit of a hub model; None for a folder."""
     license: str | None
@@ -77,8 +78,10 @@ class BuildConfig:
 
     model: ModelReference
     device: DeviceProfile
-    device_file: str
+    device_file: Path
     """The profile that `device` was read from."""
+    folder: Path
+    """Of all builds of the model, absolute, without links: where snakemake works and keeps what it knows of them."""
     values: Mapping[str, Any]
     """Every key but plug-ins' options; None where the stage decides by itself."""
     options: Mapping[str, Mapping[str, Any]]
@@ -92,6 +95,16 @@ class BuildConfig:
     def target(self) -> str:
         """Names build folder and artifact: the device, and the label behind a plus, which no device's name holds."""
         return self.device.name if self["label"] is None else f"{self.device.name}+{self['label']}"
+
+    def near(self, path: Path | str) -> str:
+        """An absolute path without links to folders as the rules name it, from the build folder: so that it is the same
+        text wherever snakemake is called, and a tree that moves as a whole rebuilds nothing."""
+        return os.path.relpath(path, self.folder)
+
+    @property
+    def checkpoint(self) -> str:
+        """What `ingest` takes: a hub id, or the folder as the rules name it."""
+        return self.model.source if self.model.revision else self.near(self.model.source)
 
     def of_stage(self, stage: str) -> dict[str, Any]:
         """The settings of a stage that users may give, by the fields of its record; what is None is left out."""
@@ -140,13 +153,17 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     chosen = _chosen(values, reference)
     options = _profile_options(profile, chosen) if profile else {}
     options |= {key: value for key, value in raw.items() if key not in keys}
-    return BuildConfig(
+    config = BuildConfig(
         model=reference,
         device=device,
-        device_file=_shown(device_path),
+        device_file=device_path.resolve(),
+        folder=Path(values["build_dir"]).resolve() / reference.name,
         values=values,
         options=_options(options, chosen),
     )
+    if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
+        values["corpus"] = config.near(corpus.resolve())
+    return config
 
 
 def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
@@ -182,18 +199,6 @@ def needs_predictors(config: BuildConfig) -> bool:
 def needs_gram(config: BuildConfig) -> bool:
     """Whether the build has Gram matrices."""
     return _plugins.load("compiler.quantize", config["algorithm"]).NEEDS_GRAM
-
-
-def checkpoint_files(config: BuildConfig) -> list[str]:
-    """The files of a local checkpoint that the build hangs on; none for a hub model, whose commit says it all."""
-    if config.model.revision is not None:
-        return []
-    return [str(path) for path in checkpoint_paths(Path(config.model.source))]
-
-
-def corpus_files(config: BuildConfig) -> list[str]:
-    """The files of a corpus that is a file or a folder; none for one that has a name."""
-    return [str(file) for file in files.corpus_files(Path(config["corpus"]).expanduser())]
 
 
 def _of_profile(profile: ModelProfile) -> dict[str, Any]:
@@ -286,7 +291,7 @@ def _reference_of(profile: ModelProfile, revision: str | None) -> ModelReference
         )
     return ModelReference(
         name=profile.name,
-        source=_shown(ROOT / profile.source) if is_local else profile.source,
+        source=str(ROOT / profile.source) if is_local else profile.source,
         revision=commit,
         license=profile.license,
         model_type=profile.model_type,
@@ -303,7 +308,7 @@ def _read_folder(folder: Path, revision: str | None) -> tuple[ModelReference, in
     if not (folder / CONFIG_FILE).is_file():
         known = kind_of(folder) or f"holds no {CONFIG_FILE}, so it is no Hugging Face checkpoint"
         raise ColdpressError(f"{folder} {known}")
-    return _describe(folder / CONFIG_FILE, folder.resolve().name, _shown(folder), None)
+    return _describe(folder / CONFIG_FILE, folder.resolve().name, str(folder.resolve()), None)
 
 
 def _read_hub(hub_id: str, revision: str | None) -> tuple[ModelReference, int]:
@@ -329,12 +334,6 @@ def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple
         exact_zeros="relu" in (believed.get("hidden_act"), believed.get("activation_function")),
     )
     return reference, believed["max_position_embeddings"]
-
-
-def _shown(path: Path) -> str:
-    """`path`, relative where it lies below the working directory: a tree that moves as a whole rebuilds nothing."""
-    absolute = path.resolve()
-    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
 
 
 def _folder_name(name: str) -> str:

@@ -2,6 +2,7 @@
 model."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from pydantic import Field, JsonValue
 
 from compiler._shared_settings import CacheSetting
 from compiler.profiles import load_model
-from compiler.workflow import settings
+from compiler.workflow import inputs, settings
 from compiler.workflow.keys import config_keys
 from runtime import _plugins
 from schemas.base import Record
@@ -288,14 +289,42 @@ def test_a_folder_is_a_model(checkpoint: Path) -> None:
     assert built.model.name == "My-model-v2"
     assert built.model.revision is None
     assert (built.model.num_hidden_layers, built["context_length"], built["method"]) == (9, 512, "auto")
-    assert settings.checkpoint_files(built) == [str(checkpoint / "config.json")]
+    assert built.model.source == str(checkpoint)
 
 
-def test_a_relative_folder_is_taken_from_the_working_directory(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(checkpoint.parent)
-    assert settings.resolve({"model": f"./{checkpoint.name}"}).model.source == checkpoint.name
+def test_paths_read_the_same_wherever_snakemake_is_called(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the folder of the model's builds, through no link."""
+    top = checkpoint.parent
+    (top / "texts").mkdir()
+    (top / "texts" / "a.txt").write_text("a")
+    (top / "link").symlink_to(checkpoint)
+    monkeypatch.chdir(top)
+    here = settings.resolve({"model": "link", "corpus": "texts", "build_dir": "out"})
+    monkeypatch.chdir(checkpoint)
+    there = settings.resolve({"model": str(checkpoint), "corpus": "../texts", "build_dir": str(top / "out")})
+    assert here.folder == there.folder == top / "out" / here.model.name
+    for built in (here, there):
+        assert built.checkpoint == f"../../{checkpoint.name}"
+        assert inputs.checkpoint_files(built) == [f"../../{checkpoint.name}/config.json"]
+        assert built["corpus"] == "../../texts"
+        assert inputs.corpus_files(built) == ["../../texts/a.txt"]
+    stages = ("tokenize", "preflight", "publish")
+    assert [settings.flags(here, stage) for stage in stages] == [settings.flags(there, stage) for stage in stages]
+
+
+def test_snakemake_is_told_of_names_that_it_takes_as_they_are(tmp_path: Path) -> None:
+    """Others, such as one in braces, are followed by their size and time instead."""
+    odd = ["a{b}.txt", "a\ttab.txt", os.fsdecode(b"\xff.txt")]
+    for name in (*odd, 'it\'s "plain".txt'):
+        (tmp_path / name).write_text("a")
+    built = settings.resolve({"corpus": str(tmp_path), "build_dir": str(tmp_path)})
+    built.folder.mkdir()
+    files = inputs.corpus_files(built)
+    assert inputs.declared(files) == ['../it\'s "plain".txt']
+    found = inputs.stamps(built, files)
+    assert {name for name, *_ in found} == {f"../{name}" for name in odd}
+    (tmp_path / odd[0]).write_text("other")
+    assert inputs.stamps(built, files) != found
 
 
 def test_relu_decides_the_candidates(checkpoint: Path) -> None:
@@ -370,9 +399,9 @@ def test_chunks_cut_no_layer_group(checkpoint: Path) -> None:
 def test_corpus_files_are_inputs(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "a.txt").write_text("a")
-    built = settings.resolve({"corpus": str(tmp_path)})
-    assert settings.corpus_files(built) == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
-    assert settings.corpus_files(settings.resolve({"corpus": "pydoc"})) == []
+    built = settings.resolve({"corpus": str(tmp_path), "build_dir": str(tmp_path)})
+    assert inputs.corpus_files(built) == ["../a.txt", "../b.txt"]
+    assert inputs.corpus_files(settings.resolve({"corpus": "pydoc"})) == []
 
 
 def test_host_is_the_measured_profile_where_one_exists(tmp_path: Path) -> None:

@@ -1,33 +1,103 @@
-"""compiler/workflow/lock.py: one holder at a time, and a killed holder leaves nothing behind."""
+"""compiler/workflow/lock.py: one build at a time, no build beside a job of an earlier one, and nothing outlives a
+process."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from compiler.workflow.lock import hold
+from compiler.workflow import lock
+from compiler.workflow.lock import BUILD_VARIABLE, build_lock, job_lock
 from schemas.errors import ColdpressError
 from tests.support.data import ROOT
 
-HOLDER = (
-    "import sys, time; from pathlib import Path; from compiler.workflow.lock import hold; "
-    "file = hold(Path(sys.argv[1]))"
-)
+HOLDER = """
+import sys, time
+from pathlib import Path
+from compiler.workflow.lock import build_lock, job_lock
+with build_lock(Path(sys.argv[1])) if sys.argv[2] == "build" else job_lock(Path(sys.argv[1]), sys.argv[2]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+SINCE = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
-def test_the_second_holder_is_refused(tmp_path: Path) -> None:
-    with hold(tmp_path / "build"), pytest.raises(ColdpressError, match="another build runs"):
-        hold(tmp_path / "build")
-    hold(tmp_path / "build").close()
+@pytest.fixture(autouse=True)
+def _of_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BUILD_VARIABLE, "")  # so that what a build sets is taken back after the test
+    monkeypatch.delenv(BUILD_VARIABLE)
 
 
-def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLDER + "; print('held', flush=True); time.sleep(60)", str(tmp_path)]
+@contextmanager
+def holder(folder: Path, what: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock of a build, or that of a job of the stage `what`; killed at the end."""
+    command = [sys.executable, "-c", HOLDER, str(folder), what]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(ColdpressError):
-            hold(tmp_path)
-        process.kill()
-    hold(tmp_path).close()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_build_is_refused_and_told_whose_the_first_is(tmp_path: Path) -> None:
+    with holder(tmp_path / "tiny", "build") as first:
+        pattern = rf"another build of tiny runs, process {first.pid}, {SINCE}; wait for it or name another build_dir$"
+        with pytest.raises(ColdpressError, match=pattern), build_lock(tmp_path / "tiny"):
+            pytest.fail("both hold it")
+        with build_lock(tmp_path / "other"):
+            pass
+    with build_lock(tmp_path / "tiny"):
+        pass
+
+
+def test_a_lock_ends_with_its_block_and_leaves_only_text(tmp_path: Path) -> None:
+    for _ in range(2):
+        with build_lock(tmp_path):
+            pass
+    assert (tmp_path / lock.LOCK_FILE).read_text().count("\n") == 1
+
+
+def test_no_build_begins_beside_a_job_of_one_that_was_killed(tmp_path: Path) -> None:
+    with holder(tmp_path / "tiny", "ingest"):
+        pass  # it ended, and is named in the file like the one that runs
+    with holder(tmp_path / "tiny", "calibrate") as job:
+        pattern = rf"a job of an earlier build of tiny still runs, calibrate, process {job.pid}, {SINCE}; wait for it"
+        with pytest.raises(ColdpressError, match=pattern), build_lock(tmp_path / "tiny"):
+            pytest.fail("it began")
+    with build_lock(tmp_path / "tiny"):
+        pass
+
+
+def test_jobs_of_one_build_run_together(tmp_path: Path) -> None:
+    with build_lock(tmp_path), job_lock(tmp_path, "predict"), holder(tmp_path, "predict"):
+        pass
+
+
+def test_a_job_that_comes_late_finds_that_another_build_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waited in a cluster's queue while its build was killed."""
+    with build_lock(tmp_path):
+        earlier = os.environ[BUILD_VARIABLE]
+    monkeypatch.setenv(BUILD_VARIABLE, earlier.replace('"build"', '"earlier"'))
+    with (
+        pytest.raises(ColdpressError, match="this job, order, is of a build that has ended"),
+        job_lock(tmp_path, "order"),
+    ):
+        pytest.fail("it runs")
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(ColdpressError, match=r"^cannot build in .*: (File exists|Not a directory), at .*; name another"),
+        build_lock(tmp_path / name),
+    ):
+        pytest.fail("it is there")

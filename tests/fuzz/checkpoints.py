@@ -22,6 +22,7 @@ from compiler._io import save_record
 from compiler.job import STAGES
 from compiler.profiles import device_file, load_device
 from compiler.workflow import settings
+from compiler.workflow.inputs import checkpoint_files
 from schemas.errors import ColdpressError
 from tests.fuzz import file_edits, tensor_edits, tokenizer_edits
 from tests.fuzz.campaign import Edit, Mutant, Run, copy_tree
@@ -283,7 +284,7 @@ def _resolve(config: dict[str, object]) -> int:
     """What a build does before it starts any job."""
     try:
         settings.resolve(config)
-        settings.checkpoint_files(settings.resolve(config))
+        checkpoint_files(settings.resolve(config))
     except ColdpressError as error:
         print(f"error: {error}", file=sys.stderr)  # as the workflow prints it
         return 2

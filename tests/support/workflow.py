@@ -76,8 +76,13 @@ class Workflow:
         return {rule: int(count) for rule, count in map(str.split, table[1].splitlines())} if table else {}
 
     @property
+    def model(self) -> Path:
+        """Where snakemake works."""
+        return self.folder / "build" / "tiny"
+
+    @property
     def device(self) -> Path:
-        return self.folder / "build" / "tiny" / "pixel6"
+        return self.model / "pixel6"
 
     @property
     def artifact(self) -> Path:

@@ -54,10 +54,11 @@ def test_all_that_a_job_runs_is_in_its_digest(
     copy = built.at(tmp_path)
     shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True)
     shutil.rmtree(copy.device / stage, ignore_errors=True)
+    command = [text.replace(str(built.folder), str(copy.folder)) for text in commands[stage]]
     environment = copy.environment() | {"PYTHONPATH": f"{copy.environment()['PYTHONPATH']}:{copy.tree}"}
     done = subprocess.run(
-        [sys.executable, "-c", WATCHED, stage, *commands[stage]],
-        cwd=copy.folder,
+        [sys.executable, "-c", WATCHED, stage, *command],
+        cwd=copy.model,
         env=environment,
         capture_output=True,
         text=True,

@@ -65,7 +65,7 @@ def kill_between_layers(remote: Workflow, process: subprocess.Popen[bytes]) -> t
         assert process.poll() is None, "the build ended before predict was seen"
         assert time.monotonic() < deadline, "predict did not start"
         time.sleep(0.01)
-    (worker,) = workers(remote.folder, str(layer.parent.with_suffix(".json").relative_to(remote.folder)))
+    (worker,) = workers(remote.model, str(layer.parent.with_suffix(".json").relative_to(remote.model)))
     os.kill(worker, signal.SIGKILL)
     return layer, identity_of(layer)
 

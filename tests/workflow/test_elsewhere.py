@@ -1,0 +1,49 @@
+"""The working directory plays no part: what a build knows of its results lies in the build folder."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compiler.job import STAGES
+from tests.support.workflow import Workflow
+from tests.workflow.test_rerun import ALLOCATED
+
+FROM_THE_END = {"preflight", "publish", "report", "all"}
+
+
+def elsewhere(build: Workflow, folder: Path, **config: object) -> Workflow:
+    """The same build folder, in a build that is called from `folder`."""
+    return build.at(folder, build_dir=build.folder / "build", **config)
+
+
+def test_nothing_is_to_be_done_from_another_folder(built: Workflow, tmp_path: Path) -> None:
+    assert elsewhere(built, tmp_path / "deep" / "er").planned() == {}
+    link = tmp_path / "link"
+    link.symlink_to(built.folder)
+    assert built.at(tmp_path, build_dir="link/build").planned() == {}
+
+
+def test_a_changed_setting_is_seen_from_another_folder(built: Workflow, tmp_path: Path) -> None:
+    changed = {"format": "fp16", "dram_budget": "50%"}
+    assert set(elsewhere(built, tmp_path).planned(**changed)) == ALLOCATED | {"preflight", "all"}
+
+
+def test_what_was_built_from_another_folder_is_known_here(built: Workflow, tmp_path: Path) -> None:
+    """There and back again: this folder's own past says nothing."""
+    here = built.at(tmp_path)  # as deep as the build, whose records hold relative paths
+    shutil.copytree(built.folder, here.folder, dirs_exist_ok=True)
+    there = elsewhere(here, tmp_path / "there", max_ppl_ratio="off")
+    assert set(there.planned()) == FROM_THE_END
+    there.build()
+    assert there.planned() == {}
+    assert set(here.planned()) == FROM_THE_END
+
+
+@pytest.mark.parametrize("settings", [{}, {"format": "fp16"}])
+def test_results_of_which_nothing_is_known_are_made_again(
+    built: Workflow, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    copy = built.at(tmp_path)
+    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".snakemake"))
+    assert set(copy.planned(**settings)) == (set(STAGES) - {"distill"}) | {"device", "all"}
