@@ -6,7 +6,9 @@ where sections leave room, no file that the manifest does not list, and finite s
 
 import hashlib
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -23,6 +25,7 @@ from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDEN
 
 BLOCK_BYTES = 4 << 20
 """Bytes that are read at a time; a multiple of every page size."""
+MAX_THREADS = 4
 
 
 def verify_artifact(artifact: Artifact) -> int:
@@ -35,13 +38,14 @@ def verify_artifact(artifact: Artifact) -> int:
         ArtifactError: naming the first file and place that is not as it must be.
     """
     _check_unlisted(artifact)
-    for entry in artifact.manifest.files:
-        _check_file(artifact, entry.path)
-    formats = {entry.family: entry for entry in artifact.manifest.families}
-    for section in artifact.manifest.flash.sections:
-        _check_units(artifact, section, formats[section.family])
-    _check_resident(artifact)
-    _check_predictors(artifact)
+    # digests, which take longest, beside all else; what says more of the damage is told before them
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        digests = [pool.submit(_check_digest, artifact, entry.path) for entry in artifact.manifest.files]
+        _check_flash(artifact)
+        _check_resident(artifact)
+        _check_predictors(artifact)
+        for digest in digests:
+            digest.result()
     return sum(entry.size_bytes for entry in artifact.manifest.files)
 
 
@@ -58,13 +62,19 @@ def _check_unlisted(artifact: Artifact) -> None:
                     raise HiddenDataError(artifact.path, f"the {kind} {short(path)}", "present", expected)
 
 
-def _check_file(artifact: Artifact, name: str) -> None:
+def _check_flash(artifact: Artifact) -> None:
+    for offset, block in _blocks(artifact, FLASH_FILE):
+        _check_pages(artifact, offset, block)
+        _check_padding(artifact, offset, block)
+    formats = {entry.family: entry for entry in artifact.manifest.families}
+    for section in artifact.manifest.flash.sections:
+        _check_units(artifact, section, formats[section.family])
+
+
+def _check_digest(artifact: Artifact, name: str) -> None:
     entry, digest = artifact.entry(name), hashlib.sha256()
-    for offset, block in _blocks(artifact, name):
+    for _, block in _blocks(artifact, name):
         digest.update(block.data)
-        if name == FLASH_FILE:
-            _check_pages(artifact, offset, block)
-            _check_padding(artifact, offset, block)
     if digest.hexdigest() != entry.sha256:
         raise DigestError(name, "the sha256", digest.hexdigest(), f"{entry.sha256}, as the manifest says")
 
@@ -97,9 +107,13 @@ def _check_pages(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
     """Zeros behind each section, so that nothing can hide there."""
     sections = artifact.manifest.flash.sections
-    starts = [section.offset_bytes for section in sections[1:]] + [artifact.manifest.flash.size_bytes]
-    for section, stop in zip(sections, starts, strict=True):
-        start = section.offset_bytes + section.length_bytes
+    first = bisect_right(sections, offset, key=lambda section: section.offset_bytes) - 1
+    for number in range(first, len(sections)):
+        if sections[number].offset_bytes >= offset + block.size:
+            break
+        start = sections[number].offset_bytes + sections[number].length_bytes
+        following = [section.offset_bytes for section in sections[number + 1 : number + 2]]
+        stop = following[0] if following else artifact.manifest.flash.size_bytes
         gap = block[max(start - offset, 0) : max(stop - offset, 0)]
         if gap.any():
             where = offset + max(start - offset, 0) + int(np.flatnonzero(gap)[0])
@@ -108,41 +122,36 @@ def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 
 def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> None:
     """Every unit decodes to finite numbers; the parts of a group's layers follow each other like units."""
-    lengths = [slice_length(piece, artifact.manifest.model) for piece in family.slices]
-    widths = [nbytes(family.format, length) for length in lengths]
+    widths = [nbytes(family.format, slice_length(piece, artifact.manifest.model)) for piece in family.slices]
     step = max(1, BLOCK_BYTES // section.unit_bytes) * section.unit_bytes
     stop = section.offset_bytes + section.length_bytes
     for start in range(section.offset_bytes, stop, step):
         end = min(start + step, stop)
-        units = np.concatenate([block for _, block in _blocks(artifact, FLASH_FILE, start, end)])
-        units, left = units.reshape(-1, section.unit_bytes), 0
-        for length, width in zip(lengths, widths, strict=True):
-            _check_codes(FLASH_FILE, section.name, units[:, left : left + width], family.format, length)
+        read = [block for _, block in _blocks(artifact, FLASH_FILE, start, end)]
+        units, left = (read[0] if len(read) == 1 else np.concatenate(read)).reshape(-1, section.unit_bytes), 0
+        for width in widths:
+            _check_codes(FLASH_FILE, section.name, units[:, left : left + width], family.format)
             left += width
 
 
 def _check_resident(artifact: Artifact) -> None:
     for tensor in artifact.manifest.resident:
         if tensor.format is not None:
-            codes = artifact.resident[tensor.role]
-            _check_matrix(RESIDENT_FILE, tensor.role, codes, tensor.format, tensor.shape[-1])
+            _check_matrix(RESIDENT_FILE, tensor.role, artifact.resident[tensor.role], tensor.format)
 
 
 def _check_predictors(artifact: Artifact) -> None:
     for layer, found in artifact.predictors.items():
-        hidden_size, rank = artifact.manifest.model.hidden_size, len(found.fc1)
-        _check_matrix(PREDICTORS_FILE, f"{layer}.fc1", found.fc1, found.format, hidden_size)
-        _check_matrix(PREDICTORS_FILE, f"{layer}.fc2", found.fc2, found.format, rank)
+        _check_matrix(PREDICTORS_FILE, f"{layer}.fc1", found.fc1, found.format)
+        _check_matrix(PREDICTORS_FILE, f"{layer}.fc2", found.fc2, found.format)
 
 
-def _check_matrix(file: str, name: str, codes: np.ndarray, format_name: str, length: int) -> None:
+def _check_matrix(file: str, name: str, codes: np.ndarray, format_name: str) -> None:
     step = max(1, BLOCK_BYTES // codes.shape[1])
     for start in range(0, len(codes), step):
-        _check_codes(file, f"tensor '{name}'", codes[start : start + step], format_name, length)
+        _check_codes(file, f"tensor '{name}'", codes[start : start + step], format_name)
 
 
-def _check_codes(file: str, place: str, codes: np.ndarray, format_name: str, length: int) -> None:
-    with np.errstate(invalid="ignore", over="ignore"):  # 0 times infinity, to be found below
-        values = _plugins.load("runtime.quantization", format_name).decode(codes, length)
-    if not np.isfinite(values).all():
+def _check_codes(file: str, place: str, codes: np.ndarray, format_name: str) -> None:
+    if not _plugins.load("runtime.quantization", format_name).finite(codes):
         raise NonFiniteError(file, place, "holding values of NaN or infinity", "finite numbers")

@@ -35,6 +35,12 @@ def decode(codes: np.ndarray, length: int) -> np.ndarray:
     return decode_blocks(codes, length, nbytes(length), _decode)
 
 
+def finite(codes: np.ndarray) -> bool:
+    """Whether uint8[n, nbytes(length)] decode to finite values."""
+    magnitudes = np.ascontiguousarray(codes).view("<u2") & 0x7FFF
+    return bool(magnitudes.max(initial=0) < 0x7C00)
+
+
 def scales(values: np.ndarray) -> np.ndarray:
     """1 for each group, float32 [n], from float32 [n, at most 32]: values stand for themselves."""
     return np.ones(len(values), np.float32)

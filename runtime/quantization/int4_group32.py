@@ -11,6 +11,7 @@ from runtime.quantization._groups import (
     GROUP,
     decode_blocks,
     encode_blocks,
+    finite_scales,
     float16,
     groups,
     inverse,
@@ -49,6 +50,11 @@ def decode(codes: np.ndarray, length: int) -> np.ndarray:
         ColdpressError: if `codes` has another number of bytes per slice.
     """
     return decode_blocks(codes, length, nbytes(length), _decode)
+
+
+def finite(codes: np.ndarray) -> bool:
+    """Whether uint8[n, nbytes(length)] decode to finite values."""
+    return finite_scales(codes, GROUP_BYTES)
 
 
 def scales(values: np.ndarray) -> np.ndarray:

@@ -197,3 +197,17 @@ def test_int3_layout_by_hand():
     high = [sum((q[byte + 4 * part] >> 2) << part for part in range(8)) for byte in range(4)]
     assert code[:2].view("<f2") == 1.0
     assert code[2:].tolist() == low + high
+
+
+def test_whether_codes_are_finite_is_what_decoding_says(fmt):
+    """Codes of random bytes, where a scale in 32 is no number, a slice at a time and as columns of a unit."""
+    codes = np.random.default_rng(7).integers(0, 256, (300, fmt.nbytes(40)), dtype=np.uint8)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = np.isfinite(fmt.decode(codes, 40)).all(axis=1)
+    assert 10 < expected.sum() < 290
+    units = np.concatenate([codes, codes], axis=1)
+    for number, one in enumerate(expected):
+        assert fmt.finite(codes[number : number + 1]) == one
+        assert fmt.finite(units[number : number + 1, codes.shape[1] :]) == one
+    assert fmt.finite(codes[expected])
+    assert not fmt.finite(codes)
