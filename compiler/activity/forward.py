@@ -136,7 +136,7 @@ class LayerStream:
 
         self.model, self.spec = model, model.spec
         self.device, self.dtype = torch.device(choose_device(device)), getattr(torch, dtype)
-        self._threads = threads if self.device.type == "cpu" else 1
+        self.threads = threads if self.device.type == "cpu" else 1
         self._architecture = load("compiler.architectures", model.spec.model_type)
         self._config = _common.source_config(read_object(Path(model.folder) / "config.json", MAX_CONFIG_BYTES))
         self._parameters = self._architecture.parameters(self._config, model.spec)
@@ -217,7 +217,12 @@ class LayerStream:
         return self.head(self.last_hidden(tokens)).float().numpy()
 
     def nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> tuple[float, int]:
-        """(summed negative log likelihood in nats, number of predicted tokens) of token ids [num_blocks, T].
+        """(summed negative log likelihood in nats, number of predicted tokens) of token ids [num_blocks, T]."""
+        # one block after another: the sum must not depend on how many cores add it up
+        return float(sum(self.block_nll(tokens, hooks).tolist())), tokens[:, 1:].size
+
+    def block_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> np.ndarray:
+        """Summed negative log likelihood in nats of each block of token ids [num_blocks, T], float64 [num_blocks].
 
         Every token of a block but the first is predicted. Logits are in memory for one part of the vocabulary and one
         block at a time.
@@ -241,8 +246,7 @@ class LayerStream:
 
             self.each(run, len(tokens))
             start += len(weight)
-        # one block after another: the sum must not depend on how many cores add it up
-        return float(sum(block.item() for block in (log_sums - chosen).cumsum(1)[:, -1])), targets.numel()
+        return (log_sums - chosen).cumsum(1)[:, -1].numpy()
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Calls `work` with 0 … count - 1, without gradients, in threads of one core each."""
@@ -253,7 +257,7 @@ class LayerStream:
             with torch.inference_mode():
                 work(index)
 
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self.threads) as pool:
             list(pool.map(one, range(count)))
 
     def _rows_of(self, role: str, ids: np.ndarray) -> np.ndarray:

@@ -18,10 +18,10 @@ from pydantic import Field
 
 from compiler._io import Workspace, load_arrays
 from compiler._shared_settings import CacheSetting, MethodSetting
+from compiler.activity.unit_statistics import fit_all
 from compiler.allocate import _densities
 from compiler.allocate._auto import choose
 from compiler.allocate._densities import Question
-from compiler.allocate._unit_statistics import UnitStatistics
 from compiler.architectures import _common
 from compiler.candidates import AUTO, candidates, own_options
 from compiler.checkpoint.source_json import read_object
@@ -224,14 +224,11 @@ def _fitted(sparsity: Sparsity, model: Model, activations: Activations, work: Wo
     """What the selector keeps for each family of each layer; None where it keeps nothing."""
     selector = load("runtime.sparsity", sparsity.method)
     options = options_of(selector, sparsity.options)
-    arrays: dict[str, np.ndarray] = {}
-    for entry in activations.layers:
-        for family in sparsity.families:
-            known = entry.family(family)
-            statistics = UnitStatistics(model, entry.layer, family, load_arrays(known.arrays) if known else {})
-            density = sparsity.density(family, entry.layer)
-            found = selector.fit(num_units(family, model.spec), density, statistics, options)
-            arrays |= {f"{entry.layer}.{family}.{name}": array for name, array in found.items()}
+    densities = {entry.family: entry.per_layer for entry in sparsity.densities}
+    fitted = fit_all(selector, options, densities, model, activations)
+    arrays = {
+        f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()
+    }
     return work.once("selector", lambda: arrays) if arrays else None
 
 

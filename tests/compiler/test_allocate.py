@@ -9,9 +9,10 @@ import pytest
 
 from compiler import cost_model, ingest
 from compiler._io import Workspace, load_arrays
-from compiler.allocate import AllocateConfig, _unit_statistics
+from compiler.activity import unit_statistics
+from compiler.activity.unit_statistics import UnitStatistics, unit_norms
+from compiler.allocate import AllocateConfig
 from compiler.allocate import run as run_stage
-from compiler.allocate._unit_statistics import unit_norms
 from compiler.checkpoint.tensors import read_role, read_rows
 from compiler.ingest import IngestConfig
 from runtime._plugins import names
@@ -55,7 +56,7 @@ def everywhere(activations: Activations, tmp_path: Path) -> Activations:
 def ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose weights are all 1, for selectors that look at them."""
     monkeypatch.setattr(
-        _unit_statistics,
+        unit_statistics,
         "read_rows",
         lambda model, role, start, stop: np.ones((stop - start, *role_shape(model.spec, role)[1:]), np.float32),
     )
@@ -163,7 +164,7 @@ def test_norms_need_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     write_model(tmp_path / "tiny", num_hidden_layers=2)
     source = ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
     at_once = unit_norms(source, 0, "neuron")
-    monkeypatch.setattr(_unit_statistics, "CHUNK_VALUES", 700)
+    monkeypatch.setattr(unit_statistics, "CHUNK_VALUES", 700)
     largest = 0
 
     def counted(*arguments: Any) -> np.ndarray:
@@ -172,14 +173,14 @@ def test_norms_need_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
         largest = max(largest, rows.size)
         return rows
 
-    monkeypatch.setattr(_unit_statistics, "read_rows", counted)
+    monkeypatch.setattr(unit_statistics, "read_rows", counted)
     assert unit_norms(source, 0, "neuron") == pytest.approx(at_once, rel=1e-6)
     assert 0 < largest <= 700
 
 
 def test_norms_are_computed_for_who_asks(model: Model) -> None:
     """The model has no files."""
-    known = _unit_statistics.UnitStatistics(model, 0, "mlp_in", {"counts": np.zeros(3)})
+    known = UnitStatistics(model, 0, "mlp_in", {"counts": np.zeros(3)})
     assert list(known) == ["counts", "unit_norms"]
     assert len(known) == 2
     assert "counts" in known

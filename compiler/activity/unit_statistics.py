@@ -1,13 +1,17 @@
-"""What a selector is fitted to: calibration's arrays of one family of one layer, and the norms of its units' weights.
+"""What selectors are fitted to: calibration's arrays of one family of one layer, and the norms of its units' weights.
 
 Norms are computed when a selector asks for them, and only then, from the source's tensors a few rows at a time.
 """
 
 from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
+from compiler._io import load_arrays
 from compiler.checkpoint.tensors import read_rows
+from schemas.activations import Activations
 from schemas.families import FamilyName, num_units, slices
 from schemas.model import Model, role_shape
 
@@ -38,6 +42,32 @@ class UnitStatistics(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         """How many there are."""
         return len(self._counted) + 1
+
+
+def fit_all(
+    selector: ModuleType,
+    options: Any,
+    densities: Mapping[FamilyName, tuple[float, ...]],
+    model: Model,
+    activations: Activations,
+) -> dict[tuple[int, str], dict[str, np.ndarray]]:
+    """A selector's arrays by layer and family.
+
+    Args:
+        selector: A file of runtime/sparsity.
+        options: Its `Options`.
+        densities: Family -> the density of every layer.
+        model: The source.
+        activations: What `calibrate` found in it; a family that it did not count has no statistics.
+    """
+    found: dict[tuple[int, str], dict[str, np.ndarray]] = {}
+    for entry in activations.layers:
+        for family, per_layer in densities.items():
+            known = entry.family(family)
+            statistics = UnitStatistics(model, entry.layer, family, load_arrays(known.arrays) if known else {})
+            units = num_units(family, model.spec)
+            found[entry.layer, family] = selector.fit(units, per_layer[entry.layer], statistics, options)
+    return found
 
 
 def unit_norms(model: Model, layer: int, family: FamilyName) -> np.ndarray:

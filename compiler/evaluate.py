@@ -1,0 +1,204 @@
+"""How well a model predicts text when a selector leaves units out: the source's arithmetic, the runtime's choices.
+
+Reads a model, token blocks and a fitted selector; returns perplexity with the share of the MLP's weights that was used.
+A selector that decides for many tokens at once does so. One that sees residency, or whose signal comes before there is
+an entry per unit, chooses token by token, as in the runtime: with a cache of its own for every layer and family, which
+stays from block to block, so that the first blocks are a warm-up that no score contains. Layers need not wait for each
+other for that: what a cache holds hangs on the choices in its own layer alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compiler.activity.choice import Arrays
+from compiler.activity.forward import BlockHooks, Hooks, LayerStream
+from runtime._plugins import load
+from runtime.cache._policy import Policy
+from runtime.sparsity import Residency
+from schemas.errors import ColdpressError
+from schemas.families import FAMILIES, Signal, num_units, slice_length, slices
+from schemas.model import MLP_ROLES, ModelSpec, role_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from compiler.activity.taps import Change
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A selector for every family of every layer."""
+
+    selector: ModuleType
+    families: tuple[str, ...]
+    arrays: Arrays
+    """Fitted; a predictor's network, too."""
+    oracle: bool = False
+    """Whether the matrices that decide count as left out, too (DIP, Table 1: GLU pruning)."""
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The cache that a choice sees."""
+
+    policy: str
+    slots: Mapping[str, int]
+    """Family -> units that each layer keeps."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What text costs and shows."""
+
+    nll: float
+    """Nats, summed."""
+    num_predicted: int
+    mlp_density: float
+    """Share of the MLPs' weights that a token used, on average over tokens and layers, all matrices counted."""
+    hits: int
+    """Uses of a unit that the cache had, warm-up left out; 0 without a cache."""
+    misses: int
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity."""
+        return math.exp(self.nll / self.num_predicted)
+
+
+def evaluate(
+    stream: LayerStream,
+    tokens: np.ndarray,
+    sparse: Sparse,
+    cache: CacheSettings | None = None,
+    warm_up_blocks: int = 0,
+) -> Score:
+    """Scores int token ids [num_blocks, T] but for the first `warm_up_blocks`; the first token of each is given.
+
+    Raises:
+        ColdpressError: if nothing is left to score, or blocks would run side by side although one cache sees them all.
+    """
+    if warm_up_blocks >= len(tokens):
+        raise ColdpressError(f"{len(tokens)} blocks with a warm-up of {warm_up_blocks} leave none to score; give more")
+    if cache is not None and stream.threads > 1:
+        raise ColdpressError(f"a cache sees one block after another, found {stream.threads} threads; use one")
+    masks = Masks(sparse, stream.spec, cache, warm_up_blocks)
+    nll = stream.block_nll(tokens, masks.layer)[warm_up_blocks:]
+    scored = tokens[warm_up_blocks:]
+    return Score(
+        nll=float(sum(nll.tolist())),
+        num_predicted=scored[:, 1:].size,
+        mlp_density=mlp_density(sparse, stream.spec, masks.used_share(scored.size)),
+        hits=sum(masks.hits.values()),
+        misses=sum(masks.misses.values()),
+    )
+
+
+def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> float:
+    """Share of the MLP's weights in use where each family uses that share of its units.
+
+    Matrices that no family holds are used whole, unless the selector is an oracle: then nothing outside it counts.
+    """
+    total = sum(
+        math.prod(role_shape(spec, f"{role}.weight")) for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"
+    )
+    held, active = 0, 0.0
+    for family, share in used.items():
+        pieces = [piece for piece in slices(family, spec) if piece.role in MLP_ROLES]
+        weights = num_units(family, spec) * sum(slice_length(piece, spec) for piece in pieces)
+        held, active = held + weights, active + weights * share
+    return active / held if sparse.oracle else (active + total - held) / total
+
+
+@dataclass
+class Masks:
+    """What a selector leaves of the signals of every layer, and counts of it."""
+
+    sparse: Sparse
+    spec: ModelSpec
+    cache: CacheSettings | None = None
+    warm_up_blocks: int = 0
+    used: dict[tuple[int, str], dict[int, int]] = field(default_factory=dict)
+    """Units that each block used, by layer and family: a dictionary, since blocks run in any order."""
+    hits: dict[tuple[int, str], int] = field(default_factory=dict)
+    misses: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def layer(self, layer: int) -> BlockHooks:
+        """The hooks of a layer's blocks (compiler/activity/forward.py); its caches begin empty."""
+        chosen = {family: self._chooser(layer, family) for family in self.sparse.families}
+        return lambda block: self._hooks(layer, block, chosen)
+
+    def used_share(self, num_tokens: int) -> dict[str, float]:
+        """Mean share of each family's units that scored tokens use."""
+        layers = self.spec.num_hidden_layers
+        return {
+            family: sum(sum(self.used[layer, family].values()) for layer in range(layers))
+            / (layers * num_tokens * num_units(family, self.spec))
+            for family in self.sparse.families
+        }
+
+    def _hooks(self, layer: int, block: int, chosen: Mapping[str, "_Chooser"]) -> Hooks:
+        found: dict[Signal, Change] = {}
+        seen: dict[str, np.ndarray] = {}
+        for name, choose in chosen.items():
+            family = FAMILIES[name]
+            if family.signal != family.activity:
+                found[family.signal] = _keeping(seen, family.signal)
+
+            def change(part: "Tensor", name: str = name, choose: "_Chooser" = choose) -> "Tensor":
+                import torch
+
+                rows = part.float().cpu().numpy()
+                values = rows.reshape(-1, rows.shape[-1])
+                mask = choose(block, seen.get(FAMILIES[name].signal, values))
+                if block >= self.warm_up_blocks:
+                    self.used.setdefault((layer, name), {})[block] = int(np.count_nonzero(mask))
+                return torch.where(torch.from_numpy(mask).reshape(part.shape).to(part.device), part, 0.0)
+
+            found[family.activity] = change
+        return found
+
+    def _chooser(self, layer: int, family: str) -> "_Chooser":
+        arrays, selector = self.sparse.arrays[layer, family], self.sparse.selector
+        if FAMILIES[family].signal == FAMILIES[family].activity and not self.cache:
+            return lambda block, values: selector.select_many(values, arrays)
+        return self._one_by_one(layer, family, arrays)
+
+    def _one_by_one(self, layer: int, family: str, arrays: Mapping[str, np.ndarray]) -> "_Chooser":
+        units = num_units(family, self.spec)
+        slots = self.cache.slots[family] if self.cache else 0
+        policy: Policy = load("runtime.cache", self.cache.policy if self.cache else "static").Cache(
+            units, slots, np.zeros(0, np.int64)
+        )
+        position = np.arange(units, dtype=np.int32)
+
+        def choose(block: int, values: np.ndarray) -> np.ndarray:
+            mask = np.zeros((len(values), units), bool)
+            for row, signal in zip(mask, values, strict=True):
+                ids = self.sparse.selector.select(signal, arrays, Residency(policy.present, position))
+                row[ids] = True
+                present = policy.touch(ids)
+                policy.admit(ids[~present])
+                if block >= self.warm_up_blocks and self.cache:
+                    hits = int(np.count_nonzero(present))
+                    self.hits[layer, family] = self.hits.get((layer, family), 0) + hits
+                    self.misses[layer, family] = self.misses.get((layer, family), 0) + ids.size - hits
+            return mask
+
+        return choose
+
+
+_Chooser = Callable[[int, np.ndarray], np.ndarray]
+"""(block, signals float32 [T, n]) -> which units its tokens use, bool [T, num_units]."""
+
+
+def _keeping(seen: dict[str, np.ndarray], signal: str) -> "Change":
+    def keep(part: "Tensor") -> Any:
+        rows = part.float().cpu().numpy()
+        seen[signal] = rows.reshape(-1, rows.shape[-1])
+
+    return keep

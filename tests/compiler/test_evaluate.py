@@ -1,0 +1,167 @@
+"""The evaluation's masked forward pass against the runtime, which decodes an artifact token by token."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import ingest
+from compiler._io import Workspace
+from compiler.activity.choice import Arrays
+from compiler.activity.forward import LayerStream
+from compiler.evaluate import CacheSettings, Masks, Sparse, evaluate, mlp_density
+from compiler.ingest import IngestConfig
+from runtime import _plugins
+from runtime.generate import Session
+from runtime.sparsity import topk
+from schemas.errors import ColdpressError
+from schemas.families import num_units
+from schemas.model import Model
+from tests.support.artifacts import Recipe, build_artifact, small_spec
+from tests.support.hf import load_hf, roles_of, spec_of
+from tests.support.methods import families_of, fit
+from tests.support.models import write_model
+
+METHODS = _plugins.names("runtime.sparsity")
+TOKENS = np.random.default_rng(8).integers(0, 384, (2, 20)).astype(np.int32)
+SLOTS_SHARE = 0.3
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["silu", "relu"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model whose weights fp16 holds exactly, so that what is packed is what is evaluated."""
+    folder = tmp_path_factory.mktemp("source")
+    write_model(folder / "tiny", num_hidden_layers=2, relu=request.param, dtype="float16")
+    return ingest.run(IngestConfig(model=str(folder / "tiny")), Workspace(folder / "work", "test"))
+
+
+def arrays_of(session: Session) -> Arrays:
+    """What the artifact keeps of its selector, predictors among it."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for part in session.plan.parts:
+        arrays: dict[str, Any] = dict(session.artifact.selector_arrays(session.plan, part.layer, part.family) or {})
+        network = session.artifact.predictors.get(part.layer)
+        if network is not None:
+            arrays |= {"fc1": network.fc1, "fc2": network.fc2, "format": network.format, "threshold": network.threshold}
+        found[part.layer, part.family] = arrays
+    return found
+
+
+def cache_of(model: Model, families: tuple[str, ...]) -> CacheSettings:
+    return CacheSettings("lru", {name: round(SLOTS_SHARE * num_units(name, model.spec)) for name in families})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_logits_are_those_of_the_runtime(name: str, source: Model, tmp_path: Path) -> None:
+    """Up to a unit at the edge of a choice: the runtime's KV cache is fp16."""
+    selector = _plugins.load("runtime.sparsity", name)
+    if selector.NEEDS_EXACT_ZEROS and source.spec.hidden_act != "relu":
+        pytest.skip("a model without exact zeros")
+    families = families_of(name, source.spec)
+    hf = load_hf(Path(source.tensors["norm.weight"].file).parent)
+    spec = spec_of(hf.config)
+    recipe = Recipe(
+        spec=spec, method=name, pinned_share=0, slots_share=SLOTS_SHARE, density=0.4, context_length=TOKENS.shape[1]
+    )
+    session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(hf, spec)).path)
+    decoded = []
+    for block in TOKENS:
+        session.decoder.begin(len(block))
+        decoded.append(np.stack([session.decoder.decode(int(token)) for token in block]))
+    sparse = Sparse(selector, families, arrays_of(session))
+    masks = Masks(sparse, source.spec, cache_of(source, families) if selector.SEES_RESIDENCY else None)
+    stream = LayerStream(source)
+    found = stream.head(stream.last_hidden(TOKENS, masks.layer)).numpy()
+    error = np.abs(found - np.stack(decoded)).max(axis=2)
+    assert np.median(error) < 2e-3 * np.abs(found).max()
+    assert np.abs(found - np.stack(decoded)).mean() < 5e-3 * np.abs(found).max()
+    left_out = np.abs(found - stream.logits(TOKENS)).max()
+    if selector.EXACT or source.spec.hidden_act != "relu":  # of a ReLU's units a small share may be all that count
+        assert (left_out < 1e-4) == selector.EXACT
+
+
+def of(method: str, model: Model, density: float, oracle: bool = False, **options: Any) -> Sparse:
+    families = families_of(method, model.spec)
+    arrays = {
+        (layer, name): fit(method, num_units(name, model.spec), density, **options)
+        for layer in range(model.spec.num_hidden_layers)
+        for name in families
+    }
+    return Sparse(_plugins.load("runtime.sparsity", method), families, arrays, oracle)
+
+
+def test_nll_is_that_of_the_masked_layers(source: Model) -> None:
+    """The last layer's down projection by hand; before it nothing is left out."""
+    sparse = of("glu", source, 1.0)
+    sparse.arrays[1, "mlp_mid"]["num_selected"] = np.array([40], np.int32)  # type: ignore[index]
+    stream = LayerStream(source)
+
+    def only_the_largest(layer: int) -> Any:
+        def masked(part: Any) -> Any:
+            import torch
+
+            kept = topk.select_many(part.numpy(), {"num_selected": np.array([40])})
+            return part * torch.from_numpy(kept)
+
+        return (lambda block: {"mlp_inner": masked}) if layer else None
+
+    expected, count = stream.nll(TOKENS, only_the_largest)
+    found = evaluate(stream, TOKENS, sparse)
+    assert found.nll == pytest.approx(expected, rel=1e-6)
+    assert found.num_predicted == count
+    assert found.ppl == pytest.approx(math.exp(expected / count))
+    assert found.mlp_density == pytest.approx((2 + (1 + 40 / 160) / 2) / 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "gated", "oracle", "share", "expected"),
+    [
+        ("gate", True, False, 0.25, (1 + 2 * 0.25) / 3),
+        ("gate", True, True, 0.25, 0.25),
+        ("glu", True, False, 0.25, (2 + 0.25) / 3),
+        ("glu", False, False, 0.25, (1 + 0.25) / 2),
+        ("glu", False, True, 0.25, 0.25),
+        ("topk", True, False, 0.25, 0.25),
+    ],
+)
+def test_density_counts_all_matrices(method: str, gated: bool, oracle: bool, share: float, expected: float) -> None:
+    spec = small_spec(gated_mlp=gated)
+    families = families_of(method, spec)
+    sparse = Sparse(_plugins.load("runtime.sparsity", method), families, {}, oracle)
+    assert mlp_density(sparse, spec, dict.fromkeys(families, share)) == pytest.approx(expected)
+
+
+def test_a_choice_that_sees_the_cache_reads_less(source: Model) -> None:
+    stream, cache = LayerStream(source), cache_of(source, families_of("dip_ca", source.spec))
+    blind = evaluate(stream, TOKENS, of("dip_ca", source, 0.3, gamma=1.0), cache)
+    aware = evaluate(stream, TOKENS, of("dip_ca", source, 0.3, gamma=0.05), cache)
+    assert aware.misses < 0.8 * blind.misses
+    assert (
+        aware.hits + aware.misses == blind.hits + blind.misses == 2 * TOKENS.size * (round(0.3 * 64) + round(0.3 * 160))
+    )
+    without = evaluate(stream, TOKENS, of("dip", source, 0.3))
+    assert blind.nll == pytest.approx(without.nll, rel=1e-6)
+    assert (without.hits, without.misses) == (0, 0)
+
+
+def test_the_warm_up_fills_the_cache_and_is_not_scored(source: Model) -> None:
+    """The cache stays from block to block: the second one alone begins with other units in DRAM."""
+    stream, cache = LayerStream(source), cache_of(source, families_of("dip_ca", source.spec))
+    sparse = of("dip_ca", source, 0.3, gamma=0.05)
+    both, second = (
+        evaluate(stream, TOKENS, sparse, cache, warm_up_blocks=1),
+        evaluate(stream, TOKENS[1:], sparse, cache),
+    )
+    assert both.num_predicted == second.num_predicted == TOKENS.shape[1] - 1
+    assert both.misses < second.misses
+    assert both.nll != second.nll
+
+
+def test_what_cannot_be_scored_is_refused(source: Model) -> None:
+    cache = CacheSettings("lru", {"mlp_in": 8, "mlp_mid": 8})
+    with pytest.raises(ColdpressError, match="2 blocks with a warm-up of 2 leave none to score"):
+        evaluate(LayerStream(source), TOKENS, of("topk", source, 0.5), cache, warm_up_blocks=2)
+    with pytest.raises(ColdpressError, match="a cache sees one block after another, found 2 threads; use one"):
+        evaluate(LayerStream(source, threads=2), TOKENS, of("topk", source, 0.5), cache)
