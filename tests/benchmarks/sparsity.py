@@ -62,7 +62,6 @@ class Case:
     """A model with its text."""
 
     model: Model
-    activations: Activations
     stream: LayerStream
     splits: Mapping[str, np.ndarray]
 
@@ -108,23 +107,25 @@ def splits_of(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
 
 
 def case_of(name: str, folder: Path) -> Case:
-    """The model, and one pass over its calibration text."""
+    """The model, and its text in blocks."""
     data = find_data_folder()
     if data is None:
         raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder")
     source = data / "models" / name
-    splits = splits_of(source, data / "corpora" / MODELS[name])
     model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
-    arrays = save_arrays(folder / "tokens.safetensors", {"tokens": splits["calibration"]})
-    blocks = TokenBlocks(
-        split="calibration", arrays=arrays, num_blocks=len(splits["calibration"]), block_tokens=BLOCK_TOKENS
-    )
+    stream = LayerStream(model, len(os.sched_getaffinity(0)))
+    return Case(model, stream, splits_of(source, data / "corpora" / MODELS[name]))
+
+
+def calibrated(case: Case, folder: Path) -> Activations:
+    """One pass over the calibration text."""
+    tokens = case.splits["calibration"]
+    arrays = save_arrays(folder / "tokens.safetensors", {"tokens": tokens})
+    blocks = TokenBlocks(split="calibration", arrays=arrays, num_blocks=len(tokens), block_tokens=BLOCK_TOKENS)
     parts = tuple(blocks.model_copy(update={"split": split}) for split in SPLITS)
-    corpus = Corpus(name=MODELS[name], text_sha256="0" * 64, splits=parts)
-    threads = len(os.sched_getaffinity(0))
+    corpus = Corpus(name="benchmark", text_sha256="0" * 64, splits=parts)
     work = Workspace(folder / "calibrate", "benchmark")
-    activations = count_activity(PassConfig(), model, corpus, COUNTED, Activity(frozenset()), work, threads)
-    return Case(model, activations, LayerStream(model, threads), splits)
+    return count_activity(PassConfig(), case.model, corpus, COUNTED, Activity(frozenset()), work, case.stream.threads)
 
 
 def family_density(method: str, oracle: bool, density: float) -> float | None:
@@ -134,7 +135,9 @@ def family_density(method: str, oracle: bool, density: float) -> float | None:
     return found if found > 0 else None
 
 
-def score(case: Case, method: str, options: dict[str, Any], density: float, split: str) -> Score | None:
+def score(
+    case: Case, activations: Activations, method: str, options: dict[str, Any], density: float, split: str
+) -> Score | None:
     """The method at a density of the whole MLP; None where it does not reach it."""
     selector, oracle = load("runtime.sparsity", method), bool(options.get("oracle"))
     own = options_of(selector, {key: value for key, value in options.items() if key != "oracle"})
@@ -146,25 +149,25 @@ def score(case: Case, method: str, options: dict[str, Any], density: float, spli
     shares = selector.divide(asked, case.model.spec, own) if divided else dict.fromkeys(families, asked)
     layers = case.model.spec.num_hidden_layers
     arrays = fit_all(
-        selector, own, {name: (share,) * layers for name, share in shares.items()}, case.model, case.activations
+        selector, own, {name: (share,) * layers for name, share in shares.items()}, case.model, activations
     )
     return evaluate(case.stream, case.splits[split], Sparse(selector, families, arrays, oracle))
 
 
-def rows_of(name: str, case: Case, methods: list[str]) -> Iterator[dict[str, Any]]:
+def rows_of(name: str, case: Case, activations: Activations, methods: list[str]) -> Iterator[dict[str, Any]]:
     """A row per method and density, the dense model first."""
     nll, count = case.stream.nll(case.splits["test"])
     yield {"model": name, "method": "dense", "asked": 1.0, "density": 1.0, "ppl": math.exp(nll / count)}
     for label in methods:
         for density in DENSITIES:
-            found = score(case, *METHODS[label], density, "test")
+            found = score(case, activations, *METHODS[label], density, "test")
             if found is not None:
                 row = {"model": name, "method": label, "asked": density, "density": found.mlp_density, "ppl": found.ppl}
                 print(json.dumps(row), flush=True)
                 yield row
 
 
-def fit_dip(case: Case) -> dict[str, Any]:
+def fit_dip(case: Case, activations: Activations) -> dict[str, Any]:
     """The line through the best divisions (B.1): logit of the inputs' density over logit of the MLP's."""
     tried: list[tuple[float, float, float]] = []
     for density in SEARCHED:
@@ -172,7 +175,7 @@ def fit_dip(case: Case) -> dict[str, Any]:
             glu = 3 * density - 2 * inputs
             if 0.02 <= glu <= 1:
                 options = {"input_density": float(inputs), "glu_density": float(glu)}
-                found = score(case, "dip", options, density, "validation")
+                found = score(case, activations, "dip", options, density, "validation")
                 assert found is not None
                 tried.append((density, float(inputs), found.ppl))
                 print(json.dumps({"density": density, "inputs": round(float(inputs), 3), "ppl": found.ppl}), flush=True)
@@ -197,10 +200,11 @@ def main() -> None:
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             case = case_of(name, Path(folder))
+            activations = calibrated(case, Path(folder))
             if arguments.fit:
-                fitted[name] = fit_dip(case)
+                fitted[name] = fit_dip(case, activations)
             else:
-                rows += rows_of(name, case, arguments.methods)
+                rows += rows_of(name, case, activations, arguments.methods)
     if arguments.fit:
         finish(fitted)
         return
