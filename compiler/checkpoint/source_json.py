@@ -8,8 +8,8 @@ from runtime.artifact import strict_json
 from schemas.errors import CheckpointError
 
 
-def read_json(path: Path, max_bytes: int) -> Any:
-    """The value of a strict JSON file of at most `max_bytes`.
+def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_json.FOREIGN) -> Any:
+    """The value of a strict JSON file of at most `max_bytes`, otherwise within `limits`.
 
     Raises:
         CheckpointError: if the file is larger, missing or anything but strict JSON.
@@ -25,7 +25,7 @@ def read_json(path: Path, max_bytes: int) -> Any:
         raise CheckpointError(f"{path.name}: cannot be read ({error.strerror}); complete the checkpoint") from error
     if len(data) > max_bytes:
         raise refuse(f"{path.stat().st_size} bytes long", f"at most {max_bytes}")
-    return strict_json.parse(data, refuse, replace(strict_json.FOREIGN, size_bytes=max_bytes))
+    return strict_json.parse(data, refuse, replace(limits, size_bytes=max_bytes))
 
 
 def read_object(path: Path, max_bytes: int) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.checkpoint.source_json import read_object
-from schemas.errors import CheckpointError, clipped
+from compiler.checkpoint.source_json import read_json, read_object
+from runtime import _tokenizer_rules
+from runtime._tokenizer_process import LimitedEngine
+from schemas.errors import ArtifactError, CheckpointError, clipped
 from schemas.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -20,23 +22,26 @@ TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 """Where newer checkpoints keep what older ones have in their settings."""
-MAX_TOKENIZER_BYTES = 128 << 20
+MAX_TOKENIZER_BYTES = _tokenizer_rules.JSON.size_bytes
 MAX_SETTINGS_BYTES = 16 << 20
+SAMPLE = "The quick brown fox jumps over the lazy dog 12 times or 345; a naïve façade costs 6 €.\n" * 20
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
     """The tokenizer of a checkpoint.
 
     Raises:
-        CheckpointError: if the file is missing, too large, cannot be parsed, or has ids beyond the embeddings.
+        CheckpointError: if the file is missing, not strict JSON, no tokenizer, not bounded on a short text, or has ids
+            beyond the embeddings.
     """
     from tokenizers import Tokenizer
 
     path = folder / TOKENIZER
     if not path.is_file():
         raise CheckpointError(f"{TOKENIZER} is missing in the checkpoint; write it with save_pretrained")
-    if path.stat().st_size > MAX_TOKENIZER_BYTES:
-        raise CheckpointError(f"{TOKENIZER}: found {path.stat().st_size} bytes, expected at most {MAX_TOKENIZER_BYTES}")
+    reason = _tokenizer_rules.why_unbounded(read_json(path, MAX_TOKENIZER_BYTES, _tokenizer_rules.JSON))
+    if reason is not None:
+        _try_limited(path.read_bytes(), reason)
     with _sentences("not a tokenizer"):
         tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
@@ -49,6 +54,17 @@ def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
             "embeddings"
         )
     return tokenizer
+
+
+def _try_limited(data: bytes, reason: str) -> None:
+    """A first text, where time, memory and output are limited, as in the runtime all texts of this tokenizer are."""
+    try:
+        LimitedEngine(data, reason).encode(SAMPLE)
+    except ArtifactError as error:
+        raise CheckpointError(
+            f"{TOKENIZER}: it has {reason}, and fails on {len(SAMPLE)} characters of ordinary text, or takes too much "
+            "time or memory; give a checkpoint with another tokenizer"
+        ) from error
 
 
 def token_ids(tokenizer: "Tokenizer", text: str, special: bool = False) -> list[int]:

@@ -295,14 +295,46 @@ def test_layers_of_mixed_attention(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{}", "tokenizer.json: not a tokenizer"),
-        ("[" * 100_000, "tokenizer.json: not a tokenizer"),
-        ("", "tokenizer.json: not a tokenizer"),
+        ("{}", "tokenizer.json: it has model None, and fails on"),
+        ('{"model": {"type": "BPE"}, "model": {}}', "tokenizer.json is an object with the key 'model' twice"),
+        ("[" * 100_000, "tokenizer.json is nested too deeply"),
+        ("", "tokenizer.json is not JSON"),
     ],
 )
 def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path, text: str, expected: str) -> None:
     (folder / "tokenizer.json").write_text(text)
     assert expected in refusal(folder, tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    ("place", "part", "expected"),
+    [
+        (
+            "normalizer",
+            {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"String": "o"}, "content": "oo"}] * 40,
+            },
+            "normalizer 'Replace'",
+        ),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * 1000,
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [0] * 100_000, "tokens": ["<s>"] * 100_000}},
+            },
+            "a template of more than",
+        ),
+    ],
+)
+def test_a_tokenizer_that_grows_without_end(
+    folder: Path, tmp_path: Path, place: str, part: dict[str, Any], expected: str
+) -> None:
+    edit(folder / "tokenizer.json", lambda tokenizer: tokenizer.update({place: part}))
+    text = refusal(folder, tmp_path / "work")
+    assert re.search(f"^tokenizer.json: it has .*{expected}.* takes too much time or memory", text)
 
 
 def test_a_vocabulary_larger_than_the_embeddings(folder: Path, tmp_path: Path) -> None:
