@@ -29,6 +29,7 @@ def test_a_changed_setting_is_seen_from_another_folder(built: Workflow, tmp_path
     assert set(elsewhere(built, tmp_path).planned(**changed)) == ALLOCATED | {"preflight", "all"}
 
 
+@pytest.mark.slow
 def test_what_was_built_from_another_folder_is_known_here(built: Workflow, tmp_path: Path) -> None:
     """There and back again: this folder's own past says nothing."""
     here = built.at(tmp_path)  # as deep as the build, whose records hold relative paths

@@ -55,6 +55,7 @@ def stopped_job(build: Workflow, process: subprocess.Popen[bytes]) -> tuple[str,
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_second_build_is_refused_and_looking_is_not(
     running: tuple[Workflow, subprocess.Popen[bytes], tuple[str, int]], tmp_path: Path
 ) -> None:
