@@ -8,11 +8,13 @@ import jinja2
 import numpy as np
 
 from compiler import __version__
+from compiler.block_statistics import with_error
 from compiler.cost_model import dense_footprint_bytes, weight_bytes
 from compiler.report._figures import BudgetPart, FrequencyCurve, budget_parts, frequency_curves
 from compiler.report._page_charts import Inputs, charts_of
+from compiler.run_command import PROGRAM, run_command
 from runtime.quantities import show_bytes
-from schemas.device import DeviceProfile
+from schemas.device import DeviceProfile, Flash
 from schemas.families import FamilyName
 from schemas.layout import Layout, placed_parts
 from schemas.metrics import Metrics, RunMetrics, Verification
@@ -38,7 +40,8 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         cards=_cards(metrics, inputs.device),
         budget=_with_unused_last(budget_parts(inputs.layout)),
         charts=list(charts_of(inputs, curves)),
-        verdict=_verdict(metrics),
+        verdict=[_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device.flash)],
+        command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
         compared=_compared(metrics, inputs),
         measured=_measured(metrics, inputs.verification, inputs.layout),
         families=_families(inputs.layout),
@@ -48,7 +51,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
 
 
 def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
-    worse = metrics.ppl_artifact / metrics.ppl_source - 1
+    worse = metrics.ppl_ratio - 1
     return [
         (show_bytes(metrics.artifact_bytes), "artifact"),
         (f"{show_bytes(metrics.resident_bytes)} / {show_bytes(metrics.budget_bytes)}", "always in DRAM / budget"),
@@ -84,6 +87,30 @@ def _verdict(metrics: Metrics) -> str:
     )
 
 
+def _quality(metrics: Metrics) -> str:
+    """What the artifact lost, in a sentence."""
+    ratio = with_error(metrics.ppl_ratio, metrics.ppl_ratio_error, 4)
+    return (
+        f"Its perplexity is {ratio} times the original's, on {metrics.num_measured_blocks} of "
+        f"{metrics.num_test_blocks} blocks of test text; ± is the standard error over blocks."
+    )
+
+
+def _limit(run: RunMetrics, flash: Flash) -> str:
+    """What limits the simulated speed, in a sentence."""
+    flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
+    whole = f"of {flash_ms + dram_ms:.3g} ms of a token"
+    if dram_ms >= flash_ms:
+        return f"Memory limits the speed: {dram_ms:.3g} {whole} go to computing and copying at DRAM's bandwidth."
+    bounds = {
+        "the number of reads": 1000 * run.reads / run.num_tokens / flash.iops,
+        "the bytes that are read": 1000 * run.read_bytes / run.num_tokens / flash.bytes_per_s,
+    }
+    bounds["waiting for each read's first byte"] = flash_ms - max(bounds.values())
+    most = max(bounds, key=lambda name: bounds[name])
+    return f"Flash limits the speed: {flash_ms:.3g} {whole} go to reads, most of it to {most}."
+
+
 def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
     """This artifact beside a dense run in the same DRAM, and beside the original."""
     rows = [
@@ -93,7 +120,7 @@ def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
             show_bytes(metrics.flash_bytes_per_token),
             f"{metrics.reads_per_token:.1f}",
             _rate(metrics.modelled_tokens_per_s),
-            f"{metrics.ppl_artifact:.2f}",
+            with_error(metrics.ppl_artifact, metrics.ppl_artifact_error, 2),
         )
     ]
     if metrics.dense is not None:
@@ -110,7 +137,8 @@ def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
         )
     context_length = inputs.layout.largest_plan.context_length
     whole = dense_footprint_bytes(inputs.model, "fp16", context_length)
-    rows.append(("the original, all in DRAM as fp16", show_bytes(whole), "-", "-", "-", f"{metrics.ppl_source:.2f}"))
+    perplexity = with_error(metrics.ppl_source, metrics.ppl_source_error, 2)
+    rows.append(("the original, all in DRAM as fp16", show_bytes(whole), "-", "-", "-", perplexity))
     return rows
 
 
@@ -125,11 +153,11 @@ def _with_unused_last(parts: tuple[BudgetPart, ...]) -> list[BudgetPart]:
 def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tuple[str, str, str]]:
     run = found.run
     rows = [
-        ("perplexity of the source", f"{found.ppl_source:.4f}", "dense, as published"),
+        ("perplexity of the source", with_error(found.ppl_source, found.ppl_source_error, 4), "dense, as published"),
         (
             "perplexity of the artifact",
-            f"{found.ppl_artifact:.4f}",
-            f"{metrics.ppl_artifact / metrics.ppl_source:.4f} times",
+            with_error(found.ppl_artifact, found.ppl_artifact_error, 4),
+            f"{with_error(found.ppl_ratio, found.ppl_ratio_error, 4)} times, block by block",
         ),
         ("same first choice", f"{100 * found.top1_agreement:.1f} %", "of the next tokens, artifact and source"),
         ("largest dense logit error", f"{found.max_logit_error:.2e}", "of the largest logit: what the format costs"),

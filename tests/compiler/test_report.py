@@ -123,6 +123,11 @@ def test_the_page_shows_the_figures(build, tmp_path):
         "5.0 reads of 8.19 kB on average",
         "10.24",
         "neuron in the model's order",
+        "8.20 ± 0.66",
+        "8.00 ± 0.64",
+        "Its perplexity is 1.0250 ± 0.0020 times the original's, on 2 of 8 blocks of test text",
+        "A cat's paw &lt;b&gt;",
+        "coldpress-run generate tiny.coldpress --prompt='A cat'\"'\"'s' --max-new-tokens 3".replace('"', "&#34;"),
         "recall",
         build.package().manifest_sha256,
         "DRAM in use",
@@ -211,3 +216,27 @@ def test_units_used_are_those_that_were_asked_for(build, tmp_path):
     total = sum(section.num_units for section in build.layout.sections)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
     assert f"units used {100 * 80 / total:.1f} % of all units" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "Flash limits the speed: 0.15 of 0.2 ms of a token go to reads, most of it to waiting for each read"),
+        ({"modelled_flash_s": 0.001}, "Memory limits the speed: 0.05 of 0.06 ms of a token go to computing"),
+        ({"reads": 20_000, "modelled_flash_s": 0.25}, "go to reads, most of it to the number of reads."),
+        ({"read_bytes": 1 << 30, "modelled_flash_s": 0.6}, "go to reads, most of it to the bytes that are read."),
+    ],
+)
+def test_what_limits_the_speed_is_said(build, tmp_path, changes, sentence):
+    found = tiny_verification(build.layout, build.package().manifest_sha256)
+    _, html = report(
+        build, tmp_path, verification=found.model_copy(update={"run": found.run.model_copy(update=changes)})
+    )
+    assert sentence in html
+
+
+def test_the_reader_s_questions_come_before_diagnostics(build, tmp_path):
+    _, html = report(build, tmp_path)
+    headings = ("Does it pay?", "What it writes", "How to run it", "DRAM budget", "Sparsity, placement and order")
+    places = [html.index(f"<h2>{heading}</h2>") for heading in headings]
+    assert places == sorted(places)
