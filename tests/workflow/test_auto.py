@@ -1,0 +1,41 @@
+"""`method=auto` in whole builds: one model, on a device whose flash serves small reads at no cost, and on a phone."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from schemas.metrics import Metrics
+from tests.support.workflow import Workflow
+
+
+def without_cost_of_reads(tree: Path, folder: Path) -> Path:
+    """A phone whose reads take the time of their bytes alone, so that leaving units out pays."""
+    profile = yaml.safe_load((tree / "profiles" / "devices" / "pixel6.yaml").read_text())
+    flash = profile["flash"]
+    flash["page_bytes"]["value"] = 512
+    flash["latency_s"]["value"] = 1e-9
+    flash["read_curve"]["value"] = [{"read_bytes": size, "bytes_per_s": 1e8} for size in (512, 1 << 20)]
+    path = folder / "smallreads.yaml"
+    path.write_text(yaml.safe_dump(profile | {"name": "smallreads"}))
+    return path
+
+
+@pytest.mark.slow
+def test_auto_is_sparse_where_that_pays_and_dense_where_not(workflow: Workflow, tmp_path: Path) -> None:
+    """And says which; both builds share the model's text and statistics."""
+    auto = workflow.at(tmp_path, method="auto", preflight="off", layers_per_job=4)
+    sparse = auto.build(device=without_cost_of_reads(workflow.tree, tmp_path))
+    dense = auto.build()
+    figures = {
+        name: Metrics.model_validate_json((auto.device.parent / name / "metrics.json").read_text())
+        for name in ("smallreads", "pixel6")
+    }
+    assert figures["smallreads"].method in ("relu", "predictor")
+    assert figures["smallreads"].gain_over_dense is not None
+    assert figures["smallreads"].gain_over_dense > 1
+    assert f"tiny on smallreads: {figures['smallreads'].method}, " in sparse
+    assert "times as fast\n" in sparse
+    assert figures["pixel6"].method == "dense"
+    assert "tiny on pixel6: dense, " in dense
+    assert "this artifact is dense\n" in dense
