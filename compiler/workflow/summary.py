@@ -13,7 +13,7 @@ from compiler._io import load_record
 from compiler.block_statistics import with_error
 from compiler.run_command import PROGRAM, run_command
 from runtime.quantities import show_bytes
-from schemas.errors import ColdpressError
+from schemas.errors import ColdpressError, printable
 from schemas.metrics import Metrics
 from schemas.package import Package
 
@@ -37,7 +37,8 @@ def show(folder: Path) -> str:
         ("report", str(_shown(folder / "report.html"))),
     ]
     sample = metrics.sample
-    text = textwrap.indent(f"{sample.prompt}{sample.text}", "  ") + "\n\n" if sample else ""
+    lines = f"{sample.prompt}{sample.text}".split("\n") if sample else []
+    text = textwrap.indent("\n".join(map(printable, lines)), "  ") + "\n\n" if lines else ""
     return (
         f"\n{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}\n\n{text}"
         f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n  {run_command(_runtime(), str(artifact), sample)}\n"

@@ -13,7 +13,7 @@ from schemas.metrics import DenseRun, Metrics, Sample
 from schemas.package import Package
 
 IDENTITY = "0123456789abcdef" * 4
-PROMPT = "It's a\u00a0cat; $HOME"
+PROMPT = "It's a cat; $HOME"
 
 
 @pytest.fixture
@@ -73,13 +73,18 @@ def changed(folder: Path, **figures: object) -> str:
 
 def test_the_screen_has_text_figures_and_paths(folder: Path) -> None:
     text = summary.show(folder)
-    assert "  It's a\u00a0cat; $HOME sat\n  down\n" in text
+    assert "  It's a cat; $HOME sat\n  down\n" in text
     for figure in ("4.6 MB", "814 kB", "2.2 MB", "123 kB", "55.0 reads", "19.1%", "46 tokens/s", IDENTITY):
         assert figure in text, figure
     assert "25.29 ± 1.34; of the source 23.91 ± 1.23; ratio 1.0575 ± 0.0123" in text
     assert "4 of 16 blocks of test text, 1,020 tokens" in text
     assert str(folder / "my demo.coldpress") in text
     assert str(folder / "report.html") in text
+
+
+def test_text_of_a_strange_model_moves_no_cursor(folder: Path) -> None:
+    sample = Sample(prompt="a", text="\x1b[2J\rb\nc", max_new_tokens=1, temperature=0.6, seed=7)
+    assert "\n  a\\x1b[2J\\rb\n  c\n" in changed(folder, sample=sample)
 
 
 def test_the_last_line_is_a_command_for_a_shell(folder: Path) -> None:
