@@ -13,6 +13,21 @@ TOLERANCE = 3
 """Processors differ: an unmarked test fails only where it takes this many times as long as the mark says."""
 
 
+TIME_LIMIT_S = 600
+"""Of each test with its fixtures; shorter than faulthandler_timeout in pyproject.toml, which ends the process."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """An endless search fails one test, not the suite.
+
+    Not in pyproject.toml, since pytest refuses to start on a setting of a plugin that an older environment lacks; there
+    the process still ends by faulthandler_timeout.
+    """
+    if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
+        config.option.timeout = TIME_LIMIT_S
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fails a test that is slow and not marked so, by processor time, which other work on the machine does not change.
