@@ -1,15 +1,17 @@
 """Records and arrays on disk, content hashes, and the resumable workspace of a stage.
 
 A record is one JSON file; its arrays lie in the folder of the same name without `.json`. Everything is written to a
-temporary name, synced and renamed, so a file that exists is whole. `Workspace.once` is how a long stage resumes:
-Snakemake deletes a failed rule's declared outputs, but not these array files, and each carries the fingerprint of
-everything it was made from.
+temporary name, synced and renamed, so a file that exists is whole. What a stage wrote is held against a digest by the
+stage that loads it: a record carries its own (schemas/sealed.py), and those of its array files. `Workspace.once` is how
+a long stage resumes: Snakemake deletes a failed rule's declared outputs, but not these array files, and beside each
+lies what it was made from and what it holds.
 """
 
 import errno
 import functools
 import hashlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,13 +25,13 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from schemas.base import ArrayFile, Record
+from schemas.base import ArrayFile, Record, Sha256
 from schemas.errors import ColdpressError
+from schemas.sealed import seal, unseal
 
+log = logging.getLogger(__name__)
 PATH_KEYS = ("array_file", "file", "folder")
 """Record fields that hold paths: absolute in memory, relative to the record's folder on disk."""
-FINGERPRINT_KEY = "fingerprint"
-
 R = TypeVar("R", bound=Record)
 
 
@@ -48,8 +50,8 @@ def _content(path: Path, inode: int, size_bytes: int, changed_ns: int) -> str:
     return sha256_of(path)
 
 
-def _array_digest(path: Path) -> str:
-    """Hex digest of an array file; one that this process has hashed and nobody has touched is not read again."""
+def _file_digest(path: Path) -> str:
+    """Hex digest of a file; one that this process has hashed and nobody has touched is not read again."""
     status = path.stat()
     with _HASHING:
         return _content(path, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -62,16 +64,25 @@ def checked_path(source: ArrayFile) -> Path:
         ColdpressError: if the file is missing or has changed since its stage ended.
     """
     path = Path(source.array_file)
-    remedy = f"delete it and {path.parent.name}.json beside its folder, then build again"
+    return checked_file(path, source.sha256, f"{path.parent}.json")
+
+
+def checked_file(path: Path, sha256: str, record: str) -> Path:
+    """The path of a file that a finished stage left, if its content is what the stage's `record` says.
+
+    Raises:
+        ColdpressError: if the file is missing or has changed since.
+    """
+    remedy = f"delete {record}, then build again"
     try:
-        found = _array_digest(path)
+        found = _file_digest(path)
     except OSError as error:
         raise ColdpressError(
-            f"{path}: arrays of a finished stage cannot be read ({error.strerror}); {remedy}"
+            f"{path}: a file of a finished stage cannot be read ({error.strerror}); {remedy}"
         ) from error
-    if found != source.sha256:
+    if found != sha256:
         raise ColdpressError(
-            f"{path}: the sha256 begins with {found[:12]}, expected {source.sha256[:12]} as its record says: the file "
+            f"{path}: the sha256 begins with {found[:12]}, expected {sha256[:12]} as its record says: the file "
             f"was damaged or changed after its stage ended; {remedy}"
         )
     return path
@@ -97,27 +108,36 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def save_record(record: Record, path: Path) -> None:
-    """Writes `record` as JSON with its paths made relative to `path`'s folder."""
+    """Writes `record` as JSON with its paths made relative to `path`'s folder, its digest in the second line."""
     folder = path.resolve().parent
     data = _map_paths(record.model_dump(mode="json"), lambda value: os.path.relpath(value, folder))
+    text = seal(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
 def load_record(path: Path, kind: type[R]) -> R:
     """Reads a record; its paths become absolute.
 
     Raises:
-        ColdpressError: if the file is missing or is not a `kind`.
+        ColdpressError: if the file is missing, has changed since it was written, or is not a `kind`.
     """
     folder = path.resolve().parent
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        absolute = _map_paths(data, lambda value: os.path.normpath(folder / value))
+        opened = unseal(path.read_bytes())
+    except OSError as error:
+        sentence = f"no such {kind.__name__} record" if error.errno == errno.ENOENT else f"{error.strerror}"
+        raise ColdpressError(f"{path}: {sentence}; run the stage that writes it first") from error
+    if opened.stated != opened.found:
+        raise ColdpressError(
+            f"{path}: the sha256 of the record begins with {opened.found[:12]}, expected "
+            f"{opened.stated[:12] if opened.stated else 'one in its second line'}: the file was damaged or changed "
+            "after its stage ended; delete it, then build again"
+        )
+    try:
+        absolute = _map_paths(json.loads(opened.body), lambda value: os.path.normpath(folder / value))
         return kind.model_validate_json(json.dumps(absolute))
-    except FileNotFoundError as error:
-        raise ColdpressError(f"{path}: no such {kind.__name__} record; run the stage that writes it first") from error
-    except (json.JSONDecodeError, ValidationError) as error:
+    except ValidationError as error:
         raise ColdpressError(f"{path}: not a {kind.__name__} record of this version; delete it and rebuild") from error
 
 
@@ -132,15 +152,12 @@ def _map_paths(data: Any, change: Callable[[str], str]) -> Any:
     return data
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], fingerprint: str = "") -> ArrayFile:
-    """Writes arrays to one safetensors file.
-
-    At most one metadata key, because safetensors writes several in random order.
-    """
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
+    """Writes arrays to one safetensors file."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
     with replacing(path) as temporary:
         try:
-            save_file(contiguous, temporary, metadata={FINGERPRINT_KEY: fingerprint} if fingerprint else None)
+            save_file(contiguous, temporary)
         except SafetensorError as error:  # it tells of a full disk in words only
             if "No space left" in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
@@ -150,7 +167,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], fingerprint: str =
 
 def array_file(path: Path) -> ArrayFile:
     """A finished array file as a record names it."""
-    return ArrayFile(array_file=str(path.resolve()), sha256=_array_digest(path))
+    return ArrayFile(array_file=str(path.resolve()), sha256=_file_digest(path))
 
 
 def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
@@ -165,6 +182,15 @@ def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
             return {name: file.get_tensor(name) for name in names or file.keys()}
     except SafetensorError as error:
         raise ColdpressError(f"{path}: cannot read the arrays of a finished stage ({error}); rebuild it") from error
+
+
+class Finished(Record):
+    """Beside an array file of a stage that may still be running: `<key>.done.json`."""
+
+    fingerprint: str
+    """Of everything that the arrays were made from."""
+    sha256: Sha256 | None
+    """Of the array file; None of one whose rows carry checksums, which are checked as they are read."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +210,7 @@ class Workspace:
         `make` saves the array file, whose fingerprint then guards both: the record is written after it and goes first.
         """
         path = self.folder / f"{key}.json"
-        if path.exists() and self.has(key):
+        if path.exists() and self.current(key):
             return load_record(path, kind)
         path.unlink(missing_ok=True)
         made = make()
@@ -193,23 +219,53 @@ class Workspace:
 
     def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
         """Writes the array file `key`."""
-        return save_arrays(self.path(key), arrays, self.fingerprint)
+        self.begin(key)
+        save_arrays(self.path(key), arrays)
+        return self.finish(key)
+
+    def begin(self, key: str) -> Path:
+        """Where the array file `key` is to be written, by `replacing`; what was said of an earlier one goes first."""
+        self._done(key).unlink(missing_ok=True)
+        return self.path(key)
+
+    def finish(self, key: str) -> ArrayFile:
+        """Says that the array file `key`, which has been written, is whole."""
+        found = array_file(self.path(key))
+        save_record(Finished(fingerprint=self.fingerprint, sha256=found.sha256), self._done(key))
+        return found
+
+    def finish_checked_rows(self, key: str) -> None:
+        """As `finish`, of a file that need not be read for it, since its rows carry checksums."""
+        save_record(Finished(fingerprint=self.fingerprint, sha256=None), self._done(key))
 
     def path(self, key: str) -> Path:
         """Where the array file `key` lies."""
         return self.folder / f"{key}.safetensors"
 
+    def remove(self, key: str) -> None:
+        """Takes the array file `key` away, if there is one."""
+        self.begin(key).unlink(missing_ok=True)
+
     def current(self, key: str) -> ArrayFile | None:
-        """The array file `key` if a run of the same inputs left it whole."""
-        return array_file(self.path(key)) if self.has(key) else None
+        """The array file `key` if a run of the same inputs left it whole; one that was damaged since is made again."""
+        done = self._finished(key)
+        if done is None:
+            return None
+        found = array_file(self.path(key))
+        if found.sha256 == done.sha256:
+            return found
+        log.warning("%s: damaged since an interrupted run wrote it; it is made again", self.path(key))
+        return None
 
     def has(self, key: str) -> bool:
         """Whether a run of the same inputs left the array file `key`; its content is not read."""
-        path = self.path(key)
-        if not path.exists():
-            return False
-        try:
-            with safe_open(path, framework="numpy") as file:
-                return (file.metadata() or {}).get(FINGERPRINT_KEY) == self.fingerprint
-        except SafetensorError:
-            return False
+        return self._finished(key) is not None
+
+    def _finished(self, key: str) -> Finished | None:
+        if not (self._done(key).exists() and self.path(key).exists()):
+            return None
+        done = load_record(self._done(key), Finished)
+        return done if done.fingerprint == self.fingerprint else None
+
+    def _done(self, key: str) -> Path:
+        return self.folder / f"{key}.done.json"

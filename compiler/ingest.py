@@ -119,6 +119,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     files = _scan(checkpoint)
     weights = [file for file in files if file.name.endswith(".safetensors")]
     source = _write_private(checkpoint, work.folder / "source")
+    license_names = {path.name for path in checkpoint.licenses}
     model = Model(
         spec=checkpoint.spec,
         name=config.name or (hub_id or folder.resolve().name).rpartition("/")[2],
@@ -128,6 +129,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
         folder=str(source.resolve()),
         tensors=checkpoint.tensors,
         files=files,
+        private_files=tuple(_source_file(path) for path in sorted(source.iterdir()) if path.name not in license_names),
         license_files=tuple(_source_file(source / path.name) for path in checkpoint.licenses),
         weights_sha256=digest(*(text for file in weights for text in (file.name, file.sha256))),
         num_parameters=sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values()),

@@ -33,6 +33,7 @@ from runtime.trace import Recorder, load_trace
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, clipped, printable
 from schemas.metrics import RunMetrics
+from schemas.sealed import KEY, unseal
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a stranger's tokenizer could move a terminal's cursor with."""
@@ -170,7 +171,11 @@ def _device(arguments: argparse.Namespace) -> DeviceProfile | None:
         data = file.read(DEVICE_JSON.size_bytes + 1)  # of a pipe or a device node, too
     strict_json.parse(data, lambda found, expected: _no_record(arguments.device, found, expected), DEVICE_JSON)
     try:
-        return DeviceProfile.model_validate_json(data)
+        opened = unseal(data)
+        if opened.stated not in (None, opened.found):
+            remedy = f"take the line {KEY} out if the change was meant"
+            raise ColdpressError(f"{arguments.device}: it has changed since it was written; {remedy}")
+        return DeviceProfile.model_validate_json(opened.body)
     except ValidationError as error:
         first = error.errors()[0]
         place = clipped(".".join(map(str, first["loc"])) or "the text")

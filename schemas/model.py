@@ -109,6 +109,8 @@ class Model(Record):
     """Folder with config.json as re-serialised by ingest, tokenizer files; absolute in memory, for transformers."""
     tensors: dict[str, TensorSource]
     files: tuple[SourceFile, ...]
+    private_files: tuple[SourceFile, ...] = ()
+    """What else lies in `folder` but weights: configuration and tokenizer."""
     license_files: tuple[SourceFile, ...] = ()
     """Licence texts that `ingest` took: they lie in `folder`, and every artifact of the model carries them."""
     weights_sha256: Sha256

@@ -1,7 +1,7 @@
 """Array files of which only some rows are in memory: hidden states and inputs of all calibration tokens.
 
-The format is that of compiler/_io.py's array files (safetensors, at most one metadata key), byte for byte; rows are
-written and read where they lie, by several threads at once.
+The format is that of compiler/_io.py's array files (safetensors), byte for byte; rows are written and read where they
+lie, by several threads at once.
 """
 
 import os
@@ -11,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler._io import FINGERPRINT_KEY, replacing
+from compiler._io import replacing
 from compiler.checkpoint.headers import read_header
+from runtime import _native
 from runtime.artifact.tensor_header import CODES, NUMPY_NAMES, TensorEntry, make_header
 from schemas.errors import ColdpressError
+
+REMEDY = "delete the file, then build again"
 
 Specs = Mapping[str, tuple[str, tuple[int, ...]]]
 """Array name -> numpy's name of the dtype, and the shape."""
@@ -37,11 +40,10 @@ class RowWriter:
 
 
 @contextmanager
-def writing_rows(path: Path, specs: Specs, fingerprint: str) -> Iterator[RowWriter]:
+def writing_rows(path: Path, specs: Specs) -> Iterator[RowWriter]:
     """Yields the writer of a new array file at `path`, which is there, synced, once the block ends well."""
     names = sorted(specs, key=lambda name: (list(CODES).index(specs[name][0]), name))
-    metadata = {FINGERPRINT_KEY: fingerprint} if fingerprint else None
-    header, entries = make_header(((name, *specs[name]) for name in names), metadata)
+    header, entries = make_header((name, *specs[name]) for name in names)
     with replacing(path) as temporary:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -50,6 +52,11 @@ def writing_rows(path: Path, specs: Specs, fingerprint: str) -> Iterator[RowWrit
             yield RowWriter(descriptor, entries)
         finally:
             os.close(descriptor)
+
+
+def row_checksums(rows: np.ndarray) -> np.ndarray:
+    """CRC32C of each row of C-contiguous rows [n, …], uint32 [n]."""
+    return _native.crc32c_pages(rows.reshape(-1).view(np.uint8), rows[0].nbytes)
 
 
 class RowReader:
@@ -72,8 +79,23 @@ class RowReader:
         while data:
             count = os.preadv(self._descriptor, [data], place)
             if count == 0:
-                raise ColdpressError(f"{self._path}: truncated while it was read; delete the file and rebuild")
+                raise ColdpressError(f"{self._path}: truncated while it was read; {REMEDY}")
             data, place = data[count:], place + count
+        return into
+
+    def read_checked(self, name: str, checksums: str, start: int, into: np.ndarray) -> np.ndarray:
+        """As `read`, and holds each row against its `row_checksums` in the array named `checksums`.
+
+        Raises:
+            ColdpressError: if the file was damaged, or ends before.
+        """
+        if not {name, checksums} <= self._entries.keys():
+            raise ColdpressError(f"{self._path}: damaged, found the arrays {list(self._entries)}; {REMEDY}")
+        self.read(name, start, into)
+        expected = self.read(checksums, start, np.empty(len(into), np.uint32))
+        bad = np.flatnonzero(row_checksums(into) != expected)
+        if bad.size:
+            raise ColdpressError(f"{self._path}: row {start + bad[0]} does not have its checksum; {REMEDY}")
         return into
 
     def shape(self, name: str) -> tuple[int, ...]:

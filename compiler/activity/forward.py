@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from compiler.activity import taps
 from compiler.architectures import _common
+from compiler.checkpoint.private import private_folder
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role, read_rows, read_stored, stored_dtype
 from runtime._plugins import load
@@ -138,7 +138,7 @@ class LayerStream:
         self.device, self.dtype = torch.device(choose_device(device)), getattr(torch, dtype)
         self.threads = threads if self.device.type == "cpu" else 1
         self._architecture = load("compiler.architectures", model.spec.model_type)
-        self._config = _common.source_config(read_object(Path(model.folder) / "config.json", MAX_CONFIG_BYTES))
+        self._config = _common.source_config(read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES))
         self._parameters = self._architecture.parameters(self._config, model.spec)
         with torch.device("meta"):
             self._skeleton = AutoModelForCausalLM.from_config(

@@ -4,12 +4,13 @@ Every block of tokens is computed alone, and all that is kept of several blocks 
 mean is taken over all of them in order. Reads array files; in memory is one family of one layer.
 """
 
+import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
 
-from compiler._io import Workspace, array_file, checked_path, load_arrays, save_arrays
+from compiler._io import Workspace, checked_path, load_arrays
 from compiler.activity.array_rows import RowReader, RowWriter, writing_rows
 from compiler.activity.layer_counts import Text, joined
 from compiler.activity.statistics import layer_record
@@ -102,7 +103,7 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
     for index, family in enumerate(layers[0].families):
         files = [layer.families[index].arrays for layer in layers]
         key = f"{number:03d}.{family.family}"
-        merged = work.current(key) or save_arrays(work.path(key), _merged(files, tokens), work.fingerprint)
+        merged = work.once(key, functools.partial(_merged, files, tokens))
         families[family.family] = (family.num_units, merged)
     key = f"{number:03d}.inputs"
     inputs = work.current(key) or _inputs([layer.inputs for layer in layers], key, work)
@@ -130,12 +131,12 @@ def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
             name: (readers[0].dtype(name), (sum(reader.shape(name)[0] for reader in readers), *shape[1:]))
             for name, shape in readers[0].shapes().items()
         }
-        writer = stack.enter_context(writing_rows(work.path(key), specs, work.fingerprint))
+        writer = stack.enter_context(writing_rows(work.begin(key), specs))
         for name in specs:
             start = 0
             for reader in readers:
                 start = _copy(reader, name, writer, start)
-    return array_file(work.path(key))
+    return work.finish(key)
 
 
 def _copy(reader: RowReader, name: str, writer: RowWriter, start: int) -> int:

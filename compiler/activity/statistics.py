@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler._io import Workspace, checked_path, load_arrays, save_arrays
-from compiler.activity.array_rows import RowReader, RowWriter, writing_rows
+from compiler._io import Workspace, checked_path, load_arrays
+from compiler.activity.array_rows import RowReader, RowWriter, row_checksums, writing_rows
 from compiler.activity.forward import LayerStream
 from compiler.activity.layer_counts import TOP_DENSITIES, Activity, LayerCounts, Text, Watch, keys_of, top_selected
 from schemas.activations import FamilyStatistics, LayerStatistics, TopPrecision
@@ -48,7 +48,7 @@ def collect(
     found: list[LayerStatistics] = []
     for layer in range(stream.spec.num_hidden_layers):
         found.append(collector.layer(layer))
-        work.path(_hidden_key(layer)).unlink(missing_ok=True)
+        work.remove(_hidden_key(layer))
         log.info("layer %d/%d", layer + 1, stream.spec.num_hidden_layers)
     return tuple(found)
 
@@ -138,20 +138,21 @@ class _Collector:
             specs["block_similarity"] = ("float64", (num_blocks,))
             specs["top_shared"] = ("int64", (num_blocks, len(TOP_DENSITIES)))
         previous = RowReader(self._work.path(_inputs_key(layer - 1))) if layer else nullcontext()
-        inputs = writing_rows(self._work.path(_inputs_key(layer)), specs, self._work.fingerprint)
+        inputs = writing_rows(self._work.begin(_inputs_key(layer)), specs)
         with previous as before, inputs as writer:
             run = self._run(layer, writer, before)
             for family, key in zip(self._families, self._family_keys(layer), strict=True):
-                save_arrays(self._work.path(key), run.arrays(family), self._work.fingerprint)
+                self._work.save(key, run.arrays(family))
             if layer:
                 writer.write("block_similarity", 0, run.similarity)
                 writer.write("top_shared", 0, run.shared)
+        self._work.finish(_inputs_key(layer))
 
     def _from_the_start(self, layer: int) -> None:
         """Hidden states before `layer` once more: only where somebody has removed the file."""
         for earlier in range(layer):
             self._run(earlier, None, None)
-            self._work.path(_hidden_key(earlier)).unlink(missing_ok=True)
+            self._work.remove(_hidden_key(earlier))
 
     def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
         """Runs the layer over all blocks and leaves the hidden states behind it, unless it is the last, in a file."""
@@ -165,7 +166,9 @@ class _Collector:
                 start, stop = index * step, min(num_blocks, (index + 1) * step)
                 out = loaded.run(read(start, stop), Watch(run, start, stop - start).hooks())
                 if writer:
-                    writer.write("hidden", start, keys_of(out))
+                    rows = keys_of(out)
+                    writer.write("hidden", start, rows)
+                    writer.write("crc32c", start, row_checksums(rows))
 
             self._stream.each(batch, -(-num_blocks // step))
         return run
@@ -183,21 +186,26 @@ class _Collector:
 
             def read(start: int, stop: int) -> "Tensor":
                 hidden = torch.empty((stop - start, *size), dtype=self._stream.dtype)
-                reader.read("hidden", start, keys_of(hidden))
+                reader.read_checked("hidden", "crc32c", start, keys_of(hidden))
                 return hidden
 
             yield read
 
     @contextmanager
     def _following(self, layer: int) -> Iterator[RowWriter | None]:
-        """The file of the hidden states behind the layer; the bits of floats, which safetensors takes as integers."""
+        """The file of the hidden states behind the layer; the bits of floats, which safetensors takes as integers.
+
+        It is the largest of the stage and gone soon, so blocks carry checksums instead of being read for a digest.
+        """
         if layer + 1 == self._stream.spec.num_hidden_layers:
             yield None
             return
         kind = "uint16" if self._stream.dtype.itemsize == 2 else "uint32"
-        specs = {"hidden": (kind, (*self._text.tokens.shape, self._stream.spec.hidden_size))}
-        with writing_rows(self._work.path(_hidden_key(layer + 1)), specs, self._work.fingerprint) as writer:
+        shape = self._text.tokens.shape
+        specs = {"hidden": (kind, (*shape, self._stream.spec.hidden_size)), "crc32c": ("uint32", shape[:1])}
+        with writing_rows(self._work.begin(_hidden_key(layer + 1)), specs) as writer:
             yield writer
+        self._work.finish_checked_rows(_hidden_key(layer + 1))
 
 
 def _inputs_key(layer: int) -> str:

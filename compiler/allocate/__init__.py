@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -24,6 +23,7 @@ from compiler.allocate._auto import choose
 from compiler.allocate._densities import Question
 from compiler.architectures import _common
 from compiler.candidates import AUTO, candidates, own_options
+from compiler.checkpoint.private import private_folder
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import (
@@ -211,7 +211,7 @@ def _shares(
 
 def _why_shorter(model: Model) -> str:
     """What to add where config.json promises more tokens than the model can be built for."""
-    raw = _common.source_config(read_object(Path(model.folder) / "config.json", MAX_CONFIG_BYTES))
+    raw = _common.source_config(read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES))
     if raw.max_position_embeddings <= model.spec.max_position_embeddings:
         return ""
     return (

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from compiler.checkpoint.headers import read_header
+from compiler.checkpoint.private import checked_weights, private_folder
 from compiler.checkpoint.source_json import read_object
 from runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
 from schemas.errors import CheckpointError
@@ -72,7 +73,7 @@ def rotary_inv_freq(model: Model) -> np.ndarray:
     if model.spec.position != "rotary":
         raise CheckpointError(f"model {model.name} has learned positions, hence no rotary frequencies")
     architecture = load("compiler.architectures", model.spec.model_type)
-    raw = read_object(Path(model.folder) / "config.json", MAX_CONFIG_BYTES)
+    raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
     return _common.rope(architecture.MODULES, _common.source_config(raw))[0]
 
 
@@ -89,7 +90,7 @@ def _locate(model: Model, role: str) -> tuple[TensorSource, TensorEntry]:
     if role not in model.tensors:
         raise CheckpointError(f"model {model.name} has no tensor with the role {role}")
     source = model.tensors[role]
-    entry = read_header(Path(source.file)).get(source.tensor)
+    entry = read_header(checked_weights(model, Path(source.file))).get(source.tensor)
     rows = source.row_stop - source.row_start
     if (
         entry is None

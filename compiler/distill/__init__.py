@@ -22,6 +22,7 @@ from compiler._shared_settings import SeedSetting
 from compiler.activity.choice import choice_of
 from compiler.architectures import _common
 from compiler.checkpoint.headers import read_header
+from compiler.checkpoint.private import private_folder
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensor_map import match_tensors
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role
@@ -129,7 +130,7 @@ class _Source:
 
     @staticmethod
     def of(model: Model) -> "_Source":
-        config = _common.source_config(read_object(Path(model.folder) / "config.json", MAX_CONFIG_BYTES))
+        config = _common.source_config(read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES))
         names = load("compiler.architectures", model.spec.model_type).parameters(config, model.spec)
         return _Source(model, config, names)
 
@@ -154,7 +155,7 @@ class _Source:
 def _write(source: _Source, student: "nn.Module", folder: Path) -> Model:
     """Writes the student beside the source's configuration and tokenizer, one file per layer; gives its record."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(source.model.folder, folder, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
+    shutil.copytree(private_folder(source.model), folder, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
     state, shards = student.state_dict(), _shards(source)
     for file, names in shards.items():
         with replacing(folder / file) as temporary:

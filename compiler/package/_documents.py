@@ -13,15 +13,15 @@ from typing import Any
 import jinja2
 
 from compiler import __version__
-from compiler._io import digest, load_arrays
+from compiler._io import checked_file, digest, load_arrays
+from compiler.checkpoint.private import record_of
 from compiler.package._hashing import Written
 from compiler.package._joined import Codes
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError
 from schemas.layout import Layout
 from schemas.manifest import FLASH_FILE, RESIDENT_FILE
-from schemas.model import Model
+from schemas.model import Model, SourceFile
 from schemas.order import Order
 from schemas.placement import Placement
 from schemas.predictors import LayerPredictor
@@ -58,7 +58,7 @@ class Inputs:
 def input_digests(inputs: Inputs) -> dict[str, str]:
     """Digests of what the artifact was built from, by content.
 
-    The records' own files are not hashed: they hold paths, and array files the fingerprint of their stage's inputs.
+    The records' own files are not hashed: they hold paths.
     """
     found = {"text": inputs.corpus.text_sha256, "weights": inputs.model.weights_sha256}
     for blocks in inputs.corpus.splits:
@@ -81,27 +81,23 @@ def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
 
 def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
     """Tokenizer, licences, provenance and README.md; flash.img and resident.safetensors are there already."""
-    _copy_tokenizer(written, inputs.model)
-    _copy_licenses(written, inputs.model)
+    _copy_from_model(written, inputs.model)
     provenance = json.dumps(_provenance(inputs, digests), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written.add(PROVENANCE_FILE, provenance.encode())
     written.add("README.md", _card(written, inputs).encode())
 
 
-def _copy_tokenizer(written: Written, model: Model) -> None:
-    for name in TOKENIZER_FILES:
-        source = Path(model.folder) / name
-        if source.is_file():
-            written.add(f"tokenizer/{name}", source.read_bytes())
-
-
-def _copy_licenses(written: Written, model: Model) -> None:
-    """The licence texts that `ingest` took, by content; what else lies in any folder is nobody's to ship."""
+def _copy_from_model(written: Written, model: Model) -> None:
+    """The tokenizer and the licence texts that `ingest` took; what else lies in any folder is nobody's to ship."""
+    for file in model.private_files:
+        if file.name in TOKENIZER_FILES:
+            written.add(f"tokenizer/{file.name}", _content(model, file))
     for file in model.license_files:
-        data = (Path(model.folder) / file.name).read_bytes()
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise ColdpressError(f"{file.name}: the licence is no longer what ingest took; rebuild from ingest on")
-        written.add(file.name, data)
+        written.add(file.name, _content(model, file))
+
+
+def _content(model: Model, file: SourceFile) -> bytes:
+    return checked_file(Path(model.folder) / file.name, file.sha256, record_of(model)).read_bytes()
 
 
 def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler._io import digest, load_arrays, save_arrays, save_record
+from compiler._io import digest, load_arrays, save_arrays, save_record, sha256_of
 from compiler.candidates import AUTO, families_for, methods_for, own_options
+from compiler.checkpoint.private import private_folder
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import HasShapes, buffers_for, kv_cache_bytes, resident_bytes
@@ -27,7 +28,7 @@ from schemas.corpus import Corpus, TokenBlocks
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, Method
-from schemas.model import Model
+from schemas.model import Model, SourceFile
 
 LOG = logging.getLogger(__name__)
 LAYERS = 2
@@ -110,7 +111,7 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
 def slice_model(model: Model, folder: Path) -> Model:
     """The model's first `LAYERS` layers, with a configuration of its own in `folder`; weights stay where they are."""
     layers = min(LAYERS, model.spec.num_hidden_layers)
-    shutil.copytree(model.folder, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
+    shutil.copytree(private_folder(model), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
     config: dict[str, Any] = {**read_object(folder / CONFIG, MAX_CONFIG_BYTES), "num_hidden_layers": layers}
     config |= {key: config[key][:layers] for key in LAYERED_KEYS if isinstance(config.get(key), list)}
     (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
@@ -123,6 +124,11 @@ def slice_model(model: Model, folder: Path) -> Model:
         update={
             "spec": model.spec.model_copy(update={"num_hidden_layers": layers}),
             "folder": str(folder.resolve()),
+            "private_files": tuple(
+                SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
+                for path in sorted(folder.iterdir())
+            ),
+            "license_files": (),
             "tensors": kept,
             "weights_sha256": digest(model.weights_sha256, str(layers)),
             "num_parameters": sum(math.prod(source.shape) for source in kept.values()),

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from compiler._io import Workspace, save_arrays
 from compiler._shared_settings import SeedSetting
+from compiler.checkpoint.private import private_folder
 from compiler.checkpoint.source_tokenizer import bos_of, load_tokenizer, token_ids
 from compiler.tokenize._chat import ChatTemplate
 from compiler.tokenize._rows import RowReader
@@ -75,10 +76,11 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
     Raises:
         ColdpressError: if the corpus is missing, empty, or too short for one block of some split.
     """
-    documents = _read(config, Path(model.folder))
+    folder = private_folder(model)
+    documents = _read(config, folder)
     block_tokens = min(config.block_tokens, model.spec.max_position_embeddings)
-    tokenizer = load_tokenizer(Path(model.folder), model.spec.vocab_size)
-    bos = bos_of(Path(model.folder), model.spec, tokenizer)
+    tokenizer = load_tokenizer(folder, model.spec.vocab_size)
+    bos = bos_of(folder, model.spec, tokenizer)
     if block_tokens - (bos is not None) < 2:
         raise ColdpressError(f"blocks of {block_tokens} tokens leave nothing to predict; raise block_tokens")
     splits = tuple(_split(config, documents, split, tokenizer, block_tokens, bos, work) for split in SPLITS)

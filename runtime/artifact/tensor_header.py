@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,11 +64,9 @@ class TensorEntry:
     stop_bytes: int
 
 
-def make_header(
-    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
-) -> tuple[bytes, dict[str, TensorEntry]]:
+def make_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, dict[str, TensorEntry]]:
     """(a file's first bytes, where each tensor lies) for tensors one behind another: name, numpy's dtype, shape."""
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, object] = {}
     placed: list[TensorEntry] = []
     end = 0
     for name, dtype, shape in tensors:

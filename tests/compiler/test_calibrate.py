@@ -245,7 +245,7 @@ class _Interrupted(Exception):
 def test_hidden_states_are_not_hashed(
     relu: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are the largest file of the stage, and only whether they are there is asked."""
+    """They are the largest file of the stage: their blocks carry checksums, which take no second read."""
     hashed: list[str] = []
 
     def watched(path: Path) -> str:
@@ -264,7 +264,10 @@ def test_an_interrupted_run_resumes(
 ) -> None:
     expected = run(relu, corpus, tmp_path / "whole")
     assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == [
-        f"{layer:03d}.{name}.safetensors" for layer in range(LAYERS) for name in ("inputs", "neuron")
+        f"{layer:03d}.{name}.{kind}"
+        for layer in range(LAYERS)
+        for name in ("inputs", "neuron")
+        for kind in ("done.json", "safetensors")
     ]
     real = LayerStream.load_layer
     ran: list[int] = []

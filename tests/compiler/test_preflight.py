@@ -339,7 +339,8 @@ def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_p
     folder = tmp_path / "with-types"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**config, "layer_types": ["full_attention"] * LAYERS}))
-    few = _trial.slice_model(model.model_copy(update={"folder": str(folder)}), tmp_path / "slice")
+    other = model.model_copy(update={"folder": str(folder), "private_files": ()})
+    few = _trial.slice_model(other, tmp_path / "slice")
     cut = json.loads((tmp_path / "slice" / "config.json").read_text())
     assert (cut["num_hidden_layers"], cut["layer_types"]) == (2, ["full_attention"] * 2)
     layers = {role.split(".")[1] for role in few.tensors if role.startswith("layers.")}

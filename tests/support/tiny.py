@@ -140,6 +140,7 @@ def describe(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], file: Path) ->
             for role, shape in shapes.items()
         },
         files=(SourceFile(name=file.name, size_bytes=len(data), sha256=digest),),
+        private_files=tuple(map(_source_file, sorted(file.parent.glob("*.json")))),
         license_files=tuple(map(_source_file, sorted(file.parent.glob("LICENSE")))),
         weights_sha256=digest,
         num_parameters=sum(math.prod(shape) for shape in shapes.values()),

@@ -1,0 +1,149 @@
+"""One flipped bit in any file of a finished build folder: the next stage that reads it refuses, and says what to do.
+
+A whole build of a tiny model, stage by stage in this process, distillation and predictors included. What a stage reads
+is seen by Python's own audit events, not asked of the stages.
+"""
+
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from compiler._io import _content, save_record
+from compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
+from schemas.errors import ColdpressError
+from tests.support.models import write_corpus, write_model
+from tests.support.tiny import tiny_device
+
+BUILD = tuple(stage for stage in STAGES if stage != "preflight")
+SETTINGS: dict[str, dict[str, object]] = {
+    "tokenize": {"calibration_tokens": 1024, "block_tokens": 32},
+    "calibrate": {"method": "predictor"},
+    "allocate": {"method": "predictor", "format": "int8_group32", "dram_budget": "80%", "context_length": 64},
+    "distill": {"steps": 1, "blocks_per_step": 2, "validation_blocks": 2},
+    "verify": {"test_tokens": 64},
+    "publish": {"max_ppl_ratio": "off", "min_top1_agreement": "off", "max_logit_error": "off"},
+}
+LAYERS = (0, 1)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A build folder in which one job per stage has run."""
+
+    path: Path
+    inputs: Path
+
+    def run(self, stage: str, output: Path | None = None) -> None:
+        """Runs a stage, its record and its array files under `output` instead, if that is given."""
+        settings = {
+            "model": str(self.inputs / "model"),
+            "corpus": str(self.inputs / "corpus.txt"),
+            "artifact": str(self.path / ("tiny.coldpress" if stage in ("verify", "publish") else "package.coldpress")),
+            "metrics": str(self.path / "report.json"),
+            "html": str(self.path / "report.html"),
+        }
+        if output and stage == "package":
+            settings["artifact"] = str(output.with_suffix(".coldpress"))
+        fields = config_of(stage).model_fields
+        sources = {name: writer_of(stage, name, BUILD) for name in records_of(stage)}
+        sources |= {"device": "device"} if "device" in sources else {}
+        run_job(
+            Job(
+                stage=stage,
+                settings={name: value for name, value in settings.items() if name in fields} | SETTINGS.get(stage, {}),
+                records={name: (self.path / f"{source}.json",) for name, source in sources.items() if source},
+                output=output or self.path / f"{stage}.json",
+                layers=LAYERS,
+                threads=1,
+                code="test",
+            )
+        )
+
+
+READ: list[set[Path]] = []
+
+
+def _note(event: str, arguments: tuple[object, ...]) -> None:
+    if READ and event == "open" and isinstance(arguments[0], str | bytes) and arguments[1] not in ("w", "wb", "rb+"):
+        READ[-1].add(Path(arguments[0].decode() if isinstance(arguments[0], bytes) else arguments[0]))
+
+
+@contextmanager
+def reads() -> Iterator[set[Path]]:
+    """The files that are opened for reading meanwhile."""
+    READ.append(set())
+    yield READ[-1]
+    READ.pop()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, dict[str, set[Path]]]:
+    """(the folder before `publish` moves the artifact, what each stage reads of it)."""
+    inputs = tmp_path_factory.mktemp("inputs")
+    write_model(inputs / "model", num_hidden_layers=len(LAYERS), relu=True)
+    write_corpus(inputs / "corpus.txt", 200)
+    folder = Folder(tmp_path_factory.mktemp("build"), inputs)
+    save_record(tiny_device(), folder.path / "device.json")
+    sys.addaudithook(_note)
+    found: dict[str, set[Path]] = {}
+    for stage in BUILD:
+        before = set(folder.path.rglob("*"))
+        _content.cache_clear()  # or what this process has written would not be read
+        with reads() as read:
+            folder.run(stage)
+        found[stage] = {path for path in read & before if path.is_file()}
+    published = folder.path / "tiny.coldpress"
+    found["verify"] = {path for path in found["verify"] if path.is_file()} | set(
+        filter(Path.is_file, published.rglob("*"))
+    )
+    return folder, found
+
+
+def flip(path: Path, chance: random.Random) -> Callable[[], None]:
+    """Flips one bit of a file; gives what puts it back."""
+    data = path.read_bytes()
+    bit = chance.randrange(8 * len(data))
+    path.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+    return lambda: path.write_bytes(data) and None
+
+
+@pytest.mark.parametrize("stage", BUILD[1:])
+def test_a_flipped_bit_is_refused_by_every_stage_that_reads_it(
+    built: tuple[Folder, dict[str, set[Path]]], tmp_path: Path, stage: str
+) -> None:
+    folder, found = built
+    chance = random.Random(stage)
+    for number, path in enumerate(sorted(found[stage])):
+        output = tmp_path / str(number) / f"{stage}.json"
+        restore = flip(path, chance)
+        try:
+            with pytest.raises(ColdpressError) as caught:
+                folder.run(stage, output)
+                pytest.fail(f"{stage} takes a damaged {path}")
+        finally:
+            restore()
+        sentence = str(caught.value)
+        assert (path.parent.name if path.name == "manifest.json" else path.name) in sentence
+        assert "\n" not in sentence
+        assert re.search(r"then build again|rebuild it|run package again", sentence), sentence
+        assert not output.exists()
+
+
+def test_every_file_of_a_finished_build_is_read_by_some_stage(built: tuple[Folder, dict[str, set[Path]]]) -> None:
+    """So the test above tries all but these, which are for people, or for a stage that was interrupted."""
+    folder, found = built
+    left = {path for path in folder.path.rglob("*") if path.is_file()}.difference(*found.values())
+    names = {path.relative_to(folder.path).as_posix() for path in left}
+    resumed = {name for name in names if name.endswith(".done.json")} | {
+        f"order/{layer}.neuron.json" for layer in LAYERS
+    }
+    first_inputs = {f"calibrate/{layer:03d}.inputs.safetensors" for layer in LAYERS}
+    """Predictors learn from those of `recalibrate`."""
+    people = {"publish.json", "report.html", "report.json", "distill/source/model.safetensors.index.json"}
+    assert names - resumed - first_inputs <= people
