@@ -20,10 +20,10 @@ KERNELS = "runtime.kernels"
 """Selectors import the kernels, which load any format, but only a stage that runs the artifact calls them."""
 NATIVE_SOURCES = {
     **dict.fromkeys(RUNS_THE_ARTIFACT, ("runtime/native/CMakeLists.txt", "runtime/native/src/*")),
-    "package": ("runtime/native/src/crc32c.*",),
+    **dict.fromkeys(("calibrate", "recalibrate", "package"), ("runtime/native/src/crc32c.*",)),
 }
-"""The native core's sources by the stages whose results hang on them: what is measured by running it, and the checksums
-that `package` writes. The others import it at most."""
+"""The native core's sources by the stages that it works for: what is measured by running it, and checksums of what is
+written. The others import it at most."""
 Plugins = Mapping[str, tuple[str, ...]]
 """Package -> the plug-ins of it that a build uses; of a package that is not named, all count."""
 

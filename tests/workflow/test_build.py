@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler._io import sha256_of
+from compiler._io import load_record, sha256_of
 from compiler.job import STAGES
 from schemas.metrics import Metrics
 from tests.support.workflow import Workflow
@@ -25,7 +25,7 @@ def contents(artifact: Path) -> dict[str, str]:
 
 
 def test_a_build_leaves_artifact_report_and_metrics(built: Workflow) -> None:
-    metrics = Metrics.model_validate_json((built.device / "metrics.json").read_text())
+    metrics = load_record(built.device / "metrics.json", Metrics)
     assert (metrics.model, metrics.device, metrics.format) == ("tiny", "pixel6", "int8_group32")
     assert metrics.flash_bytes_per_token > 0
     assert "<html" in (built.device / "report.html").read_text().lower()
@@ -41,7 +41,7 @@ def test_nothing_in_the_artifact_names_where_or_when_it_was_built(built: Workflo
 
 def test_a_build_ends_with_what_it_gave(built: Workflow) -> None:
     """One that has nothing to do, too, whatever snakemake is told to be quiet about; its last line is a command."""
-    metrics = Metrics.model_validate_json((built.device / "metrics.json").read_text())
+    metrics = load_record(built.device / "metrics.json", Metrics)
     done = built.run("--quiet", "all")
     said = done.stdout.splitlines()
     assert (done.returncode, said[0]) == (0, "everything is up to date")

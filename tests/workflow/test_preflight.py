@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from compiler._io import load_record
 from schemas.preflight import Preflight
 from tests.support.workflow import Workflow
 
@@ -17,7 +18,7 @@ def test_a_refusal_comes_before_any_long_stage(workflow: Workflow, tmp_path: Pat
 
 
 def test_what_a_build_leaves_is_what_was_announced(built: Workflow) -> None:
-    found = Preflight.model_validate_json((built.device / "preflight.json").read_text())
+    found = load_record(built.device / "preflight.json", Preflight)
     assert found.trial_layers == 0, "a small model is simply built"
     for needs in found.stages:
         homes = [built.artifact] if needs.stage == "package" else [top / needs.stage for top in tops(built)]
