@@ -41,7 +41,7 @@ def show(folder: Path) -> str:
     text = textwrap.indent("\n".join(map(printable, lines)), "  ") + "\n\n" if lines else ""
     return (
         f"\n{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}\n\n{text}"
-        f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n  {run_command(_runtime(), str(artifact), sample)}\n"
+        f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n  {run_command(_runtime(), str(artifact), sample)}"
     )
 
 
