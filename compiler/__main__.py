@@ -5,6 +5,7 @@ import logging
 import sys
 
 from compiler.job import STAGES, execute
+from schemas import __version__
 from schemas.errors import ColdpressError, UnknownNameError
 
 REMEDY = "pip install 'coldpress[compiler]', or make env in a checkout"
@@ -17,6 +18,9 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__, "\nStages, in order:\n  " + "\n  ".join(STAGES), "\n\n`python -m compiler <stage> --help`")
         return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"coldpress {__version__}")
+        return 0
     try:
         if argv[0] not in STAGES:
             raise UnknownNameError("stage", argv[0], STAGES)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from runtime import _plugins
 from runtime.generate import FLASHES
+from schemas import __version__
 from schemas.errors import clipped
+from schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
 
 EXAMPLES = """examples:
   coldpress-run generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
@@ -48,6 +50,8 @@ def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], None]]) -
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    version = f"coldpress {__version__}, artifact format {FORMAT_MAJOR}.{FORMAT_MINOR}"
+    parser.add_argument("--version", action="version", version=version)
     parsers = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from compiler import __version__
 from compiler._publishing import publishing
 from compiler.package._documents import Inputs, input_digests, write_documents
 from compiler.package._flash import PageChecksums, write_flash
@@ -30,6 +29,7 @@ from compiler.package._joined import (
 )
 from compiler.package._safetensors import write_tensors
 from runtime.artifact.reader import open_artifact
+from schemas import __version__
 from schemas.base import Record
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile

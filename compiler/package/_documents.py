@@ -12,11 +12,11 @@ from typing import Any
 
 import jinja2
 
-from compiler import __version__
 from compiler._io import checked_file, digest, load_arrays
 from compiler.checkpoint.private import record_of
 from compiler.package._hashing import Written
 from compiler.package._joined import Codes
+from schemas import __version__
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.layout import Layout

@@ -7,13 +7,13 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from compiler import __version__
 from compiler.block_statistics import with_error
 from compiler.cost_model import dense_footprint_bytes, weight_bytes
 from compiler.report._figures import BudgetPart, FrequencyCurve, budget_parts, frequency_curves
 from compiler.report._page_charts import Inputs, charts_of
 from compiler.run_command import PROGRAM, run_command
 from runtime.quantities import show_bytes
+from schemas import __version__
 from schemas.device import DeviceProfile, Flash
 from schemas.families import FamilyName
 from schemas.layout import Layout, placed_parts

@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 
+from compiler.__main__ import main as compiler_main
 from runtime.__main__ import main
 from runtime.generate import Session
 from runtime.quantities import parse_bytes, show_bytes, table
@@ -259,6 +261,16 @@ def test_every_help_has_an_example(capsys, name):
         main([name, "--help"])
     assert ended.value.code == 0
     assert f"coldpress-run {name} demo.coldpress" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"coldpress {declared}, artifact format 2.0\n"
+    assert compiler_main(["--version"]) == 0
+    assert capsys.readouterr().out == f"coldpress {declared}\n"
 
 
 # The process
