@@ -65,12 +65,14 @@ def test_files_are_read_with_their_digest(path):
     (path / "tokenizer").mkdir()
     (path / "tokenizer/tokenizer.json").write_bytes(b"{}")
     change_manifest(path, lambda manifest: None, relist=True)
-    assert open_artifact(path).read_bytes("tokenizer/tokenizer.json") == b"{}"
+    assert open_artifact(path).read_bytes("tokenizer/tokenizer.json", 2) == b"{}"
+    with pytest.raises(errors.FileSizeError, match=r"tokenizer/tokenizer.json: the size is 2 bytes, expected at most"):
+        open_artifact(path).read_bytes("tokenizer/tokenizer.json", 1)
     (path / "tokenizer/tokenizer.json").write_bytes(b"[]")
     with pytest.raises(errors.DigestError, match=r"tokenizer/tokenizer.json: the sha256 is"):
-        open_artifact(path).read_bytes("tokenizer/tokenizer.json")
+        open_artifact(path).read_bytes("tokenizer/tokenizer.json", 2)
     with pytest.raises(KeyError):
-        open_artifact(path).read_bytes("README.md")
+        open_artifact(path).read_bytes("README.md", 2)
 
 
 def test_the_folder_is_closed_with_the_last_that_uses_it(path):
@@ -309,7 +311,7 @@ def test_a_predictor_of_another_rank_or_format_is_refused(predictor_artifact, tm
 def test_a_predictor_in_an_unknown_format_is_refused(predictor_artifact, tmp_path):
     path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
     change_manifest(path, lambda manifest: manifest["predictors"][3].update(format="int3"))
-    refuse(path, errors.ModelError, "predictors[3].format is int3", "one of fp16, int4_group32, int8_group32")
+    refuse(path, errors.ModelError, "predictors[3].format is int3", "one of fp16, int3_group32, int4_group32")
 
 
 # Tensor files: (header as a function of a valid one, words)
