@@ -93,9 +93,21 @@ def digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def sync_folder(folder: Path) -> None:
+    """Brings a folder's entries to the disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it is synced and renamed to `path`, else removed."""
+    """Yields a temporary path beside `path`; on success it is synced and renamed to `path`, else removed.
+
+    Its folder is synced after it: a record that outlives a power cut finds the arrays that were finished before it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -103,6 +115,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compiler._io import sha256_of
+from compiler._io import sha256_of, sync_folder
 from schemas.errors import ColdpressError
 from schemas.manifest import MANIFEST_FILE
 from schemas.package import Package
@@ -145,15 +145,6 @@ def _sync(folder: Path) -> None:
     """Brings every folder's entries to the disk, the innermost first; files were synced when they were finished."""
     for path, _, _ in os.walk(folder, topdown=False):
         sync_folder(Path(path))
-
-
-def sync_folder(folder: Path) -> None:
-    """Brings a folder's entries to the disk."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _replace(folder: Path, target: Path) -> None:

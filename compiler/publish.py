@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from compiler._publishing import identity, move, remove, standing, sync_folder
+from compiler._io import sync_folder
+from compiler._publishing import identity, move, remove, standing
 from compiler.block_statistics import with_error
 from runtime import _plugins
 from runtime.artifact.reader import open_artifact

@@ -318,7 +318,11 @@ def test_a_record_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     seen = watch_the_disk(monkeypatch)
     with replacing(tmp_path / "record.json") as temporary:
         temporary.write_text("{}")
-    assert seen == [("fsync", str(temporary)), ("rename", str(tmp_path / "record.json"))]
+    assert seen == [
+        ("fsync", str(temporary)),
+        ("rename", str(tmp_path / "record.json")),
+        ("fsync", str(tmp_path)),
+    ]
 
 
 def test_a_manifest_that_the_reader_refuses_is_not_published(tmp_path):
