@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import sys
 
 from compiler.job import STAGES, execute
@@ -9,6 +10,15 @@ from schemas import __version__
 from schemas.errors import ColdpressError, UnknownNameError
 
 REMEDY = "pip install 'coldpress[compiler]', or make env in a checkout"
+REMEDIES = {
+    errno.ENOSPC: "free some room or choose another build_dir",
+    errno.EDQUOT: "free some room or choose another build_dir",
+    errno.EACCES: "allow it",
+    errno.EPERM: "allow it",
+    errno.EROFS: "choose another build_dir",
+    errno.ENOLCK: "choose a build_dir on a file system that has locks",
+}
+"""What to do about what the system refused, by error number."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,11 +45,21 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: the compiler needs {name}, which is not installed; {REMEDY}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno is None:  # not of the system: a library's, or a defect
             raise
-        print(f"error: no space left on the device that holds {error.filename or 'the build folder'}", file=sys.stderr)
+        print(f"error: {_told(error, argv)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _told(error: OSError, argv: list[str]) -> str:
+    """What the system refused, in a sentence; where an error names no file, it was one below the stage's folder."""
+    output = argv[argv.index("--output") + 1 :] if "--output" in argv else []
+    named = None if isinstance(error.filename, int) else error.filename
+    place = named or (f"a file in {os.path.dirname(os.path.abspath(output[0]))}" if output else "the build")
+    number = error.errno or 0
+    remedy = REMEDIES.get(number, "see to its disk and file system")
+    return f"{os.fsdecode(place)}: {os.strerror(number)} ({argv[0]} stopped there); {remedy}, then build again"
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,11 +94,23 @@ def digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the system that knows only a descriptor, as fsync's does, gets the name of its file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and (error.filename is None or isinstance(error.filename, int)):
+            error.filename = str(path)
+        raise
+
+
 def sync_folder(folder: Path) -> None:
     """Brings a folder's entries to the disk."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(opened)
+        with naming(folder):
+            os.fsync(opened)
     finally:
         os.close(opened)
 
@@ -111,13 +124,15 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with naming(path):
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
         sync_folder(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it would hide what went wrong; the next run of the job takes it away
+            temporary.unlink(missing_ok=True)
 
 
 def save_record(record: Record, path: Path) -> None:
@@ -171,10 +186,11 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
     with replacing(path) as temporary:
         try:
             save_file(contiguous, temporary)
-        except SafetensorError as error:  # it tells of a full disk in words only
-            if "No space left" in str(error):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-            raise
+        except SafetensorError as error:  # it tells of what the system refused in words only
+            told = re.search(r"\(os error (\d+)\)", str(error))
+            if told is None:
+                raise
+            raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
     return array_file(path)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compiler._io import naming
 from runtime import _native
 from schemas.manifest import ArtifactFile
 
@@ -153,8 +154,9 @@ class Written:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = HashingFile(path, on_block)
         try:
-            yield file
-            self.files.append(ArtifactFile(path=name, sha256=file.finish(), size_bytes=file.size_bytes))
+            with naming(path):
+                yield file
+                self.files.append(ArtifactFile(path=name, sha256=file.finish(), size_bytes=file.size_bytes))
         finally:
             file.close()
 

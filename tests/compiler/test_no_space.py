@@ -1,4 +1,4 @@
-"""A full disk ends in one sentence and exit code 2, and leaves nothing half-written."""
+"""A full disk, or whatever else the system refuses, ends in one sentence and exit code 2; nothing is half-written."""
 
 import errno
 import os
@@ -45,5 +45,37 @@ def test_a_stage_says_so_in_one_sentence(
     monkeypatch.setattr(command, "execute", fill)
     assert command.main(["order"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: no space left on the device")
-    assert "codes.safetensors" in line
+    assert line.startswith("error: ")
+    assert "codes.safetensors: No space left on device (order stopped there)" in line
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EXDEV, errno.ENOLCK, errno.EROFS])
+@pytest.mark.parametrize("named", [True, False, 7])
+def test_whatever_the_system_refuses_is_told_in_one_sentence(
+    number: int, named: bool | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A descriptor has no name, or is one: then the folder of the stage's record is told."""
+    file = tmp_path / "codes.safetensors"
+
+    def refuse(_stage: str, _arguments: list[str]) -> None:
+        raise OSError(number, os.strerror(number), *([str(file) if named is True else named] if named else []))
+
+    monkeypatch.setattr(command, "execute", refuse)
+    assert command.main(["order", "--output", str(tmp_path / "order.json")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"error: {file if named is True else f'a file in {tmp_path}'}: {os.strerror(number)} (order stopped"
+    )
+
+
+def test_a_refused_sync_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsync knows a descriptor only."""
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        save_arrays(tmp_path / "codes.safetensors", {"codes": np.zeros(8, np.uint8)})
+    assert caught.value.filename == str(tmp_path / "codes.safetensors")
+    assert os.listdir(tmp_path) == []
