@@ -13,7 +13,7 @@ from compiler import _publishing, publish
 from compiler.publish import PublishConfig, check_gates, logit_limit
 from runtime._plugins import load, names
 from runtime.artifact.reader import open_artifact
-from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from schemas.manifest import MANIFEST_FILE
 from schemas.metrics import Verification
 from tests.support.records import Build, contents, tiny_verification
@@ -53,6 +53,22 @@ def test_it_moves_in_one_piece(build, tmp_path):
     assert contents(tmp_path / "final.coldpress") == before
     assert not build.artifact.exists()
     assert open_artifact(published.folder).sha256 == build.record.manifest_sha256
+
+
+def test_an_artifact_that_cannot_be_read_is_refused_and_what_stands_stays(build, tmp_path):
+    """The sentence is the reader's, whatever error class it has; the earlier artifact keeps its name and reports."""
+    earlier = Build(tmp_path / "earlier", num_pinned=5)
+    earlier.package()
+    shutil.copytree(earlier.artifact, tmp_path / "final.coldpress")
+    write_reports(tmp_path, "of the earlier one")
+    before = contents(tmp_path / "final.coldpress")
+    (build.artifact / "tables.safetensors").rename(tmp_path / "away")
+    with pytest.raises(ArtifactError, match=r"tables\.safetensors"):
+        run(build)
+    assert contents(tmp_path / "final.coldpress") == before
+    assert [(tmp_path / name).read_text() for name in REPORTS] == ["of the earlier one"] * 2
+    (tmp_path / "away").rename(build.artifact / "tables.safetensors")
+    assert contents(Path(run(build).folder)) != before
 
 
 def test_publishing_again_changes_nothing(build, tmp_path):
