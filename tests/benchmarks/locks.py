@@ -49,7 +49,7 @@ class Subject:
         """A build in the subject's build folder, called from `folder`."""
         folder.mkdir(exist_ok=True)
         return subprocess.Popen(
-            command("--quiet", "all", **self.config, **config),
+            command("--quiet", "all", **{**self.config, **config}),
             cwd=folder,
             env=environment(),
             stdout=subprocess.DEVNULL,
@@ -99,7 +99,7 @@ def try_two(subject: Subject, order: str, other: bool, delay_s: float) -> tuple[
     first = subject.start(subject.folder, order=order)
     time.sleep(delay_s)
     changes = OTHER if other else {}
-    second = subject.start(subject.folder / "elsewhere" if other else subject.folder, **{"order": order, **changes})
+    second = subject.start(subject.folder / "elsewhere" if other else subject.folder, order=order, **changes)
     said = {process: process.communicate(timeout=PATIENCE_S)[1] for process in (first, second)}
     winner, loser = (first, second) if second.returncode == 2 else (second, first)
     sentence = f"error: another build of tiny runs, process {winner.pid}, since "

@@ -64,9 +64,9 @@ def test_a_changed_setting_reruns_exactly_what_hangs_on_it(
         ("compiler/order/ripple.py", {"preflight"} | ORDERED),
         ("compiler/package/__init__.py", PACKAGED),
         ("compiler/report/__init__.py", {"report"}),
-        ("compiler/quantize/rtn.py", {"quantize"} | PACKAGED),
+        ("compiler/quantize/rtn.py", {"preflight", "quantize"} | PACKAGED),
         ("runtime/native/src/attention.cpp", {"verify", "publish", "report"}),
-        ("runtime/native/src/crc32c.cpp", PACKAGED),
+        ("runtime/native/src/crc32c.cpp", {"calibrate"} | ALLOCATED),
     ],
 )
 def test_an_edit_reruns_what_it_can_change_with_what_follows(
