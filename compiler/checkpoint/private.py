@@ -6,6 +6,7 @@ Both stages put it beside their record, which lists its files with their digests
 from pathlib import Path
 
 from compiler._io import checked_file
+from schemas.errors import CheckpointError
 from schemas.model import Model
 
 
@@ -30,9 +31,15 @@ def checked_weights(model: Model, path: Path) -> Path:
     lie elsewhere, and snakemake sees that they changed.
 
     Raises:
+        CheckpointError: if it is not among the model's files.
         ColdpressError: if it is missing or has changed since it was distilled.
     """
     if path.parent == Path(model.folder):
-        (digest,) = (file.sha256 for file in model.files if file.name == path.name)
-        checked_file(path, digest, record_of(model))
+        listed = {file.name: file.sha256 for file in model.files}
+        if path.name not in listed:
+            raise CheckpointError(
+                f"{path}: the record of the model names it for a tensor but not among its files; delete "
+                f"{record_of(model)}, then build again"
+            )
+        checked_file(path, listed[path.name], record_of(model))
     return path
