@@ -63,13 +63,15 @@ def run_limited(function: Callable[[], int | None], scratch: Path, logs: bool = 
         scratch: A folder for what it prints.
         logs: Whether notices may stand on stderr before the sentence, as those of the compiler do.
     """
-    out, err = scratch / "stdout", scratch / "stderr"
+    out, err, begun = scratch / "stdout", scratch / "stderr", scratch / "resident"
+    begun.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
-        _be_child(function, out, err)  # never returns
+        _be_child(function, out, err, begun)  # never returns
     status, usage = _wait(child)
     output, words = _read(out), _read(err)
-    grown_bytes = 1024 * usage.ru_maxrss - _resident_bytes()
+    # from what the child began with: of what its parent has mapped from files a fork takes over nothing
+    grown_bytes = 1024 * usage.ru_maxrss - int(_read(begun) or 0)
     return Ended(classify(status, words, output, grown_bytes, logs), _ending(status, words), output)
 
 
@@ -80,7 +82,7 @@ def classify(status: int | None, words: str, output: str, grown_bytes: int, logs
         status: As os.wait gives it; None if the time was over.
         words: All of stderr.
         output: All of stdout.
-        grown_bytes: How much more memory than its parent the process had at most.
+        grown_bytes: How much more memory than at its begin the process had at most.
         logs: As in `run_limited`.
     """
     if status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
@@ -111,10 +113,11 @@ def _is_one_sentence(words: str, logs: bool) -> bool:
     )
 
 
-def _be_child(function: Callable[[], int | None], out: Path, err: Path) -> None:
+def _be_child(function: Callable[[], int | None], out: Path, err: Path, begun: Path) -> None:
     code = 1
     try:
         os.setsid()
+        begun.write_text(str(_resident_bytes()), encoding="utf-8")
         for number, path in ((1, out), (2, err)):
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
             os.dup2(opened, number)
