@@ -88,6 +88,10 @@ def encode(values):
     return encode_blocks(values, nbytes(values.shape[1]), _encode)
 
 
+def finite(codes):
+    return bool(np.isfinite(decode(codes, codes.shape[-1] // 2)).all())
+
+
 def decode(codes, length):
     return decode_blocks(codes, length, nbytes(length), _decode)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from compiler._io import load_record
 from schemas.metrics import Metrics
 from tests.support.workflow import Workflow
 
@@ -28,8 +29,7 @@ def test_auto_is_sparse_where_that_pays_and_dense_where_not(workflow: Workflow, 
     sparse = auto.build(device=without_cost_of_reads(workflow.tree, tmp_path))
     dense = auto.build()
     figures = {
-        name: Metrics.model_validate_json((auto.device.parent / name / "metrics.json").read_text())
-        for name in ("smallreads", "pixel6")
+        name: load_record(auto.device.parent / name / "metrics.json", Metrics) for name in ("smallreads", "pixel6")
     }
     assert figures["smallreads"].method in ("relu", "predictor")
     assert figures["smallreads"].gain_over_dense is not None
