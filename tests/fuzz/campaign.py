@@ -100,7 +100,7 @@ def try_out(target: Target, mutant: Mutant, folder: Path | None = None) -> Outco
         target.mend(place, mutant.mending)
         return Outcome(mutant, done, tuple(target.runs(mutant, place, home)))
     finally:
-        _remove(home)
+        remove(home)
 
 
 def _apply(edit: Edit, folder: Path, chance: random.Random) -> str:
@@ -110,7 +110,8 @@ def _apply(edit: Edit, folder: Path, chance: random.Random) -> str:
         return "nothing, it did not apply"
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Removes a folder of any depth."""
     try:
         shutil.rmtree(folder)
     except (RecursionError, OSError):  # folders nested deeper than Python goes, or than a process has descriptors

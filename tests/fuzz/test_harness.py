@@ -13,7 +13,7 @@ import pytest
 
 from tests.fuzz import artifacts, checkpoints, file_edits, limited
 from tests.fuzz.artifacts import EDITS, RECIPES, add_files
-from tests.fuzz.campaign import Mutant, Run, draw, smallest, try_out
+from tests.fuzz.campaign import Mutant, Run, draw, remove, smallest, try_out
 from tests.fuzz.json_edits import Unfit
 from tests.fuzz.limited import Ended, run_limited
 from tests.support.artifacts import build_artifact
@@ -147,13 +147,20 @@ def base(tmp_path_factory):
     return add_files(build_artifact(tmp_path_factory.mktemp("base") / "a", recipe).path, recipe.spec.vocab_size)
 
 
+@pytest.fixture
+def scratch(tmp_path):
+    """A folder that goes at once: pytest, which removes its own much later, fails at folders that nest this deep."""
+    yield tmp_path
+    remove(tmp_path)
+
+
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_changes_something_and_the_same_for_the_same_seed(base, tmp_path, name):
+def test_an_edit_changes_something_and_the_same_for_the_same_seed(base, scratch, name):
     before, changed = contents(base), 0
     for seed in range(5):
         seen = []
         for attempt in range(2):
-            folder = tmp_path / f"{seed}-{attempt}" / "mutant"
+            folder = scratch / f"{seed}-{attempt}" / "mutant"
             shutil.copytree(base, folder)
             with contextlib.suppress(Unfit):
                 EDITS[name][0](folder, random.Random(seed))
@@ -164,14 +171,14 @@ def test_an_edit_changes_something_and_the_same_for_the_same_seed(base, tmp_path
 
 
 @pytest.mark.parametrize("name", sorted(ALL_EDITS))
-def test_no_edit_touches_what_lies_outside(base, tmp_path, monkeypatch, name):
+def test_no_edit_touches_what_lies_outside(base, scratch, monkeypatch, name):
     """Whoever runs this as root has a system to lose: unsafe names stay names, links stay unread, pipes unopened."""
-    outside = tmp_path / "outside"
+    outside = scratch / "outside"
     shutil.copytree(base, outside)
     monkeypatch.setattr(artifacts, "NAMES", (str(outside / "LICENSE"), "../outside/LICENSE"))
     before = contents(outside)
     for seed in range(12):
-        folder = tmp_path / str(seed) / "mutant"
+        folder = scratch / str(seed) / "mutant"
         shutil.copytree(base, folder)
         for number, path in enumerate(file_edits.files(folder)):
             if (number + seed) % 3 == 0:
