@@ -144,28 +144,45 @@ def _expected(bound: str, limit: float | Off) -> str:
 def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
     """Leaves no artifact under the final name; says in a clause what became of the one that stood there.
 
-    The refused one goes back where `package` wrote it. That of another build is set aside with its reports, first these
-    and then the artifact, so that after a kill the next run goes on with what is left.
+    The refused one goes back where `package` wrote it; an earlier build may have left the same, so what reports tell of
+    it is set aside. So is the artifact of another build with its reports, first these and then the artifact, so that
+    after a kill the next run goes on with what is left.
     """
     found, clause = identity(target), f"nothing is published as {target.name}"
-    if found is None or found == package.manifest_sha256:
+    if found is None:
         _remove(reports)
-        if found:
-            move(target, Path(package.folder))
         return clause
     aside = target.parent / EARLIER / found[:12]
-    aside.mkdir(parents=True, exist_ok=True)
-    for report in reports:
-        if report.exists():
-            report.replace(aside / report.name)
+    if found == package.manifest_sha256:
+        has_reports = any(report.exists() for report in reports)
+        if has_reports:
+            _set_aside(reports, aside)
+        move(target, Path(package.folder))
+        return f"{clause}, and the report of it is now in {aside}" if has_reports else clause
+    _set_aside(reports, aside)
     move(target, aside / target.name)
-    sync_folder(aside.parent)
     return f"{clause}, and what an earlier build had left there is now in {aside}"
 
 
+def _set_aside(reports: tuple[Path, ...], aside: Path) -> None:
+    """Moves what there is of reports to `aside`, which is on the disk before anything lies in it."""
+    aside.mkdir(parents=True, exist_ok=True)
+    for folder in (aside.parent.parent, aside.parent):
+        sync_folder(folder)
+    found = [report for report in reports if report.exists()]
+    for report in found:
+        report.replace(aside / report.name)
+    for folder in (aside, *sorted({report.parent for report in found})):
+        sync_folder(folder)
+
+
 def _remove(reports: tuple[Path, ...]) -> None:
-    for report in reports:
-        report.unlink(missing_ok=True)
+    """Takes reports away for good: one that came back beside another artifact would tell of that."""
+    found = [report for report in reports if report.exists()]
+    for report in found:
+        report.unlink()
+    for folder in {report.parent for report in found}:
+        sync_folder(folder)
 
 
 def _log_figures(found: Verification) -> None:
