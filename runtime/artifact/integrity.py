@@ -53,7 +53,11 @@ def _check_unlisted(artifact: Artifact) -> None:
     """Only listed files, and the folders that they lie in; no other folder is looked into, however deep it is."""
     listed = {entry.path for entry in artifact.manifest.files} | {MANIFEST_FILE}
     used = {str(parent) for path in listed for parent in PurePosixPath(path).parents}
-    for parent, folders, files, _ in os.fwalk(".", dir_fd=artifact.folder.descriptor):
+
+    def unreadable(error: OSError) -> None:
+        raise safe_files.refused(artifact.path, f"listing the folder {short(error.filename)}", error)
+
+    for parent, folders, files, _ in os.fwalk(".", onerror=unreadable, dir_fd=artifact.folder.descriptor):
         for kind, names, known in (("file", files, listed), ("folder", folders, used)):
             paths = [os.path.normpath(os.path.join(parent, name)) for name in names]
             for path in paths:

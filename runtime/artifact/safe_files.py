@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from runtime.artifact.errors import DeviceError, FileKindError, FileNameError, FileSizeError, short
@@ -18,6 +18,21 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?<!\.)")
 RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices on Windows
 MAX_PARTS = 4
 REGULAR = "a regular file with one name"
+WORDS: Mapping[int | None, str] = {
+    errno.ENOENT: "missing",
+    errno.ENOTDIR: "not in a folder",
+    errno.ELOOP: "a link",
+    errno.EMLINK: "a link",
+    errno.ENXIO: "a socket",
+}
+"""Error number of opening -> what it says of the artifact; every other one is of the system's own."""
+REMEDIES: Mapping[int, str] = {
+    errno.EACCES: "give yourself the right to read the artifact",
+    errno.EPERM: "give yourself the right to read the artifact",
+    errno.EMFILE: "let this process open more files (ulimit -n)",
+    errno.ENFILE: "let the system open more files",
+    errno.ENOMEM: "free some memory",
+}
 
 
 def check_names(names: Iterable[str], file: str) -> None:
@@ -50,12 +65,15 @@ def open_folder(path: str) -> Folder:
 
     Raises:
         FileKindError: if there is no such folder.
+        DeviceError: if the system refuses to open it.
     """
     try:
         return Folder(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
+        if error.errno not in WORDS:
+            raise refused(path, "opening it", error) from error
         remedy = "give the path of an artifact"
-        raise FileKindError(path, "the artifact", _words(error), "a folder", remedy) from error
+        raise FileKindError(path, "the artifact", WORDS[error.errno], "a folder", remedy) from error
 
 
 def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: int = 0) -> int:
@@ -70,6 +88,7 @@ def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: i
     Raises:
         FileKindError: if there is no such file, or it is a link or anything but a regular file.
         FileSizeError: if its size differs.
+        DeviceError: if the system refuses to open it.
     """
     try:
         with _parent(folder.descriptor, name) as parent:
@@ -79,7 +98,9 @@ def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: i
     except OSError as error:
         if error.errno == errno.EINVAL and flags:  # the file system has no such flag: for the caller to decide
             raise
-        raise FileKindError(name, "the file", _words(error), REGULAR) from error
+        if error.errno not in WORDS:
+            raise refused(name, "opening it", error) from error
+        raise FileKindError(name, "the file", WORDS[error.errno], REGULAR) from error
     try:
         _check_opened(opened, name, size_bytes)
     except BaseException:
@@ -102,7 +123,8 @@ def _parent(folder: int, name: str) -> Iterator[int]:
 
 
 def _check_opened(opened: int, name: str, size_bytes: int | None) -> None:
-    status = os.fstat(opened)
+    with telling(name, "opening it"):
+        status = os.fstat(opened)
     if not stat.S_ISREG(status.st_mode):
         raise FileKindError(name, "the file", stat.filemode(status.st_mode), REGULAR)
     if status.st_nlink > 1:
@@ -122,19 +144,27 @@ def read_exactly(opened: int, name: str, into: memoryview, offset: int) -> None:
     """
     done = 0
     while done < len(into):
-        try:
+        with telling(name, "a read"):
             count = os.preadv(opened, [into[done:]], offset + done)
-        except OSError as error:
-            found = f"failing ({os.strerror(error.errno or 0)})"
-            raise DeviceError(name, "a read", found, "data", "check the storage device") from error
         if count == 0:
             raise FileSizeError(name, "the size", f"{offset + done} bytes", f"at least {offset + len(into)}")
         done += count
 
 
-def _words(error: OSError) -> str:
-    if error.errno in (errno.ELOOP, errno.EMLINK):
-        return "a link"
-    return {errno.ENOENT: "missing", errno.ENOTDIR: "not in a folder"}.get(
-        error.errno or 0, os.strerror(error.errno or 0)
-    )
+@contextmanager
+def telling(name: str, step: str) -> Iterator[None]:
+    """What the system refuses of a file is told as such: it says nothing of the artifact.
+
+    Raises:
+        DeviceError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise refused(name, step, error) from error
+
+
+def refused(name: str, step: str, error: OSError) -> DeviceError:
+    """What the system said of a step, such as a read, and what can be done about it."""
+    remedy = REMEDIES.get(error.errno or 0, "check the storage device")
+    return DeviceError(name, step, f"failing ({os.strerror(error.errno or 0)})", "data", f"{remedy}, then try again")

@@ -16,7 +16,7 @@ import numpy as np
 
 from runtime.artifact import strict_json, tensor_header
 from runtime.artifact.errors import DigestError, TensorFileError, short
-from runtime.artifact.safe_files import read_exactly
+from runtime.artifact.safe_files import read_exactly, telling
 from runtime.artifact.tensor_header import NUMPY_NAMES, Rules, TensorEntry
 
 RULES = Rules(
@@ -58,9 +58,11 @@ def read_header(opened: int, file: str, size_bytes: int) -> TensorFile:
 
     Raises:
         TensorFileError: naming what is wrong.
+        DeviceError: if the device fails.
     """
     refuse = functools.partial(TensorFileError, file)
-    return TensorFile(file, *tensor_header.read_header(opened, size_bytes, RULES, refuse))
+    with telling(file, "a read"):
+        return TensorFile(file, *tensor_header.read_header(opened, size_bytes, RULES, refuse))
 
 
 def numpy_dtype(tensor: TensorEntry) -> np.dtype[Any]:

@@ -88,15 +88,16 @@ def read_header(opened: int, size_bytes: int, rules: Rules, refuse: Refuse) -> t
 
     Raises:
         ColdpressError: what `refuse` makes.
+        OSError: what the system says of a read.
     """
-    prefix = _pread(opened, 8, 0, refuse)
+    prefix = os.pread(opened, 8, 0)
     if len(prefix) < 8:
         raise refuse("the size", f"{size_bytes} bytes", "at least 8, a safetensors file")
     length = int.from_bytes(prefix, "little")
     limit = min(rules.json.size_bytes, size_bytes - 8)
     if not 2 <= length <= limit:
         raise refuse("the header length", str(length), f"from 2 to {limit} in a file of {size_bytes} bytes")
-    header = _pread(opened, length, 8, refuse)
+    header = os.pread(opened, length, 8)
     if len(header) < length or header[:1] != b"{":
         raise refuse("the header's first byte", short(header[:1]), "'{' and what follows it")
     values = strict_json.parse(header, lambda found, expected: refuse("the header", found, expected), rules.json)
@@ -105,13 +106,6 @@ def read_header(opened: int, size_bytes: int, rules: Rules, refuse: Refuse) -> t
     entries.sort(key=lambda entry: (entry.start_bytes, entry.stop_bytes))
     _check_tiling(entries, 8 + length, size_bytes, refuse)
     return prefix + header, tuple(entries)
-
-
-def _pread(opened: int, length: int, offset: int, refuse: Refuse) -> bytes:
-    try:
-        return os.pread(opened, length, offset)
-    except OSError as error:
-        raise refuse("a read", f"failing ({os.strerror(error.errno or 0)})", "data from the device") from error
 
 
 def _check_metadata(metadata: Any, rules: Rules, refuse: Refuse) -> None:

@@ -1,5 +1,6 @@
 """Files that are missing, links or of another size, unsafe names, and text that is no manifest are refused."""
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from functools import partial
 import pytest
 
 from runtime.artifact import errors, strict_json
+from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from schemas.sealed import KEY, seal
 from tests.support.artifacts import (
@@ -60,6 +62,63 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_refused_at_once(path):
     (path / "flash.img").unlink()
     (path / "flash.img").mkdir()
     refuse(path, errors.FileKindError, "flash.img", "regular file")
+
+
+REFUSALS = [
+    (errno.EIO, "Input/output error"),
+    (errno.EACCES, "Permission denied"),
+    (errno.EMFILE, "Too many open files"),
+]
+
+
+@pytest.mark.parametrize(("number", "said"), REFUSALS)
+@pytest.mark.parametrize("name", ["manifest.json", "flash.img", "tokenizer"])
+def test_what_the_system_refuses_to_open_is_no_damage(path, monkeypatch, number, said, name):
+    """Neither of the folder, of a file in it, nor of a folder of it."""
+    (path / "tokenizer").mkdir()
+    (path / "tokenizer" / "tokenizer.json").write_text("{}")
+    change_manifest(path, lambda manifest: None, relist=True)
+    real = os.open
+
+    def refusing(opened, *rest, **more):
+        if os.path.basename(opened) == name:
+            raise OSError(number, said, opened)
+        return real(opened, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    refuse(path, errors.DeviceError, f"{name}", f"opening it is failing ({said}), expected data; ", "then try again")
+    monkeypatch.setattr(os, "open", lambda opened, *rest, **more: refusing(name))
+    refuse(path, errors.DeviceError, f"{path}: opening it is failing ({said})")
+
+
+@pytest.mark.parametrize(("function", "step"), [("fstat", "opening it"), ("pread", "a read"), ("preadv", "a read")])
+def test_what_the_system_refuses_of_an_open_file_is_no_damage(path, monkeypatch, function, step):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, function, fail)
+        with pytest.raises(errors.DeviceError) as caught:
+            open_artifact(path)
+    assert f": {step} is failing (Input/output error)" in str(caught.value)
+    assert "damaged" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_listed_is_told(path, monkeypatch):
+    """What is in it might not belong there."""
+    (path / "tokenizer").mkdir()
+    (path / "tokenizer" / "tokenizer.json").write_text("{}")
+    change_manifest(path, lambda manifest: None, relist=True)
+    artifact, real = open_artifact(path), os.open
+
+    def refusing(opened, *rest, **more):
+        if opened == "tokenizer":
+            raise OSError(errno.EACCES, "Permission denied", opened)
+        return real(opened, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(errors.DeviceError, match=r"listing the folder 'tokenizer' is failing \(Permission denied\)"):
+        verify_artifact(artifact)
 
 
 @pytest.mark.parametrize("name", ["flash.img", "resident.safetensors", "tables.safetensors"])
