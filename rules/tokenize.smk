@@ -1,6 +1,9 @@
+CORPUS_FILES = checked(inputs.corpus_files, CONFIG)
+
+
 rule tokenize:
     input:
-        inputs.declared(inputs.corpus_files(CONFIG)),
+        inputs.declared(CORPUS_FILES),
         model="ingest.json",
     output:
         "tokenize.json",
@@ -11,7 +14,7 @@ rule tokenize:
     threads: 1
     params:
         code=code("tokenize"),
-        files=stamps(*inputs.corpus_files(CONFIG)),
+        files=stamps(*CORPUS_FILES),
         settings=flags("tokenize"),
     shell:
         job("tokenize") + " --model {input.model:q} 2> {log:q}"

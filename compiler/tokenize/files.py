@@ -6,6 +6,7 @@ A file is text (.txt), one record a line (.jsonl), a list of records (.json), or
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from schemas.errors import ColdpressError
 
 MAX_FILES = 1000
-NAMES = re.compile(r".*\.(?:(?P<text>txt|jsonl|json)(?:\.(?P<packing>gz|zst))?|(?P<parquet>parquet))", re.IGNORECASE)
+NAMES = re.compile(r".*\.(?:(?P<text>txt|jsonl|json)(?:\.(?P<packing>gz|zst))?|(?P<parquet>parquet))", re.I | re.S)
 NAMES_IN_WORDS = ".txt, .jsonl, .json (also with .gz or .zst behind it) or .parquet"
 PACKINGS = {"gz": "gzip", "zst": "zstd"}
 """pyarrow's names."""
@@ -24,9 +25,26 @@ BATCH_ROWS = 256
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """The files of a corpus that is a file or a folder, sorted; what is no text is left out."""
-    found = [path] if path.is_file() else sorted(path.rglob("*"))
+    """The files of a corpus that is a file or a folder, sorted; what is no text by its name is left out.
+
+    Raises:
+        ColdpressError: if a folder cannot be read.
+    """
+    found = sorted(_below(path)) if path.is_dir() else [path]
     return [file for file in found if NAMES.fullmatch(file.name) and file.is_file()]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """What lies in a folder and its folders; one that cannot be read is not left out."""
+
+    def unreadable(error: OSError) -> None:
+        raise ColdpressError(
+            f"the corpus {folder.name}: its folder {Path(error.filename).name} cannot be read ({error.strerror}); give "
+            "yourself the right to read it, or move it elsewhere"
+        ) from error
+
+    for parent, folders, files in os.walk(folder, onerror=unreadable):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def is_plain(file: Path) -> bool:

@@ -249,7 +249,7 @@ def test_paths_read_the_same_wherever_snakemake_is_called(checkpoint: Path, monk
 
 def test_snakemake_is_told_of_names_that_it_takes_as_they_are(tmp_path: Path) -> None:
     """Others, such as one in braces, are followed by their size and time instead."""
-    odd = ["a{b}.txt", "a\ttab.txt", os.fsdecode(b"\xff.txt")]
+    odd = ["a{b}.txt", "a\ttab.txt", "a\nline.txt", os.fsdecode(b"\xff.txt")]
     for name in (*odd, 'it\'s "plain".txt'):
         (tmp_path / name).write_text("a")
     built = settings.resolve({"corpus": str(tmp_path), "build_dir": str(tmp_path)})
