@@ -115,13 +115,21 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it that are missing, each on the disk before anything lies in it."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; on success it is synced and renamed to `path`, else removed.
 
     Its folder is synced after it: a record that outlives a power cut finds the arrays that were finished before it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
@@ -253,8 +261,11 @@ class Workspace:
         return self.finish(key)
 
     def begin(self, key: str) -> Path:
-        """Where the array file `key` is to be written, by `replacing`; what was said of an earlier one goes first."""
-        self._done(key).unlink(missing_ok=True)
+        """Where the array file `key` is to be written, by `replacing`; what was said of an earlier one goes first, on
+        the disk too: with it, the new file would count as whatever the earlier one was."""
+        if self._done(key).exists():
+            self._done(key).unlink()
+            sync_folder(self.folder)
         return self.path(key)
 
     def finish(self, key: str) -> ArrayFile:

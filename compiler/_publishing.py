@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compiler._io import sha256_of, sync_folder
+from compiler._io import make_folder, sha256_of, sync_folder
 from schemas.errors import ColdpressError
 from schemas.manifest import MANIFEST_FILE
 from schemas.package import Package
@@ -36,8 +36,8 @@ def publishing(target: Path) -> Iterator[Path]:
         OSError: of the file system, such as ENOSPC.
     """
     _refuse_foreign(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(target)
+    make_folder(target.parent)
+    remove_leftovers(target)
     folder, lock = _create_locked(target)
     try:
         yield folder
@@ -56,8 +56,8 @@ def move(folder: Path, target: Path) -> None:
         ColdpressError: if something that is no artifact stands at `target`.
     """
     _refuse_foreign(target)
-    _remove_leftovers(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target)
+    make_folder(target.parent)
     _replace(folder, target)
     sync_folder(target.parent)
     sync_folder(folder.parent)
@@ -66,7 +66,7 @@ def move(folder: Path, target: Path) -> None:
 
 def remove(target: Path) -> None:
     """Takes a folder away, if there is one: it loses its name in one step, and its files afterwards."""
-    _remove_leftovers(target)
+    remove_leftovers(target)
     if target.exists():
         aside = _hidden(target)
         target.rename(aside)
@@ -125,9 +125,16 @@ def _create_locked(target: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _remove_leftovers(target: Path) -> None:
-    """Hidden folders whose builder is gone; a lock that is held by a running one is respected."""
-    for folder in sorted(target.parent.glob(f".{glob.escape(target.name)}.*.tmp")):
+def remove_leftovers(target: Path) -> None:
+    """Takes away hidden folders whose builder is gone; a lock that is held by a running one is respected.
+
+    A builder that was killed may have left one that is hidden in memory alone, and visible on the disk: what it renamed
+    is brought there first.
+    """
+    found = sorted(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
+    if found:
+        sync_folder(target.parent)
+    for folder in found:
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -182,4 +189,5 @@ def _swap_aside(folder: Path, target: Path) -> None:
     aside = _hidden(target)
     target.rename(aside)
     folder.rename(target)
+    sync_folder(target.parent)  # on the disk, what is deleted next has the visible name until now
     shutil.rmtree(aside, ignore_errors=True)

@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from compiler._io import sync_folder
-from compiler._publishing import identity, move, remove, standing
+from compiler._io import make_folder, sync_folder
+from compiler._publishing import identity, move, remove, remove_leftovers, standing
 from compiler.block_statistics import with_error
 from runtime import _plugins
 from runtime.artifact.reader import open_artifact
@@ -70,6 +70,7 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
     reports = (Path(config.metrics).absolute(), Path(config.html).absolute())
     folder = standing(package, config.artifact)
     manifest = open_artifact(folder).manifest  # one that cannot be read has missed no gate: what stands stays
+    remove_leftovers(target)  # of a run that was killed; what it had to do may be done
     try:
         check_gates(config, verification, manifest)
     except ColdpressError as error:
@@ -165,10 +166,8 @@ def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
 
 
 def _set_aside(reports: tuple[Path, ...], aside: Path) -> None:
-    """Moves what there is of reports to `aside`, which is on the disk before anything lies in it."""
-    aside.mkdir(parents=True, exist_ok=True)
-    for folder in (aside.parent.parent, aside.parent):
-        sync_folder(folder)
+    """Moves what there is of reports to `aside`."""
+    make_folder(aside)
     found = [report for report in reports if report.exists()]
     for report in found:
         report.replace(aside / report.name)
