@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcar
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with make PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compiler,dev,slurm,kubernetes]' --constraint constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compiler,dev,eval,slurm,kubernetes]' --constraint constraints.txt
 	@touch $@
 
 demo: $(STAMP)

@@ -1,15 +1,15 @@
 """verify: opens an unpublished artifact with the runtime that will run it, and holds it against its source.
 
 Every byte is checked (hashes, pages, layout: runtime/artifact/reader.py and runtime/artifact/integrity.py have the
-rules). Then test text is decoded token by token through selector, cache and flash, as in use: perplexity, agreement
-with the source, and the reads that it took; dense logits are compared with the source's own. What is measured goes into
+rules). Then test text is decoded token by token through selector, cache and flash, as in use: perplexity, divergence
+from the source, and the reads that it took; dense logits are compared with the source's own. What is measured goes into
 the record, block by block, whatever it is: `publish` judges it. So does a little text that the artifact writes.
 """
 
 import logging
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,11 +19,12 @@ from compiler._io import load_arrays
 from compiler._publishing import standing
 from compiler.block_statistics import perplexity
 from compiler.dense_run import dense_run
+from compiler.divergence import Watch
 from runtime._sampling import Sampling
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan
-from runtime.generate import Quality, Session, sum_nll
+from runtime.generate import Session, sum_nll
 from runtime.simulate import simulate
 from runtime.tokenizer import TextCodec
 from runtime.trace import Recorder
@@ -32,7 +33,7 @@ from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.manifest import Manifest
-from schemas.metrics import DenseRun, MeasuredBlock, RunMetrics, Sample, Verification
+from schemas.metrics import DenseRun, MeasuredBlock, Protocol, RunMetrics, Sample, Verification
 from schemas.model import Model
 from schemas.package import Package
 
@@ -76,21 +77,27 @@ def run(config: VerifyConfig, model: Model, corpus: Corpus, package: Package) ->
     blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
     equal = simulation_equals(folder, blocks[:1, :SIMULATED_TOKENS])
-    decoded = decode(folder, blocks)
-    compared = compare(model, folder, blocks, decoded.first_choices)
-    found = _quality(decoded.quality.block_nll, compared)
+    source = SourceLogits(model, blocks)
+    watch = Watch(source, blocks)
+    quality = Session(folder).perplexity(blocks, sparse=True, on_logits=watch)
+    compared = compare(source, folder, blocks)
+    found = _quality(quality.block_nll, compared)
+    top1_agreement, top1_error = watch.top1_agreement()
     logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
     return Verification(
         artifact_sha256=artifact.sha256,
-        num_test_tokens=decoded.quality.num_predicted,
+        protocol=protocol_of(corpus, every_block.shape[1]),
+        num_test_tokens=quality.num_predicted,
         num_test_blocks=len(every_block),
         **found,
         dense=dense_of(model, artifact.manifest),
         max_logit_error=compared.max_logit_error,
-        top1_agreement=compared.top1_agreement,
+        top1_agreement=top1_agreement,
+        top1_agreement_error=top1_error,
+        divergence=watch.divergence(),
         simulated_equals_real=equal,
-        sample=write_sample(folder, every_block[0]) if math.isfinite(decoded.quality.mean_nll) else None,
-        run=decoded.quality.metrics,
+        sample=write_sample(folder, every_block[0]) if math.isfinite(quality.mean_nll) else None,
+        run=quality.metrics,
     )
 
 
@@ -136,30 +143,16 @@ def blocks_of_test_text(corpus: Corpus, context_length: int) -> np.ndarray:
     return tokens
 
 
-@dataclass
-class Decoded:
-    """Test text through selector and store."""
-
-    quality: Quality
-    first_choices: np.ndarray
-    """int64 [num_blocks, block_tokens - 1], the likeliest token after each but the last."""
-
-
-@dataclass
-class _Watch:
-    """Takes down the likeliest token of every row of logits."""
-
-    choices: list[np.ndarray] = field(default_factory=list)
-
-    def __call__(self, logits: np.ndarray) -> None:
-        self.choices.append(logits.argmax(axis=1))
-
-
-def decode(folder: str, blocks: np.ndarray) -> Decoded:
-    """Teacher-forced decoding of `blocks` int32 [num_blocks, block_tokens] under the artifact's own plan."""
-    watch = _Watch()
-    quality = Session(folder).perplexity(blocks, sparse=True, on_logits=watch)
-    return Decoded(quality, np.concatenate(watch.choices).reshape(len(blocks), -1)[:, : blocks.shape[1] - 1])
+def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
+    """What the figures hang on besides the models."""
+    blocks = corpus.split("test")
+    return Protocol(
+        corpus=corpus.name,
+        text_sha256=corpus.text_sha256,
+        tokens_sha256=blocks.arrays.sha256,
+        context_length=block_tokens,
+        stride=blocks.block_tokens,
+    )
 
 
 def simulation_equals(folder: str, blocks: np.ndarray) -> bool:
@@ -184,30 +177,27 @@ class Compared:
     nll_dense: tuple[float, ...]
     """Alike, of the artifact's dense logits."""
     max_logit_error: float
-    top1_agreement: float
 
 
-def compare(model: Model, folder: str, blocks: np.ndarray, first_choices: np.ndarray) -> Compared:
-    """Dense logits of the artifact against the source's, and the sparse first choices against the source's.
+def compare(source: Callable[[int], np.ndarray], folder: str, blocks: np.ndarray) -> Compared:
+    """Dense logits of the artifact against the source's.
 
     Args:
-        model: The source, run with transformers one layer at a time.
+        source: Block -> the source's logits, float32 [block_tokens, vocab_size].
         folder: The artifact.
         blocks: int32 [num_blocks, block_tokens].
-        first_choices: What the artifact chose, int64 [num_blocks, block_tokens - 1].
     """
     decoder = Session(folder).decoder
-    errors, largest, nll_source, nll_dense, agreeing = [], [], [], [], 0
-    for block, choices, expected in zip(blocks, first_choices, source_logits(model, blocks), strict=True):
+    errors, largest, nll_source, nll_dense = [], [], [], []
+    for index, block in enumerate(blocks):
         decoder.begin(len(block))
-        found = decoder.prefill(block.astype(np.int64))
+        found, expected = decoder.prefill(block.astype(np.int64)), source(index)
         errors.append(np.abs(found - expected).max())
         largest.append(np.abs(expected).max())
-        nll_source.append(sum_nll(expected[:-1], block[1:]) / choices.size)
-        nll_dense.append(sum_nll(found[:-1], block[1:]) / choices.size)
-        agreeing += int((expected[:-1].argmax(axis=1) == choices).sum())
+        nll_source.append(sum_nll(expected[:-1], block[1:]) / (len(block) - 1))
+        nll_dense.append(sum_nll(found[:-1], block[1:]) / (len(block) - 1))
     error = float(np.max(errors) / np.max(largest))  # numpy's maximum hands on NaN, Python's does not
-    return Compared(tuple(nll_source), tuple(nll_dense), error, agreeing / first_choices.size)
+    return Compared(tuple(nll_source), tuple(nll_dense), error)
 
 
 def write_sample(folder: str, block: np.ndarray) -> Sample | None:
@@ -248,11 +238,20 @@ def dense_of(model: Model, manifest: Manifest) -> DenseRun | None:
     return dense_run(model, format_name, plan.context_length, plan.dram_budget_bytes, manifest.device)
 
 
-def source_logits(model: Model, blocks: np.ndarray) -> Iterator[np.ndarray]:
-    """The source's logits, float32 [block_tokens, vocab_size], block by block of int32 [num_blocks, block_tokens]."""
-    from compiler.activity.forward import LayerStream  # here, since it loads torch
+class SourceLogits:
+    """Block -> the source's logits, float32 [block_tokens, vocab_size].
 
-    stream = LayerStream(model)
-    hidden = stream.last_hidden(blocks.astype(np.int64))
-    for block in range(len(blocks)):
-        yield stream.head(hidden[block : block + 1])[0].numpy()
+    transformers runs one layer at a time over all blocks, once; what stays in memory are the hidden states after the
+    last one, so that a block's logits can be asked for more than once.
+    """
+
+    def __init__(self, model: Model, blocks: np.ndarray) -> None:
+        """Runs the model on `blocks` int32 [num_blocks, block_tokens]."""
+        from compiler.activity.forward import LayerStream  # here, since it loads torch
+
+        self._stream = LayerStream(model)
+        self._hidden = self._stream.last_hidden(blocks.astype(np.int64))
+
+    def __call__(self, block: int) -> np.ndarray:
+        """The logits of one block."""
+        return self._stream.head(self._hidden[block : block + 1])[0].numpy()

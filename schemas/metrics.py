@@ -100,6 +100,33 @@ class Sample(Record):
     seed: Count
 
 
+class Divergence(Record):
+    """How the artifact's distributions of the next token differ from the source's, in nats (compiler/divergence.py)."""
+
+    mean_kld: Measured
+    mean_kld_error: Measured
+    p999_kld: Measured
+    """99.9th percentile over tokens."""
+    max_kld: Measured
+    rms_delta_p: Measured
+    """Root mean square of what the true token's probability has changed by."""
+    rms_delta_p_error: Measured
+
+
+class Protocol(Record):
+    """What was predicted how: figures of two builds compare where these are equal."""
+
+    corpus: str
+    text_sha256: Sha256
+    """Digest of the text that all splits were cut from."""
+    tokens_sha256: Sha256
+    """Digest of the file of the test split's tokens."""
+    context_length: PositiveCount
+    """Tokens of a block; every one but the first is predicted from those before it in the block."""
+    stride: PositiveCount
+    """Tokens from the start of one block to the start of the next: blocks do not overlap where it is their length."""
+
+
 class Verification(Record):
     """What `verify` found on test text with an artifact that is not published yet; `publish` judges it.
 
@@ -108,6 +135,7 @@ class Verification(Record):
     """
 
     artifact_sha256: Sha256
+    protocol: Protocol
     num_test_tokens: PositiveCount
     """Tokens that were predicted."""
     num_test_blocks: PositiveCount
@@ -127,6 +155,8 @@ class Verification(Record):
     max_logit_error: Measured
     """Largest difference of dense logits from the source's, over the largest logit's magnitude."""
     top1_agreement: Share
+    top1_agreement_error: Measured
+    divergence: Divergence
     simulated_equals_real: bool
     sample: Sample | None
     """None where the artifact has no tokenizer."""

@@ -28,6 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = TIME_LIMIT_S
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first, or one process works on it alone at the end while the others have nothing left."""
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("slow", "xdist_group")))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fails a test that is slow and not marked so, by processor time, which other work on the machine does not change.

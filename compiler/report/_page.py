@@ -150,16 +150,43 @@ def _with_unused_last(parts: tuple[BudgetPart, ...]) -> list[BudgetPart]:
     return sorted(parts, key=lambda part: part.name == "unused")
 
 
-def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tuple[str, str, str]]:
-    run = found.run
-    rows = [
+def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
+    far, on = found.divergence, found.protocol
+    return [
         ("perplexity of the source", with_error(found.ppl_source, found.ppl_source_error, 4), "dense, as published"),
         (
             "perplexity of the artifact",
             with_error(found.ppl_artifact, found.ppl_artifact_error, 4),
             f"{with_error(found.ppl_ratio, found.ppl_ratio_error, 4)} times, block by block",
         ),
-        ("same first choice", f"{100 * found.top1_agreement:.1f} %", "of the next tokens, artifact and source"),
+        (
+            "same first choice",
+            f"{with_error(100 * found.top1_agreement, 100 * found.top1_agreement_error, 1)} %",
+            "of the next tokens, artifact and source",
+        ),
+        (
+            "KL divergence",
+            with_error(far.mean_kld, far.mean_kld_error, 4),
+            f"nats per token from the source; 99.9 % of tokens up to {far.p999_kld:.3f}, the largest {far.max_kld:.3f}",
+        ),
+        (
+            "change of probability",
+            f"{with_error(100 * far.rms_delta_p, 100 * far.rms_delta_p_error, 2)} %",
+            "of the true token, root mean square",
+        ),
+        (
+            "measured on",
+            f"{found.num_test_tokens:,} tokens",
+            f"of {on.corpus}'s test text, in blocks of {on.context_length}, one every {on.stride}; "
+            f"the tokens' sha256 is {on.tokens_sha256[:12]}…",
+        ),
+    ]
+
+
+def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tuple[str, str, str]]:
+    run = found.run
+    rows = [
+        *_held_against_the_source(found),
         ("largest dense logit error", f"{found.max_logit_error:.2e}", "of the largest logit: what the format costs"),
         (
             "simulation",

@@ -1,10 +1,12 @@
 """verify: a sound artifact passes with figures that make sense, and every kind of unsound one is refused."""
 
+import hashlib
 import json
 import math
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +14,17 @@ import pytest
 from compiler import ingest, verify
 from compiler._io import Workspace, load_arrays
 from compiler.block_statistics import perplexity, with_error
+from compiler.divergence import Watch
 from compiler.run_command import run_command
-from compiler.verify import VerifyConfig, blocks_of_test_text, first_words, num_measured, run, simulation_equals
+from compiler.verify import (
+    SourceLogits,
+    VerifyConfig,
+    blocks_of_test_text,
+    first_words,
+    num_measured,
+    run,
+    simulation_equals,
+)
 from runtime.artifact.reader import open_artifact
 from runtime.generate import Session, sum_nll
 from runtime.trace import FETCH, Recorder
@@ -212,14 +223,12 @@ def test_test_text_is_what_is_judged(build):
     assert np.array_equal(blocks_of_test_text(build.corpus, 64), tokens)
 
 
-def test_the_logit_error_is_the_worst_of_all_blocks(build, monkeypatch):
+def test_the_logit_error_is_the_worst_of_all_blocks(build):
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
-    exact = list(verify.source_logits(build.model, blocks))
-    choices = np.zeros((2, blocks.shape[1] - 1), np.int64)
+    exact = [SourceLogits(build.model, blocks)(block) for block in (0, 1)]
 
     def compared(*changed):
-        monkeypatch.setattr(verify, "source_logits", lambda model, blocks: iter(changed))
-        return verify.compare(build.model, str(build.artifact), blocks, choices).max_logit_error
+        return verify.compare(changed.__getitem__, str(build.artifact), blocks).max_logit_error
 
     largest = max(float(np.abs(block).max()) for block in exact)
     for sign in (-1, 1):  # too small a logit is as wrong as too large a one
@@ -234,12 +243,24 @@ def test_the_logit_error_is_the_worst_of_all_blocks(build, monkeypatch):
 def test_agreement_is_with_the_source(build):
     """Whatever the artifact's own dense logits say."""
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
-    likeliest = np.stack([logits[:-1].argmax(axis=1) for logits in verify.source_logits(build.model, blocks)])
-    others = likeliest.copy()
-    others[0, :5] = (others[0, :5] + 1) % SPEC.vocab_size
-    for choices, agreement in ((likeliest, 1), (others, 1 - 5 / likeliest.size), ((likeliest + 1) % 384, 0)):
-        found = verify.compare(build.model, str(build.artifact), blocks, choices)
-        assert found.top1_agreement == pytest.approx(agreement)
+    source = [SourceLogits(build.model, blocks)(block) for block in (0, 1)]
+    watch = Watch(source.__getitem__, blocks)
+    Session(build.artifact).perplexity(blocks, sparse=True, on_logits=watch)
+    watched: list[np.ndarray] = []
+    Session(build.artifact).perplexity(blocks, sparse=True, on_logits=watched.extend)
+    expected = np.concatenate([logits[:-1] for logits in source]).argmax(axis=1)
+    same = (np.array(watched).argmax(axis=1) == expected).reshape(2, -1).mean(axis=1)
+    found, error = watch.top1_agreement()
+    assert found == pytest.approx(same.mean())
+    assert error == pytest.approx(statistics.stdev(same.tolist()) / math.sqrt(2))
+
+
+def test_the_record_says_on_what_text_it_stands(build):
+    found = run(CONFIG, build.model, build.corpus, build.package()).protocol
+    test = build.corpus.split("test")
+    assert found.tokens_sha256 == hashlib.sha256(Path(test.arrays.array_file).read_bytes()).hexdigest()
+    assert (found.context_length, found.stride) == (32, test.block_tokens)
+    assert (found.corpus, found.text_sha256) == (build.corpus.name, build.corpus.text_sha256)
 
 
 def test_the_record_says_what_a_dense_run_would_take(build):
@@ -254,12 +275,11 @@ def test_the_record_says_what_a_dense_run_would_take(build):
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_logit_that_is_no_number_is_no_small_error(build, monkeypatch, place):
+def test_a_logit_that_is_no_number_is_no_small_error(build, place):
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
-    logits = list(verify.source_logits(build.model, blocks))
+    logits = [SourceLogits(build.model, blocks)(block).copy() for block in (0, 1)]
     logits[place][2, 7] = np.nan
-    monkeypatch.setattr(verify, "source_logits", lambda model, blocks: iter(logits))
-    found = verify.compare(build.model, str(build.artifact), blocks, np.zeros((2, blocks.shape[1] - 1), np.int64))
+    found = verify.compare(logits.__getitem__, str(build.artifact), blocks)
     assert np.isnan(found.max_logit_error)
     assert np.isnan(found.nll_source[place])
 

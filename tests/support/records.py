@@ -37,7 +37,7 @@ from schemas.manifest import (
     ArtifactFile,
     Manifest,
 )
-from schemas.metrics import DenseRun, MeasuredBlock, RunMetrics, Sample, Verification
+from schemas.metrics import DenseRun, Divergence, MeasuredBlock, Protocol, RunMetrics, Sample, Verification
 from schemas.model import Model, ModelSpec
 from schemas.order import FamilyOrder, Order
 from schemas.package import Package
@@ -218,6 +218,7 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
     )
     return Verification(
         artifact_sha256=artifact_sha256,
+        protocol=Protocol(corpus="text", text_sha256="a" * 64, tokens_sha256="b" * 64, context_length=64, stride=64),
         num_test_tokens=100,
         num_test_blocks=8,
         blocks=tuple(
@@ -239,6 +240,10 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
         ),
         max_logit_error=1e-3,
         top1_agreement=0.95,
+        top1_agreement_error=0.01,
+        divergence=Divergence(
+            mean_kld=0.02, mean_kld_error=0.001, p999_kld=0.9, max_kld=1.5, rms_delta_p=0.04, rms_delta_p_error=0.002
+        ),
         simulated_equals_real=True,
         sample=Sample(prompt="A cat's", text=" paw <b>", max_new_tokens=3, temperature=0.6, seed=7),
         run=run,
