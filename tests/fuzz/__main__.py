@@ -30,7 +30,7 @@ from pathlib import Path
 from tests.fuzz.campaign import Outcome, Run, Target, campaign, draw, smallest, try_out
 from tests.fuzz.limited import CLASSES
 
-REPORT_EVERY = 1000
+REPORT_EVERY = 500
 
 
 def main(argv: list[str] | None = None) -> int:
