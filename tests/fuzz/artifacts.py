@@ -198,7 +198,7 @@ class Artifacts:
     def __init__(self, folder: Path) -> None:
         """Builds the bases in `folder`, and runs each once as it is."""
         for module in pkgutil.walk_packages(runtime.__path__, "runtime."):
-            if module.name != "runtime.__main__":
+            if module.name not in ("runtime.__main__", "runtime.harness"):  # the latter is no command of the runtime
                 importlib.import_module(module.name)  # a child is forked from what is loaded here
         self._folder = folder
         self.bases = tuple(RECIPES)
