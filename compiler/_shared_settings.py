@@ -39,3 +39,11 @@ class SeedSetting(Record):
     seed: Annotated[int, Key()] = Field(
         default=0, ge=0, description="what everything that is drawn derives from: text, weights, orders"
     )
+
+
+class DeviceSetting(Record):
+    """For stages that run the source model."""
+
+    device: Annotated[str, Key("compute_device")] = Field(
+        default="auto", description="torch's name of the device that calibration and distillation run on, or auto"
+    )

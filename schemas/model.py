@@ -95,6 +95,25 @@ class SourceFile(Record):
     sha256: Sha256
 
 
+class DistillationPoint(Record):
+    """An evaluation of a model that is being distilled."""
+
+    step: Count
+    """Updates before it."""
+    loss: float | None
+    """Mean over the steps since the evaluation before; None of the first."""
+    validation_kl: float
+    """Nats per token of validation text, from the dense model."""
+
+
+class Distillation(Record):
+    """How a model was distilled."""
+
+    recipe: str
+    curve: Many[DistillationPoint]
+    """The weights are those of its lowest point."""
+
+
 class Model(Record):
     """What `ingest` and `distill` give: a checked checkpoint."""
 
@@ -116,3 +135,5 @@ class Model(Record):
     weights_sha256: Sha256
     """Digest over the weight files' names and digests: the identity of the weights."""
     num_parameters: PositiveCount
+    distillation: Distillation | None = None
+    """Of what `distill` trained."""

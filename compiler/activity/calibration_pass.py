@@ -8,24 +8,22 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from compiler._io import Workspace
+from compiler._shared_settings import DeviceSetting
 from compiler.activity.forward import ComputeDtype, LayerStream, choose_device, choose_dtype
 from compiler.activity.layer_counts import Activity
 from compiler.activity.shards import shard_text, task_tokens
 from compiler.activity.statistics import collect
 from schemas.activations import Activations
-from schemas.base import Count, PositiveCount, Record
+from schemas.base import Count, PositiveCount
 from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.families import FamilyName
 from schemas.model import Model
 
 
-class ComputeConfig(Record):
+class ComputeConfig(DeviceSetting):
     """What the model is run in."""
 
-    device: Annotated[str, Key("compute_device")] = Field(
-        default="auto", description="torch's name of the device that calibration runs on, or auto"
-    )
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key("compute_dtype")] = Field(
         default="auto", description="what calibration computes in; auto is bfloat16 where weights and processor have it"
     )

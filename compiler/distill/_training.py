@@ -1,36 +1,33 @@
-"""Self-distillation of a sparse model from its dense self (ActiveFlow 5): KL loss, straight-through masks, AdamW.
+"""The training loop of every recipe: AdamW on calibration blocks, validation blocks decide when it ends and what stays.
 
-Whole models in float32, hence small ones. Blocks of tokens are what threads share: each one's gradient is computed on
-one core, and gradients add up in the order of blocks, so the number of threads changes no bit of the result.
+Blocks of tokens are what threads share: each one's gradient is computed on one core, and gradients add up in the order
+of blocks, so the number of threads changes no bit of the result. What an interrupted run knew lies in the stage's
+folder; a run that goes on from there ends with the same bytes.
 """
 
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compiler.activity import taps
-from compiler.architectures._common import Modules
-from schemas.families import Signal
+from compiler.distill._lesson import Lesson
+from compiler.distill._state import States
+from schemas.errors import ColdpressError
+from schemas.model import DistillationPoint
 
-EVALUATIONS = 4
+LOG = logging.getLogger(__name__)
 MAX_GRADIENT = 1.0
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Where a layer is sparse, and what a token keeps there."""
-
-    layer: int
-    signal: Signal
-    kept: Callable[[np.ndarray], np.ndarray]
-    """Which entries of float32 [num_tokens, n] are kept, bool alike: the build's selector."""
+STATE_S = 300.0
+"""Seconds of work, at most, that an interrupted run has to do again."""
+RunAll = Callable[..., Iterator[Any]]
 
 
 @dataclass(frozen=True)
@@ -40,116 +37,207 @@ class Schedule:
     steps: int
     blocks_per_step: int
     learning_rate: float
+    evaluations: int
+    patience: int
+    """Evaluations in a row that bring nothing before training ends."""
     seed: int
     threads: int
 
+    @property
+    def every(self) -> int:
+        """Steps between two evaluations."""
+        return math.ceil(self.steps / self.evaluations)
 
-def masked(values: Tensor, kept: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-    """`values` [..., n] with what is not kept set to 0 (Eq. 11); gradients pass unmasked.
 
-    The backward pass is that of the identity (Eq. 12), so that what is masked now can still learn to matter.
+@dataclass
+class Progress:
+    """Where training stands."""
+
+    step: int
+    """Updates that were made."""
+    curve: list[DistillationPoint]
+    losses: list[float]
+    """Of the steps since the last evaluation."""
+    best: list[Tensor]
+    """The parameters of the evaluation that was best."""
+    since: float = field(default_factory=time.monotonic)
+    """When the last state was saved."""
+
+    @property
+    def lowest(self) -> DistillationPoint:
+        """The best evaluation; of equal ones the first."""
+        return min(self.curve, key=lambda point: point.validation_kl)
+
+
+def train(
+    lesson: Lesson, training: np.ndarray, validation: np.ndarray, schedule: Schedule, states: States
+) -> tuple[DistillationPoint, ...]:
+    """Trains the student in place; it ends with the weights of the evaluation that was best, the start included.
+
+    Args:
+        lesson: Student, teacher and what may move.
+        training: int token ids [num_blocks, block_tokens].
+        validation: Other blocks, which decide what is kept.
+        schedule: Steps, rate and threads.
+        states: Where an interrupted run's state is looked for and kept.
+
+    Returns:
+        Every evaluation, the one before the first step included.
     """
+    optimizer = torch.optim.AdamW(lesson.parameters, lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    order = np.random.default_rng(schedule.seed)
+    count = min(schedule.blocks_per_step, len(training))
+    with _workers(schedule.threads) as run_all:
+        judge = _Judge(lesson, _blocks(validation, lesson), run_all, schedule.threads)
+        progress = states.load(lesson.parameters, optimizer) or _begin(lesson, judge)
+        for _ in range(progress.step):
+            order.choice(len(training), count, replace=False)
+        while progress.step < schedule.steps and not _tired(progress.curve, schedule.patience):
+            chosen = order.choice(len(training), count, replace=False)
+            loss = _set_gradients(lesson, run_all, _blocks(training[chosen], lesson), schedule.threads)
+            _check_finite(loss, progress.step, schedule)
+            nn.utils.clip_grad_norm_(lesson.parameters, MAX_GRADIENT, foreach=False)
+            rate = schedule.learning_rate * 0.5 * (1 + math.cos(math.pi * progress.step / schedule.steps))
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+            progress.step += 1
+            progress.losses.append(loss)
+            _look(progress, lesson, judge, schedule, lambda: states.save(progress, lesson.parameters, optimizer))
     with torch.no_grad():
-        mask = torch.from_numpy(kept(values.reshape(-1, values.shape[-1]).numpy())).reshape(values.shape)
-        removed = torch.where(mask, 0.0, -values)
-    return values + removed
+        for parameter, values in zip(lesson.parameters, progress.best, strict=True):
+            parameter.copy_(values)
+    return tuple(progress.curve)
 
 
-def attach(model: nn.Module, modules: Modules, masks: tuple[Mask, ...]) -> None:
-    """Masks signals of the layers from now on."""
-
-    def change(kept: Callable[[np.ndarray], np.ndarray]) -> taps.Change:
-        return lambda values: masked(values, kept)
-
-    for mask in masks:
-        layer = model.get_submodule(f"{modules.base}.layers.{mask.layer}")
-        taps.attach(layer, modules, [(mask.signal, change(mask.kept))])
+def _begin(lesson: Lesson, judge: "_Judge") -> Progress:
+    first = DistillationPoint(step=0, loss=None, validation_kl=judge())
+    LOG.info("distill: before the first step the KL to the dense model is %.4f nats per token", first.validation_kl)
+    return Progress(0, [first], [], [parameter.detach().clone() for parameter in lesson.parameters])
 
 
-def divergence(teacher: nn.Module, student: nn.Module, block: Tensor) -> Tensor:
-    """Mean KL(P_T || P_S) over the tokens of one block, in nats (Eq. 10); `block` is int64 [num_tokens]."""
-    with torch.no_grad():
-        wanted = torch.log_softmax(_logits(teacher, block), dim=-1)
-    found = torch.log_softmax(_logits(student, block), dim=-1)
-    return (wanted.exp() * (wanted - found)).sum(dim=-1).mean()
+def _look(progress: Progress, lesson: Lesson, judge: "_Judge", schedule: Schedule, save: Callable[[], None]) -> None:
+    """Evaluates where it is time to, and saves the state then, or where the last one is long ago."""
+    if progress.step % schedule.every == 0 or progress.step == schedule.steps:
+        found, loss = judge(), math.fsum(progress.losses) / len(progress.losses)
+        if found < progress.lowest.validation_kl:
+            progress.best = [parameter.detach().clone() for parameter in lesson.parameters]
+        progress.curve.append(DistillationPoint(step=progress.step, loss=loss, validation_kl=found))
+        progress.losses = []
+        LOG.info(
+            "distill: step %d of %d, loss %.4f, validation KL %.4f nats per token",
+            *(progress.step, schedule.steps, loss, found),
+        )
+    elif time.monotonic() - progress.since < STATE_S:
+        return
+    save()
+    progress.since = time.monotonic()
+
+
+def _check_finite(loss: float, step: int, schedule: Schedule) -> None:
+    if not math.isfinite(loss):
+        raise ColdpressError(
+            f"the loss of distillation is {loss} at step {step + 1}, expected a finite number; lower learning_rate, "
+            f"which is {schedule.learning_rate:g}"
+        )
+
+
+def _tired(curve: list[DistillationPoint], patience: int) -> bool:
+    """Whether the last evaluations brought nothing."""
+    best = min(range(len(curve)), key=lambda at: curve[at].validation_kl)
+    return len(curve) - 1 - best >= patience
+
+
+def loss_of(wanted: Tensor, logits: Tensor, block: Tensor, cross_entropy: float = 0.0) -> Tensor:
+    """Mean KL(P_T || P_S) over the tokens of one block, in nats (Eq. 10), with a share of the text's own tokens.
+
+    Args:
+        wanted: The teacher's log-probabilities [T, vocab_size].
+        logits: The student's, alike.
+        block: int64 [T]; each token but the first is what the one before it should have predicted.
+        cross_entropy: The share, 0 to 1.
+    """
+    found = torch.log_softmax(logits, dim=-1)
+    divergence = (wanted.exp() * (wanted - found)).sum(dim=-1).mean()
+    if not cross_entropy:
+        return divergence
+    return (1 - cross_entropy) * divergence + cross_entropy * nn.functional.nll_loss(found[:-1], block[1:])
 
 
 def _logits(model: nn.Module, block: Tensor) -> Tensor:
     return model(input_ids=block[None], use_cache=False).logits[0]
 
 
-def distill(
-    teacher: nn.Module, student: nn.Module, training: np.ndarray, validation: np.ndarray, schedule: Schedule
-) -> tuple[float, float]:
-    """Trains `student` in place; it ends with the weights of the evaluation that was best, the start included.
+def _taught(lesson: Lesson, run_all: RunAll, blocks: list[Tensor]) -> list[Tensor]:
+    """The teacher's log-probabilities of each block."""
 
-    Args:
-        teacher: The dense model.
-        student: The same model with masks attached.
-        training: int token ids [num_blocks, block_tokens].
-        validation: Other blocks, which decide what is kept.
-        schedule: Steps, rate and threads.
+    def one(block: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.log_softmax(_logits(lesson.teacher, block), dim=-1)
 
-    Returns:
-        KL on `validation` in nats per token, before and after.
-    """
-    parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    order = np.random.default_rng(schedule.seed)
-    with _workers(schedule.threads) as run_all:
-
-        def evaluate() -> float:
-            def one(block: Tensor) -> float:
-                with torch.no_grad():
-                    return divergence(teacher, student, block).item()
-
-            return math.fsum(run_all(one, _blocks(validation))) / len(validation)
-
-        before = lowest = evaluate()
-        best = [parameter.detach().clone() for parameter in parameters]
-        for step in range(schedule.steps):
-            chosen = order.choice(len(training), min(schedule.blocks_per_step, len(training)), replace=False)
-            _set_gradients(teacher, student, parameters, run_all, _blocks(training[chosen]))
-            nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT, foreach=False)
-            progress = step / schedule.steps
-            optimizer.param_groups[0]["lr"] = schedule.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-            optimizer.step()
-            if (step + 1) % math.ceil(schedule.steps / EVALUATIONS) == 0 or step + 1 == schedule.steps:
-                found = evaluate()
-                if found < lowest:
-                    lowest, best = found, [parameter.detach().clone() for parameter in parameters]
-    with torch.no_grad():
-        for parameter, values in zip(parameters, best, strict=True):
-            parameter.copy_(values)
-    return before, lowest
+    lesson.teach(True)
+    try:
+        return list(run_all(one, blocks))
+    finally:
+        lesson.teach(False)
 
 
-def _blocks(tokens: np.ndarray) -> list[Tensor]:
-    return [torch.tensor(block, dtype=torch.int64) for block in tokens]
+@dataclass(frozen=True)
+class _Judge:
+    """KL on validation blocks."""
+
+    lesson: Lesson
+    blocks: list[Tensor]
+    run_all: RunAll
+    threads: int
+
+    def __call__(self) -> float:
+        """In nats per token."""
+        found: list[float] = []
+
+        def one(wanted: Tensor, block: Tensor) -> float:
+            with torch.no_grad():
+                return loss_of(wanted, _logits(self.lesson.student, block), block).item()
+
+        for some in _at_a_time(self.blocks, self.threads):
+            taught = _taught(self.lesson, self.run_all, some)
+            with self.lesson.running():
+                found += self.run_all(one, taught, some)
+        return math.fsum(found) / len(found)
 
 
-def _set_gradients(
-    teacher: nn.Module,
-    student: nn.Module,
-    parameters: list[nn.Parameter],
-    run_all: Callable[..., Iterator[Any]],
-    blocks: list[Tensor],
-) -> None:
-    """Mean gradient over `blocks`, added up in their order."""
+def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], threads: int) -> float:
+    """Mean gradient over `blocks`, added up in their order; gives the mean loss."""
 
-    def one(block: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(divergence(teacher, student, block), parameters)
+    def one(wanted: Tensor, block: Tensor) -> tuple[float, tuple[Tensor, ...]]:
+        loss = loss_of(wanted, _logits(lesson.student, block), block, lesson.cross_entropy)
+        return loss.item(), torch.autograd.grad(loss, lesson.parameters)
 
-    for parameter in parameters:
+    for parameter in lesson.parameters:
         parameter.grad = torch.zeros_like(parameter)
-    for gradients in run_all(one, blocks):
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.add_(gradient, alpha=1 / len(blocks))
+    losses: list[float] = []
+    for some in _at_a_time(blocks, threads):
+        taught = _taught(lesson, run_all, some)
+        with lesson.running():
+            for loss, gradients in run_all(one, taught, some):
+                losses.append(loss)
+                for parameter, gradient in zip(lesson.parameters, gradients, strict=True):
+                    assert parameter.grad is not None
+                    parameter.grad.add_(gradient, alpha=1 / len(blocks))
+    return math.fsum(losses) / len(losses)
+
+
+def _blocks(tokens: np.ndarray, lesson: Lesson) -> list[Tensor]:
+    device = lesson.parameters[0].device
+    return [torch.tensor(block, dtype=torch.int64, device=device) for block in tokens]
+
+
+def _at_a_time(blocks: list[Tensor], threads: int) -> Iterator[list[Tensor]]:
+    """As many blocks as run at once, so that no more logits and gradients than theirs are in memory."""
+    return (blocks[start : start + threads] for start in range(0, len(blocks), threads))
 
 
 @contextmanager
-def _workers(threads: int) -> Iterator[Callable[..., Iterator[Any]]]:
+def _workers(threads: int) -> Iterator[RunAll]:
     """An ordered parallel map whose workers, and the caller, use one core each."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -219,6 +219,9 @@ def _needs_of(
         shards=config.shards,
         algorithm=build.settings["quantize"]["algorithm"],
         gram_tokens=build.settings["gram"]["gram_tokens"],
+        recipe=build.settings["distill"]["recipe"],
+        recipe_options=build.settings["distill"].get("options", {}),
+        weight_bytes=_weight_bytes(model) if isinstance(model, Model) else None,
     )
     ram, disk = _needs.ram_bytes(needed), _needs.disk_bytes(needed)
     return tuple(

@@ -3,6 +3,7 @@
 Memory is that of one job, and jobs hold one layer at a time. With L layers, hidden size H, intermediate size F, T
 calibration tokens, and U units of the method's families in a layer:
 
+    distill       what its recipe says (compiler/distill/<recipe>.py)
     calibrate     a layer's weights and its largest matrix once more (float32, where bfloat16 may do), the MLPs of the
                   blocks that run, bits U T / 8 twice
     predict       T (6 H + 2 F), the deciding matrix twice, the largest predictor with its moments, scores of a batch
@@ -18,13 +19,15 @@ calibration tokens, and U units of the method's families in a layer:
 
 Disk is what stays in the build folder: statistics L (U T / 8 + 2 T H) once for each pass over the text, again for its
 shards, and two layers' hidden states while it runs; predictors; orders and tiers; the codes of all weights; the
-artifact, which is as large again; the weights in float32 if they are distilled; Gram matrices in float32 with gptq.
+artifact, which is as large again; the weights in float32 if they are distilled, and what training goes on from; Gram
+matrices in float32 with gptq.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
+from compiler import distill
 from compiler.activity.forward import HEAD_ROWS
 from compiler.candidates import families_for, methods_for
 from compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
@@ -44,14 +47,12 @@ PREDICTOR_STATE_BYTES = 20
 """Per parameter of a predictor: weights, gradients and two moments in float32, and the best ones so far."""
 PREDICTOR_PARAMETER_SHARE = 0.1
 """Predictors have at most this share of the model's parameters (compiler/allocate)."""
-DISTILL_BYTES_PER_PARAMETER = 34
-"""Teacher, student, two moments and gradients in float32, and the activations of some blocks."""
 LOGIT_BYTES = 32
 """Per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 REPLAYED_TOKENS, REPLAYED_LAYERS = 768, 4
 """What `place` replays at most, with the tokens before that warm up the cache (compiler/place/_counts.py)."""
 PASS_THREADS = 8
-"""Cores that calibrate and recalibrate take at most (rules/calibrate.smk)."""
+"""Cores that calibrate, distill and recalibrate take at most (rules/calibrate.smk)."""
 LAYERWISE = ("predict", "order", "quantize")
 """Stages whose jobs, of some layers each, run side by side."""
 TEXT_STAGES = ("calibrate", "recalibrate", "predict", "place", "order")
@@ -80,6 +81,10 @@ class Build:
     shards: int
     algorithm: str = "rtn"
     gram_tokens: int = 32768
+    recipe: str = "self"
+    recipe_options: Options = field(default_factory=dict)
+    weight_bytes: int | None = None
+    """Of all tensors as they are stored; where only shapes are known, two each, as hub models have them."""
     options: Options = field(default_factory=dict)
 
     @property
@@ -119,7 +124,7 @@ def ram_bytes(build: Build) -> dict[str, int]:
     calibrate = _calibrate_ram(build)
     needs = {
         "calibrate": calibrate,
-        "distill": TORCH_BYTES + DISTILL_BYTES_PER_PARAMETER * build.model.num_parameters if build.distill else 0,
+        "distill": distill.ram_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": calibrate if build.counts_again else PYTHON_BYTES,
         "predict": _predict_ram(build) if build.has_predictors else 0,
         "place": _place_ram(build),
@@ -142,7 +147,7 @@ def disk_bytes(build: Build) -> dict[str, int]:
     units = build.layer_units * spec.num_hidden_layers
     needs = {
         "calibrate": statistics * copies,
-        "distill": 4 * parameters if build.distill else 0,
+        "distill": distill.disk_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": statistics * copies if build.counts_again else 0,
         "predict": predictors,
         "place": units,
@@ -152,6 +157,13 @@ def disk_bytes(build: Build) -> dict[str, int]:
         "package": codes + predictors + ARTIFACT_OVERHEAD_BYTES,
     }
     return {stage: amount for stage, amount in needs.items() if amount}
+
+
+def _distilled(build: Build) -> distill.Size:
+    stored = 2 * build.model.num_parameters if build.weight_bytes is None else build.weight_bytes
+    shapes = {role: tensor.shape for role, tensor in build.model.tensors.items()}
+    threads = min(build.threads, PASS_THREADS)
+    return distill.Size(build.model.spec, shapes, build.families, build.block_tokens, threads, stored)
 
 
 def _statistics_bytes(build: Build) -> int:

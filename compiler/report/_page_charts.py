@@ -13,7 +13,7 @@ from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.layout import Layout, placed_parts
 from schemas.metrics import Verification
-from schemas.model import Model
+from schemas.model import Distillation, Model
 from schemas.order import Order
 from schemas.package import Package
 from schemas.placement import Placement
@@ -54,6 +54,8 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
     """The charts that there are numbers for, in the order of the stages."""
     yield _density_chart(inputs)
     yield _share_chart(inputs.layout)
+    if inputs.model.distillation is not None:
+        yield _distillation_chart(inputs.model.distillation)
     if curves:
         yield _frequency_chart(curves)
         yield _order_chart(inputs)
@@ -101,6 +103,17 @@ def _share_chart(layout: Layout) -> Chart:
     }
     caption = "Share of each layer's flash bytes that DRAM has room for: pinned for good, and slots that change hands."
     return Chart("Kept in DRAM", _charts.stacked("share of the layer's units", series, layers), caption)
+
+
+def _distillation_chart(distillation: Distillation) -> Chart:
+    curve = distillation.curve
+    lowest = min(point.validation_kl for point in curve)
+    caption = (
+        f"KL divergence of the sparse model from the dense one on validation text while the recipe "
+        f"{distillation.recipe} trained: {curve[0].validation_kl:.3f} before, {lowest:.3f} where the weights were kept."
+    )
+    points = {float(point.step): point.validation_kl for point in curve}
+    return Chart("Distillation", _charts.line("updates", "KL, nats per token", points), caption)
 
 
 def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:

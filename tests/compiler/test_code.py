@@ -137,6 +137,8 @@ def test_real_stages_follow_their_plugins() -> None:
         ("compiler/architectures/opt.py", {}, set()),
         ("compiler/quantize/rtn.py", {}, {"quantize", "preflight"}),  # preflight asks whether there are Gram matrices
         ("compiler/quantize/gptq.py", {}, set()),
+        ("compiler/distill/lora.py", {}, set()),
+        ("compiler/distill/lora.py", {"recipe": "lora"}, {"distill", "preflight"}),
     ],
 )
 def test_a_plugin_that_is_not_chosen_concerns_no_stage(file: str, config: dict[str, object], stages: set[str]) -> None:
@@ -157,6 +159,7 @@ def test_a_selector_concerns_no_build_that_has_another() -> None:
 
 def test_a_format_concerns_no_stage_that_only_counts() -> None:
     """Though the selector that `calibrate` asks for its families imports the kernels, and they the formats."""
-    counting = {"ingest", "tokenize", "calibrate", "recalibrate", "distill"}
+    counting = {"ingest", "tokenize", "calibrate", "recalibrate"}
     assert not used_by("runtime/quantization/int4_group32.py", format="int4_group32") & counting
+    assert "distill" not in used_by("runtime/quantization/int4_group32.py", format="int4_group32", recipe="lora")
     assert used_by("runtime/kernels/gemv.py") == {"verify"}

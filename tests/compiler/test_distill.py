@@ -5,84 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from compiler import distill
-from compiler._io import save_arrays
 from compiler.checkpoint.tensors import read_role
+from compiler.device import host
 from compiler.distill import DistillConfig, run
-from compiler.distill import _training as distillation
-from compiler.ingest import IngestConfig
-from compiler.ingest import run as ingest
+from compiler.distill._masks import masked, masks_of
 from runtime.sparsity import topk
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.errors import ColdpressError
-from schemas.model import Model
-from schemas.sparsity import Sparsity
+from schemas.errors import DoesNotFitError
+from tests.support.distilling import LAYERS, QUICK, corpus_at, held_out_divergence, load, model_at, top_k
 from tests.support.methods import fitted
-from tests.support.models import write_model
 from tests.support.statistics import sparsity_of, workspace
-
-LAYERS, HIDDEN, UNITS, VOCAB = 2, 32, 80, 320
-QUICK = DistillConfig(steps=20, blocks_per_step=4, learning_rate=1e-3, validation_blocks=8)
-
-
-def model_at(folder: Path, model_type: str = "llama", relu: bool = False, tie: bool = False) -> Model:
-    """A tiny ingested model."""
-    write_model(
-        folder / "checkpoint",
-        model_type,
-        num_hidden_layers=LAYERS,
-        hidden_size=HIDDEN,
-        intermediate_size=UNITS,
-        vocab_size=VOCAB,
-        context=64,
-        relu=relu,
-        tie=tie,
-    )
-    return ingest(IngestConfig(model=str(folder / "checkpoint")), workspace(folder / "ingest"))
-
-
-def corpus_at(folder: Path) -> Corpus:
-    """48 random blocks per split: what the dense model makes of them is all there is to learn."""
-    tokens = np.random.default_rng(0).integers(2, VOCAB, (len(SPLITS), 48, 32)).astype(np.int32)
-    splits = tuple(
-        TokenBlocks(
-            split=name,
-            arrays=save_arrays(folder / f"{name}.safetensors", {"tokens": blocks}),
-            num_blocks=48,
-            block_tokens=32,
-        )
-        for name, blocks in zip(SPLITS, tokens, strict=True)
-    )
-    return Corpus(name="random", text_sha256="0" * 64, splits=splits)
-
-
-def top_k(model: Model, folder: Path, density: float = 0.3) -> Sparsity:
-    sparsity = sparsity_of("topk", {"mlp_in": (density,) * LAYERS, "mlp_mid": (density,) * LAYERS})
-    return fitted(sparsity, model.spec, folder)
-
-
-def load(model: Model) -> torch.nn.Module:
-    """The model as transformers loads it from the record's folder."""
-    return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
-
-
-def held_out_divergence(teacher: torch.nn.Module, weights: torch.nn.Module, density: float) -> float:
-    """KL on test blocks of `weights` under our own masks, written with sort instead of top-k."""
-
-    def mask(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        kept = round(density * inputs[0].shape[-1])
-        least = inputs[0].abs().sort(dim=-1).values[..., -kept, None]
-        return (inputs[0] * (inputs[0].abs() >= least),)
-
-    for layer in weights.get_submodule("model.layers"):
-        layer.mlp.register_forward_pre_hook(mask)
-        layer.mlp.down_proj.register_forward_pre_hook(mask)
-    tokens = torch.tensor(np.random.default_rng(9).integers(2, VOCAB, (12, 32)))
-    with torch.no_grad():
-        p, q = (torch.log_softmax(model(input_ids=tokens).logits, dim=-1) for model in (teacher, weights))
-    return float((p.exp() * (p - q)).sum(dim=-1).mean())
 
 
 def test_a_few_steps_bring_the_sparse_model_closer_to_the_dense_one(tmp_path: Path) -> None:
@@ -138,17 +70,17 @@ def test_masks_of_the_methods(tmp_path: Path) -> None:
     model = model_at(tmp_path, relu=True)
     activity = np.random.default_rng(0).normal(size=(1, 160)).astype(np.float32)
     top = sparsity_of("topk", {"mlp_in": (0.25,) * LAYERS, "mlp_mid": (0.5, 1.0)})
-    both = distill._masks(model, fitted(top, model.spec, tmp_path))
+    both = masks_of(model.spec, fitted(top, model.spec, tmp_path))
     assert [(mask.layer, mask.signal) for mask in both] == [(0, "mlp_input"), (1, "mlp_input"), (0, "mlp_inner")]
     assert [mask.kept(activity).sum() for mask in both] == [8, 8, 40]
-    (first, _) = distill._masks(model, sparsity_of("predictor", {"neuron": (0.5, 0.5)}, predictor_rank=(8, 8)))
+    (first, _) = masks_of(model.spec, sparsity_of("predictor", {"neuron": (0.5, 0.5)}, predictor_rank=(8, 8)))
     assert (first.layer, first.signal) == (0, "mlp_inner")
     assert first.kept(activity).sum() == 36  # predictors miss the weakest tenth
 
 
 def test_masking_keeps_the_largest_and_passes_gradients_through() -> None:
     values = torch.tensor([[3.0, -4.0, 1.0, 0.5], [0.0, 1.0, -2.0, 5.0]], requires_grad=True)
-    found = distillation.masked(values, lambda seen: topk.select_many(seen, {"num_selected": np.array([2])}))
+    found = masked(values, lambda seen: topk.select_many(seen, {"num_selected": np.array([2])}))
     assert found.tolist() == [[3.0, -4.0, 0.0, 0.0], [0.0, 0.0, -2.0, 5.0]]
     (found * torch.arange(8.0).reshape(2, 4)).sum().backward()
     assert values.grad is not None
@@ -163,9 +95,27 @@ def test_training_that_makes_it_worse_is_not_kept(tmp_path: Path) -> None:
         assert (read_role(distilled, role) == read_role(model, role)).all(), role
 
 
-def test_large_models_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
-    model = model_at(tmp_path).model_copy(update={"num_parameters": 7_000_000_000})
+def test_without_straight_through_only_what_is_kept_has_a_gradient() -> None:
+    values = torch.tensor([[3.0, -4.0, 1.0]], requires_grad=True)
+    found = masked(values, lambda seen: np.abs(seen) > 2, straight_through=False)
+    assert found.tolist() == [[3.0, -4.0, 0.0]]
+    found.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [[1.0, 1.0, 0.0]]
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_at(tmp_path)
+    sparsity, corpus = top_k(model, tmp_path), corpus_at(tmp_path)
+    monkeypatch.setattr(host, "free_dram_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("compiler.distill._source.Source.build", lambda *_: pytest.fail("loaded"))
     with pytest.raises(
-        ColdpressError, match=r"7,000,000,000 parameters.*at most 150,000,000; build with distill=false"
+        DoesNotFitError,
+        match=rf"needs 7\d\d MB of memory for the {model.num_parameters:,} parameters of llama with recipe=self, "
+        "this machine has 1.05 MB free; build with recipe=lora, a smaller block_tokens or distill=false",
     ):
-        run(QUICK, model, corpus_at(tmp_path), top_k(model, tmp_path), workspace(tmp_path / "d"), 1)
+        run(QUICK, model, corpus, sparsity, workspace(tmp_path / "d"), 1)
+    with pytest.raises(DoesNotFitError, match="build with fewer --cores, a smaller block_tokens or distill=false"):
+        run(QUICK.model_copy(update={"recipe": "lora"}), model, corpus, sparsity, workspace(tmp_path / "d"), 2)

@@ -245,7 +245,11 @@ def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
     assert "distill" not in ram
     longer = build_of(model, num_tokens=64 * BLOCKS * BLOCK_TOKENS, distill=True)
     assert _needs.disk_bytes(longer)["recalibrate"] > 30 * disk["calibrate"]
-    assert _needs.disk_bytes(longer)["distill"] == 4 * model.num_parameters
+    states = 2 * 4 * 4 * model.num_parameters  # two, of weights, the best ones and two moments
+    assert _needs.disk_bytes(longer)["distill"] == 4 * model.num_parameters + states
+    adapted = build_of(model, distill=True, recipe="lora", recipe_options={"lora_rank": 1})
+    assert _needs.disk_bytes(adapted)["distill"] < _needs.disk_bytes(longer)["distill"]
+    assert _needs.ram_bytes(adapted)["distill"] < _needs.ram_bytes(longer)["distill"]
     assert _needs.ram_bytes(longer)["predict"] > ram["predict"]
     assert _needs.ram_bytes(build_of(model, dram_budget_bytes=1 << 30))["verify"] > 1 << 30
     half = model.spec.model_copy(update={"num_hidden_layers": LAYERS // 2})
@@ -255,7 +259,7 @@ def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
 
 
 def test_limits_are_those_of_the_stages() -> None:
-    for rule in ("calibrate", "recalibrate"):
+    for rule in ("calibrate", "distill", "recalibrate"):
         text = (ROOT / "rules" / f"{rule}.smk").read_text()
         assert set(re.findall(r"threads: (\d+)", text)) == {str(_needs.PASS_THREADS)}
     assert _needs.REPLAYED_LAYERS == _counts.MAX_LAYERS

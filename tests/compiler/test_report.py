@@ -11,6 +11,7 @@ from compiler.report import ReportConfig, _figures, run
 from runtime.quantities import show_bytes
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.errors import ColdpressError
+from schemas.model import Distillation, DistillationPoint
 from schemas.placement import PinnedShare
 from tests.support.records import Build, tiny_activations, tiny_verification
 from tests.support.statistics import sparsity_of
@@ -169,6 +170,17 @@ def test_what_was_pinned_is_shown_with_what_was_tried(build, tmp_path):
     assert "Pinned or cached" in html
     assert "70 % is pinned." in re.sub(r"\s+", " ", html)
     assert "Pinned or cached" not in report(build, tmp_path)[1]
+
+
+def test_how_the_model_was_distilled_is_shown(build, tmp_path):
+    curve = tuple(
+        DistillationPoint(step=step, loss=None if step == 0 else 1.0, validation_kl=found)
+        for step, found in ((0, 0.5), (10, 0.125), (20, 0.25))
+    )
+    model = build.model.model_copy(update={"distillation": Distillation(recipe="lora", curve=curve)})
+    _, html = report(build, tmp_path, model=model)
+    assert "recipe lora trained: 0.500 before, 0.125 where the weights were kept." in re.sub(r"\s+", " ", html)
+    assert "Distillation" not in report(build, tmp_path)[1]
 
 
 def test_activations_without_bits_leave_their_charts_out(build, tmp_path):

@@ -1,0 +1,162 @@
+"""A checkpoint as transformers knows it, whole: built for training, and written again as a folder that it can load.
+
+Tensors are read one at a time and written one layer at a time, so that beside the model itself no more than a layer is
+ever in memory.
+"""
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
+
+from compiler._io import digest, replacing
+from compiler.architectures import _common
+from compiler.checkpoint.headers import read_header
+from compiler.checkpoint.private import private_folder
+from compiler.checkpoint.source_json import read_object
+from compiler.checkpoint.tensor_map import match_tensors
+from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_stored, stored_dtype
+from compiler.checkpoint.weight_files import INDEX, locate, scan
+from runtime._plugins import load
+from schemas.model import Model
+
+KINDS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint: its configuration, and the roles that each of its tensors holds."""
+
+    model: Model
+    config: Any
+    names: dict[str, tuple[str, ...]]
+
+    @staticmethod
+    def of(model: Model) -> "Source":
+        """Reads the configuration only."""
+        config = _common.source_config(read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES))
+        names = load("compiler.architectures", model.spec.model_type).parameters(config, model.spec)
+        return Source(model, config, names)
+
+    @property
+    def modules(self) -> _common.Modules:
+        """Where transformers keeps the parts of such a model."""
+        return load("compiler.architectures", self.model.spec.model_type).MODULES
+
+    def build(self, device: str, stored: bool = False) -> nn.Module:
+        """The whole model on `device`, which computes in float32.
+
+        Args:
+            device: torch's name of it.
+            stored: Matrices stay in the dtype that they are stored in and cannot be trained; each is widened when it
+                is used.
+        """
+        with torch.device("meta"):
+            built: Any = AutoModelForCausalLM.from_config(
+                self.config, dtype=torch.float32, attn_implementation="sdpa"
+            ).eval()
+        for name, roles in self.names.items():
+            values = self.tensor(roles)
+            kept = values if stored and values.ndim > 1 else values.float()
+            module, _, leaf = name.rpartition(".")
+            setattr(built.get_submodule(module), leaf, nn.Parameter(kept.to(device), requires_grad=not stored))
+        if self.model.spec.tie_word_embeddings:
+            built.lm_head.weight = built.get_input_embeddings().weight
+        if self.model.spec.position == "rotary":
+            rotary = _common.rotary_module(self.modules, built.config).to(device)
+            built.get_submodule(self.modules.base).rotary_emb = rotary
+        left = [name for name, part in (*built.named_parameters(), *built.named_buffers()) if part.is_meta]
+        if left:
+            raise AssertionError(f"no weights for {', '.join(left)}")  # ingest checked that there are
+        if stored:
+            _widen_when_used(built)
+        return built
+
+    def tensor(self, roles: tuple[str, ...]) -> Tensor:
+        """One of transformers' tensors, on the CPU, in the dtype that it is stored in."""
+        parts = [self._of_role(role) for role in roles]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _of_role(self, role: str) -> Tensor:
+        kept = torch.empty(self.model.tensors[role].shape, dtype=KINDS[stored_dtype(self.model, role)])
+        read_stored(self.model, role, kept.view(torch.uint8).numpy().reshape(-1))
+        return kept
+
+    def matrices(self, roles: frozenset[str]) -> list[str]:
+        """Names of the matrices that hold one of `roles` such as `up_proj`, in any layer."""
+        return [
+            name
+            for name, held in self.names.items()
+            if held[0].startswith("layers.")
+            and any(role.split(".")[-2:] in ([r, "weight"] for r in roles) for role in held)
+        ]
+
+    def write(self, weight: Callable[[str], Tensor], folder: Path) -> Model:
+        """Writes weights beside the source's configuration and tokenizer, one file per layer; gives the record.
+
+        Args:
+            weight: A tensor by its name, as it is to be stored.
+            folder: Is replaced.
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(private_folder(self.model), folder, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
+        shards = self._shards()
+        for file, names in shards.items():
+            with replacing(folder / file) as temporary:
+                arrays = {name: weight(name).detach().cpu().contiguous() for name in names}
+                save_file(arrays, temporary, metadata={"format": "pt"})
+        index = {"metadata": {}, "weight_map": {name: file for file, names in shards.items() for name in names}}
+        with replacing(folder / INDEX) as temporary:
+            temporary.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        files = tuple(scan(folder / file, list(read_header(folder / file).values())) for file in shards)
+        others = tuple(file for file in self.model.files if not file.name.endswith(".safetensors"))
+        return self.model.model_copy(
+            update={
+                "folder": str(folder.resolve()),
+                "tensors": match_tensors(self.model.spec, self.names, locate(folder)),
+                "files": tuple(sorted((*files, *others), key=lambda file: file.name)),
+                "weights_sha256": digest(*(text for file in files for text in (file.name, file.sha256))),
+            }
+        )
+
+    def _shards(self) -> dict[str, list[str]]:
+        """File name -> names of its tensors: what all layers share, then one file per layer."""
+        count = self.model.spec.num_hidden_layers + 1
+        shards: dict[str, list[str]] = {f"model-{i + 1:05d}-of-{count:05d}.safetensors": [] for i in range(count)}
+        for name, roles in self.names.items():
+            number = int(roles[0].split(".")[1]) + 1 if roles[0].startswith("layers.") else 0
+            shards[list(shards)[number]].append(name)
+        return shards
+
+
+def layers_of(model: nn.Module, modules: _common.Modules) -> Iterator[nn.Module]:
+    """The layers in their order."""
+    layers: Any = model.get_submodule(modules.base).layers
+    yield from layers
+
+
+def recompute_layers(model: nn.Module, modules: _common.Modules) -> None:
+    """Has the backward pass run each layer again instead of keeping what is inside it (gradient checkpointing)."""
+    for layer in layers_of(model, modules):
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _widen_when_used(model: nn.Module) -> None:
+    for part in model.modules():
+        if type(part) is nn.Linear:
+            setattr(part, "forward", _product(part.weight, part.bias))  # noqa: B010
+        elif isinstance(part, nn.Embedding):
+            part.register_forward_hook(lambda _module, _inputs, output: output.float())
+
+
+def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    return lambda x: nn.functional.linear(x, weight.to(x.dtype), bias)

@@ -1,0 +1,68 @@
+"""self: all weights learn to be sparse from their own dense selves (ActiveFlow 5): KL on logits.
+
+Teacher and student are two models in float32, so this is for models that fit several times into memory. With
+`rounded=true` the student runs with matrices as the build's format will hold them, and gradients pass straight through
+that, too; embeddings and head are left as they are.
+"""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from compiler.distill._memory import Size
+from schemas.base import Record
+
+if TYPE_CHECKING:
+    from compiler.distill._lesson import Lesson, Task
+
+BYTES_PER_PARAMETER = 4 * (1 + 1 + 1 + 2 + 1)
+"""Teacher, student, gradient, Adam's two moments and the best weights so far."""
+STATE_BYTES_PER_PARAMETER = 4 * 4
+
+
+class Options(Record):
+    """What is learned from, and how."""
+
+    cross_entropy: float = Field(
+        default=0.0, ge=0, le=1, description="share of the loss that is the text's own next tokens, not the teacher's"
+    )
+    straight_through: bool = Field(
+        default=True, description="true or false: whether what is left out gets a gradient, too"
+    )
+    rounded: bool = Field(
+        default=False, description="true or false: whether the student runs with weights in the build's format"
+    )
+
+
+def ram_bytes(size: Size, options: Options) -> int:
+    """Bytes of memory: every copy of the weights, a gradient for each block that runs, and what blocks keep."""
+    copies = (BYTES_PER_PARAMETER + 4 * size.threads) * size.num_parameters
+    return copies + size.threads * size.running_bytes(widened=False) + (4 * size.num_parameters) * options.rounded
+
+
+def state_bytes(size: Size, options: Options) -> int:
+    """Bytes of one state that training goes on from."""
+    return STATE_BYTES_PER_PARAMETER * size.num_parameters
+
+
+def prepare(task: "Task", options: Options) -> "Lesson":
+    """Two models, the student with masks."""
+    from compiler.distill._lesson import Lesson, as_it_is
+    from compiler.distill._masks import Switch, attach
+    from compiler.distill._rounding import Rounding
+    from compiler.distill._source import recompute_layers
+
+    teacher, student = (task.source.build(task.device) for _ in range(2))
+    teacher.requires_grad_(False)
+    if task.recompute:
+        recompute_layers(student, task.source.modules)
+    attach(student, task.source.modules, task.masks, Switch(), options.straight_through)
+    rounded = Rounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
+    return Lesson(
+        teacher=teacher,
+        student=student,
+        parameters=list(student.parameters()),
+        weight=student.get_parameter,
+        cross_entropy=options.cross_entropy,
+        running=rounded,
+    )

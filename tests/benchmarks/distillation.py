@@ -1,0 +1,238 @@
+"""What self-distillation wins back of what top-k on all linear layers costs (ActiveFlow, Tables 3 and 5).
+
+`python -m tests.benchmarks.distillation [--models prose7m …] [--variants distilled …] [--trained 0.7 …] [--steps N]`.
+The build's own stage distills; calibration text is trained on, validation text decides what is kept, test text is what
+is scored. Every student is scored at all sparsities, and dense. Variants: `distilled` (KL, straight through), `no STE`,
+`no KL` (the text's own tokens only), `int4` (rounded in the loop, scored as int4, beside the source as int4) and
+`control` (the steps of `no KL` without masks: what more training on this text does by itself). The last line is
+{gap_recovered: {model: {sparsity: share}}, rows: [{model, variant, trained, sparsity, ppl}]}; a gap is what perplexity
+loses between dense and sparse, and the share is of students at the sparsity that they were trained for.
+"""
+
+import argparse
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler import distill, ingest, quantize
+from compiler._io import Workspace, save_arrays
+from compiler.activity.forward import LayerStream
+from compiler.distill import DistillConfig
+from compiler.evaluate import Sparse, evaluate
+from compiler.ingest import IngestConfig
+from compiler.quantize import QuantizeConfig
+from runtime._plugins import load, options_of
+from schemas.corpus import SPLITS, Corpus, TokenBlocks
+from schemas.families import num_units
+from schemas.model import Model
+from schemas.sparsity import Sparsity
+from tests.benchmarks._report import finish, show
+from tests.benchmarks.quantization import Rounded, matrices_of
+from tests.benchmarks.sparsity import BLOCK_TOKENS, MODELS, texts
+from tests.support.data import find_data_folder
+from tests.support.statistics import sparsity_of
+
+SPARSITIES = (0.5, 0.6, 0.7, 0.8)
+FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
+VALIDATION_BLOCKS, TEST_BLOCKS = 16, 64
+VARIANTS: Mapping[str, dict[str, Any]] = {
+    "distilled": {},
+    "no STE": {"straight_through": False},
+    "no KL": {"cross_entropy": 1.0},
+    "int4": {"rounded": True},
+    "control": {"cross_entropy": 1.0},
+}
+"""Row -> options of the recipe `self`."""
+INT4 = "int4_group32"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its text."""
+
+    name: str
+    model: Model
+    corpus: Corpus
+    test: np.ndarray
+    folder: Path
+    threads: int
+
+
+def case_of(name: str, folder: Path) -> Case:
+    """The model, all its calibration text in blocks but for the last ones, which are validation text, and test text."""
+    from tokenizers import Tokenizer
+
+    data = find_data_folder()
+    if data is None:
+        raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder")
+    source = data / "models" / name
+    model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    blocks = {}
+    for split, text in texts(data / "corpora" / MODELS[name]).items():
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        whole = ids.size // BLOCK_TOKENS
+        blocks[split] = ids[: whole * BLOCK_TOKENS].reshape(whole, BLOCK_TOKENS)
+    fit, test = blocks["fit"], blocks["test"][:TEST_BLOCKS]
+    parts = {"calibration": fit[:-VALIDATION_BLOCKS], "validation": fit[-VALIDATION_BLOCKS:], "test": test}
+    splits = tuple(
+        TokenBlocks(
+            split=split,
+            arrays=save_arrays(folder / f"{split}.safetensors", {"tokens": parts[split]}),
+            num_blocks=len(parts[split]),
+            block_tokens=BLOCK_TOKENS,
+        )
+        for split in SPLITS
+    )
+    corpus = Corpus(name="benchmark", text_sha256="0" * 64, splits=splits)
+    return Case(name, model, corpus, test, folder, len(os.sched_getaffinity(0)))
+
+
+def sparse_at(case: Case, sparsity: float) -> Sparsity:
+    """Top-k on the inputs of all linear layers."""
+    spec, selector = case.model.spec, load("runtime.sparsity", "topk")
+    options = {"attention": True}
+    per_layer = (1 - sparsity,) * spec.num_hidden_layers
+    arrays = {
+        f"{layer}.{family}.{name}": array
+        for family in FAMILIES
+        for layer in range(spec.num_hidden_layers)
+        for name, array in selector.fit(
+            num_units(family, spec), 1 - sparsity, {}, options_of(selector, options)
+        ).items()
+    }
+    saved = save_arrays(case.folder / f"topk-{sparsity}.safetensors", arrays)
+    asked = sparsity_of("topk", dict.fromkeys(FAMILIES, per_layer))
+    return asked.model_copy(update={"options": options, "arrays": saved, "format": INT4})
+
+
+def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
+    """Sparsity -> perplexity on test text, 0 being dense."""
+    stream = LayerStream(model, case.threads)
+    if rounded:
+        stream = Rounded(model, _rounded(case, model))
+    nll, count = stream.nll(case.test)
+    found = {0.0: math.exp(nll / count)}
+    selector = load("runtime.sparsity", "topk")
+    for sparsity in SPARSITIES:
+        per_layer = range(model.spec.num_hidden_layers)
+        arrays = {
+            (layer, family): selector.fit(num_units(family, model.spec), 1 - sparsity, {}, selector.Options())
+            for layer in per_layer
+            for family in FAMILIES
+        }
+        found[sparsity] = evaluate(stream, case.test, Sparse(selector, FAMILIES, arrays)).ppl
+    return found
+
+
+def _rounded(case: Case, model: Model) -> dict[str, np.ndarray]:
+    """Every matrix of the layers as int4 codes say it, by role."""
+    sparsity = sparse_at(case, SPARSITIES[0])
+    with tempfile.TemporaryDirectory(dir=case.folder) as folder:
+        work = Workspace(Path(folder) / "quantize", "benchmark")
+        layers = tuple(range(model.spec.num_hidden_layers))
+        made = quantize.run(QuantizeConfig(), model, sparsity, layers, work)
+        return dict(pair for layer in made.layers for pair in matrices_of(layer, sparsity, model))
+
+
+def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) -> Model:
+    """The student of a variant."""
+    work = Workspace(case.folder / f"{variant}-{sparsity}", "benchmark")
+    asked = sparse_at(case, sparsity)
+    config = config.model_copy(update={"options": VARIANTS[variant]})
+    if variant != "control":
+        return distill.run(config, case.model, case.corpus, asked, work, case.threads)
+    return _unmasked(case, asked, config, work)
+
+
+def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
+    """What the stage does, with no masks; all of it is kept, since its KL to the dense model can only grow."""
+    from compiler.distill._lesson import Task
+    from compiler.distill._source import Source
+    from compiler.distill._state import States
+    from compiler.distill._training import Schedule, train
+
+    recipe, source = load("compiler.distill", "self"), Source.of(case.model)
+    options = recipe.Options(**VARIANTS["control"])
+    lesson = recipe.prepare(Task(source, asked, (), config.seed, "cpu", False), options)
+    last: list[Any] = []
+    schedule = Schedule(
+        config.steps, config.blocks_per_step, config.learning_rate, 1, config.steps, config.seed, case.threads
+    )
+    states = States(work)
+    states.save = lambda progress, parameters, _: last.extend(value.detach().clone() for value in parameters)
+    blocks = {name: case.corpus.split(name).arrays.array_file for name in ("calibration", "validation")}
+    from safetensors.numpy import load_file
+
+    tokens = {name: load_file(file)["tokens"] for name, file in blocks.items()}
+    train(lesson, tokens["calibration"], tokens["validation"], schedule, states)
+    names = dict(
+        zip((name for name, _ in lesson.student.named_parameters()), last[-len(lesson.parameters) :], strict=True)
+    )
+    return source.write(names.__getitem__, work.folder / "source")
+
+
+def rows_of(
+    case: Case, variants: list[str], sparsities: list[float], config: DistillConfig
+) -> Iterator[dict[str, Any]]:
+    """The source's rows, then those of each student."""
+    for variant, rounded in (("source", False), ("source as int4", True)):
+        if not rounded or "int4" in variants:
+            yield from _rows(case, variant, None, case.model, rounded)
+    for variant in variants:
+        for sparsity in sparsities:
+            student = trained(case, variant, sparsity, config)
+            yield from _rows(case, variant, sparsity, student, variant == "int4")
+
+
+def _rows(case: Case, variant: str, at: float | None, model: Model, rounded: bool) -> Iterator[dict[str, Any]]:
+    for sparsity, ppl in scores(case, model, rounded).items():
+        row = {"model": case.name, "variant": variant, "trained": at, "sparsity": sparsity, "ppl": ppl}
+        print(json.dumps(row), flush=True)
+        yield row
+
+
+def recovered(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Model -> sparsity -> share of the gap to dense that a student of that sparsity closes."""
+    cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
+    found: dict[str, dict[str, float]] = {}
+    for (model, variant, at, sparsity), ppl in cells.items():
+        if variant == "distilled" and at == sparsity:
+            dense, sparse = cells[model, "source", None, 0.0], cells[model, "source", None, sparsity]
+            found.setdefault(model, {})[f"{sparsity:g}"] = (sparse - ppl) / (sparse - dense)
+    return found
+
+
+def main() -> None:
+    """Prints the table and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(MODELS))
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--trained", nargs="+", type=float, default=list(SPARSITIES), choices=SPARSITIES)
+    parser.add_argument("--steps", type=int, default=60, metavar="N")
+    parser.add_argument("--learning-rate", type=float, default=DistillConfig().learning_rate, metavar="X")
+    parser.add_argument("--verbose", action="store_true", help="tell every evaluation")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING)
+    config = DistillConfig(steps=arguments.steps, learning_rate=arguments.learning_rate, device="cpu")
+    rows: list[dict[str, Any]] = []
+    for name in arguments.models:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += rows_of(case_of(name, Path(folder)), arguments.variants, arguments.trained, config)
+    cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
+    found = dict.fromkeys((row["model"], row["variant"], row["trained"]) for row in rows)
+    table = [[*map(str, key), *(cells[(*key, at)] for at in (0.0, *SPARSITIES))] for key in found]
+    show("perplexity on test text, by sparsity", ["model", "variant", "trained", "dense", *map(str, SPARSITIES)], table)
+    finish({"gap_recovered": recovered(rows), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Recipes of distill: what each moves, what it learns from, what it leaves alone, and that memory is counted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compiler import distill
+from compiler.checkpoint.headers import read_header
+from compiler.checkpoint.tensors import read_role, stored_dtype
+from compiler.distill import run
+from compiler.distill._lesson import Task
+from compiler.distill._masks import masks_of
+from compiler.distill._memory import Size
+from compiler.distill._source import Source
+from compiler.distill._training import loss_of
+from runtime._plugins import load as plugin
+from runtime._plugins import names
+from runtime.quantization import int4_group32
+from schemas.errors import ColdpressError, UnknownNameError
+from schemas.model import MLP_ROLES, Model
+from tests.support.distilling import LAYERS, QUICK, corpus_at, held_out_divergence, load, model_at, top_k
+from tests.support.statistics import model_of, workspace
+
+LORA = QUICK.model_copy(update={"recipe": "lora", "options": {"lora_rank": 8, "lora_alpha": 16}, "learning_rate": 5e-3})
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """(source, distilled with adapters)."""
+    folder = tmp_path_factory.mktemp("adapted")
+    model = model_at(folder, dtype=request.param)
+    distilled = run(LORA, model, corpus_at(folder), top_k(model, folder, 0.15), workspace(folder / "d"), 1)
+    return model.model_copy(update={"folder": str(folder / "checkpoint")}), model, distilled
+
+
+def test_adapters_bring_the_sparse_model_closer_once_they_are_fused(adapted) -> None:
+    source, _, distilled = adapted
+    before = held_out_divergence(load(source), load(source), 0.15)
+    assert held_out_divergence(load(source), load(distilled), 0.15) < 0.9 * before
+
+
+def test_adapters_are_of_their_rank_and_on_what_is_pruned(adapted) -> None:
+    _, model, distilled = adapted
+    for role in model.tensors:
+        change = read_role(distilled, role) - read_role(model, role)
+        if role.split(".")[-2] in MLP_ROLES:
+            values = np.linalg.svd(change.astype(np.float64), compute_uv=False)
+            assert values[7] > 1e-4
+            assert values[8] < 1e-3 * values[0]
+        else:
+            assert not change.any(), role
+            assert stored_dtype(distilled, role) == stored_dtype(model, role)
+
+
+def test_recipes_do_not_hang_on_threads(tmp_path: Path) -> None:
+    model, corpus = model_at(tmp_path), corpus_at(tmp_path)
+    config, sparsity = LORA.model_copy(update={"steps": 2}), top_k(model, tmp_path)
+    found = [run(config, model, corpus, sparsity, workspace(tmp_path / str(n)), n).weights_sha256 for n in (1, 3)]
+    assert found[0] == found[1]
+
+
+def test_fused_matrices_are_adapted_once(tmp_path: Path) -> None:
+    """Phi-3 keeps gate and up in one tensor."""
+    model, corpus = model_at(tmp_path, "phi3"), corpus_at(tmp_path)
+    config = LORA.model_copy(update={"steps": 1})
+    distilled = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "d"), 1)
+    changed = {role for role in model.tensors if (read_role(distilled, role) != read_role(model, role)).any()}
+    assert changed == {f"layers.{layer}.{role}.weight" for layer in range(LAYERS) for role in MLP_ROLES}
+
+
+def test_the_student_runs_with_rounded_weights_and_trains_its_own(tmp_path: Path) -> None:
+    model = model_at(tmp_path)
+    sparsity = top_k(model, tmp_path).model_copy(update={"format": "int4_group32"})
+    recipe, source = plugin("compiler.distill", "self"), Source.of(model)
+    task = Task(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False)
+    lesson = recipe.prepare(task, recipe.Options(rounded=True))
+    names = {"rows": "self_attn.q_proj", "columns": "mlp.gate_proj"}
+    own = {at: lesson.student.get_parameter(f"model.layers.0.{name}.weight") for at, name in names.items()}
+    exact = {at: value.detach().clone() for at, value in own.items()}
+    with lesson.running():
+        seen = {at: value.detach().clone() for at, value in own.items()}
+    for at, value in exact.items():
+        rows = value.numpy() if at == "rows" else np.ascontiguousarray(value.numpy().T)
+        decoded = int4_group32.decode(int4_group32.encode(rows), rows.shape[1])
+        expected = decoded if at == "rows" else decoded.T
+        assert (seen[at].numpy() == expected).all()
+        assert (own[at] == value).all()
+        assert not torch.equal(seen[at], value)
+
+
+def test_the_loss_is_divergence_and_the_texts_own_tokens() -> None:
+    p, q = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]), torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.2, 0.7]])
+    block = torch.tensor([0, 1])
+    divergence = 0.5 * (0.5 * np.log(2) + 0.25 * np.log(0.5))  # over two tokens, the second alike
+    assert loss_of(p.log(), q.log(), block).item() == pytest.approx(divergence, rel=1e-5)
+    assert loss_of(p.log(), q.log(), block, 1.0).item() == pytest.approx(-np.log(0.5), rel=1e-5)
+    mixed = 0.75 * divergence - 0.25 * np.log(0.5)
+    assert loss_of(p.log(), q.log(), block, 0.25).item() == pytest.approx(mixed, rel=1e-5)
+
+
+def test_the_texts_own_tokens_can_be_all_that_is_learned_from(tmp_path: Path) -> None:
+    model, corpus = model_at(tmp_path), corpus_at(tmp_path)
+    found = {}
+    for share in (0.0, 1.0):
+        config = QUICK.model_copy(update={"steps": 2, "options": {"cross_entropy": share}})
+        distilled = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / f"{share}"), 1)
+        assert distilled.distillation is not None
+        found[share] = distilled.distillation.curve[-1].loss
+    assert found[1.0] > 5  # of 320 random tokens: log(320) = 5.8
+    assert found[0.0] < 1
+
+
+def test_unknown_recipes_and_options_are_refused(tmp_path: Path) -> None:
+    model, corpus = model_at(tmp_path), corpus_at(tmp_path)
+    sparsity, work = top_k(model, tmp_path), workspace(tmp_path / "d")
+    with pytest.raises(UnknownNameError, match=r"distill 'loro'.*lora"):
+        run(QUICK.model_copy(update={"recipe": "loro"}), model, corpus, sparsity, work, 1)
+    with pytest.raises(ColdpressError, match="lora_rank"):
+        run(QUICK.model_copy(update={"options": {"lora_rank": 8}}), model, corpus, sparsity, work, 1)
+
+
+SEVEN_BILLION = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "rotary_dim": 128,
+    "hidden_act": "silu",
+}
+
+
+def size_of(model: Model, families: tuple[str, ...], block_tokens: int, threads: int, weight_bytes: int) -> Size:
+    shapes = {role: source.shape for role, source in model.tensors.items()}
+    return Size(model.spec, shapes, families, block_tokens, threads, weight_bytes)
+
+
+def test_seven_billion_parameters_fit_24_gb_with_adapters_only() -> None:
+    """Llama-2-7B, top-k on all linear layers, adapters of rank 32 on all of them, blocks of 512 tokens."""
+    model = model_of(**SEVEN_BILLION)
+    assert model.num_parameters == 6_738_415_616
+    size = size_of(model, ("attn_in", "attn_out", "mlp_in", "mlp_mid"), 512, 1, 2 * model.num_parameters)
+    adapters = 32 * 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
+    least = 2 * model.num_parameters + 4 * 6 * adapters  # weights; adapters, gradients twice, two moments, the best
+    assert least < distill.ram_bytes(size, "lora", {}) < 24e9
+    assert distill.ram_bytes(size, "self", {}) > 6 * 4 * model.num_parameters
+    assert distill.disk_bytes(size, "lora", {}) == 4 * model.num_parameters + 2 * 4 * 4 * adapters
+
+
+@pytest.mark.parametrize("recipe", names("compiler.distill"))
+def test_more_threads_longer_blocks_and_more_layers_need_more_memory(recipe: str) -> None:
+    def needs(threads: int = 1, tokens: int = 256, layers: int = 2) -> int:
+        model = model_of(num_hidden_layers=layers)
+        return distill.ram_bytes(size_of(model, ("mlp_in",), tokens, threads, 1 << 20), recipe, {})
+
+    assert needs() < needs(threads=2) < needs(threads=3) == 2 * needs(threads=2) - needs()
+    assert needs() < needs(tokens=512)
+    assert needs() < needs(layers=3)
+
+
+def test_layers_that_run_again_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, corpus = model_at(tmp_path), corpus_at(tmp_path)
+    config, sparsity = QUICK.model_copy(update={"steps": 2}), top_k(model, tmp_path)
+    kept = run(config, model, corpus, sparsity, workspace(tmp_path / "kept"), 1)
+    monkeypatch.setattr("compiler.distill._memory.KEPT_BYTES", 0)
+    again = []
+    monkeypatch.setattr("compiler.distill._source.recompute_layers", _told(again))
+    assert run(config, model, corpus, sparsity, workspace(tmp_path / "again"), 1).weights_sha256 == kept.weights_sha256
+    assert again
+
+
+def _told(calls: list):
+    from compiler.distill import _source
+
+    whole = _source.recompute_layers
+
+    def recompute(*arguments) -> None:
+        calls.append(arguments)
+        whole(*arguments)
+
+    return recompute
+
+
+def test_weights_are_written_layer_by_layer(tmp_path: Path) -> None:
+    model = model_at(tmp_path)
+    source, asked = Source.of(model), []
+
+    def weight(name: str) -> torch.Tensor:
+        asked.append((name, len(list((tmp_path / "out").glob("model-*")))))
+        return source.tensor(source.names[name])
+
+    source.write(weight, tmp_path / "out")
+    for name, written in asked:  # those of a layer are asked for once the layer before is on the disk
+        assert written == (int(name.split(".")[2]) + 1 if ".layers." in name else 0), name
+    assert len(read_header(tmp_path / "out" / "model-00002-of-00003.safetensors")) == 9
