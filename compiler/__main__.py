@@ -44,6 +44,9 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"error: the compiler needs {name}, which is not installed; {REMEDY}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"error: {argv[0]} was given no more memory ({error}); free some, then build again", file=sys.stderr)
+        return 2
     except OSError as error:
         if error.errno is None:  # not of the system: a library's, or a defect
             raise

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from schemas.base import ArrayFile, Record, Sha256
-from schemas.errors import ColdpressError
+from schemas.errors import ColdpressError, clipped
 from schemas.sealed import seal, unseal
 
 log = logging.getLogger(__name__)
@@ -217,8 +217,11 @@ def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in names or file.keys()}
-    except SafetensorError as error:
-        raise ColdpressError(f"{path}: cannot read the arrays of a finished stage ({error}); rebuild it") from error
+    except (SafetensorError, OSError) as error:  # what the system refuses, it tells in words only
+        raise ColdpressError(
+            f"{path}: cannot read the arrays of a finished stage ({clipped(str(error))}); see to its disk, or delete "
+            f"{path.parent}.json, then build again"
+        ) from error
 
 
 class Finished(Record):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import tokenize
+from compiler import __main__, tokenize
 from compiler.__main__ import main
 from compiler._io import Workspace, load_arrays
 from compiler.job import execute
@@ -65,3 +65,16 @@ def test_arrays_of_other_inputs_are_made_again(tmp_path: Path) -> None:
         return float(load_arrays(file, "x")["x"][0])
 
     assert [value("one", 1), value("one", 2), value("other", 3), value("one", 4)] == [1, 1, 3, 4]
+
+
+def test_a_stage_that_gets_no_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    monkeypatch.setattr(__main__, "execute", refuse)
+    assert main(["layout"]) == 2
+    assert capsys.readouterr().err == (
+        "error: layout was given no more memory (Cannot allocate memory (os error 12)); free some, then build again\n"
+    )

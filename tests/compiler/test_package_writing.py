@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compiler import _io
 from compiler._io import load_arrays, save_arrays
-from compiler.package import _hashing
+from compiler.package import _flash, _hashing
 from compiler.package._hashing import HashingFile
+from compiler.package._mapped import MappedArray
 from schemas.errors import ColdpressError
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE
 from tests.support.records import Build, contents
@@ -94,6 +96,55 @@ def test_a_write_that_takes_less_than_it_was_given_goes_on(tmp_path, monkeypatch
     assert file.finish() == hashlib.sha256(data).hexdigest()
     file.close()
     assert (tmp_path / "file").read_bytes() == data.tobytes()
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_told(tmp_path):
+    """The system would end the process for touching what is gone."""
+    units = np.arange(64 * 4096, dtype=np.uint32).view(np.uint8).reshape(-1, 4096)
+    source = save_arrays(tmp_path / "codes.safetensors", {"units": units})
+    mapped, file = MappedArray(source, "units"), HashingFile(tmp_path / "image")
+    os.truncate(source.array_file, 8192)
+    try:
+        for reads in (
+            lambda: mapped.values,
+            lambda: _flash._append_units(file, (mapped,), np.arange(len(units), dtype=np.int32)),
+            lambda: mapped.copied(1),
+        ):
+            with pytest.raises(ColdpressError, match=r"codes\.safetensors: the file has 8192 bytes and had 10\d{5} "):
+                reads()
+        with pytest.raises(ColdpressError, match="damaged or changed after its stage ended"):
+            MappedArray(source, "units")
+    finally:
+        file.close()
+
+
+def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(tmp_path, monkeypatch):
+    """What is mapped is the file that was held against the record."""
+    source = save_arrays(tmp_path / "codes.safetensors", {"units": np.zeros((4, 4096), np.uint8)})
+    other = save_arrays(tmp_path / "other.safetensors", {"units": np.ones((4, 4096), np.uint8)})
+    real = os.open
+
+    def exchanging(path, *rest, **more):
+        opened = real(path, *rest, **more)
+        if str(path) == source.array_file:
+            os.replace(other.array_file, source.array_file)
+        return opened
+
+    monkeypatch.setattr(os, "open", exchanging)
+    with pytest.raises(ColdpressError, match="damaged or changed after its stage ended"):
+        MappedArray(source, "units")
+
+
+def test_arrays_that_the_system_refuses_are_told(tmp_path, monkeypatch):
+    """The library tells of it in words, without a number."""
+    source = save_arrays(tmp_path / "stage" / "arrays.safetensors", {"units": np.zeros(4)})
+
+    def refuse(*_, **__):
+        raise PermissionError("Permission denied (os error 13)")
+
+    monkeypatch.setattr(_io, "safe_open", refuse)
+    with pytest.raises(ColdpressError, match=r"arrays\.safetensors: cannot read .* \(Permission denied .*build again"):
+        load_arrays(source)
 
 
 def test_a_failed_write_ends_the_file(tmp_path, monkeypatch):
