@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from compiler._io import checked_file, digest, load_arrays
 from compiler.checkpoint.private import record_of
@@ -19,6 +20,7 @@ from compiler.package._joined import Codes
 from schemas import __version__
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
+from schemas.errors import printable
 from schemas.layout import Layout
 from schemas.manifest import FLASH_FILE, RESIDENT_FILE
 from schemas.model import Model, SourceFile
@@ -141,8 +143,9 @@ def _card(written: Written, inputs: Inputs) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_cell,
     )
-    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.filters["json"] = lambda value: Markup(json.dumps(value))  # which `_cell` leaves as it is
     return environment.get_template("card.md.j2").render(
         model=inputs.model,
         sparsity=inputs.sparsity,
@@ -156,6 +159,11 @@ def _card(written: Written, inputs: Inputs) -> str:
         num_pinned=sum(part.num_pinned for part in plan.parts),
         densities=[(family, sum(used) / len(used), min(used), max(used)) for family, used in _used(inputs)],
     )
+
+
+def _cell(value: Any) -> Any:
+    """A value of the card: a stranger's text on one line, in a table's cell, of characters that can be seen."""
+    return printable(value).replace("|", "\\|").replace("<", "&lt;") if type(value) is str else value
 
 
 def _used(inputs: Inputs) -> Iterator[tuple[str, list[float]]]:

@@ -15,6 +15,7 @@ from compiler.run_command import PROGRAM, run_command
 from runtime.quantities import show_bytes
 from schemas import __version__
 from schemas.device import DeviceProfile, Flash
+from schemas.errors import printable
 from schemas.families import FamilyName
 from schemas.layout import Layout, placed_parts
 from schemas.metrics import Metrics, RunMetrics, Verification
@@ -26,6 +27,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
+        finalize=shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -48,6 +50,12 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         hot=_hot_units(curves),
         origins=_origins(inputs),
     )
+
+
+def shown(value: Any) -> Any:
+    """A value of a template as it may be shown: of a stranger's text no control character, and nothing that turns the
+    direction of writing; line feeds stay, which a sample has."""
+    return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 
 def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """report: figures by hand, and one page that stands alone and says the same twice."""
 
+import json
 import re
 from html.parser import HTMLParser
 
@@ -109,6 +110,47 @@ def test_the_page_stands_alone(build, tmp_path):
     assert "prefers-color-scheme: dark" in html
     assert not re.search(r"#0a0b0\w", html)  # every placeholder colour has become a variable
     assert str(tmp_path) not in html
+
+
+HOSTILE = "x\x1b[2J\u202egpj.\u2066\x00|<b>"
+"""Clears a terminal, turns the direction of writing, and would begin a cell or an element."""
+
+
+def test_no_text_of_a_checkpoint_is_more_than_text(build, tmp_path):
+    """Control characters and marks of direction stand as escapes, in the page and in the model card."""
+    hostile = build.model.model_copy(update={"name": HOSTILE, "license": HOSTILE, "source": HOSTILE})
+    found = tiny_verification(build.layout, build.package(model=hostile).manifest_sha256)
+    card = (build.artifact / "README.md").read_text(encoding="utf-8")
+    found = found.model_copy(update={"sample": found.sample.model_copy(update={"text": f"one\n{HOSTILE}"})})
+    _, html = report(build, tmp_path, model=hostile, package=build.record, verification=found)
+    for text in (html, card):
+        assert not [letter for letter in text if not (letter.isprintable() or letter == "\n")]
+        assert "\\x1b[2J\\u202egpj.\\u2066\\x00" in text
+    assert "&lt;b&gt;" in html
+    assert "<b>" not in card.split("---\n", 2)[2]  # behind what is JSON
+    assert "|<b>" not in html
+    assert "one\n" in html
+    rows = [line for line in card.splitlines() if line.startswith("| ")]
+    assert {len(re.findall(r"(?<!\\)[|]", row)) for row in rows} == {3, 5}
+    (licence,) = re.findall(r"^license: (.*)$", card, re.MULTILINE)
+    assert json.loads(licence) == HOSTILE
+
+
+def test_the_page_fits_a_narrow_screen(build, tmp_path):
+    """360 px: nothing but what scrolls by itself is wider. Tables and charts lie in boxes that scroll."""
+    _, html = report(build, tmp_path)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in html
+    for element in ("<table>", "<svg "):
+        assert html.count(element) == len(re.findall(rf'<div class="wide">\s*{element}', html)) > 0
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
+    assert ".wide { overflow-x: auto; }" in style
+    for least in re.findall(r"minmax\(([^;]*), 1fr\)", style):  # columns are never wider than the screen
+        assert least.startswith("min(100%,")
+    widths = dict(re.findall(r"([^{};]+)\{[^{}]*?min-width: (\d+)px", style))
+    assert all(selector.split()[-1] == ".chart" for selector in widths)
+    assert all(view.startswith("0 0 ") for view in re.findall(r'<svg [^>]*viewBox="([^"]*)"', html))
+    assert not re.search(r"<svg [^>]*\b(width|height)=", html)
+    assert "overflow-wrap: anywhere" in style
 
 
 def test_the_page_shows_the_figures(build, tmp_path):
