@@ -12,6 +12,7 @@ from compiler.report import ReportConfig, _figures, run
 from runtime.quantities import show_bytes
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.errors import ColdpressError
+from schemas.metrics import Sample
 from schemas.model import Distillation, DistillationPoint
 from schemas.placement import PinnedShare
 from tests.support.records import Build, tiny_activations, tiny_verification
@@ -121,7 +122,8 @@ def test_no_text_of_a_checkpoint_is_more_than_text(build, tmp_path):
     hostile = build.model.model_copy(update={"name": HOSTILE, "license": HOSTILE, "source": HOSTILE})
     found = tiny_verification(build.layout, build.package(model=hostile).manifest_sha256)
     card = (build.artifact / "README.md").read_text(encoding="utf-8")
-    found = found.model_copy(update={"sample": found.sample.model_copy(update={"text": f"one\n{HOSTILE}"})})
+    sample = Sample(prompt=HOSTILE, text=f"one\n{HOSTILE}", max_new_tokens=3, temperature=0.6, seed=7)
+    found = found.model_copy(update={"sample": sample})
     _, html = report(build, tmp_path, model=hostile, package=build.record, verification=found)
     for text in (html, card):
         assert not [letter for letter in text if not (letter.isprintable() or letter == "\n")]
@@ -142,7 +144,7 @@ def test_the_page_fits_a_narrow_screen(build, tmp_path):
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in html
     for element in ("<table>", "<svg "):
         assert html.count(element) == len(re.findall(rf'<div class="wide">\s*{element}', html)) > 0
-    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     assert ".wide { overflow-x: auto; }" in style
     for least in re.findall(r"minmax\(([^;]*), 1fr\)", style):  # columns are never wider than the screen
         assert least.startswith("min(100%,")
