@@ -107,6 +107,16 @@ class LoadedLayer:
         return self.module(hidden.to(self.device), attention_mask=self.mask, **self.keywords).cpu()
 
 
+@dataclass(frozen=True)
+class TokenScores:
+    """Of the tokens of every block but its first."""
+
+    nll: np.ndarray
+    """float64 [num_blocks, T - 1], nats."""
+    likeliest: np.ndarray
+    """bool [num_blocks, T - 1]: whether no token had a larger logit."""
+
+
 class LayerStream:
     """A model whose layers run one after another.
 
@@ -222,23 +232,28 @@ class LayerStream:
         return float(sum(self.block_nll(tokens, hooks).tolist())), tokens[:, 1:].size
 
     def block_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> np.ndarray:
-        """Summed negative log likelihood in nats of each block of token ids [num_blocks, T], float64 [num_blocks].
+        """Summed negative log likelihood in nats of each block of token ids [num_blocks, T], float64 [num_blocks]."""
+        return self.token_nll(tokens, hooks).nll.cumsum(1)[:, -1]
 
-        Every token of a block but the first is predicted. Logits are in memory for one part of the vocabulary and one
-        block at a time.
+    def token_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "TokenScores":
+        """How every token but the first of each block is predicted, from ids [num_blocks, T].
+
+        Logits are in memory for one part of the vocabulary and one block at a time.
         """
         import torch
 
         normed = self._final_norm(self.last_hidden(tokens, hooks))[:, :-1]
         targets = torch.from_numpy(np.asarray(tokens[:, 1:], np.int64))
         log_sums = torch.full(targets.shape, -torch.inf, dtype=torch.float64)
-        chosen = torch.zeros(targets.shape, dtype=torch.float64)
+        highest = torch.full_like(log_sums, -torch.inf)
+        chosen = torch.zeros_like(log_sums)
         start = 0
         for weight in self._head_blocks():
 
             def run(block: int, weight: "Tensor" = weight, start: int = start) -> None:
                 logits = (normed[block].to(self.device) @ weight.T).cpu().double()
                 log_sums[block] = torch.logaddexp(log_sums[block], torch.logsumexp(logits, dim=-1))
+                highest[block] = torch.maximum(highest[block], logits.amax(dim=-1))
                 column = targets[block] - start
                 inside = (column >= 0) & (column < logits.shape[1])
                 found = logits.gather(1, column.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
@@ -246,7 +261,7 @@ class LayerStream:
 
             self.each(run, len(tokens))
             start += len(weight)
-        return (log_sums - chosen).cumsum(1)[:, -1].numpy()
+        return TokenScores((log_sums - chosen).numpy(), (chosen >= highest).numpy())
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Calls `work` with 0 … count - 1, without gradients, in threads of one core each."""

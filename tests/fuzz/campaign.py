@@ -106,7 +106,7 @@ def try_out(target: Target, mutant: Mutant, folder: Path | None = None) -> Outco
 def _apply(edit: Edit, folder: Path, chance: random.Random) -> str:
     try:
         return edit(folder, chance)
-    except Unfit:
+    except (Unfit, TypeError, KeyError, IndexError, ValueError, AttributeError):  # what an edit before it has left
         return "nothing, it did not apply"
 
 
