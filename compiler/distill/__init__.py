@@ -50,6 +50,12 @@ class DistillConfig(SeedSetting, DeviceSetting):
     learning_rate: Annotated[float, Key()] = Field(
         default=2e-4, gt=0, description="AdamW's first step size in distillation"
     )
+    dense_share: Annotated[float, Key("distill_dense_share")] = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the blocks of an update that the student runs without masks, so that it stays good dense",
+    )
     validation_blocks: Annotated[PositiveCount, Key()] = Field(
         default=16, description="validation blocks that decide which distilled weights are kept"
     )
@@ -99,6 +105,7 @@ def run(
         config.blocks_per_step,
         config.learning_rate,
         config.evaluations,
+        config.dense_share,
         config.patience,
         config.seed,
         at_once,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from compiler.distill._masks import Mask
+from compiler.distill._masks import Mask, Switch
 from compiler.distill._source import Source
 from schemas.sparsity import Sparsity
 
@@ -46,5 +46,7 @@ class Lesson:
     """Said before the teacher runs (True), and before the student does."""
     running: Callable[[], AbstractContextManager[None]] = as_it_is
     """Around whatever the student runs in."""
+    masks: Switch = field(default_factory=Switch)
+    """Of the student's masks."""
     cross_entropy: float = 0.0
     """Share of the text's own tokens in the loss; the rest is the teacher's."""

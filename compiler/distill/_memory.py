@@ -7,7 +7,7 @@ With H the hidden size, F the intermediate size, V the vocabulary and T tokens o
     logits             6 T V: the teacher's and the student's, their logarithms, and the gradient
 
 in float32; where weights are kept in fewer bytes, a layer's matrices or the head once more, as they are widened when
-they are used.
+they are used. Writing the result holds a layer in float32 twice: its tensors, and their bytes.
 """
 
 from collections.abc import Mapping
@@ -65,6 +65,11 @@ class Size:
         logits = 6 * 4 * self.block_tokens * spec.vocab_size
         wide = 4 * max(self._layer_parameters, spec.vocab_size * spec.hidden_size) if widened else 0
         return kept + logits + wide
+
+    @property
+    def writing_bytes(self) -> int:
+        """What one file of the result takes while it is written."""
+        return 2 * 4 * self._layer_parameters
 
     @property
     def _layer_bytes(self) -> int:

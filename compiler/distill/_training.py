@@ -38,6 +38,8 @@ class Schedule:
     blocks_per_step: int
     learning_rate: float
     evaluations: int
+    dense_share: float
+    """Of a step's blocks, those that the student runs without masks."""
     patience: int
     """Evaluations in a row that bring nothing before training ends."""
     seed: int
@@ -94,7 +96,7 @@ def train(
             order.choice(len(training), count, replace=False)
         while progress.step < schedule.steps and not _tired(progress.curve, schedule.patience):
             chosen = order.choice(len(training), count, replace=False)
-            loss = _set_gradients(lesson, run_all, _blocks(training[chosen], lesson), schedule.threads)
+            loss = _set_gradients(lesson, run_all, _blocks(training[chosen], lesson), schedule)
             _check_finite(loss, progress.step, schedule)
             nn.utils.clip_grad_norm_(lesson.parameters, MAX_GRADIENT, foreach=False)
             rate = schedule.learning_rate * 0.5 * (1 + math.cos(math.pi * progress.step / schedule.steps))
@@ -205,8 +207,8 @@ class _Judge:
         return math.fsum(found) / len(found)
 
 
-def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], threads: int) -> float:
-    """Mean gradient over `blocks`, added up in their order; gives the mean loss."""
+def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], schedule: Schedule) -> float:
+    """Mean gradient over `blocks`, added up in their order, the first of them dense; gives the mean loss."""
 
     def one(wanted: Tensor, block: Tensor) -> tuple[float, tuple[Tensor, ...]]:
         loss = loss_of(wanted, _logits(lesson.student, block), block, lesson.cross_entropy)
@@ -215,14 +217,18 @@ def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], thread
     for parameter in lesson.parameters:
         parameter.grad = torch.zeros_like(parameter)
     losses: list[float] = []
-    for some in _at_a_time(blocks, threads):
-        taught = _taught(lesson, run_all, some)
-        with lesson.running():
-            for loss, gradients in run_all(one, taught, some):
-                losses.append(loss)
-                for parameter, gradient in zip(lesson.parameters, gradients, strict=True):
-                    assert parameter.grad is not None
-                    parameter.grad.add_(gradient, alpha=1 / len(blocks))
+    num_dense = round(schedule.dense_share * len(blocks))
+    for masks, part in ((False, blocks[:num_dense]), (True, blocks[num_dense:])):
+        for some in _at_a_time(part, schedule.threads):
+            taught = _taught(lesson, run_all, some)
+            lesson.masks.on = masks
+            with lesson.running():
+                for loss, gradients in run_all(one, taught, some):
+                    losses.append(loss)
+                    for parameter, gradient in zip(lesson.parameters, gradients, strict=True):
+                        assert parameter.grad is not None
+                        parameter.grad.add_(gradient, alpha=1 / len(blocks))
+    lesson.masks.on = True
     return math.fsum(losses) / len(losses)
 
 

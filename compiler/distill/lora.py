@@ -39,7 +39,7 @@ def ram_bytes(size: Size, options: Options) -> int:
     """Bytes of memory: the weights as stored, the adapters with a gradient for each block that runs, and the blocks."""
     adapters = _num_adapter_parameters(size, options)
     copies = size.weight_bytes + (BYTES_PER_PARAMETER + 4 * size.threads) * adapters
-    return copies + size.threads * size.running_bytes(widened=True)
+    return copies + max(size.threads * size.running_bytes(widened=True), size.writing_bytes)
 
 
 def state_bytes(size: Size, options: Options) -> int:
@@ -77,7 +77,7 @@ def prepare(task: "Task", options: Options) -> "Lesson":
         part = adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         return kept if part is None else kept.float() + part.get_delta_weight(ADAPTER).detach().cpu()
 
-    return Lesson(teacher=model, student=model, parameters=parameters, weight=weight, teach=teach)
+    return Lesson(teacher=model, student=model, parameters=parameters, weight=weight, teach=teach, masks=switch)
 
 
 def _adapt(model: "nn.Module", task: "Task", options: Options) -> "dict[str, Linear]":

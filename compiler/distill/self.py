@@ -37,7 +37,8 @@ class Options(Record):
 def ram_bytes(size: Size, options: Options) -> int:
     """Bytes of memory: every copy of the weights, a gradient for each block that runs, and what blocks keep."""
     copies = (BYTES_PER_PARAMETER + 4 * size.threads) * size.num_parameters
-    return copies + size.threads * size.running_bytes(widened=False) + (4 * size.num_parameters) * options.rounded
+    running = size.threads * size.running_bytes(widened=False)
+    return copies + max(running, size.writing_bytes) + 4 * size.num_parameters * options.rounded
 
 
 def state_bytes(size: Size, options: Options) -> int:
@@ -56,7 +57,8 @@ def prepare(task: "Task", options: Options) -> "Lesson":
     teacher.requires_grad_(False)
     if task.recompute:
         recompute_layers(student, task.source.modules)
-    attach(student, task.source.modules, task.masks, Switch(), options.straight_through)
+    switch = Switch()
+    attach(student, task.source.modules, task.masks, switch, options.straight_through)
     rounded = Rounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
     return Lesson(
         teacher=teacher,
@@ -65,4 +67,5 @@ def prepare(task: "Task", options: Options) -> "Lesson":
         weight=student.get_parameter,
         cross_entropy=options.cross_entropy,
         running=rounded,
+        masks=switch,
     )

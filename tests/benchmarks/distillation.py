@@ -165,7 +165,7 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
     lesson = recipe.prepare(Task(source, asked, (), config.seed, "cpu", False), options)
     last: list[Any] = []
     schedule = Schedule(
-        config.steps, config.blocks_per_step, config.learning_rate, 1, config.steps, config.seed, case.threads
+        config.steps, config.blocks_per_step, config.learning_rate, 1, 0.0, config.steps, config.seed, case.threads
     )
     states = States(work)
     states.save = lambda progress, parameters, _: last.extend(value.detach().clone() for value in parameters)
@@ -219,10 +219,13 @@ def main() -> None:
     parser.add_argument("--trained", nargs="+", type=float, default=list(SPARSITIES), choices=SPARSITIES)
     parser.add_argument("--steps", type=int, default=60, metavar="N")
     parser.add_argument("--learning-rate", type=float, default=DistillConfig().learning_rate, metavar="X")
+    parser.add_argument("--dense-share", type=float, default=DistillConfig().dense_share, metavar="X")
     parser.add_argument("--verbose", action="store_true", help="tell every evaluation")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING)
-    config = DistillConfig(steps=arguments.steps, learning_rate=arguments.learning_rate, device="cpu")
+    config = DistillConfig(
+        steps=arguments.steps, learning_rate=arguments.learning_rate, device="cpu", dense_share=arguments.dense_share
+    )
     rows: list[dict[str, Any]] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:

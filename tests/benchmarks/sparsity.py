@@ -1,10 +1,11 @@
 """Perplexity of every selector at equal density of the MLP, in the form of DIP's Table 1.
 
-`python -m tests.benchmarks.sparsity [--models prose7m …] [--methods dip …] [--fit]`. Density counts all matrices of the
-MLP: a method that needs the gate in full spends a third of it there. Thresholds and norms are fitted on calibration
-text; what is scored is test text. `--fit` searches DIP's division of densities (B.1) on validation text instead and
-prints the line through the best ones. The last line is {rows: [{model, method, density, ppl}]}, where `density` is what
-the text used; `asked` is what was asked for.
+`python -m tests.benchmarks.sparsity [--models prose7m …] [--methods dip …] [--lora-steps N] [--fit]`. Density counts
+all matrices of the MLP: a method that needs the gate in full spends a third of it there. Thresholds and norms are
+fitted on calibration text; what is scored is test text. `--fit` searches DIP's division of densities (B.1) on
+validation text instead and prints the line through the best ones. DIP and CATS are shown with adapters, too, which the
+build's own `distill` trains on text of their own. The last line is {rows: [{model, method, lora, density, ppl}]}, where
+`density` is what the text used; `asked` is what was asked for.
 """
 
 import argparse
@@ -19,26 +20,34 @@ from typing import Any
 
 import numpy as np
 
-from compiler import ingest
+from compiler import distill, ingest
 from compiler._io import Workspace, save_arrays
 from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.forward import LayerStream
 from compiler.activity.layer_counts import Activity
 from compiler.activity.unit_statistics import fit_all
+from compiler.distill import DistillConfig
 from compiler.evaluate import Score, Sparse, evaluate
 from compiler.ingest import IngestConfig
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.model import Model
+from schemas.sparsity import Sparsity
 from tests.benchmarks._report import finish, show
 from tests.support.data import find_data_folder
+from tests.support.statistics import sparsity_of
 
 DENSITIES = (0.6, 0.5, 0.4)
 SEARCHED = (0.3, 0.4, 0.5, 0.6, 0.7)
 """Densities that DIP's division is searched for."""
 BLOCK_TOKENS = 256
 CALIBRATION_BLOCKS, VALIDATION_BLOCKS, TEST_BLOCKS = 64, 16, 64
+TRAINING_BLOCKS = 512
+"""Of the text behind those, what adapters are trained on."""
+ADAPTED = ("DIP", "CATS")
+"""Rows that are shown with adapters, too (DIP, Tables 1 and 3)."""
+LORA_RATE = 1e-3
 COUNTED = ("mlp_in", "mlp_mid", "up_down", "gate_down")
 METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "GLU (oracle)": ("glu", {"oracle": True}),
@@ -86,22 +95,23 @@ def _stories(path: Path) -> str:
 
 
 def splits_of(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
-    """Token blocks int32 [n, BLOCK_TOKENS] of calibration, validation and test text."""
+    """Token blocks int32 [n, BLOCK_TOKENS] of calibration, validation, training and test text."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     found = texts(corpus)
-    counts = {"fit": CALIBRATION_BLOCKS + VALIDATION_BLOCKS, "test": TEST_BLOCKS}
+    counts = {"fit": CALIBRATION_BLOCKS + VALIDATION_BLOCKS + TRAINING_BLOCKS, "test": TEST_BLOCKS}
     ids: dict[str, np.ndarray] = {}
     for name, count in counts.items():
         text = found[name][: 16 * count * BLOCK_TOKENS]
         encoded = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         whole = min(count, encoded.size // BLOCK_TOKENS)
         ids[name] = encoded[: whole * BLOCK_TOKENS].reshape(whole, BLOCK_TOKENS)
-    fit = ids["fit"]
+    fit = ids["fit"][: CALIBRATION_BLOCKS + VALIDATION_BLOCKS]
     return {
         "calibration": fit[:-VALIDATION_BLOCKS],
         "validation": fit[-VALIDATION_BLOCKS:],
+        "training": ids["fit"][len(fit) :],
         "test": ids["test"],
     }
 
@@ -117,14 +127,24 @@ def case_of(name: str, folder: Path) -> Case:
     return Case(model, stream, splits_of(source, data / "corpora" / MODELS[name]))
 
 
+def corpus_of(case: Case, folder: Path, calibration: str) -> Corpus:
+    """The text as the build's stages take it, with the named part as calibration text."""
+    parts = {**case.splits, "calibration": case.splits[calibration]}
+    splits = tuple(
+        TokenBlocks(
+            split=split,
+            arrays=save_arrays(folder / f"{calibration}-{split}.safetensors", {"tokens": parts[split]}),
+            num_blocks=len(parts[split]),
+            block_tokens=BLOCK_TOKENS,
+        )
+        for split in SPLITS
+    )
+    return Corpus(name="benchmark", text_sha256="0" * 64, splits=splits)
+
+
 def calibrated(case: Case, folder: Path) -> Activations:
     """One pass over the calibration text."""
-    tokens = case.splits["calibration"]
-    arrays = save_arrays(folder / "tokens.safetensors", {"tokens": tokens})
-    blocks = TokenBlocks(split="calibration", arrays=arrays, num_blocks=len(tokens), block_tokens=BLOCK_TOKENS)
-    parts = tuple(blocks.model_copy(update={"split": split}) for split in SPLITS)
-    corpus = Corpus(name="benchmark", text_sha256="0" * 64, splits=parts)
-    work = Workspace(folder / "calibrate", "benchmark")
+    work, corpus = Workspace(folder / "calibrate", "benchmark"), corpus_of(case, folder, "calibration")
     return count_activity(PassConfig(), case.model, corpus, COUNTED, Activity(frozenset()), work, case.stream.threads)
 
 
@@ -135,10 +155,10 @@ def family_density(method: str, oracle: bool, density: float) -> float | None:
     return found if found > 0 else None
 
 
-def score(
-    case: Case, activations: Activations, method: str, options: dict[str, Any], density: float, split: str
-) -> Score | None:
-    """The method at a density of the whole MLP; None where it does not reach it."""
+def chosen(
+    case: Case, activations: Activations, method: str, options: dict[str, Any], density: float
+) -> tuple[Sparse, Sparsity] | None:
+    """The method at a density of the whole MLP, to evaluate and as a record; None where it is out of reach."""
     selector, oracle = load("runtime.sparsity", method), bool(options.get("oracle"))
     own = options_of(selector, {key: value for key, value in options.items() if key != "oracle"})
     asked = family_density(method, oracle, density)
@@ -148,23 +168,53 @@ def score(
     divided = selector.densities(False) == "divided"
     shares = selector.divide(asked, case.model.spec, own) if divided else dict.fromkeys(families, asked)
     layers = case.model.spec.num_hidden_layers
-    arrays = fit_all(
-        selector, own, {name: (share,) * layers for name, share in shares.items()}, case.model, activations
-    )
-    return evaluate(case.stream, case.splits[split], Sparse(selector, families, arrays, oracle))
+    per_layer = {name: (share,) * layers for name, share in shares.items()}
+    arrays = fit_all(selector, own, per_layer, case.model, activations)
+    asked_for = sparsity_of(method, per_layer).model_copy(update={"options": own.model_dump()})
+    return Sparse(selector, families, arrays, oracle), asked_for
 
 
-def rows_of(name: str, case: Case, activations: Activations, methods: list[str]) -> Iterator[dict[str, Any]]:
-    """A row per method and density, the dense model first."""
+def score(
+    case: Case, activations: Activations, method: str, options: dict[str, Any], density: float, split: str
+) -> Score | None:
+    """What the method costs; None where it does not reach the density."""
+    found = chosen(case, activations, method, options, density)
+    return None if found is None else evaluate(case.stream, case.splits[split], found[0])
+
+
+def adapted(case: Case, activations: Activations, label: str, density: float, folder: Path, steps: int) -> Score | None:
+    """As `score` on test text, of the model whose pruned matrices were adapted (DIP 4), by the build's own stage."""
+    found = chosen(case, activations, *METHODS[label], density)
+    if found is None:
+        return None
+    sparse, sparsity = found
+    arrays = {f"{key[0]}.{key[1]}.{name}": array for key, part in sparse.arrays.items() for name, array in part.items()}
+    sparsity = sparsity.model_copy(update={"arrays": save_arrays(folder / "selector.safetensors", arrays)})
+    config = DistillConfig(recipe="lora", steps=steps, learning_rate=LORA_RATE, device="cpu")
+    work = Workspace(folder / f"{label}-{density}", "benchmark")
+    corpus = corpus_of(case, folder, "training")
+    student = distill.run(config, case.model, corpus, sparsity, work, case.stream.threads)
+    return evaluate(LayerStream(student, case.stream.threads), case.splits["test"], sparse)
+
+
+def rows_of(
+    name: str, case: Case, activations: Activations, methods: list[str], folder: Path, lora_steps: int
+) -> Iterator[dict[str, Any]]:
+    """A row per method and density, with and without adapters, the dense model first."""
     nll, count = case.stream.nll(case.splits["test"])
-    yield {"model": name, "method": "dense", "asked": 1.0, "density": 1.0, "ppl": math.exp(nll / count)}
+    common = {"model": name, "lora": False}
+    yield {**common, "method": "dense", "asked": 1.0, "density": 1.0, "ppl": math.exp(nll / count)}
     for label in methods:
         for density in DENSITIES:
-            found = score(case, activations, *METHODS[label], density, "test")
-            if found is not None:
-                row = {"model": name, "method": label, "asked": density, "density": found.mlp_density, "ppl": found.ppl}
-                print(json.dumps(row), flush=True)
-                yield row
+            scores = {False: score(case, activations, *METHODS[label], density, "test")}
+            if label in ADAPTED and lora_steps:
+                scores[True] = adapted(case, activations, label, density, folder, lora_steps)
+            for lora, found in scores.items():
+                if found is not None:
+                    row = {"model": name, "method": label, "lora": lora, "asked": density}
+                    row |= {"density": found.mlp_density, "ppl": found.ppl}
+                    print(json.dumps(row), flush=True)
+                    yield row
 
 
 def fit_dip(case: Case, activations: Activations) -> dict[str, Any]:
@@ -193,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(MODELS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--lora-steps", type=int, default=60, metavar="N", help="updates of adapters; 0: none")
     parser.add_argument("--fit", action="store_true", help="search DIP's division of densities on validation text")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -204,12 +255,14 @@ def main() -> None:
             if arguments.fit:
                 fitted[name] = fit_dip(case, activations)
             else:
-                rows += rows_of(name, case, activations, arguments.methods)
+                rows += rows_of(name, case, activations, arguments.methods, Path(folder), arguments.lora_steps)
     if arguments.fit:
         finish(fitted)
         return
-    cells = {(row["model"], row["method"], row["asked"]): row["ppl"] for row in rows}
-    found = dict.fromkeys((row["model"], row["method"]) for row in rows)
+    for row in rows:
+        row["label"] = row["method"] + (" + LoRA" if row["lora"] else "")
+    cells = {(row["model"], row["label"], row["asked"]): row["ppl"] for row in rows}
+    found = dict.fromkeys((row["model"], row["label"]) for row in rows)
     table = [[*key, *(cells.get((*key, at), cells.get((*key, 1.0), math.nan)) for at in DENSITIES)] for key in found]
     show("perplexity on test text, by density of the MLP", ["model", "method", *map(str, DENSITIES)], table)
     finish({"rows": rows})

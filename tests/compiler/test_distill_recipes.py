@@ -112,6 +112,19 @@ def test_the_texts_own_tokens_can_be_all_that_is_learned_from(tmp_path: Path) ->
     assert found[0.0] < 1
 
 
+@pytest.mark.parametrize("recipe", names("compiler.distill"))
+def test_a_student_that_also_runs_dense_stays_nearer_to_the_dense_model(tmp_path: Path, recipe: str) -> None:
+    model, corpus = model_at(tmp_path), corpus_at(tmp_path)
+    source = model.model_copy(update={"folder": str(tmp_path / "checkpoint")})
+    base = {"self": QUICK, "lora": LORA}[recipe]
+    found = {}
+    for share in (0.0, 0.5):
+        config = base.model_copy(update={"steps": 8, "dense_share": share})
+        distilled = run(config, model, corpus, top_k(model, tmp_path, 0.15), workspace(tmp_path / f"{share}"), 2)
+        found[share] = held_out_divergence(load(source), load(distilled), 1.0)
+    assert 0 < found[0.5] < 0.7 * found[0.0]
+
+
 def test_unknown_recipes_and_options_are_refused(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     sparsity, work = top_k(model, tmp_path), workspace(tmp_path / "d")
