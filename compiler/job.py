@@ -33,6 +33,7 @@ STAGES = (
     "distill",
     "recalibrate",
     "predict",
+    "size",
     "place",
     "order",
     "gram",

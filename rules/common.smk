@@ -124,7 +124,7 @@ def shards_in(folder, stage):
 
 
 # Flags of what a build may do without.
-PREDICTORS = per_chunk("predict") if settings.needs_predictors(CONFIG) else []
+PREDICTORS = [f"{DEVICE}/size.json"] if settings.needs_predictors(CONFIG) else []
 PREDICTORS_FLAG = " --predictors {input.predictors:q}" if PREDICTORS else ""
 GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
 GRAM_FLAG = " --gram {input.gram:q}" if GRAM else ""

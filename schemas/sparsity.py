@@ -50,7 +50,9 @@ class Sparsity(Record):
     context_length: PositiveCount
     densities: tuple[Densities, ...]
     predictor_rank: tuple[Count, ...]
-    """Hidden size of each layer's predictor: 0 where the density is 1; empty where the method has none."""
+    """The largest hidden size of each layer's predictor: 0 where the density is 1; empty where the method has none."""
+    predictor_limit_bytes: Count = 0
+    """What all predictors take at most; `budget` has what they are expected to."""
     predictor_format: FormatName | None = None
     """How predictors are stored; None where the method has none."""
     budget: Budget

@@ -240,9 +240,13 @@ class LayerStream:
 
         Logits are in memory for one part of the vocabulary and one block at a time.
         """
+        return self.score(self.last_hidden(tokens, hooks), tokens)
+
+    def score(self, hidden: "Tensor", tokens: np.ndarray) -> "TokenScores":
+        """As `token_nll`, from the hidden states after the last layer."""
         import torch
 
-        normed = self._final_norm(self.last_hidden(tokens, hooks))[:, :-1]
+        normed = self._final_norm(hidden)[:, :-1]
         targets = torch.from_numpy(np.asarray(tokens[:, 1:], np.int64))
         log_sums = torch.full(targets.shape, -torch.inf, dtype=torch.float64)
         highest = torch.full_like(log_sums, -torch.inf)

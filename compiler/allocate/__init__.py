@@ -8,7 +8,7 @@ what this runtime keeps besides); where densities come from, and what is fitted 
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -49,15 +49,10 @@ from schemas.model import Model, ModelSpec
 from schemas.sparsity import Budget, Densities, Sparsity
 
 LOG = logging.getLogger(__name__)
-RANK_STEP = 4
 MIN_RANK = 8
-"""Both are raised to what fills the groups of the predictors' format: 32 in 8 bits."""
-RANK_PER_DENSITY = 2.0
-"""Largest rank = this x density x hidden_size: twice where training starts (compiler/predict/__init__.py)."""
-PREDICTOR_PARAMETER_SHARE = 0.1
-"""Predictors have at most this share of the model's parameters; PowerInfer's need 6 % (5.1)."""
+"""Raised to what fills a group of the predictors' format: 32 in 8 bits."""
 PREDICTOR_FREE_SHARE = 0.6
-"""... and take at most this share of the DRAM that could hold units instead."""
+"""Predictors take at most this share of the DRAM that could hold units instead."""
 
 
 class AllocateConfig(MethodSetting, CacheSetting):
@@ -91,6 +86,17 @@ class _Needs:
     kv_cache: int
     predictors: int
     buffers: int
+
+
+@dataclass(frozen=True)
+class _PredictorSizes:
+    """What `size` and `predict` may do."""
+
+    largest: tuple[int, ...]
+    """The rank that no layer's predictor exceeds, 0 where it has none."""
+    limit_bytes: int
+    """What all of them take at most."""
+    expected_bytes: int
 
 
 def run(
@@ -153,16 +159,17 @@ def _divided(config: AllocateConfig, model: Model, activations: Activations, dev
     resident = resident_bytes(model, tuple(shares), config.format)
     kv_cache = kv_cache_bytes(spec, config.context_length)
     free = budget - resident - kv_cache
-    ranks = _predictor_ranks(config, model, shares, free)
-    predictors = sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
+    sizes = _predictor_ranks(config, model, shares, free)
+    predictors = sizes.expected_bytes
     sparsity = Sparsity(
         method=config.method,
         options=config.options,
         format=config.format,
         context_length=config.context_length,
         densities=tuple(Densities(family=family, per_layer=values) for family, values in shares.items()),
-        predictor_rank=ranks,
-        predictor_format=config.predictor_format if ranks else None,
+        predictor_rank=sizes.largest,
+        predictor_limit_bytes=sizes.limit_bytes,
+        predictor_format=config.predictor_format if sizes.largest else None,
         budget=Budget(
             dram_budget_bytes=budget,
             resident_bytes=resident,
@@ -234,54 +241,42 @@ def _fitted(sparsity: Sparsity, model: Model, activations: Activations, work: Wo
 
 def _predictor_ranks(
     config: AllocateConfig, model: Model, densities: dict[FamilyName, tuple[float, ...]], free_bytes: int
-) -> tuple[int, ...]:
-    """The largest rank that each layer's predictor may have; none where the method needs no predictor.
+) -> "_PredictorSizes":
+    """What predictors may take and are expected to; nothing where the method needs none.
 
-    Sparser layers get smaller ones (PowerInfer Fig. 9), and a layer all of whose units are used gets none. Where they
-    exceed the caps, the largest are cut first: the first ranks of a predictor find most.
+    Expected is what each layer's density suggests (PowerInfer Fig. 9), as far as all of it fits. Any one may be as
+    large as the others' least sizes leave room for, but has no more parameters than the matrix whose sign it predicts,
+    which would be the better predictor. A layer all of whose units are used has none.
 
     Raises:
         ColdpressError: if every unit of every layer is used.
     """
     if not load("runtime.sparsity", config.method).NEEDS_PREDICTORS:
-        return ()
+        return _PredictorSizes((), 0, 0)
     (per_layer,) = densities.values()
     if min(per_layer) >= 1:
         raise ColdpressError(
             f"method {config.method} has nothing to predict: at a density of 1 every unit of {model.name} is used; use "
             "method=dense, or a lower density or dram_budget"
         )
-    spec, step = model.spec, whole_rank(RANK_STEP, config.predictor_format)
-    least = whole_rank(MIN_RANK, config.predictor_format)
+    spec, least = model.spec, whole_rank(MIN_RANK, config.predictor_format)
 
-    def fit(ranks: tuple[int, ...]) -> bool:
-        parameters = sum(ranks) * (spec.hidden_size + spec.intermediate_size)
-        stored = sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
-        share = PREDICTOR_PARAMETER_SHARE
-        return parameters <= share * model.num_parameters and stored <= PREDICTOR_FREE_SHARE * free_bytes
+    def stored(ranks: Iterable[int]) -> int:
+        return sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
 
     def wanted(density: float) -> int:
-        rank = math.ceil(RANK_PER_DENSITY * density * spec.hidden_size / step) * step
-        return min(spec.hidden_size, max(least, rank)) if density < 1 else 0
+        return max(least, whole_rank(math.ceil(density * spec.hidden_size), config.predictor_format))
 
-    return _cut(tuple(map(wanted, per_layer)), per_layer, least, step, fit)
-
-
-def _cut(
-    wanted: tuple[int, ...], per_layer: tuple[float, ...], least: int, step: int, fit: Callable[[tuple[int, ...]], bool]
-) -> tuple[int, ...]:
-    """`wanted` with the largest ranks lowered together, by `step`, until all `fit` or are at the `least`."""
-    ranks = wanted
-    while max(ranks) > least and not fit(ranks):
-        level = (max(ranks) - 1) // step * step
-        ranks = tuple(min(rank, level) for rank in ranks)
-    if step == RANK_STEP:
-        return ranks
-    # The groups of a format make a level coarse: the densest layers keep one step more where that still fits.
-    for layer in sorted(range(len(ranks)), key=lambda layer: -per_layer[layer]):
-        raised = (*ranks[:layer], min(wanted[layer], ranks[layer] + step), *ranks[layer + 1 :])
-        ranks = raised if fit(raised) else ranks
-    return ranks
+    predicted = sum(density < 1 for density in per_layer)
+    smallest = stored([least] * predicted)
+    limit = max(smallest, int(PREDICTOR_FREE_SHARE * free_bytes))
+    alone = limit - stored([least] * (predicted - 1))
+    parity = spec.hidden_size * spec.intermediate_size // (spec.hidden_size + spec.intermediate_size)
+    largest = least
+    while largest + least <= parity and stored([largest + least]) <= alone:
+        largest += least
+    expected = min(limit, stored(min(largest, wanted(density)) for density in per_layer if density < 1))
+    return _PredictorSizes(tuple(largest if density < 1 else 0 for density in per_layer), limit, expected)
 
 
 def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:

@@ -1,17 +1,17 @@
-"""Trains low-rank activation predictors (LLM in a flash 3.1, B), each layer's of the size it needs.
+"""Trains low-rank activation predictors of several sizes for each layer (LLM in a flash 3.1, B; PowerInfer 5.1).
 
-Reads a layer's MLP inputs and activation bits; returns fc1, fc2 and a threshold, with recall, precision and predicted
-density on tokens that neither training nor any choice has seen. All of these are of the weights as they are stored, in
-the format that `allocate` chose. A layer all of whose units are used gets no predictor.
+Reads a layer's MLP inputs and activation bits; returns a ladder: per size fc1 and fc2, thresholds, and recall,
+precision and predicted density on tokens that neither training nor any choice has seen. All of these are of the weights
+as they are stored, in the format that `allocate` chose. A layer all of whose units are used gets no predictor.
 
-Sizes grow from what the layer's sparsity suggests (PowerInfer Fig. 9) until enough active units are found without
-predicting too many, or the rank that `allocate` granted is reached. That is a part of PowerInfer 5.1, which also looks
-at the skewness of a layer's activations and tunes sizes until the model's perplexity with its predictors is within
-0.1 % of that without. Here neither skewness nor perplexity plays a part, and no size is made smaller again.
+Sizes lie around what the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9), and end
+where a predictor finds what it should without predicting too much, or at the rank that `allocate` allows. Which of them
+a layer gets, the model's perplexity decides (compiler/size). PowerInfer trains one size, looks at the perplexity and
+trains the next; here all sizes are trained before any is chosen, so that layers can be trained apart from each other.
 """
 
+import functools
 import logging
-import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,42 +22,48 @@ from compiler._io import Workspace, load_arrays
 from compiler._shared_settings import SeedSetting
 from compiler.activity.counted import counted
 from compiler.checkpoint.tensors import read_role
-from compiler.cost_model import whole_rank
+from compiler.cost_model import predictor_bytes, whole_rank
 from schemas.activations import Activations, LayerStatistics
 from schemas.base import PositiveCount
 from schemas.config import Key
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName
 from schemas.model import Model
-from schemas.predictors import LayerPredictor, Predictors
+from schemas.predictors import Ladder, Ladders, Point, Rung
 from schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
     import torch
 
-    from compiler.predict import _training as training
+    from compiler.activity.predictor_network import Weights
 
 LOG = logging.getLogger(__name__)
 FAMILY: FamilyName = "neuron"
 MIN_TOKENS = 64
 RANK_STEP = 8
-GROWTH = 1.5
+LOWEST = 0.3
+"""A ladder's first rank, as a share of the one that is expected."""
+LEAST_DIRECTIONS = 256
+"""Directions to start from that are computed together."""
+QUALITY = ("recall", "precision", "predicted_density")
+SAFER_RECALLS = (0.97, 0.99, 0.997, 0.999)
+"""What a predictor finds at its further thresholds, however much it predicts for it."""
 
 
 class PredictConfig(SeedSetting):
     """Settings of `predict`."""
 
     target_recall: Annotated[float, Key()] = Field(
-        default=0.97, gt=0, le=1, description="share of the active units that a predictor must find"
+        default=0.99, gt=0, le=1, description="share of the active units that the largest predictor tried should find"
     )
     overprediction: Annotated[float, Key()] = Field(
-        default=1.75, ge=1, description="predicted over true density up to which a predictor counts as large enough"
+        default=1.75, ge=1, description="predicted over true density that predictors keep to where DRAM allows"
     )
     steps: Annotated[PositiveCount, Key("predictor_steps")] = Field(
-        default=120, description="updates per rank of a predictor that is tried"
+        default=120, description="updates of each predictor that is trained"
     )
     batch_tokens: Annotated[PositiveCount, Key("predictor_batch_tokens")] = Field(
-        default=1024, description="tokens per update of a predictor"
+        default=256, description="tokens per update of a predictor"
     )
     held_out_share: Annotated[float, Key()] = Field(
         default=0.2,
@@ -75,18 +81,17 @@ def run(
     layers: tuple[int, ...],
     work: Workspace,
     threads: int,
-) -> Predictors:
-    """Trains the predictors of those of `layers` that get one, `threads` of them at a time with one core each.
+) -> Ladders:
+    """Trains the predictors of those of `layers` that get one, `threads` layers at a time with one core each.
 
     None where the method that `allocate` chose needs none.
 
     Raises:
         ColdpressError: if bits are missing or of other weights, or tokens are too few.
     """
-    format_name = sparsity.predictor_format
-    if not sparsity.predictor_rank or format_name is None:
+    if not sparsity.predictor_rank:
         LOG.info("predict: method %s needs no predictors", sparsity.method)
-        return Predictors(weights_sha256=model.weights_sha256, layers=())
+        return Ladders(weights_sha256=model.weights_sha256, layers=())
     import torch
 
     if activations.weights_sha256 not in (None, model.weights_sha256):
@@ -97,55 +102,135 @@ def run(
     entries = {entry.layer: entry for entry in activations.layers}
     before = torch.get_num_threads()
 
-    def layer_predictor(layer: int) -> LayerPredictor:
+    def ladder(layer: int) -> Ladder:
         torch.set_num_threads(1)  # holds per thread; sums in one order whatever the number of cores
-        max_rank = sparsity.predictor_rank[layer]
-        return _layer_predictor(config, model, activations, entries[layer], max_rank, format_name, work)
+        return _ladder(config, model, activations, sparsity, entries[layer], work)
 
     predicted = [layer for layer in layers if sparsity.predictor_rank[layer]]
     try:
         with ThreadPoolExecutor(threads) as pool:
-            return Predictors(weights_sha256=model.weights_sha256, layers=tuple(pool.map(layer_predictor, predicted)))
+            return Ladders(weights_sha256=model.weights_sha256, layers=tuple(pool.map(ladder, predicted)))
     finally:
         torch.set_num_threads(before)
 
 
-def _layer_predictor(
+def _ladder(
     config: PredictConfig,
     model: Model,
     activations: Activations,
+    sparsity: Sparsity,
     entry: LayerStatistics,
-    max_rank: int,
-    format_name: FormatName,
     work: Workspace,
-) -> LayerPredictor:
+) -> Ladder:
+    """Size after size, until one finds what it should within the limit of what it may predict."""
     from compiler.predict import _training as training
 
-    fitted, chosen_by, judged_on = training.split(*_data(activations, entry), config.held_out_share)
-
-    def make() -> dict[str, np.ndarray]:
-        weights = _grow(config, model, activations, entry.layer, max_rank, format_name, fitted, chosen_by)
-        return training.encode(weights, format_name)
-
-    arrays = work.once(f"layer-{entry.layer}", make)
-    weights = training.decode(load_arrays(arrays, "fc1", "fc2"), format_name, model.spec.hidden_size)
-    threshold = training.choose_threshold(weights, chosen_by, config.target_recall)
-    found = training.quality(weights, threshold, judged_on)
-    LOG.info(
-        "predict: layer %d, rank %d of at most %d: recall %.3f, precision %.3f, density %.3f (true %.3f)",
-        *(entry.layer, len(weights.fc1), max_rank, found.recall, found.precision, found.predicted_density),
-        float(judged_on.active.float().mean()),
-    )
-    return LayerPredictor(
-        layer=entry.layer,
-        rank=len(weights.fc1),
+    layer, largest, format_name = entry.layer, sparsity.predictor_rank[entry.layer], sparsity.predictor_format
+    if format_name is None:
+        raise ColdpressError("the sparsity names no format of its predictors; delete allocate.json and build again")
+    trainer = Trainer(config, model, activations, entry, format_name, work)
+    skewness = training.skewness(trainer.fitted)
+    expected = float(trainer.fitted.active.float().mean()) * (1 - skewness) * model.spec.hidden_size
+    rungs: list[Rung] = []
+    for rank in ladder_ranks(expected, largest, format_name):
+        rung, enough = trainer.rung(rank)
+        rungs.append(rung)
+        LOG.info(
+            "predict: layer %d, rank %d of at most %d: recall %.3f, precision %.3f, density %.3f",
+            *(layer, rank, largest, *(getattr(rung.points[0], name) for name in QUALITY)),
+        )
+        if enough:
+            break
+    return Ladder(
+        layer=layer,
         format=format_name,
-        threshold=threshold,
-        arrays=arrays,
-        recall=found.recall,
-        precision=found.precision,
-        predicted_density=found.predicted_density,
+        density=float(trainer.judged_on.active.float().mean()),
+        skewness=skewness,
+        suggested_rank=min((rung.rank for rung in rungs), key=lambda rank: abs(rank - expected)),
+        rungs=tuple(rungs),
     )
+
+
+class Trainer:
+    """One layer's data and what training a predictor of any rank begins with."""
+
+    def __init__(
+        self,
+        config: PredictConfig,
+        model: Model,
+        activations: Activations,
+        entry: LayerStatistics,
+        format_name: FormatName,
+        work: Workspace,
+    ) -> None:
+        """Reads inputs and bits."""
+        import torch
+
+        from compiler.predict import _training as training
+
+        parts = training.split(*_data(activations, entry), config.held_out_share)
+        self.fitted, self.chosen_by, self.judged_on = parts
+        self._config, self._model, self._layer = config, model, entry.layer
+        self._exact_zeros, self._format, self._work = activations.exact_zeros, format_name, work
+        self._found: tuple[int, torch.Tensor] | None = None
+        self._dtype = torch.bfloat16 if activations.compute_dtype == "bfloat16" else torch.float32
+
+    def rung(self, rank: int) -> tuple[Rung, bool]:
+        """(a predictor of a rank, whether it finds what it should within the limit of what it may predict)."""
+        from compiler.activity.predictor_network import decode, encode
+
+        key = f"layer-{self._layer}.rank-{rank}"
+        arrays = self._work.once(key, lambda: encode(self._train(rank), self._format))
+        spec = self._model.spec
+        weights = decode(load_arrays(arrays, "fc1", "fc2"), self._format, spec.hidden_size)
+        points, enough = self._points(weights)
+        nbytes = predictor_bytes(spec, rank, self._format)
+        return Rung(rank=rank, arrays=arrays, nbytes=nbytes, points=points), enough
+
+    @functools.cached_property
+    def _gate(self) -> "torch.Tensor":
+        return _gate(self._model, self._exact_zeros, self._layer, self._config.seed)
+
+    def _train(self, rank: int) -> "Weights":
+        from compiler.predict import _training as training
+
+        # as many as few ranks ask for: all of them take minutes at a hidden size of 4096
+        directions = self._directions(max(LEAST_DIRECTIONS, 1 << (rank - 1).bit_length()))
+        return training.train(
+            training.initial(rank, directions, self.fitted, self._gate),
+            self.fitted,
+            self.chosen_by,
+            self._config.steps,
+            self._config.batch_tokens,
+            self._config.target_recall,
+            self._config.seed + self._layer,
+            self._format,
+            self._dtype,
+        )
+
+    def _directions(self, count: int) -> "torch.Tensor":
+        from compiler.predict import _training as training
+
+        if self._found is None or self._found[0] != count:
+            self._found = count, training.main_directions(self.fitted, self._gate, count)
+        return self._found[1]
+
+    def _points(self, weights: "Weights") -> tuple[tuple[Point, ...], bool]:
+        """The first point finds no more than it should, and less where it would predict too much for it."""
+        from compiler.predict import _training as training
+
+        found = training.choose_threshold(weights, self.chosen_by, self._config.target_recall)
+        density = float(self.chosen_by.active.float().mean())
+        limit = training.limit_threshold(weights, self.chosen_by, self._config.overprediction * density)
+        first = max(found, limit)
+        safer = (training.choose_threshold(weights, self.chosen_by, recall) for recall in SAFER_RECALLS)
+        thresholds = sorted({first, *(min(first, threshold) for threshold in safer)}, reverse=True)
+        qualities = [training.quality(weights, threshold, self.judged_on) for threshold in thresholds]
+        points = (
+            Point(threshold=threshold, **{name: getattr(quality, name) for name in QUALITY})
+            for threshold, quality in zip(thresholds, qualities, strict=True)
+        )
+        return tuple(points), found >= limit
 
 
 def _data(activations: Activations, entry: LayerStatistics) -> tuple[np.ndarray, np.ndarray]:
@@ -160,64 +245,19 @@ def _data(activations: Activations, entry: LayerStatistics) -> tuple[np.ndarray,
     return inputs, load_arrays(statistics.arrays, "bits")["bits"]
 
 
-def first_rank(density: float, hidden_size: int, max_rank: int, format_name: FormatName) -> int:
-    """The size that a layer's sparsity suggests: the sparser, the smaller (PowerInfer Fig. 9).
+def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tuple[int, ...]:
+    """The ranks to try: 8, 12, 16, 24, … as far as they fill groups of the format, from well below what is `expected`
+    to the `largest`.
 
-    It is density times hidden_size. LLM in a flash C.1 takes 128 for the first 28 layers of OPT-6.7B, as this rule does
-    at their mean of 3 % (hidden size 4096), but 1024 for the last four, so as to miss less; for the last one, of 5.4 %
-    (Table 6), this rule says 224, and `allocate` grants twice that at most.
+    What is expected is density times hidden_size, less what skewness saves. LLM in a flash C.1 takes 128 for the first
+    28 layers of OPT-6.7B, as this rule does at their mean of 3 % (hidden size 4096), but 1024 for the last four, of
+    which the last has 5.4 % (Table 6) and this rule expects 220: larger ones are on every ladder.
     """
-    return _next_rank(density * hidden_size, max_rank, format_name)
-
-
-def _next_rank(wanted: float, max_rank: int, format_name: FormatName) -> int:
-    """The first size from `wanted` on that is a multiple of RANK_STEP and leaves no group of the format unfilled."""
-    return min(max_rank, whole_rank(max(1, -(-round(wanted) // RANK_STEP)) * RANK_STEP, format_name))
-
-
-def _grow(
-    config: PredictConfig,
-    model: Model,
-    activations: Activations,
-    layer: int,
-    max_rank: int,
-    format_name: FormatName,
-    fitted: "training.Part",
-    chosen_by: "training.Part",
-) -> "training.Weights":
-    """The first rank that does not predict too much; each one is trained from its own best start."""
-    import torch
-
-    from compiler.predict import _training as training
-
-    dtype = torch.bfloat16 if activations.compute_dtype == "bfloat16" else torch.float32
-    gate = _gate(model, activations.exact_zeros, layer, config.seed)
-    directions = training.main_directions(fitted, gate, max_rank)
-    density = float(chosen_by.active.float().mean())
-    limit = config.overprediction * density
-    rank = first_rank(density, fitted.inputs.shape[1], max_rank, format_name)
-    while True:
-        # no time is spent on a rank that will not do, unless there is no larger one
-        hopeless = limit / training.REST_GAIN if rank < max_rank else math.inf
-        start = training.initial(rank, directions, fitted, gate)
-        weights = training.train(
-            start,
-            fitted,
-            chosen_by,
-            config.steps,
-            config.batch_tokens,
-            config.target_recall,
-            config.seed + layer,
-            format_name,
-            dtype,
-            hopeless,
-        )
-        threshold = training.choose_threshold(weights, chosen_by, config.target_recall)
-        predicted = training.quality(weights, threshold, chosen_by).predicted_density
-        if rank >= max_rank or predicted <= limit:
-            return weights
-        excess = predicted * (training.REST_GAIN if predicted > hopeless else 1) / max(limit, 1e-9)
-        rank = _next_rank(rank * max(GROWTH, excess), max_rank, format_name)
+    steps = [size for power in range(3, largest.bit_length() + 1) for size in (1 << power, 3 << (power - 1))]
+    every = [min(largest, whole_rank(-(-size // RANK_STEP) * RANK_STEP, format_name)) for size in (*steps, largest)]
+    found = list(dict.fromkeys(every))
+    first = next(place for place, rank in enumerate(found) if rank >= min(largest, LOWEST * expected))
+    return tuple(found[first:])
 
 
 def _gate(model: Model, exact_zeros: bool, layer: int, seed: int) -> "torch.Tensor":

@@ -8,18 +8,15 @@ Only torch and numpy, one thread, no files.
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from runtime._plugins import load
+from compiler.activity.predictor_network import Weights, scores
 from schemas.families import FormatName
 
 EVALUATIONS = 6
-REST_GAIN = 0.75
-"""What the updates after the first evaluation leave of the predicted density, at the least: 0.78 was the least seen."""
 LEARNING_RATE = 0.1
 """Adam's first step size times sqrt(hidden_size): a share of the size that weights of such a layer have."""
 OVERSAMPLING, POWER_ITERATIONS = 32, 2
@@ -34,31 +31,6 @@ class Part:
 
     inputs: torch.Tensor
     active: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A predictor: `fc1` float32 [rank, hidden_size], `fc2` float32 [num_units, rank]."""
-
-    fc1: torch.Tensor
-    fc2: torch.Tensor
-
-    def rounded(self, format_name: FormatName) -> "Weights":
-        """As it will be stored: encoded and decoded. Rounding once more changes nothing."""
-        return decode(encode(self, format_name), format_name, self.fc1.shape[1])
-
-
-def encode(weights: Weights, format_name: FormatName) -> dict[str, np.ndarray]:
-    """Codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes], each row a slice of its own."""
-    plugin = load("runtime.quantization", format_name)
-    return {"fc1": plugin.encode(weights.fc1.numpy()), "fc2": plugin.encode(weights.fc2.numpy())}
-
-
-def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size: int) -> Weights:
-    """The weights that the runtime computes with."""
-    plugin, rank = load("runtime.quantization", format_name), len(codes["fc1"])
-    fc1, fc2 = plugin.decode(codes["fc1"], hidden_size), plugin.decode(codes["fc2"], rank)
-    return Weights(torch.from_numpy(fc1), torch.from_numpy(fc2))
 
 
 @dataclass(frozen=True)
@@ -149,7 +121,6 @@ def train(
     seed: int,
     format_name: FormatName,
     dtype: torch.dtype = torch.float32,
-    hopeless_density: float = math.inf,
 ) -> Weights:
     """Adam from `start` with a cosine schedule; gives the weights that, as stored, predict least at `target_recall`.
 
@@ -163,7 +134,6 @@ def train(
         seed: Of the order in which tokens come.
         format_name: How the weights will be stored.
         dtype: What an update is computed in; weights, Adam's state and the scores that decide are float32.
-        hopeless_density: Training ends at an evaluation above this predicted density.
     """
     fc1, fc2 = start.fc1.clone(), start.fc2.clone()
     optimizer = torch.optim.Adam([fc1, fc2])
@@ -179,7 +149,7 @@ def train(
             density = quality(weights, choose_threshold(weights, chosen_by, target_recall), chosen_by).predicted_density
             best, stale = (weights, 0) if density < lowest else (best, stale + 1)
             lowest = min(lowest, density)
-            if stale == 2 or lowest > hopeless_density:
+            if stale == 2:
                 break
     return best
 
@@ -221,9 +191,27 @@ def _set_gradients(
     fc1.grad = ((error @ low).mul_(inner > 0).T @ inputs).float() / error.numel()
 
 
-def scores(weights: Weights, inputs: torch.Tensor) -> torch.Tensor:
-    """float32 [num_tokens, num_units]."""
-    return torch.relu(inputs @ weights.fc1.T) @ weights.fc2.T
+def skewness(part: Part) -> float:
+    """How much of whether a unit is active its own frequency says: 0 nothing, 1 all of it (PowerInfer 5.1).
+
+    One minus the mean entropy of the units' activity over that of units which are all as likely to be active. A unit
+    that always or never is active needs no predictor.
+    """
+    frequency = part.active.double().mean(dim=0)
+    entropy = torch.special.entr(frequency) + torch.special.entr(1 - frequency)
+    mean = frequency.mean()
+    even = torch.special.entr(mean) + torch.special.entr(1 - mean)
+    return min(1.0, max(0.0, 1 - float(entropy.mean() / even))) if even > 0 else 1.0
+
+
+def limit_threshold(weights: Weights, part: Part, density: float) -> float:
+    """The smallest threshold at which at most `density` of the units of `part` are predicted."""
+    found = scores(weights, part.inputs).flatten()
+    kept = math.floor(min(1.0, density) * len(found))
+    if kept == len(found):
+        return float(found.min())
+    left_out = torch.kthvalue(found, len(found) - kept).values
+    return float(torch.nextafter(left_out, torch.tensor(math.inf)))
 
 
 def choose_threshold(weights: Weights, part: Part, target_recall: float) -> float:

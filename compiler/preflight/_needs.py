@@ -7,6 +7,8 @@ calibration tokens, and U units of the method's families in a layer:
     calibrate     a layer's weights and its largest matrix once more (float32, where bfloat16 may do), the MLPs of the
                   blocks that run, bits U T / 8 twice
     predict       T (6 H + 2 F), the deciding matrix twice, the largest predictor with its moments, scores of a batch
+    size          a layer's weights, the down projection once more with all sizes of a predictor, the hidden states of
+                  a variant of the model per layer, MLPs of the blocks that run
     place         a record per unit, and what each token that is replayed uses
     order         counts of pairs 2 F^2 (4 F^2 from 65,536 tokens on) as often as the heuristic says, and one run of
                   sorted pairs
@@ -18,9 +20,9 @@ calibration tokens, and U units of the method's families in a layer:
     verify        the DRAM budget, a layer's weights or a part of the head, one block's logits in float64
 
 Disk is what stays in the build folder: statistics L (U T / 8 + 2 T H) once for each pass over the text, again for its
-shards, and two layers' hidden states while it runs; predictors; orders and tiers; the codes of all weights; the
-artifact, which is as large again; the weights in float32 if they are distilled, and what training goes on from; Gram
-matrices in float32 with gptq.
+shards, and two layers' hidden states while it runs; predictors of all sizes; orders and tiers; codes of all weights;
+the artifact, which is as large again; the weights in float32 if they are distilled, and what training goes on from;
+Gram matrices in float32 with gptq.
 """
 
 from collections.abc import Iterable
@@ -41,12 +43,16 @@ TORCH_BYTES = 500 << 20
 BLOCK_BYTES = 64 << 20
 """Buffers of fixed size: blocks that are read, encoded, hashed or written at a time."""
 SORTED_PAIRS_BYTES = 256 << 20
-BATCH_TOKENS = 1024
+BATCH_TOKENS = 256
 """Tokens of one step when predictors are trained."""
 PREDICTOR_STATE_BYTES = 20
 """Per parameter of a predictor: weights, gradients and two moments in float32, and the best ones so far."""
 PREDICTOR_PARAMETER_SHARE = 0.1
-"""Predictors have at most this share of the model's parameters (compiler/allocate)."""
+"""Of the model's parameters; PowerInfer's predictors have 6 % (5.1)."""
+EFFECT_TOKENS = 1024
+"""Tokens that `size` runs a variant of the model per layer on (compiler/size)."""
+LADDER_SHARE = 3
+"""All sizes of a ladder over its largest: they grow by a third or a half (compiler/predict)."""
 LOGIT_BYTES = 32
 """Per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 REPLAYED_TOKENS, REPLAYED_LAYERS = 768, 4
@@ -127,6 +133,7 @@ def ram_bytes(build: Build) -> dict[str, int]:
         "distill": distill.ram_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": calibrate if build.counts_again else PYTHON_BYTES,
         "predict": _predict_ram(build) if build.has_predictors else 0,
+        "size": _size_ram(build) if build.has_predictors else 0,
         "place": _place_ram(build),
         "order": _order_ram(build),
         "gram": _gram_ram(build) if build.has_gram else 0,
@@ -149,7 +156,7 @@ def disk_bytes(build: Build) -> dict[str, int]:
         "calibrate": statistics * copies,
         "distill": distill.disk_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": statistics * copies if build.counts_again else 0,
-        "predict": predictors,
+        "predict": LADDER_SHARE * predictors,
         "place": units,
         "order": 4 * units,
         "gram": spec.num_hidden_layers * sum(_gram_bytes(build)) if build.has_gram else 0,
@@ -192,9 +199,17 @@ def _predict_ram(build: Build) -> int:
     spec, tokens = build.model.spec, build.num_tokens
     data = tokens * (6 * spec.hidden_size + 2 * spec.intermediate_size)
     gate = 2 * 4 * spec.hidden_size * spec.intermediate_size
-    state = int(PREDICTOR_STATE_BYTES * PREDICTOR_PARAMETER_SHARE * sum(map(prod, _shapes(build.model, 0))))
+    state = PREDICTOR_STATE_BYTES * spec.hidden_size * spec.intermediate_size  # of the largest that is allowed
     scores = 4 * 4 * max(min(BATCH_TOKENS, tokens), tokens // 10) * spec.intermediate_size
     return TORCH_BYTES + data + gate + state + scores
+
+
+def _size_ram(build: Build) -> int:
+    spec = build.model.spec
+    running = min(build.threads, PASS_THREADS) * build.block_tokens * 4 * (8 * spec.intermediate_size)
+    hidden = 2 * 4 * (spec.num_hidden_layers + 1) * EFFECT_TOKENS * spec.hidden_size  # of a variant per layer, twice
+    down = 4 * spec.hidden_size * spec.intermediate_size
+    return TORCH_BYTES + _layer_weights(build) + running + hidden + (1 + LADDER_SHARE) * down
 
 
 def _place_ram(build: Build) -> int:

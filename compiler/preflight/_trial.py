@@ -200,7 +200,7 @@ def _stages(build: Build, exact_zeros: bool) -> list[str]:
     left_out = set() if build.distill else {"distill"}
     methods = methods_for(build.method, exact_zeros)
     if not any(load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods):
-        left_out.add("predict")
+        left_out |= {"predict", "size"}
     if not load("compiler.quantize", build.settings["quantize"]["algorithm"]).NEEDS_GRAM:
         left_out.add("gram")
     return [stage for stage in STAGES if stage not in left_out]

@@ -34,7 +34,7 @@ CORES = 2
 TARGET_LAYERS = 32
 SHARED = ("tokenize", "preflight", "device")
 """Stages whose work does not grow with the number of layers; preflight's trial is always of two."""
-BOTH_CORES = ("preflight", "calibrate", "recalibrate", "package")
+BOTH_CORES = ("preflight", "calibrate", "recalibrate", "size", "package")
 IN_CHUNKS = ("predict", "order", "quantize")
 """Stages whose jobs have one core and some layers each."""
 PROBE_BYTES = 512 << 20

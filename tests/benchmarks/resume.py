@@ -191,7 +191,7 @@ def settle(kills: list[Kill], before: Snapshot, after: Snapshot) -> None:
 
 
 def stage_of(path: Path) -> str:
-    """`build/small/pixel6/predict/000-002/layer-0.safetensors` belongs to predict, and so does `…/predict.json`."""
+    """`build/small/pixel6/predict/000-002/layer-0.rank-32.safetensors` belongs to predict, as does `…/predict.json`."""
     parts = path.parts[3:] if path.parts[2] == DEVICE else path.parts[2:]
     return Path(parts[0]).stem
 

@@ -1,16 +1,15 @@
 """predict: predictors find what they are asked to find, grow where they must, and are the same bytes every time."""
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from compiler._io import load_arrays, save_arrays
-from compiler.predict import PredictConfig, first_rank, run
+from compiler.activity.predictor_network import Weights
+from compiler.predict import PredictConfig, ladder_ranks, run
 from compiler.predict import _training as training
 from runtime._plugins import load, names
 from runtime.sparsity import predictor
@@ -18,7 +17,7 @@ from schemas.activations import Activations
 from schemas.errors import ColdpressError
 from schemas.families import FormatName
 from schemas.model import Model, TensorSource
-from schemas.predictors import Predictors
+from schemas.predictors import Ladder, Ladders, Point
 from tests.support.methods import nothing_cached
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
 
@@ -52,7 +51,7 @@ class Setting:
         threads: int = 1,
         ranks: tuple[int, ...] = (32,) * LAYERS,
         format_name: FormatName = "fp16",
-    ) -> Predictors:
+    ) -> Ladders:
         densities = {"neuron": tuple(0.15 if rank else 1.0 for rank in ranks)}
         sparsity = sparsity_of("predictor", densities, predictor_rank=ranks, predictor_format=format_name)
         work = workspace(self.folder / name)
@@ -87,54 +86,92 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 @pytest.fixture(scope="module")
-def predictors(setting: Setting) -> Predictors:
+def ladders(setting: Setting) -> Ladders:
     return setting.run("all", 0, 1, 2)
 
 
-def test_active_units_are_found_without_predicting_everything(setting: Setting, predictors: Predictors) -> None:
-    for entry, statistics in zip(predictors.layers, setting.activations.layers, strict=True):
+def best(ladder: Ladder) -> Point:
+    """Of the largest predictor."""
+    return ladder.rungs[-1].points[0]
+
+
+def test_active_units_are_found_within_the_limit(setting: Setting, ladders: Ladders) -> None:
+    for ladder, statistics in zip(ladders.layers, setting.activations.layers, strict=True):
         density = statistics.family("neuron").density
         assert density is not None
-        assert entry.recall > 0.85  # 0.97 was asked for, on other tokens
-        assert entry.predicted_density < 2 * density
-        assert entry.precision == pytest.approx(entry.recall * density / entry.predicted_density, rel=0.1)
+        found = best(ladder)
+        assert found.recall > 0.9  # 0.99 was asked for, on other tokens
+        assert found.predicted_density < 1.3 * 1.75 * density  # what was held to the limit are other tokens
+        assert found.precision == pytest.approx(found.recall * density / found.predicted_density, rel=0.1)
 
 
-def test_ranks_grow_only_where_they_must(predictors: Predictors) -> None:
-    ranks = [entry.rank for entry in predictors.layers]
-    assert ranks[0] == 8
-    assert 8 < ranks[2] <= 32
+def test_a_ladder_ends_where_a_predictor_finds_what_it_should(ladders: Ladders) -> None:
+    ranks = [[rung.rank for rung in ladder.rungs] for ladder in ladders.layers]
+    assert ranks[0][-1] < ranks[2][-1] == 32
+    for ladder in ladders.layers:
+        recalls = [rung.points[0].recall for rung in ladder.rungs]
+        assert recalls[-1] >= recalls[0]
+        assert ladder.suggested_rank in [rung.rank for rung in ladder.rungs]
 
 
-def test_granted_rank_is_the_limit(setting: Setting) -> None:
-    assert [entry.rank for entry in setting.run("small", 0, 2, ranks=(8, 8, 12)).layers] == [8, 12]
+def test_further_thresholds_miss_less_whatever_they_predict(ladders: Ladders) -> None:
+    smallest = ladders.layers[2].rungs[0].points
+    assert len(smallest) > 2
+    thresholds = [point.threshold for point in smallest]
+    assert thresholds == sorted(thresholds, reverse=True)
+    assert smallest[0].recall < smallest[1].recall < smallest[-1].recall
+    assert smallest[-1].predicted_density > smallest[0].predicted_density
+
+
+def test_the_largest_allowed_rank_is_the_limit(setting: Setting) -> None:
+    found = setting.run("small", 0, 2, ranks=(8, 8, 12)).layers
+    assert [[rung.rank for rung in ladder.rungs] for ladder in found] == [[8], [8, 12]]
+
+
+def test_skewed_layers_begin_with_smaller_predictors(setting: Setting) -> None:
+    """Same density; in one layer a tenth of the units have nearly all of the activity."""
+    rng = np.random.default_rng(5)
+    frequency = {"even": np.full(400, 0.1), "skewed": np.where(np.arange(400) < 40, 0.91, 0.01)}
+    found = {
+        name: training.skewness(training.Part(torch.empty(0), torch.tensor(rng.random((2000, 400)) < values)))
+        for name, values in frequency.items()
+    }
+    entropy = -(0.1 * np.log(0.1) + 0.9 * np.log(0.9))
+    skewed = -np.mean([p * np.log(p) + (1 - p) * np.log(1 - p) for p in frequency["skewed"]])
+    assert found["even"] == pytest.approx(0, abs=0.01)
+    assert found["skewed"] == pytest.approx(1 - skewed / entropy, abs=0.02)
+    whole = training.Part(torch.empty(0), torch.ones(10, 4, dtype=torch.uint8))
+    assert training.skewness(whole) == 1
 
 
 @pytest.mark.parametrize("format_name", names("runtime.quantization"))
 def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName) -> None:
     """The figures of the record are those of the stored codes with the stored threshold, token by token."""
-    (entry,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
+    (ladder,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
+    entry, found = ladder.rungs[-1], best(ladder)
     stored, nbytes = load_arrays(entry.arrays), load("runtime.quantization", format_name).nbytes
     assert {name: (a.dtype, a.shape) for name, a in stored.items()} == {
         "fc1": (np.uint8, (entry.rank, nbytes(HIDDEN))),
         "fc2": (np.uint8, (UNITS, nbytes(entry.rank))),
     }
-    assert entry.format == format_name
-    arrays = {**stored, "format": np.array(format_name), "threshold": np.float32(entry.threshold)}
+    assert ladder.format == format_name
+    assert entry.nbytes == sum(array.nbytes for array in stored.values())
+    arrays = {**stored, "format": np.array(format_name), "threshold": np.float32(found.threshold)}
     inputs = load_arrays(setting.activations.layers[1].inputs)["mlp_inputs"][-TOKENS // 10 :]
     active = (inputs.astype(np.float64) @ setting.gates[1].T) > 0
     predicted = np.zeros_like(active)
     for token, x in enumerate(inputs.astype(np.float32)):
         predicted[token, predictor.select(x, arrays, nothing_cached(UNITS))] = True
-    assert predicted.mean() == pytest.approx(entry.predicted_density, abs=0.003)
-    assert (predicted & active).sum() / active.sum() == pytest.approx(entry.recall, abs=0.01)
+    assert predicted.mean() == pytest.approx(found.predicted_density, abs=0.003)
+    assert active.mean() == pytest.approx(ladder.density, abs=0.003)
+    assert (predicted & active).sum() / active.sum() == pytest.approx(found.recall, abs=0.01)
 
 
 @pytest.mark.parametrize("format_name", names("runtime.quantization"))
 def test_rounding_is_final(format_name: FormatName) -> None:
     """Weights that were chosen as they are stored are stored as they were chosen."""
     generator = torch.Generator().manual_seed(3)
-    weights = training.Weights(torch.randn(40, 70, generator=generator), torch.randn(90, 40, generator=generator))
+    weights = Weights(torch.randn(40, 70, generator=generator), torch.randn(90, 40, generator=generator))
     once = weights.rounded(format_name)
     twice = once.rounded(format_name)
     assert (once.fc1 == twice.fc1).all()
@@ -170,19 +207,24 @@ def test_chunks_and_threads_do_not_change_a_byte(setting: Setting, format_name: 
     whole = setting.run(f"whole-{format_name}", 0, 1, 2, format_name=format_name)
     parallel = setting.run(f"parallel-{format_name}", 0, 1, 2, threads=3, format_name=format_name)
     alone = [setting.run(f"alone-{format_name}", layer, format_name=format_name).layers[0] for layer in range(LAYERS)]
-    expected = [(entry.arrays.sha256, entry.threshold, entry.recall) for entry in whole.layers]
-    assert [(entry.arrays.sha256, entry.threshold, entry.recall) for entry in parallel.layers] == expected
-    assert [(entry.arrays.sha256, entry.threshold, entry.recall) for entry in alone] == expected
+
+    def content(layers: Iterable[Ladder]) -> list[tuple[str, tuple[Point, ...]]]:
+        return [(rung.arrays.sha256, rung.points) for ladder in layers for rung in ladder.rungs]
+
+    assert content(parallel.layers) == content(alone) == content(whole.layers)
 
 
-def test_an_interrupted_run_keeps_finished_layers(setting: Setting, predictors: Predictors, tmp_path: Path) -> None:
-    before = [Path(entry.arrays.array_file).stat().st_mtime_ns for entry in predictors.layers]
+def test_an_interrupted_run_keeps_finished_predictors(setting: Setting, ladders: Ladders) -> None:
+    def times(of: Ladders) -> list[int]:
+        return [Path(rung.arrays.array_file).stat().st_mtime_ns for ladder in of.layers for rung in ladder.rungs]
+
+    before = times(ladders)
     again = setting.run("all", 0, 1, 2)
-    assert again == predictors
-    assert [Path(entry.arrays.array_file).stat().st_mtime_ns for entry in again.layers] == before
+    assert again == ladders
+    assert times(again) == before
 
 
-def test_predictors_are_bound_to_the_weights_and_threads_restored(setting: Setting, predictors: Predictors) -> None:
+def test_predictors_are_bound_to_the_weights_and_threads_restored(setting: Setting) -> None:
     before = torch.get_num_threads()
     assert setting.run("bound", 0).weights_sha256 == setting.model.weights_sha256
     assert torch.get_num_threads() == before
@@ -218,39 +260,17 @@ def test_few_directions_are_the_first_of_all() -> None:
     assert (few == training.main_directions(part, gate, 20)).all()
 
 
-def test_a_hopeless_rank_costs_one_evaluation(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
-    """Units that fire by chance: no rank will do, and only the largest is trained to its end."""
-    rng = np.random.default_rng(0)
-    chance = copy.copy(setting)
-    chance.activations = activations_of(
-        setting.folder / "chance-activations",
-        [{"neuron": rng.random((UNITS, TOKENS)) < 0.1}] * LAYERS,
-        [rng.normal(size=(TOKENS, HIDDEN))] * LAYERS,
-    )
-    updates: list[int] = []
-    compute = training._set_gradients
-
-    def counted(fc1: torch.Tensor, *rest: Any) -> None:
-        updates.append(len(fc1))
-        compute(fc1, *rest)
-
-    monkeypatch.setattr(training, "_set_gradients", counted)
-    (entry,) = chance.run("chance", 0).layers
-    per_rank = {rank: updates.count(rank) for rank in updates}
-    until_evaluated = STEPS // training.EVALUATIONS
-    assert entry.rank == 32 > min(per_rank)
-    assert {count for rank, count in per_rank.items() if rank < 32} == {until_evaluated}
-    assert per_rank[32] > until_evaluated
-
-
 def test_threshold_reaches_the_target_exactly() -> None:
-    weights = training.Weights(torch.eye(2), torch.tensor([[1.0, 0.0]]))
+    weights = Weights(torch.eye(2), torch.tensor([[1.0, 0.0]]))
     inputs = torch.stack([torch.arange(1.0, 101.0), torch.zeros(100)], dim=1)
     part = training.Part(inputs, (torch.arange(100)[:, None] >= 50).to(torch.uint8))
     threshold = training.choose_threshold(weights, part, 0.9)
     assert threshold == 56.0  # scores 51..100 are active; five of them may be missed
     found = training.quality(weights, threshold, part)
     assert (found.recall, found.precision, found.predicted_density) == (0.9, 1.0, 0.45)
+    limit = training.limit_threshold(weights, part, 0.3)
+    assert training.quality(weights, limit, part).predicted_density == 0.3
+    assert training.limit_threshold(weights, part, 2.0) == 1.0
     idle = training.Part(inputs, torch.zeros(100, 1, dtype=torch.uint8))
     silent = training.quality(weights, training.choose_threshold(weights, idle, 0.9), idle)
     assert (silent.recall, silent.precision, silent.predicted_density) == (1.0, 1.0, 0.0)
@@ -283,19 +303,19 @@ def test_parts_are_disjoint_and_in_order() -> None:
     assert (torch.cat([part.active for part in parts]).ravel().numpy() == (np.arange(100) % 3 == 0)).all()
 
 
-def test_first_rank_follows_sparsity() -> None:
-    assert first_rank(0.03, 4096, 1024, "fp16") == 128
-    assert first_rank(0.25, 4096, 2048, "fp16") == 1024
-    assert first_rank(0.25, 4096, 512, "fp16") == 512
-    assert first_rank(0.001, 64, 512, "fp16") == 8
+def test_ladders_lie_around_what_is_expected() -> None:
+    """120 of a mean of 3 % in OPT-6.7B, and 1,024 and more for its last layer (LLM in a flash C.1)."""
+    assert ladder_ranks(0.03 * 4096, 192, "fp16") == (48, 64, 96, 128, 192)
+    assert {256, 1024} < set(ladder_ranks(0.054 * 4096, 1408, "fp16"))
+    assert ladder_ranks(1000, 40, "fp16") == (40,)
+    assert ladder_ranks(0, 40, "fp16") == (8, 16, 24, 32, 40)
 
 
 @pytest.mark.parametrize("format_name", ["int8_group32", "int4_group32"])
 def test_ranks_fill_the_groups_of_their_format(setting: Setting, format_name: FormatName) -> None:
-    assert first_rank(0.001, 64, 512, format_name) == 32
-    assert first_rank(0.01, 4096, 512, format_name) == 64  # 41 values, two groups
-    assert first_rank(0.01, 4096, 48, format_name) == 48
-    assert [entry.rank for entry in setting.run(f"filled-{format_name}", 0, format_name=format_name).layers] == [32]
+    assert ladder_ranks(0, 192, format_name) == (32, 64, 96, 128, 192)
+    (ladder,) = setting.run(f"filled-{format_name}", 0, format_name=format_name).layers
+    assert [rung.rank for rung in ladder.rungs] == [32]
 
 
 def test_a_method_without_predictors_gets_an_empty_record(setting: Setting) -> None:

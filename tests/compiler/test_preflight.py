@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import calibrate, ingest, layout, predict, preflight, quantize
+from compiler import calibrate, ingest, layout, predict, preflight, quantize, size
 from compiler._io import Workspace, save_arrays
-from compiler.allocate import PREDICTOR_PARAMETER_SHARE
 from compiler.calibrate import CalibrateConfig
 from compiler.device import host
 from compiler.ingest import IngestConfig
@@ -259,12 +258,13 @@ def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
 
 
 def test_limits_are_those_of_the_stages() -> None:
-    for rule in ("calibrate", "distill", "recalibrate"):
+    for rule in ("calibrate", "distill", "recalibrate", "size"):
         text = (ROOT / "rules" / f"{rule}.smk").read_text()
         assert set(re.findall(r"threads: (\d+)", text)) == {str(_needs.PASS_THREADS)}
+    assert _needs.EFFECT_TOKENS == size.EFFECT_TOKENS
+    assert predict.PredictConfig().batch_tokens == _needs.BATCH_TOKENS
     assert _needs.REPLAYED_LAYERS == _counts.MAX_LAYERS
     assert _needs.REPLAYED_TOKENS == _counts.MAX_WINDOWS * (_counts.WINDOW_TOKENS + _counts.WARM_TOKENS)
-    assert _needs.PREDICTOR_PARAMETER_SHARE == PREDICTOR_PARAMETER_SHARE
     assert preflight.PREDICTOR_TOKENS == predict.MIN_TOKENS
 
 
@@ -330,7 +330,8 @@ def test_the_trial_has_the_settings_of_the_build(
     assert (sources["recalibrate"]["model"], sources["place"]["model"]) == ("distill", "distill")
     assert sources["place"]["activations"] == sources["order"]["activations"] == "recalibrate"
     assert "shards" not in sources["recalibrate"]
-    assert sources["layout"]["predictors"] == "predict"
+    assert sources["size"]["ladders"] == "predict"
+    assert sources["layout"]["predictors"] == sources["report"]["predictors"] == "size"
 
 
 def test_a_stage_that_refuses_is_named(model: Model, corpus: Corpus, tmp_path: Path) -> None:

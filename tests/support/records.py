@@ -155,9 +155,13 @@ def tiny_predictors(folder: Path, model: Model, sparsity: Sparsity) -> Predictor
                 format=sparsity.predictor_format,
                 threshold=0.25,
                 arrays=save_arrays(folder / f"predictor-{layer}.safetensors", arrays),
+                nbytes=predictor_bytes(model.spec, rank, sparsity.predictor_format),
                 recall=0.9,
                 precision=0.6,
                 predicted_density=0.3,
+                density=0.2,
+                num_parameters=rank * (model.spec.hidden_size + model.spec.intermediate_size),
+                output_cosine=0.99,
             )
         )
     return Predictors(weights_sha256=model.weights_sha256, layers=tuple(layers))

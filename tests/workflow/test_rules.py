@@ -19,7 +19,8 @@ DEVICE = "pixel6"
 OF_THE_BUILD = re.compile(rf"{DEVICE}/|calibrate-shards/|\w+\.json")
 CHUNKS = ("000-001", "002-003")
 SHARDS = ("0", "1")
-ORDER, QUANTIZED, PREDICTORS = (
+PREDICTORS = (f"{DEVICE}/size.json",)
+ORDER, QUANTIZED, LADDERS = (
     tuple(f"{DEVICE}/{stage}/{chunk}.json" for chunk in CHUNKS) for stage in ("order", "quantize", "predict")
 )
 SETTINGS = {"layers_per_job": 2, "calibration_shards": 2, "distill": "true", "algorithm": "gptq"}
@@ -49,6 +50,7 @@ def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
         "recalibrate": second_shard
         | {"shards": tuple(f"{DEVICE}/recalibrate-shards/{number}.json" for number in SHARDS)},
         "predict": {"model": model, "activations": second, "sparsity": sparsity},
+        "size": {"model": model, "corpus": corpus, "sparsity": sparsity, "ladders": LADDERS},
         "place": placing,
         "order": placing | {"placement": placement},
         "gram": {"model": model, "corpus": corpus, "sparsity": sparsity},
@@ -70,7 +72,16 @@ OUTPUTS = {
     "recalibrate_shard": f"{DEVICE}/recalibrate-shards/{{shard}}.json",
     "report": f"{DEVICE}/metrics.json",
 }
-ON_ALL_CORES = ("preflight", "calibrate", "calibrate_shard", "distill", "recalibrate", "recalibrate_shard", "gram")
+ON_ALL_CORES = (
+    "preflight",
+    "calibrate",
+    "calibrate_shard",
+    "distill",
+    "recalibrate",
+    "recalibrate_shard",
+    "size",
+    "gram",
+)
 
 
 @dataclass(frozen=True)
@@ -154,7 +165,7 @@ def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned
 def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
     found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
     expected = expected_records("ingest.json")
-    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict", "gram"):
+    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict", "size", "gram"):
         assert rule not in found
         del expected[rule]
     for rule, records in expected.items():

@@ -58,8 +58,8 @@ def test_two_nodes_and_a_killed_worker_give_the_local_artifact(
 
 
 def kill_between_layers(remote: Workflow, process: subprocess.Popen[bytes]) -> tuple[Path, tuple[int, int]]:
-    """Kills `predict` when its first layer is done; gives that layer's file and its identity."""
-    layer = remote.device / "predict" / CHUNK / "layer-0.safetensors"
+    """Kills `predict` when its first predictor is done; gives that file and its identity."""
+    layer = remote.device / "predict" / CHUNK / "layer-0.rank-32.safetensors"
     deadline = time.monotonic() + PATIENCE_S
     while not layer.exists():
         assert process.poll() is None, "the build ended before predict was seen"

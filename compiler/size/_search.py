@@ -1,0 +1,73 @@
+"""Which size each layer's predictor gets: from the smallest ones, byte by byte where a byte saves most perplexity.
+
+Pure: bytes and effects go in, positions on ladders come out. Effects of layers are taken to add up; what they really
+give together, the search has measured.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Sizes = tuple[int, ...]
+"""Per layer, the position of its predictor on its ladder."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one layer can have: per position on its ladder, the smallest first."""
+
+    nbytes: tuple[int, ...]
+    effect: tuple[float, ...]
+    """What it does to the model alone; effects of layers add up."""
+
+
+def path_of(layers: Sequence[Options], limit_bytes: int) -> list[Sizes]:
+    """Ever larger sizes, from the smallest of all layers to those after which nothing fits `limit_bytes` any more.
+
+    Each step enlarges the layer whose larger predictor saves most per byte; one that saves nothing comes last.
+    """
+    at = [0] * len(layers)
+    used = sum(options.nbytes[0] for options in layers)
+    path = [tuple(at)]
+    while True:
+        steps = [
+            (_saved_per_byte(options, at[number], larger), -number, -larger)
+            for number, options in enumerate(layers)
+            for larger in range(at[number] + 1, len(options.nbytes))
+            if used + options.nbytes[larger] - options.nbytes[at[number]] <= limit_bytes
+        ]
+        if not steps:
+            return path
+        _, number, larger = max(steps)
+        number, larger = -number, -larger
+        used += layers[number].nbytes[larger] - layers[number].nbytes[at[number]]
+        at[number] = larger
+        path.append(tuple(at))
+
+
+def _saved_per_byte(options: Options, now: int, larger: int) -> float:
+    return (options.effect[now] - options.effect[larger]) / (options.nbytes[larger] - options.nbytes[now])
+
+
+def first_that_meets(meets: Callable[[int], bool], length: int, start: int) -> int:
+    """The first of `length` places, ascending, that meets what it should, where all behind it do, too; else the last.
+
+    From `start` in doubling steps up or down, then by halves: sizes grow and shrink around where they began.
+    """
+    meets = functools.cache(meets)
+    low, high, step = -1, length - 1, 1
+    place = start
+    while low + 1 < high:
+        if meets(place):
+            high = place
+            place = max(low + 1, place - step) if low < 0 else (low + high) // 2
+        else:
+            low = place
+            place = min(high - 1, place + step) if high == length - 1 else (low + high) // 2
+        step *= 2
+    return high
+
+
+def scaled_effects(smallest: float, errors: Sequence[float]) -> tuple[float, ...]:
+    """Effects of all sizes of a layer, from that of the smallest: they fall as the errors of its output do."""
+    return tuple(smallest * error / errors[0] if errors[0] else 0.0 for error in errors)
