@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
+import numpy as np
 from pydantic import AfterValidator
 
 from runtime._plugins import load
 from runtime.kv_cache import kv_cache_bytes
 from runtime.quantities import parse_bytes
+from schemas.device import Flash
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices
 from schemas.model import ModelSpec
@@ -129,6 +131,19 @@ def slice_bytes(length: int, format_name: FormatName) -> int:
 def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> int:
     """Bytes of one unit: its slices' bytes, one after another."""
     return sum(slice_bytes(slice_length(piece, spec), format_name) for piece in slices(family, spec))
+
+
+def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarray:
+    """What a read costs besides its units, counted in the time that the bytes of one unit take: float64 [2].
+
+    First its own time, the device's break-even gap, which passes while bytes move (schemas/device.py); then the time of
+    bytes that belong to no unit: of units anywhere, rounding out to pages adds on average a page less what page and
+    stride have in common. In a layer group a unit counts with what lies behind it, other layers' parts of it, and a
+    read is spared those of its last one.
+    """
+    stride_bytes, page_bytes = layers_per_group * unit_bytes, flash.page_bytes.value
+    edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)
+    return np.array([flash.break_even_gap_bytes, edge_bytes]) / stride_bytes
 
 
 def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: FormatName) -> int:

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from compiler.activity.choice import Arrays
 from compiler.activity.forward import BlockHooks, Hooks, LayerStream
+from compiler.reads import Reading, reads_of
 from runtime._plugins import load
 from runtime.cache._policy import Policy
 from runtime.sparsity import Residency
@@ -63,6 +64,10 @@ class Score:
     hits: int
     """Uses of a unit that the cache had, warm-up left out; 0 without a cache."""
     misses: int
+    reads: int = 0
+    """What scored tokens make the flash read, and the modelled seconds of that; 0 where nothing says how units lie."""
+    read_bytes: int = 0
+    flash_s: float = 0.0
 
     @property
     def ppl(self) -> float:
@@ -76,8 +81,12 @@ def evaluate(
     sparse: Sparse,
     cache: CacheSettings | None = None,
     warm_up_blocks: int = 0,
+    reading: Reading | None = None,
 ) -> Score:
     """Scores int token ids [num_blocks, T] but for the first `warm_up_blocks`; the first token of each is given.
+
+    With `reading` it is also known where units lie: choices that hang on that see it, reads are counted, and what they
+    bring is used where the reading says so.
 
     Raises:
         ColdpressError: if nothing is left to score, or blocks would run side by side although one cache sees them all.
@@ -86,7 +95,7 @@ def evaluate(
         raise ColdpressError(f"{len(tokens)} blocks with a warm-up of {warm_up_blocks} leave none to score; give more")
     if cache is not None and stream.threads > 1:
         raise ColdpressError(f"a cache sees one block after another, found {stream.threads} threads; use one")
-    masks = Masks(sparse, stream.spec, cache, warm_up_blocks)
+    masks = Masks(sparse, stream.spec, cache, warm_up_blocks, reading)
     nll = stream.block_nll(tokens, masks.layer)[warm_up_blocks:]
     scored = tokens[warm_up_blocks:]
     return Score(
@@ -95,6 +104,9 @@ def evaluate(
         mlp_density=mlp_density(sparse, stream.spec, masks.used_share(scored.size)),
         hits=sum(masks.hits.values()),
         misses=sum(masks.misses.values()),
+        reads=sum(found.reads for found in masks.read.values()),
+        read_bytes=sum(found.bytes for found in masks.read.values()),
+        flash_s=math.fsum(found.seconds for found in masks.read.values()),
     )
 
 
@@ -114,6 +126,12 @@ def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> f
     return active / held if sparse.oracle else (active + total - held) / total
 
 
+class _Read(NamedTuple):
+    reads: int
+    bytes: int
+    seconds: float
+
+
 @dataclass
 class Masks:
     """What a selector leaves of the signals of every layer, and counts of it."""
@@ -122,10 +140,13 @@ class Masks:
     spec: ModelSpec
     cache: CacheSettings | None = None
     warm_up_blocks: int = 0
+    reading: Reading | None = None
     used: dict[tuple[int, str], dict[int, int]] = field(default_factory=dict)
     """Units that each block used, by layer and family: a dictionary, since blocks run in any order."""
     hits: dict[tuple[int, str], int] = field(default_factory=dict)
     misses: dict[tuple[int, str], int] = field(default_factory=dict)
+    read: dict[tuple[int, str, int], _Read] = field(default_factory=dict)
+    """What each block read, by layer, family and block."""
 
     def layer(self, layer: int) -> BlockHooks:
         """The hooks of a layer's blocks (compiler/activity/forward.py); its caches begin empty."""
@@ -164,9 +185,15 @@ class Masks:
 
     def _chooser(self, layer: int, family: str) -> "_Chooser":
         arrays, selector = self.sparse.arrays[layer, family], self.sparse.selector
-        if FAMILIES[family].signal == FAMILIES[family].activity and not self.cache:
-            return lambda block, values: selector.select_many(values, arrays)
-        return self._one_by_one(layer, family, arrays)
+        sees_places = selector.SEES_RESIDENCY and self.reading is not None
+        if FAMILIES[family].signal != FAMILIES[family].activity or self.cache or sees_places:
+            return self._one_by_one(layer, family, arrays)
+
+        def choose(block: int, values: np.ndarray) -> np.ndarray:
+            mask = selector.select_many(values, arrays)
+            return mask | self._brought(layer, family, block, mask)
+
+        return choose
 
     def _one_by_one(self, layer: int, family: str, arrays: Mapping[str, np.ndarray]) -> "_Chooser":
         units = num_units(family, self.spec)
@@ -175,11 +202,15 @@ class Masks:
             units, slots, np.zeros(0, np.int64)
         )
         position = np.arange(units, dtype=np.int32)
+        if self.reading:
+            position = self.reading.placed[layer, family].position
 
         def choose(block: int, values: np.ndarray) -> np.ndarray:
             mask = np.zeros((len(values), units), bool)
-            for row, signal in zip(mask, values, strict=True):
-                ids = self.sparse.selector.select(signal, arrays, Residency(policy.present, position))
+            here = np.empty_like(mask)
+            for row, before, signal in zip(mask, here, values, strict=True):
+                before[:] = policy.present
+                ids = self.sparse.selector.select(signal, arrays, Residency(before, position))
                 row[ids] = True
                 present = policy.touch(ids)
                 policy.admit(ids[~present])
@@ -187,9 +218,25 @@ class Masks:
                     hits = int(np.count_nonzero(present))
                     self.hits[layer, family] = self.hits.get((layer, family), 0) + hits
                     self.misses[layer, family] = self.misses.get((layer, family), 0) + ids.size - hits
-            return mask
+            brought = self._brought(layer, family, block, mask & ~here)
+            return mask | brought | (here if self._uses_read_units else False)
 
         return choose
+
+    @property
+    def _uses_read_units(self) -> bool:
+        return self.reading is not None and self.reading.use_read_units
+
+    def _brought(self, layer: int, family: str, block: int, missing: np.ndarray) -> np.ndarray:
+        """Counts the reads for `missing`, bool [T, num_units]; what they bring to be used, alike."""
+        if self.reading is None:
+            return missing
+        found = reads_of(missing, self.reading.placed[layer, family], self.reading)
+        if block >= self.warm_up_blocks:
+            self.read[layer, family, block] = _Read(
+                int(found.num_reads.sum()), int(found.num_bytes.sum()), math.fsum(found.seconds)
+            )
+        return found.brought if self._uses_read_units else missing
 
 
 _Chooser = Callable[[int, np.ndarray], np.ndarray]

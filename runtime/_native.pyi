@@ -36,6 +36,9 @@ def attend(
     out: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...
+def best_intervals(
+    gain: np.ndarray, price: float, read_units: float, edge_units: float, steps: int, chosen: np.ndarray
+) -> None: ...
 def read_extents(
     fd: int,
     offsets: np.ndarray,

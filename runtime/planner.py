@@ -85,6 +85,16 @@ def _cut(opens: np.ndarray, low: np.ndarray, high: np.ndarray, max_bytes: int) -
             opens[start] = True
 
 
+def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
+    """Flash positions of all units that lie whole inside `extents`, wanted or not: int64, distinct and ascending."""
+    first = -(-(extents.offsets - units.offset_bytes) // units.stride_bytes)
+    last = (extents.offsets + extents.lengths - units.offset_bytes - units.unit_bytes) // units.stride_bytes
+    first, stop = np.maximum(first, 0), np.minimum(last + 1, num_units)
+    counts = np.maximum(stop - first, 0)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.unique(np.repeat(first, counts) + within)  # two reads may contain one page
+
+
 def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[Batch]:
     """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each group as large as it may be."""
     lengths = plan.extents.lengths

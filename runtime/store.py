@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime import _native, planner
+from runtime import _native, _plugins, planner
 from runtime._extents import span_bytes
 from runtime._parts import Part, Staging, parts_of, staging_of
 from runtime.artifact.reader import Artifact
@@ -87,6 +87,7 @@ class Store:
         self.dram_used_bytes = used_bytes(artifact.manifest, plan)
         _check_fits(plan, self.dram_used_bytes, physical_bytes() if flash.moves_data else plan.dram_budget_bytes)
         self._flash, self._recorder, self._manifest = flash, recorder, artifact.manifest
+        self._use_read_units = uses_read_units(plan)
         self._modelled = artifact.manifest.device.flash.issuing(plan.queue_depth)
         self._page_bytes = artifact.manifest.flash.page_bytes
         # one fetch reads no page more than twice and no unit twice, so that more than that would never be touched,
@@ -144,7 +145,9 @@ class Store:
             ids: Unit ids, int32 [k], distinct and ascending.
 
         Yields:
-            Batches that cover `ids` exactly once, at most a read buffer's units each.
+            Batches that cover `ids` exactly once, at most a read buffer's units each. Under a plan with
+            `use_read_units` they also cover, once, what is in memory already, and what lies whole inside the reads;
+            the cache learns of `ids` only.
 
         Raises:
             CorruptPageError: if a page read is damaged.
@@ -156,15 +159,26 @@ class Store:
         hits, misses = ids[present], ids[~present]
         self.counters.hits += hits.size
         self.counters.misses += misses.size
+        if self._use_read_units:
+            hits, misses = self._with_what_costs_no_read(part, misses)
         self.counters.used_bytes += misses.size * part.units.unit_bytes
-        self.counters.active_bytes += ids.size * part.units.unit_bytes
+        self.counters.active_bytes += (hits.size + misses.size) * part.units.unit_bytes
         if hits.size:
             yield Batch(hits, part.slot[hits])
         if misses.size:
-            yield from self._fetch_missing(part, family, misses)
+            yield from self._fetch_missing(part, family, ids[~present], misses)
 
-    def _fetch_missing(self, part: Part, family: FamilyName, misses: np.ndarray) -> Iterator[Batch]:
-        self.counters.evictions += part.admit(misses)
+    def _with_what_costs_no_read(self, part: Part, misses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What is in memory before the request, and `misses` with what their reads bring: int32, ascending both."""
+        here = part.cache.present
+        planned = self._planned(part, np.sort(part.position[misses]))
+        units = part.order[planner.brought(part.units, part.order.size, planned.extents)]
+        return np.flatnonzero(here).astype(np.int32), np.sort(units[~here[units]])
+
+    def _fetch_missing(
+        self, part: Part, family: FamilyName, admissible: np.ndarray, misses: np.ndarray
+    ) -> Iterator[Batch]:
+        self.counters.evictions += part.admit(admissible)
         misses, staging = part.in_flash_order(misses), self._staging[family]
         num_read = 0
         try:
@@ -299,6 +313,12 @@ class Store:
             extents_sha256=self.extents_sha256(),
             direct_io=self._flash.direct,
         )
+
+
+def uses_read_units(plan: Plan) -> bool:
+    """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
+    options = _plugins.options_of(_plugins.load("runtime.sparsity", plan.method), plan.options)
+    return bool(getattr(options, "use_read_units", False))
 
 
 def _check_fits(plan: Plan, needed: int, available: int) -> None:

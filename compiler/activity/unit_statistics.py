@@ -1,4 +1,5 @@
-"""What selectors are fitted to: calibration's arrays of one family of one layer, and the norms of its units' weights.
+"""What selectors are fitted to: calibration's arrays of one family of one layer, the norms of its units' weights, and
+what a read costs on the device.
 
 Norms are computed when a selector asks for them, and only then, from the source's tensors a few rows at a time.
 """
@@ -50,6 +51,7 @@ def fit_all(
     densities: Mapping[FamilyName, tuple[float, ...]],
     model: Model,
     activations: Activations,
+    read_units: Mapping[str, np.ndarray] | None = None,
 ) -> dict[tuple[int, str], dict[str, np.ndarray]]:
     """A selector's arrays by layer and family.
 
@@ -58,13 +60,18 @@ def fit_all(
         options: Its `Options`.
         densities: Family -> the density of every layer.
         model: The source.
-        activations: What `calibrate` found in it; a family that it did not count has no statistics.
+        activations: What `calibrate` found in it; a family that it did not count has no magnitudes.
+        read_units: Family -> what a read costs besides its units, float64 [2] (compiler/cost_model.py); None where no device
+            is in question.
     """
     found: dict[tuple[int, str], dict[str, np.ndarray]] = {}
     for entry in activations.layers:
         for family, per_layer in densities.items():
             known = entry.family(family)
-            statistics = UnitStatistics(model, entry.layer, family, load_arrays(known.arrays) if known else {})
+            counted = load_arrays(known.arrays) if known else {}
+            if read_units is not None:
+                counted["read_units"] = read_units[family]
+            statistics = UnitStatistics(model, entry.layer, family, counted)
             units = num_units(family, model.spec)
             found[entry.layer, family] = selector.fit(units, per_layer[entry.layer], statistics, options)
     return found

@@ -32,6 +32,7 @@ from compiler.cost_model import (
     dense_footprint_bytes,
     kv_cache_bytes,
     predictor_bytes,
+    read_units,
     resident_bytes,
     unit_bytes,
     weight_bytes,
@@ -120,7 +121,7 @@ def run(
         sparsity = _fastest(config, model, activations, device)
     else:
         sparsity = _divided(config, model, activations, device)
-    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, model, activations, work)})
+    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, model, activations, device, work)})
     _log(spec, activations, device, sparsity)
     return sparsity
 
@@ -227,12 +228,18 @@ def _why_shorter(model: Model) -> str:
     )
 
 
-def _fitted(sparsity: Sparsity, model: Model, activations: Activations, work: Workspace) -> ArrayFile | None:
+def _fitted(
+    sparsity: Sparsity, model: Model, activations: Activations, device: DeviceProfile, work: Workspace
+) -> ArrayFile | None:
     """What the selector keeps for each family of each layer; None where it keeps nothing."""
     selector = load("runtime.sparsity", sparsity.method)
     options = options_of(selector, sparsity.options)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
-    fitted = fit_all(selector, options, densities, model, activations)
+    costs = {
+        family: read_units(device.flash, unit_bytes(family, model.spec, sparsity.format), sparsity.layers_per_group)
+        for family in densities
+    }
+    fitted = fit_all(selector, options, densities, model, activations, costs)
     arrays = {
         f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()
     }

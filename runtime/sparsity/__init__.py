@@ -9,18 +9,25 @@ its families, of that of all their weights together.
 
 `fit(num_units, density, statistics, options)` -> the arrays of one family of one layer; `KEPT` (name to dtype), those
 of them that stay in the artifact's tables. `statistics` has what calibration counted of the family
-(schemas/activations.py) and `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source;
-it is empty where a method runs an artifact of another.
+(schemas/activations.py), `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source, and
+`read_units` float64 [2], what a read costs besides its units, counted in the time of a unit's bytes: time of its own,
+and of bytes that are nobody's (runtime/kernels/intervals.py). It is empty where a method runs an artifact of another.
 `select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal;
 `select_many(activity, arrays)` -> the same decision for many tokens, bool like `activity`, from the family's activity
 (schemas/families.py). A selector that decides before there is an entry per unit says there what it aims at; one that
-sees residency decides there as if nothing were in DRAM.
+sees residency decides there as if nothing were in DRAM, and every unit lay on flash where its id says.
+
+With `ReadingOptions` among its options, and `use_read_units` set, the store (runtime/store.py) adds to a choice what
+costs no read: it computes with more, and keeps in its cache what was chosen.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
+
+from schemas.base import Record
 
 DensitySource = Literal["whole", "measured", "budget", "capped", "divided"]
 """Every unit; the share that is not exactly zero; what the user says or the DRAM budget allows (ActiveFlow 4.1), in
@@ -35,3 +42,12 @@ class Residency:
     """bool [num_units]: in DRAM, so that using it reads nothing."""
     position: np.ndarray
     """int32 [num_units]: the unit's place on flash, in the order of its section."""
+
+
+class ReadingOptions(Record):
+    """What a selector whose choice is not exact leaves to the store."""
+
+    use_read_units: bool = Field(
+        default=False,
+        description="true or false: whether a token also uses what is in DRAM, and what the reads for its units bring",
+    )

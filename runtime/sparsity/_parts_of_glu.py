@@ -7,12 +7,12 @@ nothing can run.
 
 from pydantic import Field
 
-from schemas.base import Record
+from runtime.sparsity import ReadingOptions
 from schemas.errors import ColdpressError
 from schemas.model import ModelSpec
 
 
-class Options(Record):
+class Options(ReadingOptions):
     """Whether it is to be built or only to be judged."""
 
     oracle: bool = Field(

@@ -7,8 +7,7 @@ a gate it reads the inner activation.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, threshold
-from schemas.base import Record
+from runtime.sparsity import DensitySource, ReadingOptions, threshold
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "mlp_mid")
@@ -20,7 +19,7 @@ MISSED_SHARE = 0.0
 SEES_RESIDENCY = False
 
 
-class Options(Record):
+class Options(ReadingOptions):
     """None: the level follows from the density."""
 
 

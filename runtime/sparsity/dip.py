@@ -12,8 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, topk
-from schemas.base import Record
+from runtime.sparsity import DensitySource, ReadingOptions, topk
 from schemas.config import Key
 from schemas.errors import ColdpressError
 from schemas.families import slices
@@ -34,7 +33,7 @@ LEAST = 0.02
 """No part is left with less."""
 
 
-class Options(Record):
+class Options(ReadingOptions):
     """How the MLP's density is divided; the paper's rule where nothing is said."""
 
     input_density: Annotated[float | None, Key(default="by the rule that a search gave")] = Field(

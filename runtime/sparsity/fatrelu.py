@@ -7,8 +7,7 @@ is not zero anyway leaves out zeros alone.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, relu, threshold
-from schemas.base import Record
+from runtime.sparsity import DensitySource, ReadingOptions, relu, threshold
 from schemas.model import ModelSpec
 
 CHOOSES = relu.CHOOSES
@@ -20,7 +19,7 @@ MISSED_SHARE = 0.0
 SEES_RESIDENCY = False
 
 
-class Options(Record):
+class Options(ReadingOptions):
     """None: the level follows from the density."""
 
 

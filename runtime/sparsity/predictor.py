@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from runtime.kernels import gemv
-from runtime.sparsity import DensitySource, Residency, topk
-from schemas.base import Record
+from runtime.sparsity import DensitySource, ReadingOptions, Residency, topk
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("neuron",)
@@ -25,7 +24,7 @@ MISSED_SHARE = 0.1
 """The weakest of the active units are what is missed (LLM in a flash, Fig. 3a)."""
 
 
-class Options(Record):
+class Options(ReadingOptions):
     """None; how predictors are trained is the settings of `predict`."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, Residency
+from runtime.sparsity import DensitySource, ReadingOptions, Residency
 from schemas.base import Record
 from schemas.model import ModelSpec
 
@@ -24,7 +24,7 @@ MISSED_SHARE = 0.0
 SEES_RESIDENCY = False
 
 
-class Options(Record):
+class Options(ReadingOptions):
     """What is pruned."""
 
     attention: bool = Field(default=False, description="true or false: whether attention's matrices are pruned, too")

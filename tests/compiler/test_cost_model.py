@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from compiler import cost_model
 from compiler.cost_model import budget_bytes, buffers_for, parse_share, stored_format
 from runtime._plugins import load, names
+from runtime.planner import Strided, plan_reads
+from schemas.device import Flash
 from schemas.errors import ColdpressError
 from tests.support.statistics import model_of, shapes_of
 
@@ -97,3 +99,31 @@ def test_buffers_exceed_what_is_free_only_by_their_least_sizes(free: int, densit
     least = buffers_for(spec, "int8_group32", densities, 0, 4096).total_bytes  # type: ignore[arg-type]
     found = buffers_for(spec, "int8_group32", densities, free, 4096).total_bytes  # type: ignore[arg-type]
     assert least <= found <= max(least, free)
+
+
+def test_what_a_read_costs_in_units() -> None:
+    """100,000 reads of 4 KiB a second, at most 4 GB/s: a read takes as long as 40,000 bytes."""
+    curve = ((4096, 4096e5), (1 << 20, 4e9))
+    figure = {"source": "assumption: a test"}
+    flash = Flash.model_validate(
+        {
+            "page_bytes": {"value": 4096, **figure},
+            "queue_depth": {"value": 32, **figure},
+            "latency_s": {"value": 1e-5, **figure},
+            "read_curve": {
+                "value": tuple({"read_bytes": size, "bytes_per_s": speed} for size, speed in curve),
+                **figure,
+            },
+        }
+    )
+    assert cost_model.read_units(flash, 1000, 1).tolist() == pytest.approx([40, (4096 - 8) / 1000], rel=1e-3)
+    assert cost_model.read_units(flash, 4096, 1).tolist() == pytest.approx([40_000 / 4096, 0], rel=1e-3)
+    assert cost_model.read_units(flash, 1000, 4).tolist() == pytest.approx([10, (4096 - 32 - 3000) / 4000], rel=1e-3)
+
+
+def test_edges_of_reads_are_those_that_the_planner_makes() -> None:
+    """On average over places, of reads of three units each."""
+    units, page = Strided(65536, 1000, 1000), 4096
+    plans = [plan_reads(units, np.arange(place, place + 3), page, 0, 1 << 20) for place in range(512)]
+    edge = np.mean([plan.extents.num_bytes - 3000 for plan in plans])
+    assert edge == pytest.approx(page - math.gcd(1000, page))

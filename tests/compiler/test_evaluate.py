@@ -13,11 +13,15 @@ from compiler.activity.choice import Arrays
 from compiler.activity.forward import LayerStream
 from compiler.evaluate import CacheSettings, Masks, Sparse, evaluate, mlp_density
 from compiler.ingest import IngestConfig
+from compiler.reads import Placed, Reading
 from runtime import _plugins
 from runtime.generate import Session
+from runtime.planner import Strided
 from runtime.sparsity import topk
+from runtime.store import MAX_READ_BYTES, uses_read_units
 from schemas.errors import ColdpressError
 from schemas.families import num_units
+from schemas.layout import placed_parts
 from schemas.model import Model
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.hf import load_hf, roles_of, spec_of
@@ -53,6 +57,20 @@ def cache_of(model: Model, families: tuple[str, ...]) -> CacheSettings:
     return CacheSettings("lru", {name: round(SLOTS_SHARE * num_units(name, model.spec)) for name in families})
 
 
+def reading_of(session: Session) -> Reading:
+    """How the session reads."""
+    plan, manifest = session.plan, session.artifact.manifest
+    placed = {
+        (part.layer, part.family): Placed(
+            Strided(section.part_offset_bytes(part.layer), section.unit_bytes, section.stride_bytes),
+            session.artifact.order(section),
+        )
+        for part, section in placed_parts(plan, manifest.flash.sections)
+    }
+    flash = manifest.device.flash.issuing(plan.queue_depth)
+    return Reading(flash, plan.collapse_gap_bytes, MAX_READ_BYTES, uses_read_units(plan), placed)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_logits_are_those_of_the_runtime(name: str, source: Model, tmp_path: Path) -> None:
     """Up to a unit at the edge of a choice: the runtime's KV cache is fp16."""
@@ -63,7 +81,13 @@ def test_logits_are_those_of_the_runtime(name: str, source: Model, tmp_path: Pat
     hf = load_hf(Path(source.tensors["norm.weight"].file).parent)
     spec = spec_of(hf.config)
     recipe = Recipe(
-        spec=spec, method=name, pinned_share=0, slots_share=SLOTS_SHARE, density=0.4, context_length=TOKENS.shape[1]
+        spec=spec,
+        method=name,
+        pinned_share=0,
+        slots_share=SLOTS_SHARE,
+        density=0.4,
+        context_length=TOKENS.shape[1],
+        read_buffer_bytes=1 << 18,
     )
     session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(hf, spec)).path)
     decoded = []
@@ -71,7 +95,9 @@ def test_logits_are_those_of_the_runtime(name: str, source: Model, tmp_path: Pat
         session.decoder.begin(len(block))
         decoded.append(np.stack([session.decoder.decode(int(token)) for token in block]))
     sparse = Sparse(selector, families, arrays_of(session))
-    masks = Masks(sparse, source.spec, cache_of(source, families) if selector.SEES_RESIDENCY else None)
+    masks = Masks(sparse, source.spec)
+    if selector.SEES_RESIDENCY:
+        masks.cache, masks.reading = cache_of(source, families), reading_of(session)
     stream = LayerStream(source)
     found = stream.head(stream.last_hidden(TOKENS, masks.layer)).numpy()
     error = np.abs(found - np.stack(decoded)).max(axis=2)
@@ -80,6 +106,55 @@ def test_logits_are_those_of_the_runtime(name: str, source: Model, tmp_path: Pat
     left_out = np.abs(found - stream.logits(TOKENS)).max()
     if selector.EXACT or source.spec.hidden_act != "relu":  # of a ReLU's units a small share may be all that count
         assert (left_out < 1e-4) == selector.EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layers_per_group", "cache"),
+    [
+        ("topk", {"use_read_units": True}, 1, "lru"),
+        ("dip_ca", {"use_read_units": True}, 2, "lru"),
+        ("flash", {}, 1, "lru"),
+        ("flash", {}, 1, "static"),
+        ("topk", {}, 2, "static"),
+    ],
+)
+def test_what_is_read_and_used_along_is_what_the_runtime_reads(
+    name: str, options: dict[str, Any], layers_per_group: int, cache: str, source: Model, tmp_path: Path
+) -> None:
+    families = families_of(name, source.spec)
+    hf = load_hf(Path(source.tensors["norm.weight"].file).parent)
+    recipe = Recipe(
+        spec=spec_of(hf.config),
+        method=name,
+        options=options,
+        cache=cache,
+        pinned_share=0,
+        slots_share=SLOTS_SHARE if cache == "lru" else 0,
+        density=0.3,
+        context_length=TOKENS.shape[1],
+        page_bytes=512,
+        collapse_gap_bytes=512,
+        read_buffer_bytes=1 << 18,
+        layers_per_group=layers_per_group,
+    )
+    session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(hf, spec_of(hf.config))).path)
+    decoded = []
+    for block in TOKENS:
+        session.decoder.begin(len(block))
+        decoded.append(np.stack([session.decoder.decode(int(token)) for token in block]))
+    slots = cache_of(source, families) if cache == "lru" else None
+    masks = Masks(Sparse(_plugins.load("runtime.sparsity", name), families, arrays_of(session)), source.spec, slots)
+    masks.reading = reading_of(session)
+    stream = LayerStream(source)
+    found = stream.head(stream.last_hidden(TOKENS, masks.layer)).numpy()
+    assert np.median(np.abs(found - np.stack(decoded)).max(axis=2)) < 2e-3 * np.abs(found).max()
+    counted, reads = session.store.counters, masks.read.values()
+    assert sum(entry.reads for entry in reads) == pytest.approx(counted.reads, rel=0.01)
+    assert sum(entry.bytes for entry in reads) == pytest.approx(counted.read_bytes, rel=0.01)
+    assert sum(entry.seconds for entry in reads) == pytest.approx(counted.modelled_flash_s, rel=0.01)
+    sizes = {entry.family: entry.unit_bytes for entry in session.artifact.manifest.families}
+    used = sum(sum(blocks.values()) * sizes[family] for (_, family), blocks in masks.used.items())
+    assert used == pytest.approx(counted.active_bytes, rel=0.01)
 
 
 def of(method: str, model: Model, density: float, oracle: bool = False, **options: Any) -> Sparse:

@@ -10,7 +10,7 @@ from runtime.quantization import fp16
 from runtime.sparsity import DensitySource, Residency
 from schemas.families import FAMILIES, num_units, slice_length, slices
 from tests.support.artifacts import small_spec
-from tests.support.methods import fit
+from tests.support.methods import fit, nothing_cached
 
 METHODS = _plugins.names("runtime.sparsity")
 NUM_UNITS, HIDDEN, RANK = 96, 32, 8
@@ -48,7 +48,7 @@ def residency(share):
 
 def test_the_methods_of_this_version_are_there():
     dip = {"dip", "dip_ca", "gate", "up", "glu", "cats"}
-    assert {"dense", "relu", "fatrelu", "predictor", "topk", "threshold", "wina", *dip} <= set(METHODS)
+    assert {"dense", "relu", "fatrelu", "predictor", "topk", "threshold", "wina", "flash", *dip} <= set(METHODS)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -133,7 +133,7 @@ def test_many_tokens_at_once_are_decided_as_one_by_one(name, density):
         alone = method.select_many(row[None], arrays)[0]
         np.testing.assert_array_equal(chosen, alone)
         if not method.NEEDS_PREDICTORS:
-            np.testing.assert_array_equal(np.flatnonzero(chosen), method.select(row, arrays, residency(0.0)))
+            np.testing.assert_array_equal(np.flatnonzero(chosen), method.select(row, arrays, nothing_cached(NUM_UNITS)))
 
 
 @pytest.mark.parametrize("name", METHODS)

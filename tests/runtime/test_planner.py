@@ -135,3 +135,22 @@ def test_no_positions_need_no_reads():
     plan = planner.plan_reads(planner.Strided(0, 100, 100), np.empty(0, np.int32), 4096, 0, 4096 * 2)
     assert len(plan.extents) == 0
     assert list(planner.batches(plan, 8192)) == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases)
+def test_what_reads_bring_are_the_units_whole_inside_one(case):
+    plan, _ = plan_of(case)
+    units, num_units = units_of(case), 301
+    starts = units.starts(np.arange(num_units))
+    low, high = plan.extents.offsets, plan.extents.offsets + plan.extents.lengths
+    inside = (starts[:, None] >= low) & (starts[:, None] + units.unit_bytes <= high)
+    found = planner.brought(units, num_units, plan.extents)
+    assert found.tolist() == np.flatnonzero(inside.any(axis=1)).tolist()
+    assert set(case["positions"].tolist()) <= set(found.tolist())
+
+
+def test_no_reads_bring_nothing():
+    units = planner.Strided(65536, 100, 100)
+    plan = planner.plan_reads(units, np.zeros(0, np.int32), 4096, 0, 8192)
+    assert planner.brought(units, 50, plan.extents).size == 0

@@ -8,11 +8,11 @@ from hypothesis.extra.numpy import arrays
 
 from runtime import _plugins
 from runtime.kernels import gemv
-from runtime.sparsity import Residency, dense, dip, dip_ca, glu, predictor, relu, threshold, topk, wina
+from runtime.sparsity import Residency, dense, dip, dip_ca, flash, glu, predictor, relu, threshold, topk, wina
 from runtime.sparsity._magnitudes import threshold as level_of
 from schemas.errors import ColdpressError
 from tests.support.artifacts import small_spec
-from tests.support.methods import fit, nothing_cached
+from tests.support.methods import counted, fit, nothing_cached
 
 NONE = nothing_cached(0)
 
@@ -211,3 +211,44 @@ def test_topk_prunes_attention_where_that_is_asked_for():
     assert topk.families(small_spec(), topk.Options()) == ("mlp_in", "mlp_mid")
     found = topk.families(small_spec(), topk.Options(attention=True))
     assert found == ("attn_in", "attn_out", "mlp_in", "mlp_mid")
+
+
+def flash_arrays(num_units, price, own, edge=0.0):
+    arrays = {"price": np.array([price]), "read_units": np.array([own, edge]), "unit_norms": np.ones(num_units)}
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+def test_flash_reads_together_what_lies_together():
+    """A read takes as long as three units: 4 and 5 lie beside 1 on flash, 7 alone, at its other end."""
+    signal = np.array([0.1, 3, 0.1, 0.1, 0.5, 0.5, 0.1, 1.2, 0.1, 0.1], np.float32)
+    position = np.array([5, 0, 6, 7, 1, 2, 8, 9, 4, 3], np.int32)
+    somewhere = Residency(np.zeros(10, bool), position)
+    assert flash.select(signal, flash_arrays(10, 1.0, 3.0), somewhere).tolist() == [1, 4, 5]
+    assert flash.select(signal, flash_arrays(10, 0.1, 3.0), somewhere).tolist() == [1, 4, 5, 7]
+    assert flash.select(signal, flash_arrays(10, 1e3, 3.0), somewhere).tolist() == [1]  # the largest, where none pays
+
+
+def test_flash_does_not_pay_for_what_is_in_dram():
+    """In DRAM the large unit names itself, but no read comes by any more."""
+    signal = np.array([3, 0.5, 0.5, 0, 0, 0, 0, 0], np.float32)
+    present = np.arange(8) == 0
+    arrays = flash_arrays(8, 0.5, 3.0)
+    assert flash.select(signal, arrays, nothing_cached(8)).tolist() == [0, 1, 2]
+    assert flash.select(signal, arrays, Residency(present, np.arange(8, dtype=np.int32))).tolist() == [0]
+    small = np.where(present, np.float32(0.1), signal)  # not worth its bytes: the cache need not keep it
+    assert 0 not in flash.select(small, arrays, Residency(present, np.arange(8, dtype=np.int32))).tolist()
+
+
+@pytest.mark.parametrize("density", [0.2, 0.5, 0.8])
+def test_flash_uses_the_density_that_it_is_fitted_to(density):
+    """On signals spread like those that calibration counted, here made apart from the fit's own."""
+    arrays = fit("flash", 4000, density)
+    signal = np.random.default_rng(11).normal(size=(20, 4000)).astype(np.float32)
+    assert flash.select_many(signal, arrays).mean() == pytest.approx(density, abs=0.03)
+
+
+def test_flash_needs_what_a_read_costs():
+    known = counted(40)
+    for name in ("unit_norms", "read_units"):
+        with pytest.raises(ColdpressError, match=r"flash needs the norms of .* and what a read costs"):
+            flash.fit(40, 0.5, {key: array for key, array in known.items() if key != name}, flash.Options())

@@ -1,6 +1,7 @@
 """The store against the units themselves: right rows under every policy and budget, and what a fetch promises."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -31,10 +32,10 @@ def requests(built, num_tokens=6, seed=1):
             yield layer, family, np.sort(ids).astype(np.int32)
 
 
-def check_fetch(store, built, layer, family, ids):
-    """Runs one fetch; every batch must hold its units when it is yielded."""
+def check_fetch(store, built, layer, family, ids, asked=None):
+    """Runs one fetch of `asked`, or of `ids`; `ids` must come, and every batch hold its units when it is yielded."""
     rows, codes, seen = store.rows(family), built.units[layer, family], []
-    for batch in store.fetch(layer, family, ids):
+    for batch in store.fetch(layer, family, ids if asked is None else asked):
         assert batch.ids.dtype == batch.slots.dtype == np.int32
         assert len(set(batch.slots.tolist())) == batch.slots.size
         assert (rows[batch.slots] == codes[batch.ids]).all()
@@ -280,3 +281,45 @@ def test_lfu_counts_start_anew_with_a_context(topk_artifact):
     store.reset()
     list(store.fetch(0, "mlp_in", new))
     assert store.residency(0, "mlp_in").present[new].all()
+
+
+def everything_in_reach(built, layer, family, missing, here, gap_bytes):
+    """What is in DRAM, and what lies whole inside the reads for `missing`: by the definition, page by page."""
+    sections = built.manifest.flash.sections
+    (section,) = (entry for entry in sections if layer in entry.layers and entry.family == family)
+    order, page = built.order[layer, family], built.manifest.flash.page_bytes
+    starts = section.offset_bytes + np.arange(order.size) * section.unit_bytes
+    spans = [set(range(start // page, -(-(start + section.unit_bytes) // page))) for start in starts.tolist()]
+    read = set().union(*(span for span, unit in zip(spans, order, strict=True) if unit in set(missing.tolist())))
+    for one, another in itertools.pairwise(sorted(read)):
+        read |= set(range(one, another)) if (another - one - 1) * page <= gap_bytes else set()
+    along = {int(unit) for span, unit in zip(spans, order, strict=True) if span <= read}
+    return np.array(sorted(along | set(np.flatnonzero(here).tolist())))
+
+
+@pytest.fixture(scope="module")
+def wide_artifact(tmp_path_factory):
+    """Its reads are as long as they can be useful."""
+    recipe = Recipe(method="topk", pinned_share=0, read_buffer_bytes=1 << 18)
+    return build_artifact(tmp_path_factory.mktemp("wide") / "a.coldpress", recipe)
+
+
+@pytest.mark.parametrize("cache", ["lru", "static"])
+@pytest.mark.parametrize("gap_bytes", [0, 8192])
+def test_what_costs_no_read_is_used(wide_artifact, cache, gap_bytes):
+    """The same reads and the same cache as without; each batch holds its units, and each unit comes once."""
+    changes = {"cache": cache, "collapse_gap_bytes": gap_bytes}
+    plain = open_store(wide_artifact, **changes)
+    store = open_store(wide_artifact, options={"use_read_units": True}, **changes)
+    further = 0
+    for layer, family, ids in requests(wide_artifact):
+        here = store.residency(layer, family).present.copy()
+        expected = everything_in_reach(wide_artifact, layer, family, ids[~here[ids]], here, gap_bytes)
+        check_fetch(store, wide_artifact, layer, family, expected, ids)
+        list(plain.fetch(layer, family, ids))
+        assert (store.residency(layer, family).present == plain.residency(layer, family).present).all()
+        further += expected.size - ids.size
+    assert further > 100
+    assert store.extents_sha256() == plain.extents_sha256()
+    assert (store.counters.hits, store.counters.misses) == (plain.counters.hits, plain.counters.misses)
+    assert store.counters.active_bytes > plain.counters.active_bytes

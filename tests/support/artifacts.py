@@ -82,6 +82,7 @@ class Recipe:
 
     spec: ModelSpec = field(default_factory=small_spec)
     method: str = "relu"
+    options: Mapping[str, Any] = field(default_factory=dict)
     families: tuple[str, ...] | None = None
     """None for those of the method."""
     format: str = "fp16"
@@ -320,6 +321,7 @@ def _plan(
     plan = {
         "name": "test",
         "method": recipe.method,
+        "options": dict(recipe.options),
         "arrays": [
             {"layer": part["layer"], "family": part["family"], "name": name}
             | {"dtype": array.dtype.name, "shape": array.shape}

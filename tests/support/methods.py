@@ -19,7 +19,8 @@ def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
 
 
 def counted(num_units: int) -> dict[str, np.ndarray]:
-    """What calibration might have counted of a family whose signals are normal, and norms of its units between 1 and 2.
+    """What calibration might have counted of a family whose signals are normal, norms of its units between 1 and 2, and
+    reads that cost as much as five units.
 
     The histogram is finer than a selector needs and its bins are not the compiler's.
     """
@@ -27,7 +28,12 @@ def counted(num_units: int) -> dict[str, np.ndarray]:
     edges = np.linspace(0, 8, 4001).astype(np.float32)
     histogram = np.histogram(np.abs(random.normal(size=100_000)), edges)[0].astype(np.uint64)
     norms = random.uniform(1, 2, num_units).astype(np.float32)
-    return {"magnitude_histogram": histogram, "magnitude_edges": edges, "unit_norms": norms}
+    return {
+        "magnitude_histogram": histogram,
+        "magnitude_edges": edges,
+        "unit_norms": norms,
+        "read_units": np.array([5.0, 0.5]),
+    }
 
 
 def fit(method: str, num_units: int, density: float, **options: bool | int | float | str) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "cpu.h"
 #include "crc32c.h"
+#include "intervals.h"
 #include "pool.h"
 #include "reads.h"
 #include "rows.h"
@@ -33,6 +34,7 @@ using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Checksums = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Buffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask2 = nb::ndarray<bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 std::string text(int64_t number) { return std::to_string(number); }
 
@@ -146,6 +148,17 @@ void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& val
     attend(a, out.data(), threads);
 }
 
+void choose_intervals(const Floats2& gain, double price, double read_units, double edge_units, int steps,
+                      const Mask2& chosen) {
+    for (size_t axis = 0; axis < 2; ++axis)
+        expect(gain.shape(axis) == chosen.shape(axis), "gain and chosen differ in shape at axis " + text(axis));
+    expect(steps >= 1 && steps <= 64, "steps is " + text(steps) + ", expected 1 to 64");
+    const int64_t tokens = static_cast<int64_t>(gain.shape(0)), units = static_cast<int64_t>(gain.shape(1));
+    const nb::gil_scoped_release release;
+    best_intervals(gain.data(), tokens, units, price, {read_units, edge_units}, steps,
+                   reinterpret_cast<uint8_t*>(chosen.data()));
+}
+
 void expect_extents(const Extents& extents, uint64_t buffer_bytes, uint64_t page_bytes, uint64_t pages) {
     for (int64_t i = 0; i < extents.count; ++i) {
         const uint64_t offset = extents.offsets[i], length = extents.lengths[i], into = extents.buffer_offsets[i];
@@ -246,6 +259,10 @@ NB_MODULE(_native, m) {
         nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
         "out[heads, head_dim] = softmax(scale * queries . keys[start:stop]) . values[start:stop]; keys and values are "
         "the bits of float16");
+    m.def("best_intervals", &choose_intervals, nb::arg("gain").noconvert(), "price"_a, "read_units"_a, "edge_units"_a,
+          "steps"_a, nb::arg("chosen").noconvert(),
+          "chosen[token, unit]: the intervals with the most gain less price times the larger of reads * read_units and "
+          "units + reads * edge_units, among `steps` mixes of the two.");
     m.def("read_extents", &read_checked, "fd"_a, nb::arg("offsets").noconvert(), nb::arg("lengths").noconvert(),
           nb::arg("buffer").noconvert(), nb::arg("buffer_offsets").noconvert(), "page_bytes"_a,
           nb::arg("page_crc32c").noconvert(), "num_threads"_a,

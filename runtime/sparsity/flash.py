@@ -1,0 +1,121 @@
+"""Flash: the intervals of flash that are worth their time, instead of the units that matter most.
+
+Reads what top-k reads, where units lie, and which of them are in DRAM. A unit's importance is the square of the signal
+times the norm of its weights (WINA): what leaving it out adds to the squared error of the product, were units
+independent. Chosen are the intervals with the most importance less a price per second, by the device's law
+(runtime/kernels/intervals.py): a unit that matters little is read where stopping for it would take longer, and one that
+stands alone has to be worth a read of its own. What is in DRAM costs nothing; of it a choice names what would be worth
+its bytes, which is what the cache is told, and `use_read_units` adds the rest. Chunks taken greedily by such a measure
+are Neuron Chunking (2511.18692).
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from pydantic import Field
+
+from runtime.kernels.intervals import best_intervals
+from runtime.sparsity import DensitySource, Residency, topk
+from runtime.sparsity._magnitudes import SMALLEST, draws
+from schemas.errors import ColdpressError
+from schemas.model import ModelSpec
+
+CHOOSES: tuple[str, ...] = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
+KEPT: Mapping[str, str] = {"price": "float32", "read_units": "float32", "unit_norms": "float32"}
+NEEDS_PREDICTORS = False
+NEEDS_EXACT_ZEROS = False
+EXACT = False
+MISSED_SHARE = 0.0
+SEES_RESIDENCY = True
+
+DRAWN_UNITS = 1 << 16
+"""Units of the tokens that are made up to find the price of a density."""
+STEPS = 20
+"""Halvings of the range of prices: their logarithm is known to a millionth of it."""
+
+
+class Options(topk.Options):
+    """What is pruned; units that cost no read are used unless that is turned off."""
+
+    use_read_units: bool = Field(
+        default=True,
+        description="true or false: whether a token also uses what is in DRAM, and what the reads for its units bring",
+    )
+
+
+def families(spec: ModelSpec, options: Options) -> tuple[str, ...]:
+    """The inputs of all linear layers of the MLP, and of attention if that is asked for."""
+    return topk.families(spec, options)
+
+
+def densities(exact_zeros: bool) -> DensitySource:
+    """A choice."""
+    return "budget"
+
+
+def fit(
+    num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
+) -> dict[str, np.ndarray]:
+    """`price` float32 [1], `read_units` float32 [2] as in `statistics`, and `unit_norms` float32 [num_units].
+
+    The price is that at which tokens use `density` of the units where calibration's magnitudes lie in any order: an
+    order that keeps together what is used together makes more of the same price.
+
+    Raises:
+        ColdpressError: if `statistics` lacks magnitudes, norms or what a read costs.
+    """
+    if "unit_norms" not in statistics or "read_units" not in statistics:
+        raise ColdpressError(
+            "flash needs the norms of the source's weights and what a read costs, which an artifact of another method "
+            "does not have; build with method=flash"
+        )
+    norms = np.asarray(statistics["unit_norms"], np.float32)
+    kept = {"read_units": np.asarray(statistics["read_units"], np.float32), "unit_norms": norms}
+    gain = _gain(draws(statistics, (max(1, DRAWN_UNITS // num_units), num_units)), kept)
+    return {"price": np.array([_price(gain, density, kept["read_units"])], np.float32), **kept}
+
+
+def _price(gain: np.ndarray, density: float, read_units: np.ndarray) -> float:
+    """At which `density` of all units are chosen; 0 where everything is wanted."""
+    if density >= 1:
+        return 0.0
+    high = float(gain.max(initial=SMALLEST))
+    low = 1e-12 * high
+    for _ in range(STEPS):
+        middle = (low * high) ** 0.5
+        if np.count_nonzero(_chosen(gain, middle, read_units)) > density * gain.size:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _chosen(gain: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarray:
+    return best_intervals(gain, price, float(read_units[0]), float(read_units[1]))
+
+
+def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
+    """Ids of what is worth reading, or would be if it were not in DRAM, int32 ascending; at least one.
+
+    `signal` is float32 [num_units].
+    """
+    gain, present = _gain(signal, arrays), residency.present
+    to_read = np.empty_like(gain)
+    to_read[residency.position] = np.where(present, 0, gain)
+    chosen = _chosen(to_read[None], float(arrays["price"][0]), arrays["read_units"])[0]
+    wanted = np.where(present, gain > arrays["price"][0], chosen[residency.position])
+    return np.flatnonzero(wanted).astype(np.int32) if wanted.any() else np.array([gain.argmax()], np.int32)
+
+
+def select_many(activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The choice where nothing is in DRAM and units lie by their ids: float32 [T, num_units] -> bool alike."""
+    gain = _gain(activity, arrays)
+    chosen = _chosen(gain, float(arrays["price"][0]), arrays["read_units"])
+    empty = np.flatnonzero(~chosen.any(axis=1))
+    chosen[empty, gain[empty].argmax(axis=1)] = True
+    return chosen
+
+
+def _gain(signal: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What each unit adds to the square of the product, float32 like `signal`."""
+    return (signal * arrays["unit_norms"]) ** 2
