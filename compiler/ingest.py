@@ -29,7 +29,7 @@ from compiler.checkpoint.source_tokenizer import (
     MAX_TOKENIZER_BYTES,
     SETTINGS,
     TOKENIZER,
-    load_tokenizer,
+    SourceTokenizer,
 )
 from compiler.checkpoint.tensor_map import match_tensors
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -115,7 +115,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     checkpoint = _check(folder)
     if is_there(folder, TOKENIZER):
         regular_file(folder, TOKENIZER)
-    load_tokenizer(folder, checkpoint.spec.vocab_size)
+    SourceTokenizer(folder, checkpoint.spec.vocab_size)
     files = _scan(checkpoint)
     weights = [file for file in files if file.name.endswith(".safetensors")]
     source = _write_private(checkpoint, work.folder / "source")

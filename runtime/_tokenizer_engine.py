@@ -32,10 +32,10 @@ class Engine:
         added = self._tokenizer.get_added_tokens_decoder().items()
         self.special = frozenset(token_id for token_id, token in added if token.special)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with what the post-processor adds."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids, with what the post-processor adds where `special` says so."""
         with _sentences("failing on this text"):
-            return self._tokenizer.encode(text).ids
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""

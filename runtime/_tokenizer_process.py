@@ -1,7 +1,8 @@
 """A tokenizer that nothing is known to bound, in a process of its own with little time, memory and output.
 
-Frames of both directions are 8 bytes of length, then JSON; the first frame is tokenizer.json itself. The process ends
-with its caller: it reads the end of its input.
+Frames of both directions are 8 bytes of length, then JSON; the first frame is tokenizer.json itself. Time grows with a
+frame, so that a long text may take long and a short one may not. The process ends with its caller: it reads the end of
+its input.
 """
 
 import json
@@ -21,14 +22,16 @@ from runtime._tokenizer_engine import TOKENIZER_FILE, Engine
 from schemas.errors import ArtifactError, ColdpressError
 
 WALL_S, MEMORY_BYTES, REPLY_BYTES = 60, 2 << 30, 64 << 20
-"""Seconds of one request, however busy the machine is; the process's address space; one reply."""
+"""Seconds of a short request, however busy the machine is; the process's address space; one reply."""
+BYTES_PER_S = 1 << 17
+"""Of a long text, for each second more: an eighth of what tokenizers in use need on a slow processor."""
 
 
 class LimitedEngine:
     """The members of `Engine`, computed elsewhere."""
 
     cpu_s = 5
-    """Seconds of the processor for one request; the largest tokenizers in use take one to be built."""
+    """Seconds of the processor for a short request; the largest tokenizers in use take one to be built."""
 
     def __init__(self, data: bytes, reason: str) -> None:
         """Starts the process.
@@ -52,9 +55,9 @@ class LimitedEngine:
         weakref.finalize(self, _end, self._process)
         self.special = frozenset(self._answer(data))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
         """See `Engine`."""
-        return self._ask("encode", text)
+        return self._ask("encode", text, special)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Engine`."""
@@ -62,11 +65,11 @@ class LimitedEngine:
 
     def stream(self) -> Callable[[Sequence[int]], str]:
         """See `Engine`; a second stream ends the first."""
-        self._ask("stream", [])
+        self._ask("stream")
         return lambda ids: self._ask("step", list(ids))
 
-    def _ask(self, name: str, argument: Any) -> Any:
-        return self._answer(json.dumps([name, argument]).encode())
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        return self._answer(json.dumps([name, *arguments]).encode())
 
     def _answer(self, frame: bytes) -> Any:
         assert self._process.stdin
@@ -74,11 +77,13 @@ class LimitedEngine:
         try:
             self._process.stdin.write(len(frame).to_bytes(8, "little") + frame)
             self._process.stdin.flush()
-            reply = json.loads(self._read_frame(self._process.stdout.fileno()))
+            deadline_s = time.monotonic() + WALL_S * (1 + len(frame) / (self.cpu_s * BYTES_PER_S))
+            reply = json.loads(self._read_frame(self._process.stdout.fileno(), deadline_s))
         except (EOFError, BrokenPipeError, TimeoutError) as error:
             self._process.kill()
             self._process.wait()
-            limits = f"{self.cpu_s} s of processor time, {MEMORY_BYTES >> 30} GiB of memory or {REPLY_BYTES >> 20} MiB"
+            allowed_s = self.cpu_s + len(frame) // BYTES_PER_S
+            limits = f"{allowed_s} s of processor time, {MEMORY_BYTES >> 30} GiB of memory or {REPLY_BYTES >> 20} MiB"
             raise ArtifactError(
                 f"{TOKENIZER_FILE}: the tokenizer took more than {limits} of output, which is limited since it has "
                 f"{self._reason}; give token ids and --json, or rebuild the artifact with another tokenizer"
@@ -87,8 +92,7 @@ class LimitedEngine:
             raise ArtifactError(reply["error"])
         return reply["value"]
 
-    def _read_frame(self, opened: int) -> bytes:
-        deadline_s = time.monotonic() + WALL_S
+    def _read_frame(self, opened: int, deadline_s: float) -> bytes:
         length = int.from_bytes(_read(opened, 8, deadline_s), "little")
         if length > REPLY_BYTES:
             raise EOFError
@@ -125,17 +129,18 @@ def _serve(incoming: IO[bytes], outgoing: IO[bytes], cpu_s: int) -> None:
     step: Callable[[Sequence[int]], str] | None = None
     while frame := _next_frame(incoming):
         used_s = int(time.process_time())
-        resource.setrlimit(resource.RLIMIT_CPU, (used_s + cpu_s, resource.RLIM_INFINITY))
+        allowed_s = cpu_s + len(frame) // BYTES_PER_S
+        resource.setrlimit(resource.RLIMIT_CPU, (used_s + allowed_s, resource.RLIM_INFINITY))
         try:
             if engine is None:
                 engine = Engine(frame)
                 value: Any = sorted(engine.special)
             else:
-                name, argument = json.loads(frame)
+                name, *arguments = json.loads(frame)
                 if name == "stream":
                     step, value = engine.stream(), None
                 else:
-                    value = {"encode": engine.encode, "decode": engine.decode, "step": step}[name](argument)
+                    value = {"encode": engine.encode, "decode": engine.decode, "step": step}[name](*arguments)
             reply = {"value": value}
         except ColdpressError as error:
             reply = {"error": str(error)}

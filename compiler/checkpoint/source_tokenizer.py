@@ -7,16 +7,13 @@ which has none of them, reads the same.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compiler.checkpoint.source_json import read_json, read_object
 from runtime import _tokenizer_rules
 from runtime._tokenizer_process import LimitedEngine
 from schemas.errors import ArtifactError, CheckpointError, clipped
 from schemas.model import ModelSpec
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -27,57 +24,62 @@ MAX_SETTINGS_BYTES = 16 << 20
 SAMPLE = "The quick brown fox jumps over the lazy dog 12 times or 345; a naïve façade costs 6 €.\n" * 20
 
 
-def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
-    """The tokenizer of a checkpoint.
+class SourceTokenizer:
+    """The tokenizer of a checkpoint; one that nothing is known to bound encodes every text in a limited process."""
 
-    Raises:
-        CheckpointError: if the file is missing, not strict JSON, no tokenizer, not bounded on a short text, or has ids
-            beyond the embeddings.
-    """
-    from tokenizers import Tokenizer
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        """Reads it.
 
-    path = folder / TOKENIZER
-    if not path.is_file():
-        raise CheckpointError(f"{TOKENIZER} is missing in the checkpoint; write it with save_pretrained")
-    reason = _tokenizer_rules.why_unbounded(read_json(path, MAX_TOKENIZER_BYTES, _tokenizer_rules.JSON))
-    if reason is not None:
-        _try_limited(path.read_bytes(), reason)
-    with _sentences("not a tokenizer"):
-        tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    largest = max(vocabulary.values(), default=-1)
-    if largest < 0 or largest >= vocab_size:
-        raise CheckpointError(
-            f"{TOKENIZER}: its largest token id is {largest}, expected ids from 0 to {vocab_size - 1}, the rows of the "
-            "embeddings"
-        )
-    return tokenizer
+        Raises:
+            CheckpointError: if the file is missing, not strict JSON, no tokenizer, not bounded on a short text, or has
+                ids beyond the embeddings.
+        """
+        from tokenizers import Tokenizer
+
+        path = folder / TOKENIZER
+        if not path.is_file():
+            raise CheckpointError(f"{TOKENIZER} is missing in the checkpoint; write it with save_pretrained")
+        self._reason = _tokenizer_rules.why_unbounded(read_json(path, MAX_TOKENIZER_BYTES, _tokenizer_rules.JSON))
+        self._limited: LimitedEngine | None = None
+        if self._reason is not None:
+            with self._limits(SAMPLE):
+                self._limited = LimitedEngine(path.read_bytes(), self._reason)
+            self.encode(SAMPLE, special=True)
+        with _sentences("not a tokenizer"):
+            self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if largest < 0 or largest >= vocab_size:
+            raise CheckpointError(
+                f"{TOKENIZER}: its largest token id is {largest}, expected ids from 0 to {vocab_size - 1}, the rows of "
+                "the embeddings"
+            )
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """The ids of a text, with those that the post-processor adds where `special` says so.
+
+        Raises:
+            CheckpointError: if the tokenizer fails on it, as its author's patterns may, or takes more than its limits.
+        """
+        if self._limited is not None:
+            with self._limits(text):
+                return self._limited.encode(text, special)
+        with _sentences("it fails on ordinary text"):
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
+
+    @contextmanager
+    def _limits(self, text: str) -> Iterator[None]:
+        try:
+            yield
+        except ArtifactError as error:
+            raise CheckpointError(
+                f"{TOKENIZER}: it has {self._reason}, and fails on {len(text):,} characters of ordinary text, or takes "
+                "too much time or memory; give a checkpoint with another tokenizer"
+            ) from error
 
 
-def _try_limited(data: bytes, reason: str) -> None:
-    """A first text, where time, memory and output are limited, as in the runtime all texts of this tokenizer are."""
-    try:
-        LimitedEngine(data, reason).encode(SAMPLE)
-    except ArtifactError as error:
-        raise CheckpointError(
-            f"{TOKENIZER}: it has {reason}, and fails on {len(SAMPLE)} characters of ordinary text, or takes too much "
-            "time or memory; give a checkpoint with another tokenizer"
-        ) from error
-
-
-def token_ids(tokenizer: "Tokenizer", text: str, special: bool = False) -> list[int]:
-    """The ids of a text, with those that the post-processor adds where `special` says so.
-
-    Raises:
-        CheckpointError: if the tokenizer fails on it, as its author's patterns may.
-    """
-    with _sentences("it fails on ordinary text"):
-        return tokenizer.encode(text, add_special_tokens=special).ids
-
-
-def bos_of(folder: Path, spec: ModelSpec, tokenizer: "Tokenizer") -> int | None:
+def bos_of(folder: Path, spec: ModelSpec, tokenizer: SourceTokenizer) -> int | None:
     """The id that stands before each block of text, or None: the same as before a prompt (runtime/tokenizer.py).
 
     The tokenizer's own post-processor adds it, or tokenizer_config.json asks for it with `add_bos_token`.
@@ -88,7 +90,7 @@ def bos_of(folder: Path, spec: ModelSpec, tokenizer: "Tokenizer") -> int | None:
     bos = spec.bos_token_id
     if bos is None or settings.get("add_bos_token") is True:
         return bos
-    ids = token_ids(tokenizer, "a", special=True)
+    ids = tokenizer.encode("a", special=True)
     return bos if len(ids) > 1 and ids[0] == bos else None
 
 

@@ -8,7 +8,7 @@ the model's beginning-of-sequence token where the tokenizer asks for one, as a p
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +16,7 @@ from pydantic import Field
 from compiler._io import Workspace, save_arrays
 from compiler._shared_settings import SeedSetting
 from compiler.checkpoint.private import private_folder
-from compiler.checkpoint.source_tokenizer import bos_of, load_tokenizer, token_ids
+from compiler.checkpoint.source_tokenizer import SourceTokenizer, bos_of
 from compiler.tokenize._chat import ChatTemplate
 from compiler.tokenize._rows import RowReader
 from compiler.tokenize._text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
@@ -25,9 +25,6 @@ from schemas.config import REVISION_PATTERN, Key
 from schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
 from schemas.errors import ColdpressError
 from schemas.model import Model
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +76,7 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
     folder = private_folder(model)
     documents = _read(config, folder)
     block_tokens = min(config.block_tokens, model.spec.max_position_embeddings)
-    tokenizer = load_tokenizer(folder, model.spec.vocab_size)
+    tokenizer = SourceTokenizer(folder, model.spec.vocab_size)
     bos = bos_of(folder, model.spec, tokenizer)
     if block_tokens - (bos is not None) < 2:
         raise ColdpressError(f"blocks of {block_tokens} tokens leave nothing to predict; raise block_tokens")
@@ -109,7 +106,7 @@ def _split(
     config: TokenizeConfig,
     documents: Documents,
     split: Split,
-    tokenizer: "Tokenizer",
+    tokenizer: SourceTokenizer,
     block_tokens: int,
     bos: int | None,
     work: Workspace,
@@ -141,7 +138,7 @@ def _split(
 
 
 def make_blocks(
-    documents: Iterable[str], tokenizer: "Tokenizer", num_blocks: int, block_tokens: int, bos: int | None
+    documents: Iterable[str], tokenizer: SourceTokenizer, num_blocks: int, block_tokens: int, bos: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Token ids int32 [at most num_blocks, block_tokens] of the documents' text, and the document of each, alike.
 
@@ -156,7 +153,7 @@ def make_blocks(
     ids: list[int] = []
     places: list[np.ndarray] = []
     for place, document in enumerate(documents):
-        found = token_ids(tokenizer, document + SEPARATOR)
+        found = tokenizer.encode(document + SEPARATOR)
         ids += found
         places.append(np.full(len(found), place, np.int32))
         if len(ids) >= num_blocks * payload:

@@ -263,19 +263,6 @@ def test_large_files_are_read_in_part(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 4000 < sum(len(document) for split in SPLITS for document in splits[split]) <= 5000
 
 
-def test_a_tokenizer_that_fails_on_text(tmp_path: Path) -> None:
-    """Its pattern makes the library's regular expressions give up, which is a panic and no Exception."""
-    folder = write_model(tmp_path / "tiny", num_hidden_layers=1)
-    settings = json.loads((folder / "tokenizer.json").read_text())
-    split = {"type": "Split", "pattern": {"Regex": "(x+)+$"}, "behavior": "Isolated", "invert": False}
-    settings["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, settings["pre_tokenizer"]]}
-    (folder / "tokenizer.json").write_text(json.dumps(settings))
-    model = ingest.run(IngestConfig(model=str(folder)), Workspace(tmp_path / "work", "test"))
-    (tmp_path / "a.txt").write_text("\n\n".join(f"{number} " + "x" * 60 + "!" for number in range(100)))
-    found = refusal(model, tmp_path / "a.txt", tmp_path / "w")
-    assert found.startswith("tokenizer.json: it fails on ordinary text (")
-
-
 # --- datasets of the hub
 
 
