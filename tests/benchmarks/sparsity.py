@@ -62,7 +62,12 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "DIP": ("dip", {}),
 }
 """Row -> the selector and its options."""
-MODELS = {"prose7m": "wikitext-2", "tinystories656k": "tinystories", "prose7m-relu": "wikitext-2"}
+MODELS = {
+    "prose7m": "wikitext-2",
+    "tinystories656k": "tinystories",
+    "stories260k": "tinystories",
+    "prose7m-relu": "wikitext-2",
+}
 """Model -> the corpus that it is calibrated and scored on."""
 
 
