@@ -34,6 +34,7 @@ from schemas.base import Record
 from tests.benchmarks._report import finish, show
 from tests.support.records import Build, contents, tiny_verification
 
+REPORT_EVERY = 100
 ERRORS: Mapping[str, tuple[str, ...]] = {
     "openat": ("EACCES", "EIO", "ENOSPC"),
     "mkdir": ("EACCES", "EIO", "ENOSPC"),
@@ -300,7 +301,8 @@ def main() -> None:
         found = [injection for subject in SUBJECTS.values() for injection in places(subject)]
         chosen = found if arguments.all else sampled(found, arguments.sample, arguments.seed)
         print(f"{len(chosen)} of {len(found)} injections", flush=True)
-        for injection, result in zip(chosen, pool.map(attempt_here, chosen), strict=True):
+        results = pool.map(attempt_here, chosen)
+        for done, (injection, result) in enumerate(zip(chosen, results, strict=True), 1):
             figures["injections" if result else "missed"] += 1
             if result:
                 ending, torn, untidy, complete = result
@@ -308,6 +310,8 @@ def main() -> None:
                 figures["untidy"] += untidy
                 figures["completed_after"] += complete
                 rows.append((injection.subject.name, injection.call, injection.number, injection.error, ending))
+            if done % REPORT_EVERY == 0:
+                print(f"{done} of {len(chosen)}: {figures}", file=sys.stderr)
     show("faults", ("stage", "call", "number", "error", "ended"), rows)
     finish(figures)
 
