@@ -42,16 +42,16 @@ class DistillConfig(SeedSetting, DeviceSetting):
         default={}, description="the recipe's own options, as JSON"
     )
     steps: Annotated[PositiveCount, Key("distill_steps")] = Field(
-        default=40, description="updates of the weights in distillation"
+        default=80, description="updates of the weights in distillation"
     )
     blocks_per_step: Annotated[PositiveCount, Key("distill_blocks")] = Field(
         default=8, description="calibration blocks per update in distillation"
     )
     learning_rate: Annotated[float, Key()] = Field(
-        default=2e-4, gt=0, description="AdamW's first step size in distillation"
+        default=5e-4, gt=0, description="AdamW's first step size in distillation"
     )
     dense_share: Annotated[float, Key("distill_dense_share")] = Field(
-        default=0.0,
+        default=0.5,
         ge=0,
         lt=1,
         description="share of the blocks of an update that the student runs without masks, so that it stays good dense",

@@ -112,8 +112,10 @@ class Source:
         shards = self._shards()
         for file, names in shards.items():
             with replacing(folder / file) as temporary:
-                arrays = {name: weight(name).detach().cpu().contiguous() for name in names}
-                save_file(arrays, temporary, metadata={"format": "pt"})
+                # no variable: those of the file before would still be in memory
+                save_file(
+                    {name: weight(name).detach().cpu().contiguous() for name in names}, temporary, {"format": "pt"}
+                )
         index = {"metadata": {}, "weight_map": {name: file for file, names in shards.items() for name in names}}
         with replacing(folder / INDEX) as temporary:
             temporary.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

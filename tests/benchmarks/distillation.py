@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from compiler import distill, ingest, quantize
-from compiler._io import Workspace, save_arrays
+from compiler._io import Workspace, load_arrays, save_arrays
 from compiler.activity.forward import LayerStream
 from compiler.distill import DistillConfig
 from compiler.evaluate import Sparse, evaluate
@@ -169,11 +169,10 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
     )
     states = States(work)
     states.save = lambda progress, parameters, _: last.extend(value.detach().clone() for value in parameters)
-    blocks = {name: case.corpus.split(name).arrays.array_file for name in ("calibration", "validation")}
-    from safetensors.numpy import load_file
-
-    tokens = {name: load_file(file)["tokens"] for name, file in blocks.items()}
-    train(lesson, tokens["calibration"], tokens["validation"], schedule, states)
+    training, validation = (
+        load_arrays(case.corpus.split(name).arrays)["tokens"] for name in ("calibration", "validation")
+    )
+    train(lesson, training, validation, schedule, states)
     names = dict(
         zip((name for name, _ in lesson.student.named_parameters()), last[-len(lesson.parameters) :], strict=True)
     )
@@ -224,7 +223,10 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING)
     config = DistillConfig(
-        steps=arguments.steps, learning_rate=arguments.learning_rate, device="cpu", dense_share=arguments.dense_share
+        steps=arguments.steps,
+        learning_rate=arguments.learning_rate,
+        device="cpu",
+        dense_share=arguments.dense_share,
     )
     rows: list[dict[str, Any]] = []
     for name in arguments.models:

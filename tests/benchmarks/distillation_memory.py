@@ -1,6 +1,6 @@
 """Whether distilling takes the memory that it says, at the width of a 7B model: peak of a process against the sum.
 
-`python -m tests.benchmarks.distillation_memory [--shape mistral-7b] [--layers 1 2] [--recipes lora]`. For each number
+`python -m tests.benchmarks.distillation_memory [--shape mistral-7b] [--layers 2 3] [--recipes lora]`. For each number
 of layers a planted checkpoint (bfloat16, random weights of the true width) is distilled for one step in a process of
 its own, top-k at half on all linear layers; the sum is `compiler.distill.ram_bytes`. Layers add up, so two numbers of
 them give the slope, and the whole model by it. The last line is {rows: [{recipe, layers, peak_bytes, counted_bytes}],
@@ -85,7 +85,7 @@ def main() -> None:
     """Prints the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="mistral-7b", choices=sorted(SHAPES))
-    parser.add_argument("--layers", nargs="+", type=int, default=[1, 2], metavar="N")
+    parser.add_argument("--layers", nargs="+", type=int, default=[2, 3], metavar="N")
     parser.add_argument("--recipes", nargs="+", default=["lora"], choices=["lora", "self"])
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "RECIPE"), help="what the benchmark calls by itself")
     arguments = parser.parse_args()
