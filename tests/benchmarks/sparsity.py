@@ -195,7 +195,7 @@ def adapted(case: Case, activations: Activations, label: str, density: float, fo
     sparse, sparsity = found
     arrays = {f"{key[0]}.{key[1]}.{name}": array for key, part in sparse.arrays.items() for name, array in part.items()}
     sparsity = sparsity.model_copy(update={"arrays": save_arrays(folder / "selector.safetensors", arrays)})
-    config = DistillConfig(recipe="lora", steps=steps, learning_rate=LORA_RATE, device="cpu")
+    config = DistillConfig(recipe="lora", steps=steps, learning_rate=LORA_RATE, dense_share=0.0, device="cpu")
     work = Workspace(folder / f"{label}-{density}", "benchmark")
     corpus = corpus_of(case, folder, "training")
     student = distill.run(config, case.model, corpus, sparsity, work, case.stream.threads)
