@@ -189,6 +189,15 @@ def test_norms_are_computed_for_who_asks(model: Model) -> None:
         known["unit_norms"]
 
 
+@pytest.mark.usefixtures("ones")
+@pytest.mark.parametrize("layers", [1, 2])
+def test_flash_knows_what_a_read_costs(model: Model, everywhere: Activations, layers: int) -> None:
+    sparsity = run(config("flash", density=0.3, layers_per_group=layers), model, everywhere, device_of())
+    assert sparsity.arrays is not None
+    own = device_of().flash.break_even_gap_bytes / cost_model.unit_bytes("mlp_mid", model.spec, "int8_group32")
+    assert load_arrays(sparsity.arrays)["3.mlp_mid.read_units"][0] == pytest.approx(own / layers)
+
+
 def test_the_selector_is_fitted_for_every_layer_and_family(model: Model, activations: Activations) -> None:
     sparsity = run(config("topk", density=0.3, options={"attention": True}), model, activations, device_of())
     assert sparsity.families == ("attn_in", "attn_out", "mlp_in", "mlp_mid")
