@@ -247,7 +247,7 @@ def _data(activations: Activations, entry: LayerStatistics) -> tuple[np.ndarray,
 
 def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tuple[int, ...]:
     """The ranks to try: 8, 12, 16, 24, … as far as they fill groups of the format, from well below what is `expected`
-    to the `largest`.
+    to the `largest`; and the least, which fits wherever `allocate` lets predictors be.
 
     What is expected is density times hidden_size, less what skewness saves. LLM in a flash C.1 takes 128 for the first
     28 layers of OPT-6.7B, as this rule does at their mean of 3 % (hidden size 4096), but 1024 for the last four, of
@@ -257,7 +257,7 @@ def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tupl
     every = [min(largest, whole_rank(-(-size // RANK_STEP) * RANK_STEP, format_name)) for size in (*steps, largest)]
     found = list(dict.fromkeys(every))
     first = next(place for place, rank in enumerate(found) if rank >= min(largest, LOWEST * expected))
-    return tuple(found[first:])
+    return tuple(dict.fromkeys((found[0], *found[first:])))
 
 
 def _gate(model: Model, exact_zeros: bool, layer: int, seed: int) -> "torch.Tensor":

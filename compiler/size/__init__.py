@@ -21,11 +21,13 @@ from pydantic import Field
 
 from compiler._io import load_arrays
 from compiler.activity.calibration_pass import ComputeConfig, stream_of
+from compiler.activity.choice import selector_arrays
 from compiler.size._search import Options, Sizes, first_that_meets, path_of, scaled_effects
 from schemas.base import PositiveCount
 from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
+from schemas.families import FamilyName
 from schemas.model import Model
 from schemas.predictors import Ladder, Ladders, LayerPredictor, Point, Predictors, Rung, SizesTried
 from schemas.sparsity import Sparsity
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from compiler.activity.forward import LayerStream
 
 LOG = logging.getLogger(__name__)
+FAMILY: FamilyName = "neuron"
 EFFECT_TOKENS = 1024
 """On which each layer's predictors are looked at alone: there are hidden states of as many variants as layers then."""
 
@@ -75,20 +78,28 @@ def run(
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = blocks[: max(1, config.tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
-    return choose(stream, tokens, by_layer, sparsity.predictor_limit_bytes, config.tolerance)
+    kept = selector_arrays(sparsity)
+    num_selected = {layer: int(kept[layer, FAMILY]["num_selected"][0]) for layer in by_layer}
+    return choose(stream, tokens, by_layer, sparsity.predictor_limit_bytes, config.tolerance, num_selected)
 
 
 def choose(
-    stream: "LayerStream", tokens: np.ndarray, ladders: Mapping[int, Ladder], limit_bytes: int, tolerance: float
+    stream: "LayerStream",
+    tokens: np.ndarray,
+    ladders: Mapping[int, Ladder],
+    limit_bytes: int,
+    tolerance: float,
+    num_selected: Mapping[int, int],
 ) -> Predictors:
     """The smallest predictors that keep the perplexity of token ids [num_blocks, T] within `tolerance`.
 
-    Where no sizes of at most `limit_bytes` do at any thresholds, those that come nearest.
+    Where no sizes of at most `limit_bytes` do at any thresholds, those that come nearest. `num_selected` is what every
+    token uses in each layer; thresholds play no part where it is not 0.
     """
     from compiler.size._passes import effects_alone, nll_with
 
     ladders = dict(sorted(ladders.items()))
-    errors, changed = effects_alone(stream, tokens[: max(1, EFFECT_TOKENS // tokens.shape[1])], ladders)
+    errors, changed = effects_alone(stream, tokens[: max(1, EFFECT_TOKENS // tokens.shape[1])], ladders, num_selected)
     options = [
         Options(
             nbytes=tuple(rung.nbytes for rung in ladder.rungs),
@@ -97,8 +108,9 @@ def choose(
         for layer, ladder in ladders.items()
     ]
     path = path_of(options, limit_bytes)
-    trial = Trial(stream, tokens, ladders, float(nll_with(stream, tokens, {})[0].mean()))
+    trial = Trial(stream, tokens, ladders, num_selected, float(nll_with(stream, tokens, {})[0].mean()))
     levels = max(len(rung.points) for ladder in ladders.values() for rung in ladder.rungs)
+    levels = 1 if any(num_selected.values()) else levels
     allowed = math.log1p(tolerance)
     level = next((at for at in range(levels) if trial.loss(path[-1], at) <= allowed), levels - 1)
     suggested = sum(
@@ -119,10 +131,16 @@ class Trial:
     """Perplexities of the model with all predictors in it; none is measured twice."""
 
     def __init__(
-        self, stream: "LayerStream", tokens: np.ndarray, ladders: Mapping[int, Ladder], nll_whole: float
+        self,
+        stream: "LayerStream",
+        tokens: np.ndarray,
+        ladders: Mapping[int, Ladder],
+        num_selected: Mapping[int, int],
+        nll_whole: float,
     ) -> None:
         """Takes the ladders by layers, and the mean negative log likelihood without predictors in nats."""
         self._stream, self._tokens, self._ladders, self._nll_whole = stream, tokens, ladders, nll_whole
+        self._num_selected = num_selected
         self._measured: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, float]]] = {}
 
     def nbytes(self, sizes: Sizes) -> int:
@@ -136,7 +154,7 @@ class Trial:
 
             hidden_size = self._stream.spec.hidden_size
             networks = {
-                layer: network_of(ladder.format, rung, _point(rung, level), hidden_size)
+                layer: network_of(ladder.format, rung, _point(rung, level), hidden_size, self._num_selected[layer])
                 for (layer, ladder), at in zip(self._ladders.items(), sizes, strict=True)
                 for rung in [ladder.rungs[at]]
             }

@@ -14,6 +14,7 @@ from compiler._io import load_arrays
 from compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from compiler.activity.predictor_network import Weights, decode, scores
 from compiler.checkpoint.tensors import read_role
+from runtime.sparsity import predictor
 from schemas.families import FormatName
 from schemas.predictors import Ladder, LayerPredictor, Point, Rung
 
@@ -26,26 +27,31 @@ class Network:
     """A predictor that decides as the runtime's does."""
 
     weights: Weights
-    threshold: float
+    arrays: Mapping[str, np.ndarray]
+    """What decides by scores (runtime/sparsity/predictor.py)."""
 
     def predicted(self, inputs: "Tensor") -> "Tensor":
-        """bool [T, num_units] from the MLP's inputs [T, hidden_size]; the best unit alone where none is predicted."""
-        found = scores(self.weights, inputs.float().cpu())
-        mask = found >= self.threshold
-        none = ~mask.any(dim=1)
-        mask[none, found[none].argmax(dim=1)] = True
-        return mask.to(inputs.device)
+        """bool [T, num_units] from the MLP's inputs [T, hidden_size]."""
+        found = scores(self.weights, inputs.float().cpu()).numpy()
+        return torch.from_numpy(predictor.by_scores(found, self.arrays)).to(inputs.device)
 
 
-def network_of(format_name: FormatName, stored: Rung | LayerPredictor, point: Point, hidden_size: int) -> Network:
-    """A stored predictor at one of its thresholds."""
-    return Network(decode(load_arrays(stored.arrays, "fc1", "fc2"), format_name, hidden_size), point.threshold)
+def network_of(
+    format_name: FormatName,
+    stored: Rung | LayerPredictor,
+    point: Point,
+    hidden_size: int,
+    num_selected: int = 0,
+) -> Network:
+    """A stored predictor at one of its thresholds; or, where that is not 0, with as many units for every token."""
+    weights = decode(load_arrays(stored.arrays, "fc1", "fc2"), format_name, hidden_size)
+    return Network(weights, {"num_selected": np.array([num_selected]), "threshold": np.array(point.threshold)})
 
 
 def effects_alone(
-    stream: LayerStream, tokens: np.ndarray, ladders: Mapping[int, Ladder]
+    stream: LayerStream, tokens: np.ndarray, ladders: Mapping[int, Ladder], num_selected: Mapping[int, int]
 ) -> tuple[dict[int, np.ndarray], dict[int, float]]:
-    """What each layer's predictors do while all other layers are whole.
+    """What each layer's predictors do while all other layers are whole; `num_selected` as in `network_of`, by layer.
 
     Blocks of a variant of the model join the pass at the layer whose smallest predictor works in it, so each layer is
     read once; in memory are the hidden states of all variants: at 7B, for 1,024 tokens, as much as a layer.
@@ -62,7 +68,10 @@ def effects_alone(
         if layer in ladders:
             hidden = torch.cat([hidden, hidden[:count]])
             ladder, hidden_size = ladders[layer], stream.spec.hidden_size
-            networks = [network_of(ladder.format, rung, rung.points[0], hidden_size) for rung in ladder.rungs]
+            networks = [
+                network_of(ladder.format, rung, rung.points[0], hidden_size, num_selected[layer])
+                for rung in ladder.rungs
+            ]
             found = np.zeros((count, len(networks)))
             hooks = _watching(networks, _down(stream, layer), found, len(hidden) - count)
             errors[layer] = found

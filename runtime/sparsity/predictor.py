@@ -1,21 +1,23 @@
 """Predictor: the units that a small two-layer network expects to be active (LLM-in-a-flash 3.1 and B, PowerInfer 5.1).
 
 Reads the MLP's input after its norm, before anything of the MLP is computed; scores = fc2 · relu(fc1 · x), and a unit
-is used where its score reaches the layer's threshold. Scores come straight from the stored codes, sums are float32. A
-layer without a predictor is one where nothing is left out: it uses all units. What a predictor aims at are the units
-that are not zero or, in a model without exact zeros, the largest at a chosen density.
+is used where its score reaches the layer's threshold or, with `topk_ratio`, where it is among each token's largest
+(DejaVu's form: as many units for every token). Scores come straight from the stored codes, sums are float32. A layer
+without a predictor is one where nothing is left out: it uses all units. What a predictor aims at are the units that are
+not zero or, in a model without exact zeros, the largest at a chosen density.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
+from pydantic import Field
 
 from runtime.kernels import gemv
 from runtime.sparsity import DensitySource, ReadingOptions, Residency, topk
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("neuron",)
-KEPT: Mapping[str, str] = {}
+KEPT: Mapping[str, str] = {"num_selected": "int32"}
 NEEDS_PREDICTORS = True
 NEEDS_EXACT_ZEROS = False
 EXACT = False
@@ -25,7 +27,14 @@ MISSED_SHARE = 0.1
 
 
 class Options(ReadingOptions):
-    """None; how predictors are trained is the settings of `predict`."""
+    """How scores decide; how predictors are trained is the settings of `predict`."""
+
+    topk_ratio: float = Field(
+        default=0.0,
+        ge=0,
+        description="units that every token uses, those of the largest scores, over those that are active on average; "
+        "0 takes whatever reaches the layer's threshold",
+    )
 
 
 def families(spec: ModelSpec, options: Options) -> tuple[str, ...]:
@@ -41,20 +50,24 @@ def densities(exact_zeros: bool) -> DensitySource:
 def fit(
     num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
 ) -> dict[str, np.ndarray]:
-    """`num_selected` int32 [1], the units to aim at; nothing where zeros are exact, which calibration has then counted.
+    """`num_selected` int32 [1], the units of each token or 0 where the threshold decides; `aim` int32 [1], of the best.
 
-    The network itself, `fc1`, `fc2` and `threshold`, comes from predictors.safetensors.
+    There is no aim where zeros are exact, which calibration has then counted. The network itself, `fc1`, `fc2` and
+    `threshold`, comes from predictors.safetensors.
     """
-    return {} if "counts" in statistics else topk.fit(num_units, density, statistics, topk.Options())
+    ratio = options.topk_ratio
+    selected = topk.num_selected(num_units, min(1.0, ratio * density)) if ratio else 0
+    aim = {} if "counts" in statistics else {"aim": np.array([topk.num_selected(num_units, density)], np.int32)}
+    return {"num_selected": np.array([selected], np.int32), **aim}
 
 
 def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-    """Ids whose score reaches the threshold, int32 ascending; the best one alone where none does.
+    """Ids that the scores choose, int32 ascending.
 
     Args:
         signal: The MLP's input, float32 [hidden_size].
-        arrays: Codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes], `format`, `threshold`; or
-            nothing.
+        arrays: Of `fit`; codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes], `format` and
+            `threshold`, or none of these four.
         residency: Plays no part.
     """
     if "fc1" not in arrays:
@@ -63,10 +76,21 @@ def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Resi
     inner = gemv.gemv(arrays["fc1"], signal.size, format_name, signal)
     rectified = np.maximum(inner, 0, dtype=np.float32)
     scores = gemv.gemv(arrays["fc2"], rectified.size, format_name, rectified)
-    ids = np.flatnonzero(scores >= float(arrays["threshold"]))
-    return (ids if ids.size else np.argmax(scores, keepdims=True)).astype(np.int32)
+    return np.flatnonzero(by_scores(scores[None], arrays)[0]).astype(np.int32)
+
+
+def by_scores(scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The units that scores float32 [T, num_units] choose, bool alike: the `num_selected` largest, else all that reach
+    the `threshold`, else the best one alone."""
+    count = int(arrays["num_selected"][0])
+    if count:
+        return topk.largest(scores, count)
+    chosen = scores >= float(arrays["threshold"])
+    none = np.flatnonzero(~chosen.any(axis=1))
+    chosen[none, np.argmax(scores[none], axis=1)] = True
+    return chosen
 
 
 def select_many(activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """What a predictor aims at: the units that are not zero, or the largest; float32 [T, num_units] -> bool alike."""
-    return topk.select_many(activity, arrays) if "num_selected" in arrays else activity != 0
+    return topk.largest(np.abs(activity), int(arrays["aim"][0])) if "aim" in arrays else activity != 0

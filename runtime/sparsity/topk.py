@@ -57,14 +57,18 @@ def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Resi
 
 def select_many(activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """The k largest |activity| of each token: float32 [T, num_units] -> bool alike."""
-    magnitude, k = np.abs(activity), max(1, int(arrays["num_selected"][0]))
-    num_units = magnitude.shape[1]
+    return largest(np.abs(activity), max(1, int(arrays["num_selected"][0])))
+
+
+def largest(values: np.ndarray, k: int) -> np.ndarray:
+    """Where the k largest of each row of float32 [T, num_units] are, bool alike; ties go to the lower id."""
+    num_units = values.shape[1]
     if k >= num_units:
-        return np.ones(magnitude.shape, bool)
-    smallest = np.partition(magnitude, num_units - k, axis=1)[:, num_units - k, None]
-    chosen = magnitude > smallest
+        return np.ones(values.shape, bool)
+    smallest = np.partition(values, num_units - k, axis=1)[:, num_units - k, None]
+    chosen = values > smallest
     lacking = k - np.count_nonzero(chosen, axis=1)
-    tied = magnitude == smallest
+    tied = values == smallest
     several = np.flatnonzero(np.count_nonzero(tied, axis=1) > lacking)
     tied[several] &= np.cumsum(tied[several], axis=1) <= lacking[several, None]
     return chosen | tied

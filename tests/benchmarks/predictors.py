@@ -65,6 +65,7 @@ class Case:
         self.activations = self._calibrated()
         spec = self.model.spec
         self.layers = tuple(range(spec.num_hidden_layers))
+        self.no_topk = dict.fromkeys(self.layers, 0)
         self.largest = (
             spec.hidden_size * spec.intermediate_size // (spec.hidden_size + spec.intermediate_size) // 32 * 32
         )
@@ -128,8 +129,11 @@ def _blocks(tokenizer: Tokenizer, text: str, count: int) -> np.ndarray:
     return ids[: whole * BLOCK_TOKENS].reshape(whole, BLOCK_TOKENS)
 
 
-def best_single(case: Case, config: PredictConfig, tolerance: float) -> Predictors:
-    """The smallest rank of all layers alike whose perplexity on validation text is within `tolerance`."""
+def best_single(case: Case, config: PredictConfig, tolerance: float, level: int) -> Predictors:
+    """The smallest rank of all layers alike whose perplexity on validation text is within `tolerance`.
+
+    At the same level of thresholds as the sizes per layer: what is predicted then differs little.
+    """
     work = Workspace(case.folder / "single", "benchmark")
     trainers = [
         Trainer(config, case.model, case.activations, entry, case.format_name, work)
@@ -137,15 +141,17 @@ def best_single(case: Case, config: PredictConfig, tolerance: float) -> Predicto
     ]
     found = None
     for rank in ladder_ranks(0, case.largest, case.format_name):
-        ladders = {layer: _only(trainer, rank, layer, case.format_name) for layer, trainer in enumerate(trainers)}
-        found = choose(case.stream, case.splits["validation"], ladders, 1 << 62, tolerance)
+        ladders = {
+            layer: _only(trainer, rank, layer, level, case.format_name) for layer, trainer in enumerate(trainers)
+        }
+        found = choose(case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
         if validation_ratio(found) <= 1 + tolerance:
             break
     assert found is not None
     return found
 
 
-def _only(trainer: Trainer, rank: int, layer: int, format_name: FormatName) -> Ladder:
+def _only(trainer: Trainer, rank: int, layer: int, level: int, format_name: FormatName) -> Ladder:
     rung, _ = trainer.rung(rank)
     return Ladder(
         layer=layer,
@@ -153,8 +159,18 @@ def _only(trainer: Trainer, rank: int, layer: int, format_name: FormatName) -> L
         density=float(trainer.judged_on.active.float().mean()),
         skewness=0,
         suggested_rank=rank,
-        rungs=(rung.model_copy(update={"points": rung.points[:1]}),),
+        rungs=(rung.model_copy(update={"points": (rung.points[min(level, len(rung.points) - 1)],)}),),
     )
+
+
+def level_of(found: Predictors, ladders: dict[int, Ladder]) -> int:
+    """Which of its thresholds each predictor works at; a layer with fewer is at its last."""
+    thresholds = {
+        (layer, rung.rank): [point.threshold for point in rung.points]
+        for layer, ladder in ladders.items()
+        for rung in ladder.rungs
+    }
+    return max(thresholds[entry.layer, entry.rank].index(entry.threshold) for entry in found.layers)
 
 
 def validation_ratio(found: Predictors) -> float:
@@ -191,14 +207,16 @@ def rows_of(name: str, format_name: FormatName, folder: Path) -> Iterator[dict[s
     """Sizes per layer, the best single one, and sizes per layer where DRAM ends sooner."""
     case, config, tolerance = Case(name, format_name, folder), PredictConfig(), SizeConfig().tolerance
     ladders = case.ladders(config)
-    found = choose(case.stream, case.splits["validation"], ladders, 1 << 62, tolerance)
-    best = row_of("per layer", case, found)
+    found = choose(case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
+    best = row_of(f"per layer, thresholds {level_of(found, ladders)}", case, found)
     yield best
-    yield row_of("one for all", case, best_single(case, config, tolerance))
+    yield row_of("one for all", case, best_single(case, config, tolerance, level_of(found, ladders)))
     for share in LIMIT_SHARES:
         limit = int(share * best["nbytes"])
         yield row_of(
-            f"at most {limit} bytes", case, choose(case.stream, case.splits["validation"], ladders, limit, tolerance)
+            f"at most {limit} bytes",
+            case,
+            choose(case.stream, case.splits["validation"], ladders, limit, tolerance, case.no_topk),
         )
 
 

@@ -71,8 +71,8 @@ def reading_of(session: Session) -> Reading:
     return Reading(flash, plan.collapse_gap_bytes, MAX_READ_BYTES, uses_read_units(plan), placed)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_logits_are_those_of_the_runtime(name: str, source: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), ("predictor", {"topk_ratio": 1.5})])
+def test_logits_are_those_of_the_runtime(name: str, options: dict[str, float], source: Model, tmp_path: Path) -> None:
     """Up to a unit at the edge of a choice: the runtime's KV cache is fp16."""
     selector = _plugins.load("runtime.sparsity", name)
     if selector.NEEDS_EXACT_ZEROS and source.spec.hidden_act != "relu":
@@ -83,6 +83,7 @@ def test_logits_are_those_of_the_runtime(name: str, source: Model, tmp_path: Pat
     recipe = Recipe(
         spec=spec,
         method=name,
+        options=options,
         pinned_share=0,
         slots_share=SLOTS_SHARE,
         density=0.4,

@@ -31,6 +31,7 @@ TOKENS = np.random.default_rng(8).integers(0, 384, (4, 24)).astype(np.int32)
 RANKS = (8, 32, 2 * HIDDEN)
 THRESHOLDS = (1e-6, -0.05, -100.0)
 """Hardly above zero, so that the largest network is the gate's sign; more; all."""
+NO_TOPK = {1: 0, 2: 0}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,7 @@ def test_a_network_decides_as_the_runtime_does(ladders: dict[int, Ladder]) -> No
         point = rung.points[0].model_copy(update={"threshold": threshold})
         found = network_of("fp16", rung, point, HIDDEN).predicted(torch.from_numpy(inputs)).numpy()
         arrays = {**load_arrays(rung.arrays), "format": np.array("fp16"), "threshold": np.array(threshold)}
+        arrays["num_selected"] = np.array([0])
         alone = np.zeros_like(found)
         for token, signal in enumerate(inputs):
             alone[token, predictor.select(signal, arrays, nothing_cached(UNITS))] = True
@@ -117,7 +119,7 @@ def test_a_network_decides_as_the_runtime_does(ladders: dict[int, Ladder]) -> No
 
 
 def test_a_layer_alone_is_the_model_with_only_its_predictor(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
-    errors, changed = effects_alone(stream, TOKENS, ladders)
+    errors, changed = effects_alone(stream, TOKENS, ladders, NO_TOPK)
     whole = stream.token_nll(TOKENS).nll
     for layer, ladder in ladders.items():
         smallest = network_of("fp16", ladder.rungs[0], ladder.rungs[0].points[0], HIDDEN)
@@ -138,7 +140,7 @@ def test_cosine_and_perplexity_are_those_of_the_masked_layer(stream: LayerStream
     def by_hand(block: int) -> dict[str, object]:
         def mask(inner: torch.Tensor) -> torch.Tensor:
             scores = torch.relu(seen[-1] @ network.weights.fc1.T) @ network.weights.fc2.T
-            left = inner * (scores >= network.threshold)
+            left = inner * (scores >= THRESHOLDS[0])
             pair = [torch.nn.functional.linear(part, down) for part in (inner, left)]
             cosines.append(float(torch.nn.functional.cosine_similarity(pair[0], pair[1]).mean()))
             return left
@@ -153,9 +155,9 @@ def test_cosine_and_perplexity_are_those_of_the_masked_layer(stream: LayerStream
 
 
 def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
-    generous = choose(stream, TOKENS, ladders, 1 << 40, tolerance=10.0)
+    generous = choose(stream, TOKENS, ladders, 1 << 40, tolerance=10.0, num_selected=NO_TOPK)
     assert [entry.rank for entry in generous.layers] == [8, 8]
-    strict = choose(stream, TOKENS, ladders, 1 << 40, tolerance=1e-5)
+    strict = choose(stream, TOKENS, ladders, 1 << 40, tolerance=1e-5, num_selected=NO_TOPK)
     assert sum(entry.rank for entry in strict.layers) > 16
     without = math.exp(stream.block_nll(TOKENS).sum() / TOKENS[:, 1:].size)
     for found, tolerance in ((generous, 10.0), (strict, 1e-5)):
@@ -171,9 +173,20 @@ def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, ladder
 
 def test_where_bytes_end_thresholds_are_lowered(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
     limit = bytes_of(8, 32)
-    found = choose(stream, TOKENS, ladders, limit, tolerance=1e-5)
+    found = choose(stream, TOKENS, ladders, limit, tolerance=1e-5, num_selected=NO_TOPK)
     assert sum(entry.nbytes for entry in found.layers) <= limit
     assert {entry.threshold for entry in found.layers} == {-100.0}
+
+
+def test_every_token_gets_as_many_units_where_that_is_asked_for(
+    stream: LayerStream, ladders: dict[int, Ladder]
+) -> None:
+    """Whatever thresholds say: with all units nothing is lost at any size, with few no size is enough."""
+    everything = choose(stream, TOKENS, ladders, 1 << 40, 1e-5, {1: UNITS, 2: UNITS})
+    assert [entry.rank for entry in everything.layers] == [8, 8]
+    few = choose(stream, TOKENS, ladders, 1 << 40, 1e-5, {1: 4, 2: 4})
+    assert {entry.threshold for entry in few.layers} == {THRESHOLDS[0]}
+    assert few.tried[-1].ppl != pytest.approx(few.ppl_without, rel=1e-4)
 
 
 def test_what_cannot_be_met_is_said(
@@ -186,7 +199,7 @@ def test_what_cannot_be_met_is_said(
         for layer, ladder in ladders.items()
     }
     with caplog.at_level(logging.WARNING):
-        found = choose(stream, TOKENS, rough, 1 << 40, tolerance=1e-6)
+        found = choose(stream, TOKENS, rough, 1 << 40, tolerance=1e-6, num_selected=NO_TOPK)
     assert [entry.rank for entry in found.layers] == [32, 32]
     assert "0.00 % were asked for; more DRAM, a larger overprediction or target_recall would help" in caplog.text
 
@@ -202,7 +215,9 @@ def test_the_stage_joins_chunks_and_refuses_other_weights(
     model: Model, ladders: dict[int, Ladder], tmp_path: Path
 ) -> None:
     sparsity = sparsity_of("predictor", {"neuron": (1.0, 0.5, 0.5)}, predictor_rank=(0, 128, 128))
-    sparsity = sparsity.model_copy(update={"predictor_limit_bytes": bytes_of(128, 128)})
+    arrays = {f"{layer}.neuron.num_selected": np.array([0], np.int32) for layer in range(LAYERS)}
+    saved = save_arrays(tmp_path / "selector.safetensors", arrays)
+    sparsity = sparsity.model_copy(update={"predictor_limit_bytes": bytes_of(128, 128), "arrays": saved})
     chunks = tuple(Ladders(weights_sha256=model.weights_sha256, layers=(ladders[layer],)) for layer in (2, 1))
     config, corpus = SizeConfig(tolerance=10.0, tokens=48), corpus_of(tmp_path)
     found = run(config, model, corpus, sparsity, chunks, 1)

@@ -64,6 +64,7 @@ def network(request):
         "fc1": plugin.encode(random.normal(size=(16, 40))),
         "fc2": plugin.encode(random.normal(size=(200, 16))),
         "format": np.array(request.param),
+        "num_selected": np.array([0], np.int32),
     }
 
 
@@ -96,6 +97,18 @@ def test_predictor_takes_the_best_where_none_reaches_the_threshold(network):
     x = np.random.default_rng(5).normal(size=40).astype(np.float32)
     found = predictor.select(x, network | {"threshold": np.array(1e6)}, NONE)
     assert found.tolist() == [int(np.argmax(scores_of(network, x)))]
+
+
+def test_predictor_takes_the_same_number_for_every_token_where_that_is_asked_for(network):
+    """DejaVu's form: the largest scores, negative ones too, whatever the threshold says."""
+    for seed in (4, 5):
+        x = np.random.default_rng(seed).normal(size=40).astype(np.float32)
+        arrays = network | {"threshold": np.array(1e6), "num_selected": np.array([150], np.int32)}
+        found = predictor.select(x, arrays, NONE)
+        np.testing.assert_array_equal(found, np.sort(np.argsort(-scores_of(network, x))[:150]))
+    for ratio, expected in ((0, 0), (1.5, 60), (3, 100)):
+        options = predictor.Options(topk_ratio=ratio)
+        assert predictor.fit(100, 0.4, {"counts": np.zeros(4)}, options)["num_selected"].tolist() == [expected]
 
 
 def test_predictor_takes_all_where_there_is_nothing_to_predict():

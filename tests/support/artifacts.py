@@ -207,7 +207,7 @@ def write_tables(
     arrays |= {f"order.{layer}.{family}": ids for (layer, family), ids in order.items()}
     arrays |= {f"rank.{layer}.{family}": ids for (layer, family), ids in rank.items()}
     for (layer, family), ids in rank.items():
-        for name, array in kept(recipe.method, ids.size, recipe.density).items():
+        for name, array in kept(recipe.method, ids.size, recipe.density, recipe.options).items():
             arrays[f"selector.0.{layer}.{family}.{name}"] = array
     save_file(arrays, path / TABLES_FILE)
 

@@ -1,5 +1,6 @@
 """What the selectors of runtime/sparsity say, for tests that build records and artifacts by hand."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,12 @@ def fit(method: str, num_units: int, density: float, **options: bool | int | flo
     return selector.fit(num_units, density, counted(num_units), options_of(selector, options))
 
 
-def kept(method: str, num_units: int, density: float) -> dict[str, np.ndarray]:
+def kept(
+    method: str, num_units: int, density: float, options: Mapping[str, bool | int | float | str] | None = None
+) -> dict[str, np.ndarray]:
     """Those of the arrays that an artifact has."""
     names = load("runtime.sparsity", method).KEPT
-    return {name: array for name, array in fit(method, num_units, density).items() if name in names}
+    return {name: array for name, array in fit(method, num_units, density, **options or {}).items() if name in names}
 
 
 def fitted(sparsity: Sparsity, spec: ModelSpec, folder: Path) -> Sparsity:
