@@ -5,9 +5,10 @@ precision and predicted density on tokens that neither training nor any choice h
 as they are stored, in the format that `allocate` chose. A layer all of whose units are used gets no predictor.
 
 Sizes lie around what the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9), and end
-where a predictor finds what it should without predicting too much, or at the rank that `allocate` allows. Which of them
-a layer gets, the model's perplexity decides (compiler/size). PowerInfer trains one size, looks at the perplexity and
-trains the next; here all sizes are trained before any is chosen, so that layers can be trained apart from each other.
+where a predictor finds what it should without predicting too much, where larger ones find no more, or at the rank that
+`allocate` allows. Which of them a layer gets, the model's perplexity decides (compiler/size). PowerInfer trains one
+size, looks at the perplexity and trains the next; here all sizes are trained before any is chosen, so that layers can
+be trained apart from each other.
 """
 
 import functools
@@ -43,6 +44,8 @@ MIN_TOKENS = 64
 RANK_STEP = 8
 LOWEST = 0.3
 """A ladder's first rank, as a share of the one that is expected."""
+LEAST_GAIN, PATIENCE = 0.005, 2
+"""A ladder ends, too, where this many sizes in a row find hardly more: the share of the active units that counts."""
 LEAST_DIRECTIONS = 256
 """Directions to start from that are computed together."""
 QUALITY = ("recall", "precision", "predicted_density")
@@ -122,7 +125,7 @@ def _ladder(
     entry: LayerStatistics,
     work: Workspace,
 ) -> Ladder:
-    """Size after size, until one finds what it should within the limit of what it may predict."""
+    """Size after size, until one finds what it should within the limit of what it may predict, or more find no more."""
     from compiler.predict import _training as training
 
     layer, largest, format_name = entry.layer, sparsity.predictor_rank[entry.layer], sparsity.predictor_format
@@ -132,6 +135,7 @@ def _ladder(
     skewness = training.skewness(trainer.fitted)
     expected = float(trainer.fitted.active.float().mean()) * (1 - skewness) * model.spec.hidden_size
     rungs: list[Rung] = []
+    best, idle = 0.0, 0
     for rank in ladder_ranks(expected, largest, format_name):
         rung, enough = trainer.rung(rank)
         rungs.append(rung)
@@ -139,7 +143,9 @@ def _ladder(
             "predict: layer %d, rank %d of at most %d: recall %.3f, precision %.3f, density %.3f",
             *(layer, rank, largest, *(getattr(rung.points[0], name) for name in QUALITY)),
         )
-        if enough:
+        recall = rung.points[0].recall
+        best, idle = max(best, recall), 0 if recall > best + LEAST_GAIN else idle + 1
+        if enough or idle == PATIENCE:
             break
     return Ladder(
         layer=layer,

@@ -114,6 +114,18 @@ def test_a_ladder_ends_where_a_predictor_finds_what_it_should(ladders: Ladders) 
         assert ladder.suggested_rank in [rung.rank for rung in ladder.rungs]
 
 
+def test_a_ladder_ends_where_larger_predictors_find_no_more(setting: Setting, tmp_path: Path) -> None:
+    """Units that are active by chance: there is nothing to be found, at any rank."""
+    chance = np.random.default_rng(1).random((UNITS, TOKENS)) < 0.15
+    inputs = load_arrays(setting.activations.layers[0].inputs, "mlp_inputs")["mlp_inputs"]
+    activations = activations_of(tmp_path / "activations", [{"neuron": chance}], [inputs])
+    sparsity = sparsity_of("predictor", {"neuron": (0.15,)}, predictor_rank=(32,), predictor_format="fp16")
+    work = workspace(tmp_path / "work")
+    (ladder,) = run(PredictConfig(steps=STEPS), setting.model, activations, sparsity, (0,), work, 1).layers
+    assert [rung.rank for rung in ladder.rungs] == list(ladder_ranks(0.15 * HIDDEN, 32, "fp16")[:3])
+    assert len(ladder_ranks(0.15 * HIDDEN, 32, "fp16")) > 3
+
+
 def test_further_thresholds_miss_less_whatever_they_predict(ladders: Ladders) -> None:
     smallest = ladders.layers[2].rungs[0].points
     assert len(smallest) > 2
