@@ -14,7 +14,7 @@ from compiler._io import load_arrays
 from compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from compiler.activity.predictor_network import Weights, decode, scores
 from compiler.checkpoint.tensors import read_role
-from runtime.sparsity import predictor
+from runtime._plugins import load
 from schemas.families import FormatName
 from schemas.predictors import Ladder, LayerPredictor, Point, Rung
 
@@ -32,8 +32,9 @@ class Network:
 
     def predicted(self, inputs: "Tensor") -> "Tensor":
         """bool [T, num_units] from the MLP's inputs [T, hidden_size]."""
+        selector = load("runtime.sparsity", "predictor")  # by name: it concerns no build that has another
         found = scores(self.weights, inputs.float().cpu()).numpy()
-        return torch.from_numpy(predictor.by_scores(found, self.arrays)).to(inputs.device)
+        return torch.from_numpy(selector.by_scores(found, self.arrays)).to(inputs.device)
 
 
 def network_of(

@@ -14,7 +14,7 @@ from runtime.generate import Session, choose_plan
 from runtime.simulate import simulate
 from runtime.trace import Recorder, load_trace
 from schemas.errors import ColdpressError, CorruptPageError, DoesNotFitError, UnknownNameError
-from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
+from tests.support.artifacts import Recipe, build_artifact, change_arrays, change_manifest, small_device, small_spec
 from tests.support.data import ROOT
 from tests.support.hf import all_logits, load_hf, roles_of, spec_of
 from tests.support.models import write_model
@@ -240,9 +240,16 @@ def test_topk_can_prune_by_the_gate(relu_artifact):
     assert metrics.hits + metrics.misses == 3 * 12 * 128  # tokens, layers, a quarter of 512
 
 
+def without_selector(arrays):
+    for name in [name for name in arrays if name.startswith("selector.")]:
+        del arrays[name]
+
+
 def test_a_predictor_counts_in_the_budget(predictor_artifact, tmp_path):
     build_artifact(tmp_path / "a", predictor_artifact.recipe)
-    change_manifest(tmp_path / "a", lambda manifest: manifest["plans"][0].update(method="dense", predictor_bytes=0))
+    dense = {"method": "dense", "predictor_bytes": 0, "arrays": []}
+    change_manifest(tmp_path / "a", lambda manifest: manifest["plans"][0].update(dense))
+    change_arrays(tmp_path / "a", "tables.safetensors", without_selector)
     budget = open_artifact(tmp_path / "a").manifest.plans[0].dram_budget_bytes
     session = Session(tmp_path / "a", selector="predictor")
     assert session.plan.method == "predictor"
