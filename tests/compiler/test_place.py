@@ -268,6 +268,12 @@ def test_of_equal_shares_the_smallest_is_taken() -> None:
     assert choose_share(tried) == 0.25
 
 
+def test_a_share_pins_no_byte_more_than_it_is(tmp_path: Path) -> None:
+    """Half a byte less than ten units."""
+    share = (10 * UNIT_BYTES - 0.5) / (100 * UNIT_BYTES)
+    assert place(tmp_path, PlaceConfig(pinned_share=share), 100)[0].pinned_bytes == 9 * UNIT_BYTES
+
+
 @pytest.mark.parametrize("often", [1.0, 0.2])
 def test_shares_are_judged_by_tokens_the_placement_has_not_seen(tmp_path: Path, often: float) -> None:
     """The units that are hot in the first three quarters are never used again; where they were hot a fifth of the time
