@@ -5,8 +5,9 @@ drawn again from the seed, so no random state is kept.
 """
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,28 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from compiler.distill._training import Progress
-
 LOG = logging.getLogger(__name__)
 KEYS = ("training-0", "training-1")
+
+
+@dataclass
+class Progress:
+    """Where training stands."""
+
+    step: int
+    """Updates that were made."""
+    curve: list[DistillationPoint]
+    losses: list[float]
+    """Of the steps since the last evaluation."""
+    best: "list[Tensor]"
+    """The parameters of the evaluation that was best."""
+    since: float = field(default_factory=time.monotonic)
+    """When the last state was saved."""
+
+    @property
+    def lowest(self) -> DistillationPoint:
+        """The best evaluation; of equal ones the first."""
+        return min(self.curve, key=lambda point: point.validation_kl)
 
 
 @dataclass
@@ -31,7 +50,7 @@ class States:
     work: Workspace
     turn: int = 0
 
-    def save(self, progress: "Progress", parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer") -> None:
+    def save(self, progress: Progress, parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer") -> None:
         """Writes where training stands, over the older of the two states."""
         arrays = {
             "step": np.array([progress.step], np.int64),
@@ -44,11 +63,9 @@ class States:
         self.work.save(KEYS[self.turn], arrays)
         self.turn = 1 - self.turn
 
-    def load(self, parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer") -> "Progress | None":
+    def load(self, parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer") -> Progress | None:
         """Puts parameters and moments back as the later state has them; None where there is none."""
         import torch
-
-        from compiler.distill._training import Progress
 
         files = {key: found for key in KEYS if (found := self.work.current(key)) is not None}
         if not files:
@@ -85,7 +102,7 @@ def _curve(arrays: Mapping[str, np.ndarray]) -> list[DistillationPoint]:
 
 
 def _tensors(
-    progress: "Progress", parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer"
+    progress: Progress, parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer"
 ) -> "Iterator[tuple[str, Tensor]]":
     """Name -> what one state holds of each parameter."""
     for number, (parameter, best) in enumerate(zip(parameters, progress.best, strict=True)):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from compiler.distill._lesson import Lesson
-from compiler.distill._state import States
+from compiler.distill._state import Progress, States
 from schemas.errors import ColdpressError
 from schemas.model import DistillationPoint
 
@@ -49,26 +49,6 @@ class Schedule:
     def every(self) -> int:
         """Steps between two evaluations."""
         return math.ceil(self.steps / self.evaluations)
-
-
-@dataclass
-class Progress:
-    """Where training stands."""
-
-    step: int
-    """Updates that were made."""
-    curve: list[DistillationPoint]
-    losses: list[float]
-    """Of the steps since the last evaluation."""
-    best: list[Tensor]
-    """The parameters of the evaluation that was best."""
-    since: float = field(default_factory=time.monotonic)
-    """When the last state was saved."""
-
-    @property
-    def lowest(self) -> DistillationPoint:
-        """The best evaluation; of equal ones the first."""
-        return min(self.curve, key=lambda point: point.validation_kl)
 
 
 def train(
