@@ -26,9 +26,12 @@ def perplexity(nll: np.ndarray) -> tuple[float, float]:
     """
     mean = float(nll.mean())
     figure = math.exp(mean) if not mean > LARGEST_NLL else math.inf
-    if nll.size < 2 or not math.isfinite(figure):
-        return figure, math.nan
-    return figure, figure * float(nll.std(ddof=1)) / math.sqrt(nll.size)
+    return figure, figure * standard_error(nll) if math.isfinite(figure) else math.nan
+
+
+def standard_error(of_block: np.ndarray) -> float:
+    """Of the mean of [num_blocks]; NaN for one block, which says nothing of how blocks differ."""
+    return float(of_block.std(ddof=1)) / math.sqrt(of_block.size) if of_block.size > 1 else math.nan
 
 
 def with_error(figure: float, error: float, digits: int) -> str:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
+from compiler.block_statistics import standard_error
 from schemas.metrics import Divergence
 
 RARE = 99.9
@@ -45,9 +47,9 @@ class Watch:
             assert self._expected is not None
             expected = self._expected[position]
             self.same.append(bool(expected.argmax() == row.argmax()))
-            p, q = _log_softmax(expected), _log_softmax(row)
             target = self.blocks[block, position + 1]
             with np.errstate(invalid="ignore"):  # logits of a ruined artifact give NaN, which the record keeps
+                p, q = log_softmax(expected.astype(np.float64)), log_softmax(row.astype(np.float64))
                 self.kld.append(float((np.exp(p) * (p - q)).sum()))
                 self.delta_p.append(float(np.exp(q[target]) - np.exp(p[target])))
 
@@ -74,16 +76,7 @@ class Watch:
         return np.array(values, np.float64).reshape(len(self.blocks), -1)
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    """In float64."""
-    row = logits.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        row -= row.max()
-        return row - math.log(np.exp(row).sum())
-
-
 def _mean_of(values: np.ndarray) -> tuple[float, float]:
-    """Mean of [num_blocks, n], and the standard error of that mean over blocks: NaN for one block."""
+    """Mean of [num_blocks, n], and the standard error of that mean over blocks."""
     of_block = values.mean(axis=1)
-    error = float(of_block.std(ddof=1)) / math.sqrt(of_block.size) if of_block.size > 1 else math.nan
-    return float(of_block.mean()), error
+    return float(of_block.mean()), standard_error(of_block)

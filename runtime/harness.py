@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from runtime._sampling import Sampling
-from runtime.generate import Session
+from runtime.generate import Session, sum_nll
 from runtime.quantities import parse_bytes
 from runtime.tokenizer import TextCodec
 from schemas.errors import ColdpressError
@@ -182,10 +182,7 @@ class ArtifactModel(TemplateLM):
         self._session.perplexity(whole[None], sparse=True, prefill_tokens=prefilled, on_logits=keep)
         logits = np.array(rows[: len(continuation)], np.float64)
         targets = whole[first:]
-        top = logits.max(axis=1)
-        log_sums = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
-        chosen = logits[np.arange(len(targets)), targets]
-        return float((chosen - log_sums).sum()), bool((logits.argmax(axis=1) == targets).all())
+        return -sum_nll(logits, targets), bool((logits.argmax(axis=1) == targets).all())
 
 
 register_model("coldpress")(ArtifactModel)  # no decorator: the registry's has no type
