@@ -90,9 +90,17 @@ def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
     first = -(-(extents.offsets - units.offset_bytes) // units.stride_bytes)
     last = (extents.offsets + extents.lengths - units.offset_bytes - units.unit_bytes) // units.stride_bytes
     first, stop = np.maximum(first, 0), np.minimum(last + 1, num_units)
+    first[1:] = np.maximum(first[1:], stop[:-1])  # two reads may contain one page
     counts = np.maximum(stop - first, 0)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.unique(np.repeat(first, counts) + within)  # two reads may contain one page
+    return np.repeat(first, counts) + within
+
+
+def inside(units: Strided, positions: np.ndarray, extents: Extents) -> ReadPlan:
+    """A plan of the same reads for units at ascending `positions`, all of them among what the reads bring."""
+    starts = units.starts(positions)
+    unit_extent = np.searchsorted(extents.offsets + extents.lengths, starts + units.unit_bytes)
+    return ReadPlan(extents, unit_extent, starts - extents.offsets[unit_extent])
 
 
 def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[Batch]:

@@ -106,7 +106,7 @@ class Store:
 
     def _load_pinned(self, part: Part, family: FamilyName) -> None:
         pinned = part.in_flash_order(np.flatnonzero(part.cache.present))
-        for batch, _ in self._read(part, part.position[pinned]):
+        for batch, _ in self._read(self._planned(part, part.position[pinned])):
             ids = pinned[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
             self._copy(family, part.slot[ids], batch.buffer_offset)
             self.counters.load_reads += len(batch.extents)
@@ -159,48 +159,52 @@ class Store:
         hits, misses = ids[present], ids[~present]
         self.counters.hits += hits.size
         self.counters.misses += misses.size
+        planned, units = self._reads_for(part, misses)
         if self._use_read_units:
-            hits, misses = self._with_what_costs_no_read(part, misses)
-        self.counters.used_bytes += misses.size * part.units.unit_bytes
-        self.counters.active_bytes += (hits.size + misses.size) * part.units.unit_bytes
+            hits = np.flatnonzero(part.cache.present).astype(np.int32)
+        self.counters.used_bytes += units.size * part.units.unit_bytes
+        self.counters.active_bytes += (hits.size + units.size) * part.units.unit_bytes
         if hits.size:
             yield Batch(hits, part.slot[hits])
-        if misses.size:
-            yield from self._fetch_missing(part, family, ids[~present], misses)
+        if units.size:
+            self.counters.evictions += part.admit(misses)
+            yield from self._fetch_missing(part, family, planned, units)
 
-    def _with_what_costs_no_read(self, part: Part, misses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is in memory before the request, and `misses` with what their reads bring: int32, ascending both."""
-        here = part.cache.present
-        planned = self._planned(part, np.sort(part.position[misses]))
-        units = part.order[planner.brought(part.units, part.order.size, planned.extents)]
-        return np.flatnonzero(here).astype(np.int32), np.sort(units[~here[units]])
+    def _reads_for(self, part: Part, misses: np.ndarray) -> tuple[planner.ReadPlan, np.ndarray]:
+        """The reads that bring `misses`, and the units that a token takes from them: int32, in flash order."""
+        positions = np.sort(part.position[misses])
+        planned = self._planned(part, positions)
+        if self._use_read_units:
+            brought = planner.brought(part.units, part.order.size, planned.extents)
+            positions = brought[~part.cache.present[part.order[brought]]]
+            planned = planner.inside(part.units, positions, planned.extents)
+        return planned, part.order[positions]
 
     def _fetch_missing(
-        self, part: Part, family: FamilyName, admissible: np.ndarray, misses: np.ndarray
+        self, part: Part, family: FamilyName, planned: planner.ReadPlan, units: np.ndarray
     ) -> Iterator[Batch]:
-        self.counters.evictions += part.admit(admissible)
-        misses, staging = part.in_flash_order(misses), self._staging[family]
-        num_read = 0
+        staging, num_read = self._staging[family], 0
         try:
-            for batch, seconds in self._read(part, part.position[misses]):
+            for batch, seconds in self._read(planned):
                 self.counters.reads += len(batch.extents)
                 self.counters.read_bytes += batch.extents.num_bytes
                 self.counters.flash_s += seconds
                 self.counters.modelled_flash_s += self._modelled_seconds(batch)
-                ids = misses[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
+                ids = units[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
                 for start, stop, slots in part.runs(ids, staging):
                     self._copy(family, slots, batch.buffer_offset[start:stop])
                     num_read = batch.first_unit + stop
                     yield Batch(ids[start:stop], slots)
         finally:
-            part.forget(misses[num_read:])
+            part.forget(units[num_read:])
 
-    def _read(self, part: Part, positions: np.ndarray) -> Iterator[tuple[planner.Batch, float]]:
-        """Reads the units at ascending flash positions, a buffer at a time."""
-        for batch in planner.batches(self._planned(part, positions), self._buffer.size):
+    def _read(self, planned: planner.ReadPlan) -> Iterator[tuple[planner.Batch, float]]:
+        """Makes the reads, a buffer at a time."""
+        for batch in planner.batches(planned, self._buffer.size):
             yield batch, self._read_extents(batch)
 
     def _planned(self, part: Part, positions: np.ndarray) -> planner.ReadPlan:
+        """The reads for units at ascending flash positions."""
         gap_bytes, max_bytes = self.plan.collapse_gap_bytes, self._max_read_bytes(part)
         return planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, max_bytes)
 

@@ -148,6 +148,11 @@ def test_what_reads_bring_are_the_units_whole_inside_one(case):
     found = planner.brought(units, num_units, plan.extents)
     assert found.tolist() == np.flatnonzero(inside.any(axis=1)).tolist()
     assert set(case["positions"].tolist()) <= set(found.tolist())
+    along = planner.inside(units, found, plan.extents)
+    assert along.extents is plan.extents
+    assert along.unit_extent.tolist() == inside[found].argmax(axis=1).tolist()  # of two reads the first
+    assert (low[along.unit_extent] + along.unit_offset == starts[found]).all()
+    assert set(along.unit_extent.tolist()) == set(range(len(plan.extents)))
 
 
 def test_no_reads_bring_nothing():

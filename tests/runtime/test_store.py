@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from runtime import planner
 from runtime import store as store_module
 from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan, fixed_bytes
@@ -323,3 +324,19 @@ def test_what_costs_no_read_is_used(wide_artifact, cache, gap_bytes):
     assert store.extents_sha256() == plain.extents_sha256()
     assert (store.counters.hits, store.counters.misses) == (plain.counters.hits, plain.counters.misses)
     assert store.counters.active_bytes > plain.counters.active_bytes
+
+
+def test_a_request_is_planned_once(wide_artifact, monkeypatch):
+    """What reads bring lies in the reads that were planned for what was asked for."""
+    plan_reads, planned = planner.plan_reads, []
+
+    def counting(*arguments):
+        planned.append(arguments)
+        return plan_reads(*arguments)
+
+    monkeypatch.setattr(planner, "plan_reads", counting)
+    store = open_store(wide_artifact, options={"use_read_units": True})
+    planned.clear()
+    asked = [list(store.fetch(layer, family, ids)) for layer, family, ids in requests(wide_artifact)]
+    assert len(planned) == len(asked)
+    assert store.counters.reads > 0
