@@ -26,6 +26,7 @@ from runtime.planner import Strided
 from runtime.store import MAX_READ_BYTES
 from schemas.families import num_units
 from tests.benchmarks import sparsity
+from tests.benchmarks._cases import MODELS, Case, case_of
 from tests.benchmarks._report import finish, show
 
 UNIT_BYTES = {"mlp_in": 2 * 11008 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
@@ -37,7 +38,7 @@ WARM_UP_BLOCKS = 1
 Row = dict[str, Any]
 
 
-def run(case: sparsity.Case, tokens: np.ndarray, device: str, policy: str, density: float, gamma: float) -> Row:
+def run(case: Case, tokens: np.ndarray, device: str, policy: str, density: float, gamma: float) -> Row:
     """One point."""
     spec, selector = case.model.spec, load("runtime.sparsity", "dip_ca")
     options = options_of(selector, {"gamma": gamma})
@@ -75,7 +76,7 @@ def gains(rows: list[Row], ppl: float) -> dict[str, float]:
 def main() -> None:
     """Prints the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["tinystories656k"], choices=list(sparsity.MODELS))
+    parser.add_argument("--models", nargs="+", default=["tinystories656k"], choices=list(MODELS))
     parser.add_argument("--device", default="pixel6")
     parser.add_argument("--blocks", type=int, default=5, help="of 256 tokens of test text, the warm-up among them")
     arguments = parser.parse_args()
@@ -83,7 +84,7 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            case = sparsity.case_of(name, Path(folder))
+            case = case_of(name, Path(folder), sparsity.SPLITS)
             case.stream.threads = 1
             tokens = case.splits["test"][: arguments.blocks]
             points = [("lru", gamma) for gamma in GAMMAS] + [(policy, 1.0) for policy in POLICIES[1:]]

@@ -13,36 +13,36 @@ import argparse
 import json
 import logging
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compiler import distill, ingest, quantize
-from compiler._io import Workspace, load_arrays, save_arrays
+from compiler import distill, quantize
+from compiler._io import Workspace, save_arrays
 from compiler.activity.forward import LayerStream
 from compiler.distill import DistillConfig
 from compiler.evaluate import Sparse, evaluate
-from compiler.ingest import IngestConfig
 from compiler.quantize import QuantizeConfig
 from runtime._plugins import load, options_of
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.families import num_units
 from schemas.model import Model
 from schemas.sparsity import Sparsity
+from tests.benchmarks._cases import MODELS, Case, Parts, case_of
 from tests.benchmarks._report import finish, show
 from tests.benchmarks.quantization import Rounded, matrices_of
-from tests.benchmarks.sparsity import BLOCK_TOKENS, MODELS, texts
-from tests.support.data import find_data_folder
 from tests.support.statistics import sparsity_of
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
-VALIDATION_BLOCKS, TEST_BLOCKS = 16, 64
+SPLITS: Parts = {
+    "calibration": ("fit", slice(0, -16)),
+    "validation": ("fit", slice(-16, None)),
+    "test": ("test", slice(0, 64)),
+}
+"""All there is of text to learn from."""
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "distilled": {},
     "no STE": {"straight_through": False},
@@ -52,48 +52,6 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 }
 """Row -> options of the recipe `self`."""
 INT4 = "int4_group32"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model with its text."""
-
-    name: str
-    model: Model
-    corpus: Corpus
-    test: np.ndarray
-    folder: Path
-    threads: int
-
-
-def case_of(name: str, folder: Path) -> Case:
-    """The model, all its calibration text in blocks but for the last ones, which are validation text, and test text."""
-    from tokenizers import Tokenizer
-
-    data = find_data_folder()
-    if data is None:
-        raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder")
-    source = data / "models" / name
-    model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
-    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    blocks = {}
-    for split, text in texts(data / "corpora" / MODELS[name]).items():
-        ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-        whole = ids.size // BLOCK_TOKENS
-        blocks[split] = ids[: whole * BLOCK_TOKENS].reshape(whole, BLOCK_TOKENS)
-    fit, test = blocks["fit"], blocks["test"][:TEST_BLOCKS]
-    parts = {"calibration": fit[:-VALIDATION_BLOCKS], "validation": fit[-VALIDATION_BLOCKS:], "test": test}
-    splits = tuple(
-        TokenBlocks(
-            split=split,
-            arrays=save_arrays(folder / f"{split}.safetensors", {"tokens": parts[split]}),
-            num_blocks=len(parts[split]),
-            block_tokens=BLOCK_TOKENS,
-        )
-        for split in SPLITS
-    )
-    corpus = Corpus(name="benchmark", text_sha256="0" * 64, splits=splits)
-    return Case(name, model, corpus, test, folder, len(os.sched_getaffinity(0)))
 
 
 def sparse_at(case: Case, sparsity: float) -> Sparsity:
@@ -116,10 +74,10 @@ def sparse_at(case: Case, sparsity: float) -> Sparsity:
 
 def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
     """Sparsity -> perplexity on test text, 0 being dense."""
-    stream = LayerStream(model, case.threads)
+    stream = LayerStream(model, case.stream.threads)
     if rounded:
         stream = Rounded(model, _rounded(case, model))
-    nll, count = stream.nll(case.test)
+    nll, count = stream.nll(case.splits["test"])
     found = {0.0: math.exp(nll / count)}
     selector = load("runtime.sparsity", "topk")
     for sparsity in SPARSITIES:
@@ -129,7 +87,7 @@ def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
             for layer in per_layer
             for family in FAMILIES
         }
-        found[sparsity] = evaluate(stream, case.test, Sparse(selector, FAMILIES, arrays)).ppl
+        found[sparsity] = evaluate(stream, case.splits["test"], Sparse(selector, FAMILIES, arrays)).ppl
     return found
 
 
@@ -149,7 +107,7 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
     asked = sparse_at(case, sparsity)
     config = config.model_copy(update={"options": VARIANTS[variant]})
     if variant != "control":
-        return distill.run(config, case.model, case.corpus, asked, work, case.threads)
+        return distill.run(config, case.model, case.corpus(), asked, work, case.stream.threads)
     return _unmasked(case, asked, config, work)
 
 
@@ -165,14 +123,18 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
     lesson = recipe.prepare(Task(source, asked, (), config.seed, "cpu", False), options)
     last: list[Any] = []
     schedule = Schedule(
-        config.steps, config.blocks_per_step, config.learning_rate, 1, 0.0, config.steps, config.seed, case.threads
+        config.steps,
+        config.blocks_per_step,
+        config.learning_rate,
+        1,
+        0.0,
+        config.steps,
+        config.seed,
+        case.stream.threads,
     )
     states = States(work)
     states.save = lambda progress, parameters, _: last.extend(value.detach().clone() for value in parameters)
-    training, validation = (
-        load_arrays(case.corpus.split(name).arrays)["tokens"] for name in ("calibration", "validation")
-    )
-    train(lesson, training, validation, schedule, states)
+    train(lesson, case.splits["calibration"], case.splits["validation"], schedule, states)
     names = dict(
         zip((name for name, _ in lesson.student.named_parameters()), last[-len(lesson.parameters) :], strict=True)
     )
@@ -231,7 +193,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            rows += rows_of(case_of(name, Path(folder)), arguments.variants, arguments.trained, config)
+            rows += rows_of(case_of(name, Path(folder), SPLITS), arguments.variants, arguments.trained, config)
     cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
     found = dict.fromkeys((row["model"], row["variant"], row["trained"]) for row in rows)
     table = [[*map(str, key), *(cells[(*key, at)] for at in (0.0, *SPARSITIES))] for key in found]

@@ -37,6 +37,7 @@ from runtime.sparsity import flash, topk
 from runtime.store import MAX_READ_BYTES
 from schemas.device import Flash
 from tests.benchmarks import sparsity
+from tests.benchmarks._cases import MODELS, Case, case_of
 from tests.benchmarks._greedy_chunks import greedy_chunks
 from tests.benchmarks._report import finish, show
 from tests.benchmarks._sensitivity import fisher
@@ -44,7 +45,6 @@ from tests.support.statistics import task_of
 
 FAMILIES_PRUNED = ("mlp_in", "mlp_mid")
 UNIT_BYTES = {"mlp_in": 2 * 11008 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
-MODELS = {"prose7m": "wikitext-2", "tinystories656k": "tinystories", "stories260k": "tinystories"}
 GAPS = (0.0, 0.25, 0.5, 1.0)
 """Of the break-even gap."""
 TOPK_DENSITIES = (0.2, 0.3, 0.4, 0.5, 0.6)
@@ -60,7 +60,7 @@ Curve = list[dict[str, float]]
 class Known:
     """A model, its text, and what calibration text says of it, by layer and family."""
 
-    case: sparsity.Case
+    case: Case
     test: np.ndarray
     signals: Mapping[tuple[int, str], np.ndarray]
     """float32 [T, num_units], of the dense model."""
@@ -107,7 +107,7 @@ class Setting:
 
 def known_of(name: str, folder: Path, num_blocks: int) -> Known:
     """One dense pass over calibration text, and one with gradients."""
-    case = sparsity.case_of(name, folder)
+    case = case_of(name, folder, sparsity.SPLITS)
     case.stream.threads = 1
     calibration = case.splits["calibration"][:CALIBRATION_BLOCKS]
     seen: dict[tuple[int, str], list[np.ndarray]] = {}
@@ -358,7 +358,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Prints the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument(
+        "--models", nargs="+", default=["prose7m", "tinystories656k", "stories260k"], choices=list(MODELS)
+    )
     parser.add_argument("--devices", nargs="+", default=["pixel6", "infinix-zero30"])
     parser.add_argument("--orders", nargs="+", default=list(ORDERS), choices=list(ORDERS))
     parser.add_argument("--groups", nargs="+", type=int, default=[1, 4])

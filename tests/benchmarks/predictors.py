@@ -36,8 +36,8 @@ from schemas.activations import Activations
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.families import FormatName
 from schemas.predictors import Ladder, Predictors
+from tests.benchmarks._cases import texts
 from tests.benchmarks._report import finish, show
-from tests.benchmarks.sparsity import texts
 from tests.support.data import find_data_folder
 from tests.support.statistics import sparsity_of
 

@@ -11,16 +11,14 @@ build's own `distill` trains on text of their own. The last line is {rows: [{mod
 import argparse
 import json
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compiler import distill, ingest
+from compiler import distill
 from compiler._io import Workspace, save_arrays
 from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.forward import LayerStream
@@ -28,23 +26,23 @@ from compiler.activity.layer_counts import Activity
 from compiler.activity.unit_statistics import fit_all
 from compiler.distill import DistillConfig
 from compiler.evaluate import Score, Sparse, evaluate
-from compiler.ingest import IngestConfig
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.model import Model
 from schemas.sparsity import Sparsity
+from tests.benchmarks._cases import MODELS, Case, Parts, case_of
 from tests.benchmarks._report import finish, show
-from tests.support.data import find_data_folder
 from tests.support.statistics import sparsity_of
 
 DENSITIES = (0.6, 0.5, 0.4)
 SEARCHED = (0.3, 0.4, 0.5, 0.6, 0.7)
 """Densities that DIP's division is searched for."""
-BLOCK_TOKENS = 256
-CALIBRATION_BLOCKS, VALIDATION_BLOCKS, TEST_BLOCKS = 64, 16, 64
-TRAINING_BLOCKS = 512
-"""Of the text behind those, what adapters are trained on."""
+SPLITS: Parts = {
+    "calibration": ("fit", slice(0, 64)),
+    "validation": ("fit", slice(64, 80)),
+    "training": ("fit", slice(80, 592)),
+    "test": ("test", slice(0, 64)),
+}
+"""What adapters are trained on is the text behind that of thresholds and norms."""
 ADAPTED = ("DIP", "CATS")
 """Rows that are shown with adapters, too (DIP, Tables 1 and 3)."""
 LORA_RATE = 1e-3
@@ -62,95 +60,14 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "DIP": ("dip", {}),
 }
 """Row -> the selector and its options."""
-MODELS = {
-    "prose7m": "wikitext-2",
-    "tinystories656k": "tinystories",
-    "stories260k": "tinystories",
-    "prose7m-relu": "wikitext-2",
-}
-"""Model -> the corpus that it is calibrated and scored on."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model with its text."""
-
-    model: Model
-    stream: LayerStream
-    splits: Mapping[str, np.ndarray]
-
-
-def texts(corpus: Path) -> Mapping[str, str]:
-    """Calibration and test text; WikiText's marks of a tokenized text are taken out."""
-    if corpus.name == "wikitext-2":
-        return {
-            name: _plain((corpus / f"{file}.txt").read_text()) for name, file in (("fit", "valid"), ("test", "test"))
-        }
-    return {name: _stories(corpus / f"{file}.jsonl") for name, file in (("fit", "calib"), ("test", "eval"))}
-
-
-def _plain(text: str) -> str:
-    for mark, plain in ((" <unk>", ""), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")):
-        text = text.replace(mark, plain)
-    return text
-
-
-def _stories(path: Path) -> str:
-    return "\n\n".join(json.loads(line)["text"] for line in path.read_text().splitlines())
-
-
-def splits_of(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
-    """Token blocks int32 [n, BLOCK_TOKENS] of calibration, validation, training and test text."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    found = texts(corpus)
-    counts = {"fit": CALIBRATION_BLOCKS + VALIDATION_BLOCKS + TRAINING_BLOCKS, "test": TEST_BLOCKS}
-    ids: dict[str, np.ndarray] = {}
-    for name, count in counts.items():
-        text = found[name][: 16 * count * BLOCK_TOKENS]
-        encoded = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-        whole = min(count, encoded.size // BLOCK_TOKENS)
-        ids[name] = encoded[: whole * BLOCK_TOKENS].reshape(whole, BLOCK_TOKENS)
-    fit = ids["fit"][: CALIBRATION_BLOCKS + VALIDATION_BLOCKS]
-    return {
-        "calibration": fit[:-VALIDATION_BLOCKS],
-        "validation": fit[-VALIDATION_BLOCKS:],
-        "training": ids["fit"][len(fit) :],
-        "test": ids["test"],
-    }
-
-
-def case_of(name: str, folder: Path) -> Case:
-    """The model, and its text in blocks."""
-    data = find_data_folder()
-    if data is None:
-        raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder")
-    source = data / "models" / name
-    model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
-    stream = LayerStream(model, len(os.sched_getaffinity(0)))
-    return Case(model, stream, splits_of(source, data / "corpora" / MODELS[name]))
-
-
-def corpus_of(case: Case, folder: Path, calibration: str) -> Corpus:
-    """The text as the build's stages take it, with the named part as calibration text."""
-    parts = {**case.splits, "calibration": case.splits[calibration]}
-    splits = tuple(
-        TokenBlocks(
-            split=split,
-            arrays=save_arrays(folder / f"{calibration}-{split}.safetensors", {"tokens": parts[split]}),
-            num_blocks=len(parts[split]),
-            block_tokens=BLOCK_TOKENS,
-        )
-        for split in SPLITS
-    )
-    return Corpus(name="benchmark", text_sha256="0" * 64, splits=splits)
 
 
 def calibrated(case: Case, folder: Path) -> Activations:
     """One pass over the calibration text."""
-    work, corpus = Workspace(folder / "calibrate", "benchmark"), corpus_of(case, folder, "calibration")
-    return count_activity(PassConfig(), case.model, corpus, COUNTED, Activity(frozenset()), work, case.stream.threads)
+    work = Workspace(folder / "calibrate", "benchmark")
+    return count_activity(
+        PassConfig(), case.model, case.corpus(), COUNTED, Activity(frozenset()), work, case.stream.threads
+    )
 
 
 def family_density(method: str, oracle: bool, density: float) -> float | None:
@@ -197,8 +114,7 @@ def adapted(case: Case, activations: Activations, label: str, density: float, fo
     sparsity = sparsity.model_copy(update={"arrays": save_arrays(folder / "selector.safetensors", arrays)})
     config = DistillConfig(recipe="lora", steps=steps, learning_rate=LORA_RATE, dense_share=0.0, device="cpu")
     work = Workspace(folder / f"{label}-{density}", "benchmark")
-    corpus = corpus_of(case, folder, "training")
-    student = distill.run(config, case.model, corpus, sparsity, work, case.stream.threads)
+    student = distill.run(config, case.model, case.corpus("training"), sparsity, work, case.stream.threads)
     return evaluate(LayerStream(student, case.stream.threads), case.splits["test"], sparse)
 
 
@@ -255,7 +171,7 @@ def main() -> None:
     fitted: dict[str, Any] = {}
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            case = case_of(name, Path(folder))
+            case = case_of(name, Path(folder), SPLITS)
             activations = calibrated(case, Path(folder))
             if arguments.fit:
                 fitted[name] = fit_dip(case, activations)
