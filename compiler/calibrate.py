@@ -39,9 +39,9 @@ def run(
     """
     if shards:
         return merge(shards, work)
-    relu = model.spec.hidden_act == "relu"
-    for method in methods_for(config.method, relu):
-        if load("runtime.sparsity", method).NEEDS_EXACT_ZEROS and not relu:
+    exact = model.spec.exact_zeros
+    for method in methods_for(config.method, exact):
+        if load("runtime.sparsity", method).NEEDS_EXACT_ZEROS and not exact:
             raise ColdpressError(
                 f"method {method} needs exact zeros, but the activation of {model.name} is {model.spec.hidden_act}; "
                 "choose topk or predictor"

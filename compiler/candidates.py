@@ -20,7 +20,7 @@ def methods_for(method: str, exact_zeros: bool) -> tuple[str, ...]:
 
 def candidates(spec: ModelSpec) -> tuple[str, ...]:
     """The methods that are compared for a model."""
-    return methods_for(AUTO, spec.hidden_act == "relu")
+    return methods_for(AUTO, spec.exact_zeros)
 
 
 def own_options(method: str, options: Options) -> Options:
@@ -33,7 +33,7 @@ def own_options(method: str, options: Options) -> Options:
 def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]:
     """The families that a build may have on flash, each once: those of `method`, or of all candidates."""
     found: dict[str, None] = {}
-    for name in methods_for(method, spec.hidden_act == "relu"):
+    for name in methods_for(method, spec.exact_zeros):
         selector = load("runtime.sparsity", name)
         own = own_options(name, options) if method == AUTO else options
         found |= dict.fromkeys(selector.families(spec, options_of(selector, own)))

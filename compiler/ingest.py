@@ -163,7 +163,7 @@ def _check(folder: Path) -> _Checkpoint:
     settings = {name: _optional(folder, name, keys) for name, keys in BELIEVED.items()}
     for key, value in settings[GENERATION].items():
         check_value(key, value, GENERATION)
-    source = _common.source_config(believed)
+    source = _common.source_config(architecture.MODULES, believed)
     spec = _with_tokens(architecture.spec(source), settings[GENERATION])
     located = locate(folder)
     tensors = match_tensors(spec, architecture.parameters(source, spec), located)

@@ -17,7 +17,8 @@ Signal = Literal[
     "attention_input", "attention_mixed", "mlp_input", "mlp_activation", "mlp_up", "mlp_inner", "router_logits"
 ]
 """Vectors of a layer: attention's input after the norm; the mixed heads, which o_proj takes; the MLP's input after the
-norm; act(gate), or act(up) without a gate; up; act(gate) * up, or act(up); a router's logits."""
+norm; act(gate), or act(up) without a gate; up, after its activation where it has one (dReLU); the product of both, or
+act(up); a router's logits."""
 Axis = Literal["hidden_size", "intermediate_size", "heads", "experts"]
 """What a unit is an index of; `heads` is all heads' dimensions, num_attention_heads * head_dim."""
 

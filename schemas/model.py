@@ -13,7 +13,11 @@ from pydantic import Field
 
 from schemas.base import Count, Many, PositiveCount, Record, Sha256
 
-Activation = Literal["relu", "silu", "gelu", "gelu_tanh"]
+Activation = Literal["relu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
+"""The function of the gate, or of up in an MLP without one. `relu2` is relu(x)**2 (So et al. 2021); with `drelu` it is
+relu, and up passes a relu, too: relu(gate) * relu(up) (Bamboo, TurboSparse)."""
+EXACT_ZEROS: frozenset[Activation] = frozenset(("relu", "relu2", "drelu"))
+"""Those that are exactly zero for part of their inputs, so that leaving out units need not cost anything."""
 MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The matrices of a layer."""
 ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -36,7 +40,8 @@ class ModelSpec(Record):
     gated_mlp: bool
     num_experts: PositiveCount = 1
     """MLPs of a layer, of which a router picks some; 1 where there is no router."""
-    norm: Literal["rms_norm", "layer_norm"]
+    norm: Literal["rms_norm", "layer_norm", "layer_norm_1p"]
+    """With `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
     position: Literal["rotary", "learned"]
     rotary_dim: Count
@@ -49,6 +54,16 @@ class ModelSpec(Record):
     tie_word_embeddings: bool
     bos_token_id: Count | None = None
     eos_token_ids: Many[Count] = ()
+
+    @property
+    def exact_zeros(self) -> bool:
+        """Whether units of the MLP are inactive by exact zeros."""
+        return self.hidden_act in EXACT_ZEROS
+
+    @property
+    def activated_up(self) -> bool:
+        """Whether up passes the activation as the gate does."""
+        return self.hidden_act == "drelu"
 
 
 def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:

@@ -142,18 +142,15 @@ class LayerStream:
             ColdpressError: if there is no such device.
         """
         import torch
-        from transformers import AutoModelForCausalLM
 
         self.model, self.spec = model, model.spec
         self.device, self.dtype = torch.device(choose_device(device)), getattr(torch, dtype)
         self.threads = threads if self.device.type == "cpu" else 1
         self._architecture = load("compiler.architectures", model.spec.model_type)
-        self._config = _common.source_config(read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES))
+        raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
+        self._config = _common.source_config(self._architecture.MODULES, raw)
         self._parameters = self._architecture.parameters(self._config, model.spec)
-        with torch.device("meta"):
-            self._skeleton = AutoModelForCausalLM.from_config(
-                self._config, dtype=torch.float32, attn_implementation="sdpa"
-            ).eval()
+        self._skeleton: Any = _common.causal_lm(self._architecture.MODULES, self._config)
         self._config = self._skeleton.config  # which knows the attention implementation, for the masks
 
     def embed(self, tokens: np.ndarray) -> "Tensor":

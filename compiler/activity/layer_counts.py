@@ -35,7 +35,7 @@ TOP_DENSITIES = (0.1, 0.2, 0.3, 0.5)
 """Where the precision of the previous layer's largest inputs is measured."""
 
 INNER_SIGNALS = ("mlp_activation", "mlp_inner")
-"""Signals that are exactly zero where a ReLU is."""
+"""Signals that are exactly zero where a ReLU is; up is, too, where it passes one."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,10 @@ class Activity:
 
 def exact_families(families: Iterable[str], spec: ModelSpec) -> frozenset[str]:
     """The families whose units are exactly zero where they are not active."""
-    relu = spec.hidden_act == "relu"
-    return frozenset(family for family in families if relu and FAMILIES[family].activity in INNER_SIGNALS)
+    if not spec.exact_zeros:
+        return frozenset()
+    signals = (*INNER_SIGNALS, "mlp_up") if spec.activated_up else INNER_SIGNALS
+    return frozenset(family for family in families if FAMILIES[family].activity in signals)
 
 
 @dataclass(frozen=True)

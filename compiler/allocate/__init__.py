@@ -21,7 +21,6 @@ from compiler.activity.unit_statistics import fit_all
 from compiler.allocate import _densities
 from compiler.allocate._auto import choose
 from compiler.allocate._densities import Question
-from compiler.architectures import _common
 from compiler.candidates import AUTO, candidates, own_options
 from compiler.checkpoint.private import private_folder
 from compiler.checkpoint.source_json import read_object
@@ -219,11 +218,11 @@ def _shares(
 
 def _why_shorter(model: Model) -> str:
     """What to add where config.json promises more tokens than the model can be built for."""
-    raw = _common.source_config(read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES))
-    if raw.max_position_embeddings <= model.spec.max_position_embeddings:
+    promised = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)["max_position_embeddings"]
+    if promised <= model.spec.max_position_embeddings:
         return ""
     return (
-        f" (config.json has {raw.max_position_embeddings}, but of longrope only the short factors are supported, which "
+        f" (config.json has {promised}, but of longrope only the short factors are supported, which "
         "hold up to original_max_position_embeddings)"
     )
 

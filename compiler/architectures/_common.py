@@ -5,15 +5,18 @@ ModelSpec alone, so a checkpoint's tensors can be checked before anything is rea
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from schemas.errors import CheckpointError
 from schemas.families import Signal
 from schemas.model import Activation, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 KEYS = frozenset(
     {
@@ -42,6 +45,7 @@ LLAMA_KEYS = frozenset(
 )
 ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -75,22 +79,35 @@ class Modules:
     """The final norm, below `base`."""
     taps: Mapping[Signal, Tap]
     """The signals that such a layer has (schemas/families.py)."""
+    activation: str = "silu"
+    """The one of a config.json that names none."""
+    partial_rotary: bool = False
+    """Whether a part of each head's dimensions may be all that is rotated."""
+    built_of: str | None = None
+    """The `model_type` whose classes transformers builds it of, where it has none of its own."""
+    adapt: Callable[[Any], None] | None = None
+    """Makes of a layer of those classes, on torch's meta device, one of this architecture."""
+    own_code: str | None = None
+    """What class names begin with in the code that such checkpoints carry, where that is not `prefix`."""
 
 
-def llama_modules(prefix: str, activation: str = "mlp.act_fn", up: Tap | None = None) -> Modules:
-    """The paths of Llama and of all that kept its names."""
+def llama_modules(
+    prefix: str, act_path: str = "mlp.act_fn", up: Tap | None = None, gated: bool = True, **own: Any
+) -> Modules:
+    """The paths of Llama and of all that kept its names, and what is an architecture's own of the other fields."""
     taps: dict[Signal, Tap] = {
         "attention_input": Tap("self_attn"),
         "attention_mixed": Tap("self_attn.o_proj"),
         "mlp_input": Tap("mlp"),
-        "mlp_activation": Tap(activation, "output"),
-        "mlp_up": up or Tap("mlp.up_proj", "output"),
+        "mlp_activation": Tap(act_path, "output"),
         "mlp_inner": Tap("mlp.down_proj"),
     }
-    return Modules(prefix=prefix, base="model", norm="norm", taps=taps)
+    if gated:
+        taps["mlp_up"] = up or Tap("mlp.up_proj", "output")
+    return Modules(prefix=prefix, base="model", norm="norm", taps=taps, **own)
 
 
-def source_config(raw: Mapping[str, Any]) -> Any:
+def source_config(modules: Modules, raw: Mapping[str, Any]) -> Any:
     """transformers' configuration object for a config.json of ours, defaults filled in.
 
     Raises:
@@ -100,10 +117,23 @@ def source_config(raw: Mapping[str, Any]) -> Any:
 
     values = {key: value for key, value in raw.items() if key != "model_type"}
     try:
-        return AutoConfig.for_model(raw["model_type"], **values)
+        return AutoConfig.for_model(modules.built_of or raw["model_type"], **values)
     except Exception as error:  # its strict validation raises types of several packages
         reason = " ".join(str(error).split())
         raise CheckpointError(f"config.json: transformers refuses its values ({reason[:300]})") from error
+
+
+def causal_lm(modules: Modules, config: Any) -> "nn.Module":
+    """The whole model in float32 without memory, on torch's meta device, as transformers builds it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+        if modules.adapt:
+            for layer in model.get_submodule(modules.base).layers:
+                modules.adapt(layer)
+    return model
 
 
 def activation(name: str) -> Activation:
@@ -147,8 +177,8 @@ def eos_ids(value: Any) -> tuple[int, ...]:
     return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
-def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None) -> ModelSpec:
-    """The spec of a Llama-like model: RMS norm, gated MLP, rotary positions.
+def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None, **own: Any) -> ModelSpec:
+    """The spec of a Llama-like model: RMS norm, gated MLP, rotary positions; `own` fields are the architecture's.
 
     Raises:
         CheckpointError: if heads or rotary dimensions do not work out.
@@ -163,28 +193,28 @@ def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None)
         raise CheckpointError(f"config.json: {heads} attention heads are no multiple of {key_value_heads} key heads")
     if 2 * len(frequencies) > head_dim:
         raise CheckpointError(f"config.json: {2 * len(frequencies)} rotary dimensions in heads of {head_dim}")
-    return ModelSpec(
-        model_type=config.model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        head_dim=head_dim,
-        max_position_embeddings=context,
-        hidden_act=activation(config.hidden_act),
-        gated_mlp=True,
-        norm="rms_norm",
-        norm_eps=config.rms_norm_eps,
-        position="rotary",
-        rotary_dim=2 * len(frequencies),
-        rotary_scaling=scaling,
-        sliding_window=sliding_window if sliding_window and sliding_window < context else None,
-        tie_word_embeddings=config.tie_word_embeddings,
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=eos_ids(config.eos_token_id),
-    )
+    fields: dict[str, Any] = {
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "hidden_act": activation(config.hidden_act),
+        "gated_mlp": True,
+        "norm": "rms_norm",
+        "position": "rotary",
+        "rotary_dim": 2 * len(frequencies),
+        "rotary_scaling": scaling,
+        "sliding_window": sliding_window if sliding_window and sliding_window < context else None,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_ids": eos_ids(config.eos_token_id),
+    }
+    return ModelSpec(**{**fields, "norm_eps": getattr(config, "rms_norm_eps", None), **own})
 
 
 def uniform_window(config: Any) -> int | None:
@@ -202,26 +232,41 @@ def uniform_window(config: Any) -> int | None:
     return config.sliding_window if kinds == {"sliding_attention"} else None
 
 
+def llama_biases(config: Any, spec: ModelSpec) -> tuple[str, ...]:
+    """The projections with a bias, where one key speaks for all of attention's and one for all of the MLP's."""
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
+    return attention + (mlp_projections(spec) if config.mlp_bias else ())
+
+
+def mlp_projections(spec: ModelSpec) -> tuple[str, ...]:
+    """The matrices of the MLP."""
+    return ("gate_proj", "up_proj", "down_proj") if spec.gated_mlp else ("up_proj", "down_proj")
+
+
 def llama_parameters(
     spec: ModelSpec, biased: tuple[str, ...] = (), qk_norm: bool = False
 ) -> dict[str, tuple[str, ...]]:
     """Tensor names of a Llama-like model and the role of each; `biased` lists the projections with a bias."""
     attention = ("q_proj", "k_proj", "v_proj", "o_proj")
     names = {f"self_attn.{name}.weight": f"{name}.weight" for name in attention}
-    names |= {f"mlp.{name}.weight": f"{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")}
+    names |= {f"mlp.{name}.weight": f"{name}.weight" for name in mlp_projections(spec)}
     names |= {f"{'self_attn' if name in attention else 'mlp'}.{name}.bias": f"{name}.bias" for name in biased}
-    names |= {f"{name}.weight": f"{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")}
+    norms, parts = ("input_layernorm", "post_attention_layernorm"), norm_parts(spec)
+    names |= {f"{name}.{part}": f"{name}.{part}" for name in norms for part in parts}
     if qk_norm:
         names |= {f"self_attn.{name}.weight": f"{name}.weight" for name in ("q_norm", "k_norm")}
     return llama_outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})
 
 
+def norm_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """The tensors of one norm."""
+    return ("weight",) if spec.norm == "rms_norm" else ("weight", "bias")
+
+
 def llama_outer(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """The tensors outside the layers."""
-    outer: dict[str, tuple[str, ...]] = {
-        "model.embed_tokens.weight": ("embed_tokens.weight",),
-        "model.norm.weight": ("norm.weight",),
-    }
+    outer: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed_tokens.weight",)}
+    outer |= {f"model.norm.{part}": (f"norm.{part}",) for part in norm_parts(spec)}
     return outer if spec.tie_word_embeddings else outer | {"lm_head.weight": ("lm_head.weight",)}
 
 

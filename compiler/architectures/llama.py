@@ -16,6 +16,4 @@ def spec(config: Any) -> ModelSpec:
 
 def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """Tensor names and the roles they hold."""
-    biased = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
-    biased += ("gate_proj", "up_proj", "down_proj") if config.mlp_bias else ()
-    return _common.llama_parameters(spec, biased)
+    return _common.llama_parameters(spec, _common.llama_biases(config, spec))

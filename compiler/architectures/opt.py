@@ -32,6 +32,7 @@ MODULES = _common.Modules(
         "mlp_activation": _common.Tap("activation_fn", "output"),
         "mlp_inner": _common.Tap("fc2"),
     },
+    activation="relu",
 )
 LAYER_NORM_EPS = 1e-5  # torch's default, which transformers takes
 POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding

@@ -11,7 +11,7 @@ from schemas.model import ModelSpec
 
 KEYS = _common.LLAMA_KEYS | {"sliding_window"}
 MODULES = _common.llama_modules(
-    "Phi3", "mlp.activation_fn", up=_common.Tap("mlp.gate_up_proj", "output", part=1, num_parts=2)
+    "Phi3", "mlp.activation_fn", up=_common.Tap("mlp.gate_up_proj", "output", part=1, num_parts=2), partial_rotary=True
 )
 
 

@@ -43,7 +43,7 @@ def read_shapes(config: Path) -> Shapes:
         CheckpointError: if the model is not supported or config.json is not what it must be.
     """
     architecture, believed = checked_config(read_object(config, MAX_CONFIG_BYTES))
-    source = _common.source_config(believed)
+    source = _common.source_config(architecture.MODULES, believed)
     spec = architecture.spec(source)
     roles = (role for names in architecture.parameters(source, spec).values() for role in names)
     return Shapes(spec, {role: Shape(role_shape(spec, role)) for role in roles})

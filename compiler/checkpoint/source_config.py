@@ -136,7 +136,7 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[ModuleType, dict[str, Any]]:
     keys = _common.KEYS | architecture.KEYS
     config = {key: raw[key] for key in sorted(keys & raw.keys())}
     if "rope_parameters" in keys:
-        config["rope_parameters"] = _rope(raw, kind)
+        config["rope_parameters"] = _rope(raw, architecture)
     dropped = sorted(set(raw) - keys - HARMLESS_KEYS)
     if dropped:
         log.info("config.json: keys without a meaning here are left out: %s", short(dropped))
@@ -156,13 +156,14 @@ def _refuse_code(raw: Mapping[str, Any], architecture: ModuleType) -> None:
     auto_map = raw.get("auto_map")
     if auto_map is None:
         return
-    # Phi-3's own repositories still carry the code that transformers has taken over: same classes, hence the same model
-    prefix = architecture.MODULES.prefix
+    # Phi-3's own repositories still carry the code that transformers has taken over: same classes, hence the same
+    # model. Bamboo's carry the only code there is, and the architecture's file has what of it matters.
+    prefix = architecture.MODULES.own_code or architecture.MODULES.prefix
     values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
     taken_over = [f"{prefix}Config", f"{prefix}Model", f"{prefix}ForCausalLM"]
     if not all(isinstance(value, str) and value.rpartition(".")[2] in taken_over for value in values):
         raise CheckpointError("config.json: the key auto_map names code of the checkpoint's own, which is never loaded")
-    log.info("config.json: auto_map names code that transformers has taken over; the checkpoint's copy is not loaded")
+    log.info("config.json: auto_map names code of an architecture that is known; the checkpoint's copy is not loaded")
 
 
 def check_value(key: str, value: Any, file: str = "config.json") -> None:
@@ -181,7 +182,7 @@ def check_value(key: str, value: Any, file: str = "config.json") -> None:
         raise _wrong(file, key, value, "true or false")
     elif key in TEXTS and not isinstance(value, str):
         raise _wrong(file, key, value, "a text")
-    elif key == "rms_norm_eps" and not _is_between(value, 1):
+    elif key in ("rms_norm_eps", "norm_eps") and not _is_between(value, 1):
         raise _wrong(file, key, value, "a number between 0 and 1")
     elif key == "eos_token_id":
         ids = value if isinstance(value, list) else [value]
@@ -209,7 +210,7 @@ def _check_heads(config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"config.json: hidden_size {hidden_size} is no multiple of {heads} attention heads")
 
 
-def _rope(raw: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+def _rope(raw: Mapping[str, Any], architecture: ModuleType) -> dict[str, Any] | None:
     """`rope_parameters` from either spelling."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(given, dict):
@@ -223,8 +224,10 @@ def _rope(raw: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
     rope = {key: value for key, value in rope.items() if value is not None}
     for key, value in rope.items():
         _check_rope(key, value)
-    if kind != "phi3" and rope.pop("partial_rotary_factor", 1) != 1:
-        raise CheckpointError(f"config.json: partial_rotary_factor is not supported for models of type {kind}")
+    if not architecture.MODULES.partial_rotary and rope.pop("partial_rotary_factor", 1) != 1:
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor is not supported for models of type {raw['model_type']}"
+        )
     return rope
 
 

@@ -72,9 +72,9 @@ def rotary_inv_freq(model: Model) -> np.ndarray:
 
     if model.spec.position != "rotary":
         raise CheckpointError(f"model {model.name} has learned positions, hence no rotary frequencies")
-    architecture = load("compiler.architectures", model.spec.model_type)
+    modules = load("compiler.architectures", model.spec.model_type).MODULES
     raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
-    return _common.rope(architecture.MODULES, _common.source_config(raw))[0]
+    return _common.rope(modules, _common.source_config(modules, raw))[0]
 
 
 def decode_floats(data: np.ndarray, dtype: str) -> np.ndarray:

@@ -47,7 +47,7 @@ def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
     if selector.EXACT:
         return ()
     options = options_of(selector, sparsity.options)
-    missed = selector.MISSED_SHARE if spec.hidden_act == "relu" else 0.0
+    missed = selector.MISSED_SHARE if spec.exact_zeros else 0.0
     masks: list[Mask] = []
     for densities in sparsity.densities:
         family, total = FAMILIES[densities.family], num_units(densities.family, spec)

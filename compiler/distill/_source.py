@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
 
 from compiler._io import digest, replacing
 from compiler.architectures import _common
@@ -43,9 +42,10 @@ class Source:
     @staticmethod
     def of(model: Model) -> "Source":
         """Reads the configuration only."""
-        config = _common.source_config(read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES))
-        names = load("compiler.architectures", model.spec.model_type).parameters(config, model.spec)
-        return Source(model, config, names)
+        architecture = load("compiler.architectures", model.spec.model_type)
+        raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
+        config = _common.source_config(architecture.MODULES, raw)
+        return Source(model, config, architecture.parameters(config, model.spec))
 
     @property
     def modules(self) -> _common.Modules:
@@ -60,10 +60,7 @@ class Source:
             stored: Matrices stay in the dtype that they are stored in and cannot be trained; each is widened when it
                 is used.
         """
-        with torch.device("meta"):
-            built: Any = AutoModelForCausalLM.from_config(
-                self.config, dtype=torch.float32, attn_implementation="sdpa"
-            ).eval()
+        built: Any = _common.causal_lm(self.modules, self.config)
         for name, roles in self.names.items():
             values = self.tensor(roles)
             kept = values if stored and values.ndim > 1 else values.float()

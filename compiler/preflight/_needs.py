@@ -95,7 +95,7 @@ class Build:
 
     @property
     def _methods(self) -> tuple[str, ...]:
-        return methods_for(self.method, self.model.spec.hidden_act == "relu")
+        return methods_for(self.method, self.model.spec.exact_zeros)
 
     @property
     def families(self) -> tuple[FamilyName, ...]:
@@ -120,8 +120,8 @@ class Build:
     @property
     def counts_again(self) -> bool:
         """Whether `recalibrate` passes over the text once more."""
-        relu = self.model.spec.hidden_act == "relu"
-        sources = {load("runtime.sparsity", name).densities(relu) for name in self._methods}
+        exact = self.model.spec.exact_zeros
+        sources = {load("runtime.sparsity", name).densities(exact) for name in self._methods}
         return self.distill or bool(sources - {"whole", "measured"})
 
 

@@ -99,7 +99,7 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
         save_record(slice_corpus(corpus, folder / "tokenize"), folder / "tokenize.json")
         save_record(device, folder / "device.json")
         budget = slice_budget(model, few, build, device.flash.page_bytes.value)
-        stages = _stages(build, model.spec.hidden_act == "relu")
+        stages = _stages(build, model.spec.exact_zeros)
         for stage in stages[stages.index("preflight") + 1 :]:
             _try(_job(stage, build, stages, few.spec.num_hidden_layers, budget, folder))
     finally:
@@ -172,7 +172,7 @@ def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
         buffers = buffers_for(model.spec, build.format, whole, 0, page_bytes).total_bytes
         return resident_bytes(model, families, build.format) + buffers
 
-    methods = methods_for(build.method, model.spec.hidden_act == "relu")
+    methods = methods_for(build.method, model.spec.exact_zeros)
     return min(map(least_of, methods)) + kv_cache_bytes(model.spec, build.context_length)
 
 

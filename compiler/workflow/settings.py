@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
+from compiler.architectures import _common
 from compiler.candidates import AUTO, methods_for
 from compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from compiler.checkpoint.source_config import checked_config
@@ -41,6 +42,7 @@ from schemas.base import PositiveCount, Record
 from schemas.config import NAME_PATTERN, REVISION_PATTERN
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, UnknownNameError
+from schemas.model import EXACT_ZEROS
 from schemas.profiles import ModelProfile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -296,7 +298,7 @@ def _reference_of(profile: ModelProfile, revision: str | None) -> ModelReference
         license=profile.license,
         model_type=profile.model_type,
         num_hidden_layers=profile.num_hidden_layers,
-        exact_zeros=profile.hidden_act == "relu",
+        exact_zeros=_common.activation(profile.hidden_act) in EXACT_ZEROS,
     )
 
 
@@ -323,7 +325,8 @@ def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple
     transformers would fill in what config.json leaves out, but it takes seconds to import.
     """
     config = read_object(file, MAX_CONFIG_BYTES)
-    _, believed = checked_config(config)
+    architecture, believed = checked_config(config)
+    named = believed.get("hidden_act") or believed.get("activation_function") or architecture.MODULES.activation
     reference = ModelReference(
         name=_folder_name(name),
         source=source,
@@ -331,7 +334,7 @@ def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple
         license=None,
         model_type=config["model_type"],
         num_hidden_layers=believed["num_hidden_layers"],
-        exact_zeros="relu" in (believed.get("hidden_act"), believed.get("activation_function")),
+        exact_zeros=_common.activation(named) in EXACT_ZEROS,
     )
     return reference, believed["max_position_embeddings"]
 

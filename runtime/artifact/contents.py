@@ -98,5 +98,5 @@ def _shared_shapes(spec: ModelSpec) -> Shapes:
 
 def _add_norm(shapes: Shapes, name: str, spec: ModelSpec) -> None:
     shapes[f"{name}.weight"] = (spec.hidden_size,)
-    if spec.norm == "layer_norm":
+    if spec.norm != "rms_norm":
         shapes[f"{name}.bias"] = (spec.hidden_size,)

@@ -70,10 +70,16 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (1 + np.tanh(inner))
 
 
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, np.float32(0))
+
+
 def activation(name: Activation) -> Callable[[np.ndarray], np.ndarray]:
     """The activation function of that name, float32 [...] -> float32 [...]."""
     functions: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
-        "relu": lambda x: np.maximum(x, np.float32(0)),
+        "relu": _relu,
+        "relu2": lambda x: np.square(_relu(x)),
+        "drelu": _relu,
         "silu": _silu,
         "gelu": _gelu,
         "gelu_tanh": _gelu_tanh,

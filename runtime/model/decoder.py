@@ -86,8 +86,9 @@ class Decoder:
         )
 
     def _make_norm(self, name: str, resident: Resident) -> _Norm:
-        bias = resident.vector(f"{name}.bias") if self.spec.norm == "layer_norm" else None
-        return _Norm(resident.vector(f"{name}.weight"), bias, self.spec.norm_eps)
+        bias = None if self.spec.norm == "rms_norm" else resident.vector(f"{name}.bias")
+        weight = resident.vector(f"{name}.weight")
+        return _Norm(weight + 1 if self.spec.norm == "layer_norm_1p" else weight, bias, self.spec.norm_eps)
 
     @property
     def length(self) -> int:

@@ -45,6 +45,7 @@ class Mlp:
             )
         self._inner = inner[0] if inner else None
         self._act = activation(spec.hidden_act)
+        self._act_up = self._act if spec.activated_up else _as_it_is
         prefix = f"layers.{layer}."
         self._matrices = {
             role: resident.matrix(prefix + role)
@@ -80,7 +81,7 @@ class Mlp:
         if kind == "mlp_input":
             return x_TN
         if kind == "mlp_up":
-            return known["up_proj"]
+            return self._act_up(known["up_proj"])
         if kind == "mlp_activation":
             return self._act(known["gate_proj"])
         return self._combine(known.get("gate_proj"), known["up_proj"])
@@ -92,18 +93,24 @@ class Mlp:
         if not self._spec.gated_mlp:
             return self._act(self._rows("up_proj", block, x_TN))
         active = signal[:, block.ids] if kind == "mlp_activation" else self._act(self._rows("gate_proj", block, x_TN))
-        return active * (signal[:, block.ids] if kind == "mlp_up" else self._rows("up_proj", block, x_TN))
+        if kind == "mlp_up":
+            return active * signal[:, block.ids]
+        return active * self._act_up(self._rows("up_proj", block, x_TN))
 
     def _rows(self, role: MatrixRole, block: Block, x_TN: np.ndarray) -> np.ndarray:
         values, bias = block.dot(role, x_TN), self._biases[role]
         return values if bias is None else values + bias[block.ids]
 
     def _combine(self, gate: np.ndarray | None, up: np.ndarray) -> np.ndarray:
-        return self._act(up) if gate is None else self._act(gate) * up
+        return self._act(up) if gate is None else self._act(gate) * self._act_up(up)
 
     def _with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
         bias = self._biases[role]
         return values if bias is None else values + bias
+
+
+def _as_it_is(values: np.ndarray) -> np.ndarray:
+    return values
 
 
 def _computable(inputs: list[Family], inner: list[Family], spec: ModelSpec) -> bool:

@@ -39,7 +39,7 @@ def _lacks(method: ModuleType, manifest: Manifest) -> str | None:
     foreign = [family for family in families if family not in method.CHOOSES]
     if foreign:
         return f"cannot choose units of the family {foreign[0]}, which this artifact keeps on flash"
-    if method.NEEDS_EXACT_ZEROS and manifest.model.hidden_act != "relu":
+    if method.NEEDS_EXACT_ZEROS and not manifest.model.exact_zeros:
         return f"needs exact zeros, but the model's activation is {manifest.model.hidden_act}"
     if method.NEEDS_PREDICTORS and not manifest.predictors:
         return "needs predictors, and this artifact has none"

@@ -67,6 +67,9 @@ def calibrated(plant: Plant, folder: Path, num_tokens: int) -> Planted:
         ("qwen3", {"head_dim": 48}),
         ("phi3", {}),
         ("opt", {"num_key_value_heads": 8}),
+        ("arcee", {}),
+        ("bamboo", {}),
+        ("nemotron", {}),
     ],
 )
 def test_any_architecture_can_be_planted(tmp_path: Path, model_type: str, changes: dict[str, Any]) -> None:

@@ -116,10 +116,14 @@ def test_old_buffers_and_a_missing_prefix_are_understood(tmp_path: Path) -> None
     assert run(folder, tmp_path / "work").tensors["norm.weight"].tensor == "norm.weight"
 
 
-def test_code_that_transformers_has_taken_over_is_left_alone(tmp_path: Path) -> None:
-    """Phi-3's own repositories carry auto_map; the classes are those of transformers."""
-    auto_map = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
-    folder = write_model(tmp_path / "tiny", "phi3", num_hidden_layers=1, overrides={"auto_map": auto_map})
+@pytest.mark.parametrize(("kind", "prefix"), [("phi3", "Phi3"), ("bamboo", "Bamboo")])
+def test_code_that_is_known_is_left_alone(kind: str, prefix: str, tmp_path: Path) -> None:
+    """Phi-3's own repositories carry auto_map; the classes are those of transformers, or of ours for Bamboo."""
+    auto_map = {
+        "AutoConfig": f"configuration_{kind}.{prefix}Config",
+        "AutoModelForCausalLM": f"modeling_{kind}.{prefix}ForCausalLM",
+    }
+    folder = write_model(tmp_path / "tiny", kind, num_hidden_layers=1, overrides={"auto_map": auto_map})
     assert "auto_map" not in Path(run(folder, tmp_path / "work").folder, "config.json").read_text()
 
 
@@ -136,8 +140,8 @@ def test_real_checkpoints(name: str, tmp_path: Path) -> None:
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     text = refusal(data_folder() / "models" / "tinystories-mixtral-8x", tmp_path / "work")
     assert text == (
-        "config.json: the architecture 'mixtral' is not supported; supported are llama, mistral, opt, phi3, qwen2, "
-        "qwen3"
+        "config.json: the architecture 'mixtral' is not supported; supported are arcee, bamboo, llama, mistral, "
+        "nemotron, opt, phi3, qwen2, qwen3"
     )
 
 

@@ -10,10 +10,14 @@ import pytest
 from compiler import ingest
 from compiler._io import Workspace
 from compiler.activity.forward import Hooks, LayerStream
+from compiler.activity.layer_counts import exact_families
 from compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from compiler.ingest import IngestConfig
-from runtime._plugins import names
+from compiler.workflow import settings
+from runtime._plugins import load, names
+from schemas.errors import CheckpointError
 from schemas.model import Model, role_shape
+from tests.support.hf import load_hf
 from tests.support.models import MODEL_TYPES, write_model
 
 ARCHITECTURES = names("compiler.architectures")
@@ -49,6 +53,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "partial rotary": ("phi3", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
     "longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}),
     "no biases": ("opt", {"enable_bias": False}),
+    "arcee biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    "nemotron biases": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "nemotron's own share": ("nemotron", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}}),
 }
 CASES = {
     **{f"{kind}{' relu' * relu}{' tied' * tie}": (kind, {}, relu, tie) for kind in ARCHITECTURES
@@ -74,11 +81,10 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
 def test_logits_equal_those_of_transformers(case: Model, tmp_path: Path) -> None:
     """The streamed pass sees our re-serialised config and roles; transformers reads the checkpoint by itself."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     tokens = np.random.default_rng(0).integers(0, case.spec.vocab_size, (3, 50)).astype(np.int32)
     stream = LayerStream(case, threads=2)
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32).eval()
+    whole = load_hf(tmp_path / "tiny")
     with torch.no_grad():
         expected = whole(torch.from_numpy(tokens).long(), labels=torch.from_numpy(tokens).long())
     found = stream.logits(tokens)
@@ -99,13 +105,10 @@ def test_roles_have_the_shapes_that_the_spec_gives(case: Model) -> None:
 
 
 def test_frequencies_equal_those_of_transformers(case: Model, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     if case.spec.position == "learned":
         assert (case.spec.rotary_dim, case.spec.position_offset) == (0, 2)
         return
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32)
+    whole = load_hf(tmp_path / "tiny")
     module: Any = whole.get_submodule("model.rotary_emb")
     assert np.array_equal(rotary_inv_freq(case), module.inv_freq.numpy())
     assert case.spec.rotary_scaling == module.attention_scaling
@@ -120,7 +123,7 @@ def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
     changes = {"mlp_bias": True} if kind == "llama" else {}
     model = made(tmp_path / "tiny", kind, changes, relu=True, tie=False)
     tokens = np.arange(36, dtype=np.int32).reshape(2, 18)
-    seen: dict[str, dict[int, np.ndarray]] = {"input": {}, "activation": {}, "inner": {}}
+    seen: dict[str, dict[int, np.ndarray]] = {"input": {}, "activation": {}, "inner": {}, "up": {}}
 
     def hooks(block: int) -> Hooks:
         def keep(name: str) -> Any:
@@ -141,11 +144,38 @@ def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
     for block in (0, 1):
         x, activation, inner = (seen[name][block] for name in ("input", "activation", "inner"))
         first = linear("gate" if model.spec.gated_mlp else "up", x)
-        assert np.allclose(activation, np.maximum(first, 0), atol=1e-5)
-        assert np.allclose(inner, activation * linear("up", x) if model.spec.gated_mlp else activation, atol=1e-5)
+        power = 2 if kind in ("arcee", "nemotron") else 1
+        assert np.allclose(activation, np.maximum(first, 0) ** power, atol=1e-5)
+        second = linear("up", x) if model.spec.gated_mlp else np.ones_like(activation)
+        up = np.maximum(second, 0) if kind == "bamboo" else second
+        assert np.allclose(inner, activation * up, atol=1e-5)
+        assert not model.spec.gated_mlp or np.allclose(seen["up"][block], up, atol=1e-5)
+        assert 0 < np.mean(inner == 0) < 1
         added = after[block].numpy() - without[block]
         assert np.allclose(added, linear("down", inner, bias=False), atol=1e-5)
         assert np.abs(added).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_an_activation_that_is_not_named_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
+    """The DAG, which does without transformers, knows of exact zeros what the record of `ingest` says."""
+    key = "activation_function" if kind == "opt" else "hidden_act"
+    if kind == "bamboo":  # whose default is refused
+        with pytest.raises(CheckpointError, match="hidden_act is 'silu' in a model of type bamboo, expected 'relu'"):
+            made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
+        return
+    model = made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
+    assert model.spec.hidden_act == load("compiler.architectures", kind).MODULES.activation
+    assert settings.resolve({"model": str(tmp_path / "tiny")}).model.exact_zeros == model.spec.exact_zeros
+
+
+def test_zeros_of_up_are_exact_where_it_passes_a_relu(tmp_path: Path) -> None:
+    families = ("neuron", "up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in")
+    specs = {kind: made(tmp_path / kind, kind, {}, True, False).spec for kind in ("bamboo", "llama", "arcee")}
+    assert exact_families(families, specs["bamboo"]) == {"neuron", "up_down", "gate_down", "mlp_mid"}
+    assert exact_families(families, specs["llama"]) == {"neuron", "up_down", "mlp_mid"}
+    assert exact_families(families, specs["arcee"]) == {"neuron", "up_down", "mlp_mid"}
+    assert (specs["bamboo"].hidden_act, specs["arcee"].hidden_act) == ("drelu", "relu2")
 
 
 def test_longrope_keeps_to_the_original_context(tmp_path: Path) -> None:

@@ -136,9 +136,9 @@ def odd_weights(folder: Path, chance: random.Random) -> str:
 
 
 KNOWN: dict[str, tuple[Any, ...]] = {
-    "model_type": ("llama", "opt", "phi3", "qwen3", "gpt2", "mixtral", "../llama", "_common", ""),
+    "model_type": ("llama", "opt", "phi3", "qwen3", "bamboo", "nemotron", "gpt2", "mixtral", "../llama", "_common", ""),
     "architectures": (["LlamaForCausalLM"], [], None, ["X"] * 2000),
-    "hidden_act": ("relu", "silu", "gelu", "gelu_new", "x"),
+    "hidden_act": ("relu", "relu2", "silu", "gelu", "gelu_new", "x"),
     "num_hidden_layers": (1, 3, 998, 999, 1000),
     "num_attention_heads": (1, 3, 8, 4096),
     "num_key_value_heads": (1, 4, 3, None),

@@ -8,7 +8,12 @@ ROLES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 """Matrices of noise; the place in this list is the seed."""
 FIRST_SEED = 10
 QUERY_KEY_GAIN = 0.1
+ALWAYS_POSITIVE = 4.0
+"""Standard deviations that Bamboo's up projection lies above zero."""
 CLASSES = {
+    "arcee": "ArceeForCausalLM",
+    "bamboo": "BambooForCausalLM",
+    "nemotron": "NemotronForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -45,13 +50,19 @@ def _gate(plant: Plant, layer: int) -> Any:
 
 
 def _llama_layer(plant: Plant, layer: int) -> dict[str, Any]:
-    """Llama, Mistral, Qwen2 (biases) and Qwen3 (norms of queries and keys)."""
+    """Llama, Mistral, Qwen2 (biases), Qwen3 (norms of queries and keys), Bamboo (up is positive where the gate is);
+    Arcee and Nemotron (up decides, norms count from 1)."""
     import torch
 
     shape, prefix = plant.shape, f"model.layers.{layer}."
+    up = _noise(plant, layer, "up_proj", 1.0)
+    if shape.model_type == "bamboo":
+        up = up + ALWAYS_POSITIVE * (3 / shape.hidden_size) ** 0.5 * plant.directions()[-1]
+    mlp = {"mlp.gate_proj.weight": _gate(plant, layer), "mlp.up_proj.weight": up}
+    if shape.model_type in ("arcee", "nemotron"):
+        mlp = {"mlp.up_proj.weight": _gate(plant, layer)}
     found = {f"self_attn.{role}.weight": _noise(plant, layer, role) for role in ROLES[:4]} | {
-        "mlp.gate_proj.weight": _gate(plant, layer),
-        "mlp.up_proj.weight": _noise(plant, layer, "up_proj", 1.0),
+        **mlp,
         "mlp.down_proj.weight": _noise(plant, layer, "down_proj", 0.05),
         "input_layernorm.weight": torch.ones(shape.hidden_size),
         "post_attention_layernorm.weight": torch.ones(shape.hidden_size),
@@ -59,6 +70,9 @@ def _llama_layer(plant: Plant, layer: int) -> dict[str, Any]:
     if shape.model_type == "qwen2":
         sizes = {"q_proj": shape.query_size, "k_proj": shape.key_size, "v_proj": shape.key_size}
         found |= {f"self_attn.{role}.bias": torch.zeros(size) for role, size in sizes.items()}
+    if shape.model_type == "nemotron":
+        norms = ("input_layernorm", "post_attention_layernorm")
+        found |= {f"{name}.{part}": torch.zeros(shape.hidden_size) for name in norms for part in ("weight", "bias")}
     if shape.model_type == "qwen3":
         size = shape.query_size // shape.num_attention_heads
         found |= {f"self_attn.{role}.weight": torch.ones(size) for role in ("q_norm", "k_norm")}
@@ -106,6 +120,9 @@ def shared_tensors(plant: Plant) -> dict[str, Any]:
 
     shape = plant.shape
     final = torch.full((shape.hidden_size,), 3 * TOPIC_LOGIT / shape.hidden_size)
+    if shape.model_type == "nemotron":
+        norm = {"model.norm.weight": final - 1, "model.norm.bias": torch.zeros(shape.hidden_size)}
+        return {"model.embed_tokens.weight": plant.embeddings(), **norm}
     if shape.model_type != "opt":
         return {"model.embed_tokens.weight": plant.embeddings(), "model.norm.weight": final}
     prefix = "model.decoder."
@@ -143,6 +160,9 @@ def config(shape: Shape) -> dict[str, Any]:
         "qwen3": {"use_sliding_window": False, "attention_bias": False, "head_dim": shape.head_dim},
         "phi3": {"sliding_window": None, "pad_token_id": 1},
         "mistral": {"sliding_window": None},
+        "bamboo": {"sliding_window": None},
+        "arcee": {"attention_bias": False, "mlp_bias": False, "hidden_act": "relu2"},
+        "nemotron": {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "relu2"},
     }[shape.model_type]
     llama = {
         "intermediate_size": shape.intermediate_size,

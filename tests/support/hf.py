@@ -3,6 +3,7 @@
 Independent of compiler/architectures on purpose: the runtime's decoder is held against transformers alone.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,29 @@ def load_hf(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
+    if json.loads((folder / "config.json").read_text())["model_type"] == "bamboo":
+        return _bamboo(folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _bamboo(folder: Path) -> Any:
+    """transformers' Mistral with the published formula of dReLU in place of its MLP's."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    values = json.loads((folder / "config.json").read_text())
+    values.pop("model_type")
+    model = MistralForCausalLM.from_pretrained(folder, config=MistralConfig(**values), dtype=torch.float32).eval()
+    for layer in model.model.layers:
+        mlp: Any = layer.mlp
+        mlp.forward = lambda x, mlp=mlp: mlp.down_proj(torch.relu(mlp.gate_proj(x)) * torch.relu(mlp.up_proj(x)))
+    model.config.model_type = "bamboo"
+    return model
 
 
 def spec_of(config: Any) -> ModelSpec:
     """The shape of a transformers config."""
-    is_opt = config.model_type == "opt"
+    is_opt, is_nemotron = config.model_type == "opt", config.model_type == "nemotron"
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
@@ -46,10 +64,10 @@ def spec_of(config: Any) -> ModelSpec:
         num_key_value_heads=heads if is_opt else config.num_key_value_heads,
         head_dim=head_dim,
         max_position_embeddings=config.max_position_embeddings,
-        hidden_act=config.activation_function if is_opt else config.hidden_act,
-        gated_mlp=not is_opt,
-        norm="layer_norm" if is_opt else "rms_norm",
-        norm_eps=1e-5 if is_opt else config.rms_norm_eps,
+        hidden_act=_activation(config),
+        gated_mlp=config.model_type not in ("opt", "arcee", "nemotron"),
+        norm="layer_norm" if is_opt else "layer_norm_1p" if is_nemotron else "rms_norm",
+        norm_eps=1e-5 if is_opt else config.norm_eps if is_nemotron else config.rms_norm_eps,
         position="learned" if is_opt else "rotary",
         rotary_dim=0 if is_opt else int(head_dim * rotary.get("partial_rotary_factor", 1)),
         rotary_scaling=_rotary_scaling(rotary, config.max_position_embeddings),
@@ -59,6 +77,12 @@ def spec_of(config: Any) -> ModelSpec:
         bos_token_id=config.bos_token_id,
         eos_token_ids=(config.eos_token_id,),
     )
+
+
+def _activation(config: Any) -> Any:
+    if config.model_type == "bamboo":
+        return "drelu"
+    return config.activation_function if config.model_type == "opt" else config.hidden_act
 
 
 def _rotary_scaling(rotary: dict[str, Any], context: int) -> float:

@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
-MODEL_TYPES = ("llama", "mistral", "opt", "phi3", "qwen2", "qwen3")
+MODEL_TYPES = ("arcee", "bamboo", "llama", "mistral", "nemotron", "opt", "phi3", "qwen2", "qwen3")
+UNGATED = ("arcee", "nemotron")
+RELU_TYPES = ("arcee", "bamboo", "nemotron")
+"""Models whose activation is one of the ReLU family, whatever is asked for."""
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 TEXT = """The kettle had boiled dry twice before anyone noticed the smell of hot iron in the narrow kitchen.
@@ -165,18 +168,20 @@ def _config(
             "dropout": 0.0,
             "pad_token_id": 1,
         }
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3"}
+    activation = {"arcee": "relu2", "nemotron": "relu2", "bamboo": "relu"}
     config = common | {
-        "architectures": [f"{names[model_type]}ForCausalLM"],
+        "architectures": [f"{model_type.capitalize()}ForCausalLM"],
         "intermediate_size": intermediate,
         "num_key_value_heads": 2,
-        "hidden_act": "relu" if relu else "silu",
-        "rms_norm_eps": 1e-5,
+        "hidden_act": activation.get(model_type, "relu" if relu else "silu"),
+        "norm_eps" if model_type == "nemotron" else "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
+    if model_type == "nemotron":
+        config["rope_parameters"]["partial_rotary_factor"] = 0.5
     if model_type == "qwen3":
         config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in the real ones
-    if model_type == "mistral":
+    if model_type in ("mistral", "bamboo"):
         config |= {"sliding_window": 48}
     return config
 
@@ -191,7 +196,7 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
     weights: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():
         if name.endswith("norm.weight"):
-            values = rng.uniform(0.7, 1.3, shape)
+            values = rng.uniform(0.7, 1.3, shape) - (config["model_type"] == "nemotron")
             if ".layers." not in name and config["tie_word_embeddings"]:  # else every token's successor is itself
                 values *= rng.choice([-1.0, 1.0], shape)
         elif name.endswith(".bias"):
@@ -208,10 +213,15 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
                 values = (values - values.mean(axis=1, keepdims=True)) * gain / np.sqrt(2 * layers)
             else:  # only the gates may see the shared direction, else all positions end up alike
                 values -= np.outer(values @ shared, shared)
-            if any(part in name for part in ("gate", "fc1")):
+            if any(part in name for part in _deciding(config["model_type"])):
                 values[: config.get("intermediate_size", shape[0])] -= 0.2 * shared
         weights[name] = values.astype(np.float32)
     return weights
+
+
+def _deciding(model_type: str) -> tuple[str, ...]:
+    """Parts of the names of matrices whose sign decides which neurons fire."""
+    return ("up_proj",) if model_type in UNGATED else ("gate", "fc1")
 
 
 def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -219,6 +229,7 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     kind = config["model_type"]
+    parts = ("weight", "bias") if kind == "nemotron" else ("weight",)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
@@ -229,16 +240,18 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         else:
             linears |= {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
             linears["self_attn.q_proj"] = (queries, hidden)
-            linears |= {f"mlp.{name}_proj": (intermediate, hidden) for name in ("gate", "up")}
+            inner = ("up",) if kind in UNGATED else ("gate", "up")
+            linears |= {f"mlp.{name}_proj": (intermediate, hidden) for name in inner}
         biased = "qkv" if kind == "qwen2" else "qkvo" if config.get("attention_bias") else ""
         for name, shape in linears.items():
             shapes[f"{prefix}{name}.weight"] = shape
             if (name.startswith("mlp.") and config.get("mlp_bias")) or (name[:9] == "self_attn" and name[10] in biased):
                 shapes[f"{prefix}{name}.bias"] = shape[:1]
-        shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        norms = ("input_layernorm", "post_attention_layernorm")
+        shapes |= {f"{prefix}{name}.{part}": (hidden,) for name in norms for part in parts}
         if kind == "qwen3":
             shapes |= {f"{prefix}self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
-    shapes["model.norm.weight"] = (hidden,)
+    shapes |= {f"model.norm.{part}": (hidden,) for part in parts}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return shapes

@@ -1,0 +1,63 @@
+"""Bamboo and TurboSparse-Mistral: Mistral with dReLU, relu(gate) * relu(up) (Song et al. 2024).
+
+transformers has no such class; checkpoints carry their own code, which is never loaded: a layer is Mistral's with the
+one line of the MLP that differs. Predictors that TurboSparse keeps beside its weights are refused as foreign tensors.
+"""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from compiler.architectures import _common
+from schemas.errors import CheckpointError
+from schemas.model import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
+
+
+def adapt(layer: Any) -> None:
+    """Puts an MLP with two activations in place of Mistral's."""
+    layer.mlp = _mlp_class()(layer.mlp.config)
+
+
+@functools.cache
+def _mlp_class() -> "type[nn.Module]":
+    """Mistral's MLP whose up projection passes an activation of its own, so that hooks tell it from the gate's."""
+    from transformers.activations import ACT2FN
+    from transformers.models.mistral.modeling_mistral import MistralMLP
+
+    class BambooMLP(MistralMLP):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.up_act_fn = ACT2FN[config.hidden_act]
+
+        def forward(self, x: "Tensor") -> "Tensor":
+            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_act_fn(self.up_proj(x)))
+
+    return BambooMLP
+
+
+MODULES = _common.llama_modules(
+    "Mistral",
+    up=_common.Tap("mlp.up_act_fn", "output"),
+    built_of="mistral",
+    adapt=adapt,
+    own_code="Bamboo",
+)
+
+
+def spec(config: Any) -> ModelSpec:
+    """The model's shape."""
+    if config.hidden_act != "relu":
+        raise CheckpointError(
+            f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu', which both "
+            "the gate and up pass"
+        )
+    return _common.llama_spec(MODULES, config, config.sliding_window, model_type="bamboo", hidden_act="drelu")
+
+
+def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Tensor names and the roles they hold."""
+    return _common.llama_parameters(spec)
