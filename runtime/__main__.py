@@ -14,25 +14,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
-from runtime import _bench, _inspect
+from runtime import _bench, _inspect, _summary
 from runtime._arguments import build_parser
 from runtime._sampling import Sampling
 from runtime.artifact import strict_json
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import Artifact, open_artifact
 from runtime.generate import Session, choose_plan, on_device
-from runtime.quantities import parse_bytes, show_bytes, table
+from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
+from runtime.text_stream import TextStream
+from runtime.token_statistics import Token, spreads
 from runtime.tokenizer import TextCodec
 from runtime.trace import Recorder, load_trace
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, clipped, printable
-from schemas.metrics import RunMetrics
 from schemas.sealed import KEY, unseal
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -46,21 +48,29 @@ def _generate(arguments: argparse.Namespace) -> None:
     session = _session(arguments, arguments.selector, arguments.cache, recorder)
     codec = TextCodec.of(session.artifact)
     prompt_ids = _prompt_ids(arguments, session.artifact)
+    text = _text_stream(arguments, prompt_ids, codec)
     done = session.generate(
         prompt_ids,
         arguments.max_new_tokens,
-        sampling=Sampling(arguments.temperature, arguments.top_p, arguments.seed),
+        sampling=_sampling(arguments),
         ignore_eos=arguments.ignore_eos,
-        on_token=None if arguments.json else _printer(prompt_ids, codec),
+        on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
     )
     if recorder:
         _save_trace(recorder, arguments.trace)
     if not arguments.json:
-        print("\n\n" + _render_metrics(done.metrics))
+        print(_shown(text.rest() if text else "") + "\n\n" + _summary.render(done.metrics, spreads(done.tokens[1:])))
         return
-    text = codec.continuation(prompt_ids, done.token_ids) if codec else None
-    metrics = done.metrics.model_dump(mode="json")
-    _print_json({"prompt_token_ids": prompt_ids, "token_ids": list(done.token_ids), "text": text, "metrics": metrics})
+    _print_json(
+        {
+            "prompt_token_ids": prompt_ids,
+            "token_ids": list(done.token_ids),
+            "text": text.text() if text else None,
+            "stop": text.stop if text else None,
+            "metrics": done.metrics.model_dump(mode="json"),
+            **_summary.as_data(done.tokens),
+        }
+    )
 
 
 def _inspect_artifact(arguments: argparse.Namespace) -> None:
@@ -105,22 +115,35 @@ def _simulate(arguments: argparse.Namespace) -> None:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
     else:
         print(f"{artifact.manifest.device.title}; seconds are modelled: flash, then memory, nothing overlaps")
-        print(_render_metrics(metrics))
+        print(_summary.render(metrics))
 
 
-def _printer(prompt_ids: list[int], codec: TextCodec | None) -> Callable[[int], None]:
-    """A function that prints new tokens as they come; the first one after the prompt."""
-    show: list[Callable[[int], str]] = []
+def _text_stream(arguments: argparse.Namespace, prompt_ids: list[int], codec: TextCodec | None) -> TextStream | None:
+    if codec is None and arguments.stop:
+        raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
+    return TextStream(codec, prompt_ids, arguments.stop) if codec else None
 
-    def write(token_id: int) -> None:
-        text = ""
-        if not show:  # now that the session has found the prompt's ids to be ids
-            text = codec.decode(prompt_ids) if codec else " ".join(map(str, prompt_ids))
-            show.append(codec.streamer(prompt_ids) if codec else lambda token_id: f" {token_id}")
-        sys.stdout.write(CONTROL.sub("\ufffd", text + show[0](token_id)))
-        sys.stdout.flush()
+
+def _writer(
+    prompt_ids: list[int], codec: TextCodec | None, text: TextStream | None, out: TextIO
+) -> Callable[[Token], bool]:
+    """A function that writes new tokens as they come, the first one after the prompt, and says when a stop has come."""
+    begun = False
+
+    def write(token: Token) -> bool:
+        nonlocal begun
+        before = ""
+        if not begun:  # now that the session has found the prompt's ids to be ids
+            before, begun = codec.decode(prompt_ids) if codec else " ".join(map(str, prompt_ids)), True
+        out.write(_shown(before + (text.add(token.id) if text else f" {token.id}")))
+        out.flush()
+        return text is not None and text.stop is not None
 
     return write
+
+
+def _shown(text: str) -> str:
+    return CONTROL.sub("\ufffd", text)
 
 
 # From flags to what the modules take
@@ -139,6 +162,17 @@ def _session(
         recorder=recorder,
         identity=getattr(arguments, "identity", None),
         started_s=time.perf_counter() - _process_age_s(),
+    )
+
+
+def _sampling(arguments: argparse.Namespace) -> Sampling:
+    return Sampling(
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        top_k=arguments.top_k,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
     )
 
 
@@ -214,34 +248,6 @@ def _process_age_s() -> float:
 
 def _print_json(data: object) -> None:
     print(json.dumps(data))
-
-
-def _render_metrics(metrics: RunMetrics) -> str:
-    tokens = max(1, metrics.num_tokens)
-    speed = f"{metrics.num_tokens / metrics.decode_s:.1f}" if metrics.decode_s else "-"
-    rows = [
-        ("decoded tokens", str(metrics.num_tokens)),
-        ("tokens/s", speed),
-        ("first token", f"{metrics.first_token_s:.2f} s"),
-        ("flash read per token", show_bytes(metrics.read_bytes / tokens)),
-        ("reads per token", f"{metrics.reads / tokens:.1f}"),
-        (
-            "modelled flash, memory",
-            f"{_ms(metrics.modelled_flash_s / tokens)}, {_ms(metrics.modelled_dram_s / tokens)}",
-        ),
-        ("hit rate", f"{metrics.hit_rate:.3f}"),
-        ("flash read by the prefill", show_bytes(metrics.prefill_read_bytes)),
-        (
-            "DRAM used, of the budget",
-            f"{show_bytes(metrics.dram_used_bytes)} of {show_bytes(metrics.dram_budget_bytes)}",
-        ),
-        ("peak RSS of the process", show_bytes(metrics.peak_rss_bytes)),
-    ]
-    return table(rows)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3f} ms"
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {

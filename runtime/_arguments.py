@@ -14,6 +14,7 @@ from schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
 EXAMPLES = """examples:
   coldpress-run generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
   coldpress-run generate demo.coldpress --prompt-ids 1,403,407 --dram-budget 3MB --selector dense --json
+  coldpress-run generate demo.coldpress --prompt "Once" --temperature 0.8 --top-k 40 --min-p 0.05 --stop "The end"
   coldpress-run inspect demo.coldpress
   coldpress-run verify demo.coldpress
   coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
@@ -40,6 +41,19 @@ def _at_least_one(text: str) -> int:
     if not text.isdecimal() or len(text) > 18 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a whole number of at least 1 and below 10^18")
     return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a whole number of at least 0 and below 10^18")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a number such as 0.8") from error
 
 
 def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -91,12 +105,36 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     _add_run(parser, "a selector other than the plan's", "a cache policy other than the plan's")
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)"
+        "--temperature", type=_number, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)"
     )
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens up to this probability"
+        "--top-p", type=_number, default=1.0, metavar="P", help="draw from the likeliest tokens up to this probability"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+    parser.add_argument(
+        "--top-k", type=_whole, default=0, metavar="N", help="draw from the N likeliest tokens (default: 0, all)"
+    )
+    parser.add_argument(
+        "--min-p",
+        type=_number,
+        default=0.0,
+        metavar="P",
+        help="draw from tokens of at least P times the likeliest's probability (default: 0)",
+    )
+    parser.add_argument(
+        "--repetition-penalty",
+        type=_number,
+        default=1.0,
+        metavar="R",
+        help="divide the logits of tokens that there were, on greedy decoding, too (default: 1)",
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text, which is not printed; may be given several times",
+    )
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the draws (default: 0)")
     parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="record what was selected, for `simulate`")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -5,14 +5,14 @@ and the others a warm one. Reads nothing outside the artifact; gives one row per
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
 
-from runtime.generate import Session
+from runtime.generate import Generation, Session
 from runtime.quantities import show_bytes, table
-from schemas.metrics import RunMetrics
+from runtime.token_statistics import TokenSpreads, spreads
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Row:
     dram_used_bytes: int
     dram_budget_bytes: int
     peak_rss_bytes: int
+    per_token: TokenSpreads
+    """Over the decoded tokens of all runs."""
 
 
 def run(
@@ -51,12 +53,16 @@ def run(
     rows: list[Row] = []
     for selector, cache in combinations:
         session = open_session(selector, cache)
-        runs = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True).metrics for _ in range(num_runs)]
+        runs = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True) for _ in range(num_runs)]
         rows.append(_summarize(session, runs))
     return rows
 
 
-def _summarize(session: Session, runs: list[RunMetrics]) -> Row:
+def _summarize(session: Session, generations: list[Generation]) -> Row:
+    runs = [generation.metrics for generation in generations]
+    decoded = spreads([token for generation in generations for token in generation.tokens[1:]])
+    assert decoded, "num_tokens is at least 1, and runs go on behind the end of text"
+
     def total(name: str) -> float:
         return sum(getattr(metrics, name) for metrics in runs)
 
@@ -73,6 +79,7 @@ def _summarize(session: Session, runs: list[RunMetrics]) -> Row:
         dram_used_bytes=runs[-1].dram_used_bytes,
         dram_budget_bytes=runs[-1].dram_budget_bytes,
         peak_rss_bytes=runs[-1].peak_rss_bytes,
+        per_token=decoded,
     )
 
 
@@ -83,7 +90,19 @@ def as_data(rows: list[Row]) -> dict[str, Any]:
 
 def render(rows: list[Row]) -> str:
     """The table for people."""
-    head = ("selector", "cache", "tokens/s", "reads/token", "bytes/token", "hit rate", "flash ms/token", "DRAM used")
+    head = (
+        "selector",
+        "cache",
+        "tokens/s",
+        "ms/token p5",
+        "median",
+        "p95",
+        "reads/token",
+        "bytes/token",
+        "hit rate",
+        "flash ms/token",
+        "DRAM used",
+    )
     return table(
         [head]
         + [
@@ -91,6 +110,7 @@ def render(rows: list[Row]) -> str:
                 row.selector,
                 row.cache,
                 f"{row.tokens_per_s:.1f}",
+                *(f"{1000 * seconds:.2f}" for seconds in astuple(row.per_token.seconds)),
                 f"{row.reads_per_token:.1f}",
                 show_bytes(row.read_bytes_per_token),
                 f"{row.hit_rate:.3f}",

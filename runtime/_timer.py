@@ -3,35 +3,60 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from runtime.store import Store
+from runtime.store import Counters, Store
+from runtime.token_statistics import Token
 from schemas.metrics import RunMetrics
 
 
 class Timer:
-    """Adds up the seconds of the steps of one run."""
+    """Adds up the seconds of the steps of one run, and keeps what the last step took."""
 
-    def __init__(self, started_s: float) -> None:
-        self._started_s = started_s
+    def __init__(self, started_s: float, counters: Counters) -> None:
+        """`counters` are the store's for this run."""
+        self._started_s, self._counters = started_s, counters
         self._first_token_s: float | None = None
         self._prefill_s = self._decode_s = 0.0
         self._num_decoded = 0
+        self._last = Token(id=-1, seconds=0.0, flash_s=0.0, reads=0, read_bytes=0, hits=0, misses=0)
 
     @contextmanager
     def prefill(self) -> Iterator[None]:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), replace(self._counters)
         yield
-        stop = time.perf_counter()
+        stop, after = time.perf_counter(), self._counters
         self._prefill_s += stop - start
         if self._first_token_s is None:
             self._first_token_s = stop - self._started_s
+        self._last = replace(
+            self._last,
+            seconds=stop - start,
+            flash_s=after.prefill_flash_s - before.prefill_flash_s,
+            reads=after.prefill_reads - before.prefill_reads,
+            read_bytes=after.prefill_read_bytes - before.prefill_read_bytes,
+        )
 
     @contextmanager
     def decode(self) -> Iterator[None]:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), replace(self._counters)
         yield
-        self._decode_s += time.perf_counter() - start
+        seconds, after = time.perf_counter() - start, self._counters
+        self._decode_s += seconds
         self._num_decoded += 1
+        self._last = replace(
+            self._last,
+            seconds=seconds,
+            flash_s=after.flash_s - before.flash_s,
+            reads=after.reads - before.reads,
+            read_bytes=after.read_bytes - before.read_bytes,
+            hits=after.hits - before.hits,
+            misses=after.misses - before.misses,
+        )
+
+    def token(self, token_id: int) -> Token:
+        """The token that the last step gave, with what that step took."""
+        return replace(self._last, id=token_id)
 
     def metrics(self, store: Store) -> RunMetrics:
         return store.metrics(self._num_decoded, self._decode_s, self._prefill_s, self._first_token_s or 0.0)

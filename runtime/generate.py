@@ -7,7 +7,7 @@ replaces the plan's. The prefill is dense, every further token goes through the 
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from runtime.flash import Reader, direct, simulated
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection, check_selector
 from runtime.store import Counters, Store
+from runtime.token_statistics import Token
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, UnknownNameError, clipped
@@ -36,8 +37,13 @@ FLASHES = ("direct", "simulated")
 class Generation:
     """New tokens, the prompt not among them; an end-of-sequence token that stopped the run is the last one."""
 
-    token_ids: tuple[int, ...]
+    tokens: tuple[Token, ...]
     metrics: RunMetrics
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Their ids."""
+        return tuple(token.id for token in self.tokens)
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ class Session:
         *,
         sampling: Sampling | None = None,
         ignore_eos: bool = False,
-        on_token: Callable[[int], None] | None = None,
+        on_token: Callable[[Token], bool | None] | None = None,
     ) -> Generation:
         """Continues a prompt.
 
@@ -158,7 +164,8 @@ class Session:
             max_new_tokens: At least 1.
             sampling: None is greedy.
             ignore_eos: Go on behind end-of-sequence tokens.
-            on_token: Called with every new token as soon as it is known; its time is not counted.
+            on_token: Called with every new token as soon as it is known; its time is not counted. The run ends behind a
+                token for which it gives True.
 
         Raises:
             ColdpressError: for an empty prompt, an id outside the vocabulary, logits that are not finite, or a session
@@ -166,14 +173,14 @@ class Session:
             DoesNotFitError: if prompt and new tokens exceed the plan's context.
             CorruptPageError: if a page of flash.img is damaged.
         """
-        steps = self.stream(prompt_ids, max_new_tokens, sampling=sampling, ignore_eos=ignore_eos)
-        while True:
-            try:
-                token_id = next(steps)
-            except StopIteration as done:
-                return done.value
-            if on_token:
-                on_token(token_id)
+        ended = None
+        with closing(self.stream(prompt_ids, max_new_tokens, sampling=sampling, ignore_eos=ignore_eos)) as steps:
+            while True:
+                try:
+                    token = steps.send(ended)
+                except StopIteration as done:
+                    return done.value
+                ended = on_token(token) if on_token else None
 
     def stream(
         self,
@@ -182,31 +189,34 @@ class Session:
         *,
         sampling: Sampling | None = None,
         ignore_eos: bool = False,
-    ) -> Generator[int, None, Generation]:
+    ) -> Generator[Token, bool | None, Generation]:
         """As `generate`, one token after another; the session is in use from the first until the last, or until the
         generator is closed, after which the session is as after any run.
 
         Yields:
-            Each new token as soon as it is known.
+            Each new token as soon as it is known. Sending True ends the run behind it.
 
         Returns:
             All of them, and the metrics.
         """
         if max_new_tokens < 1:
             raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
-        chooser = Chooser(sampling or Sampling())
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
         with self._exclusive():
             timer = self._start()
             self.decoder.begin(len(prompt_ids) + max_new_tokens)
+            prompt = _as_array(prompt_ids)
+            chooser = Chooser(sampling or Sampling(), prompt.tolist())
             with timer.prefill():
-                new_ids = [chooser.choose(self.decoder.prefill_last(_as_array(prompt_ids)))]
-            yield new_ids[-1]
-            while len(new_ids) < max_new_tokens and new_ids[-1] not in stop_ids:
+                token_id = chooser.choose(self.decoder.prefill_last(prompt))
+            tokens = [timer.token(token_id)]
+            ended = yield tokens[-1]
+            while not ended and len(tokens) < max_new_tokens and token_id not in stop_ids:
                 with timer.decode():
-                    new_ids.append(chooser.choose(self.decoder.decode(new_ids[-1])))
-                yield new_ids[-1]
-            return Generation(tuple(new_ids), timer.metrics(self.store))
+                    token_id = chooser.choose(self.decoder.decode(token_id))
+                tokens.append(timer.token(token_id))
+                ended = yield tokens[-1]
+            return Generation(tuple(tokens), timer.metrics(self.store))
 
     def perplexity(
         self,
@@ -263,7 +273,7 @@ class Session:
         """A run with counters at zero; the clock of the session's first one began with the session."""
         started_s, self._started_s = self._started_s, None
         self.store.counters = Counters()
-        return Timer(time.perf_counter() if started_s is None else started_s)
+        return Timer(time.perf_counter() if started_s is None else started_s, self.store.counters)
 
 
 def _as_array(prompt_ids: Sequence[int]) -> np.ndarray:

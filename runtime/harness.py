@@ -16,6 +16,8 @@ import numpy as np
 from runtime._sampling import Sampling
 from runtime.generate import Session, sum_nll
 from runtime.quantities import parse_bytes
+from runtime.text_stream import TextStream
+from runtime.token_statistics import Token
 from runtime.tokenizer import TextCodec
 from schemas.errors import ColdpressError
 
@@ -130,7 +132,9 @@ class ArtifactModel(TemplateLM):
             sampling = Sampling(
                 temperature=float(wanted.get("temperature") or 0.0) if wanted.get("do_sample") else 0.0,
                 top_p=float(wanted.get("top_p") or 1.0),
-                seed=0,
+                top_k=int(wanted.get("top_k") or 0),
+                min_p=float(wanted.get("min_p") or 0.0),
+                repetition_penalty=float(wanted.get("repetition_penalty") or 1.0),
             )
             text = self._continued(prompt, int(wanted.get("max_gen_toks") or MAX_NEW_TOKENS), stops, sampling)
             self.cache_hook.add_partial("generate_until", (prompt, kwargs), text)
@@ -146,20 +150,16 @@ class ArtifactModel(TemplateLM):
                 "give --gen_kwargs max_gen_toks=…"
             )
         prompt_ids = self.tok_encode(prompt)[-room:]
-        new_ids: list[int] = []
-        steps = self._session.stream(prompt_ids, max_new_tokens, sampling=sampling)
-        try:
-            for token_id in steps:
-                if token_id in self._spec.eos_token_ids:
-                    break
-                new_ids.append(token_id)
-                text = self._codec.continuation(prompt_ids, new_ids)
-                cuts = [text.index(stop) for stop in stops if stop in text]
-                if cuts:
-                    return text[: min(cuts)]
-        finally:
-            steps.close()
-        return self._codec.continuation(prompt_ids, new_ids)
+        text = TextStream(self._codec, prompt_ids, stops)
+
+        def until(token: Token) -> bool:
+            if token.id in self._spec.eos_token_ids:
+                return True
+            text.add(token.id)
+            return text.stop is not None
+
+        self._session.generate(prompt_ids, max_new_tokens, sampling=sampling, on_token=until)
+        return text.text()
 
     def _scored(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
         """A request that does not fit loses the beginning of its context."""

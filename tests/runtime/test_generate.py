@@ -1,4 +1,4 @@
-"""Sessions: generation, sampling, perplexity, plans and overrides, counters, and what an import pulls in."""
+"""Sessions: generation, perplexity, plans and overrides, counters, and what an import pulls in."""
 
 import subprocess
 import sys
@@ -7,11 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from runtime._sampling import Chooser, Sampling, nucleus
+from runtime._sampling import Sampling
 from runtime.artifact.reader import open_artifact
 from runtime.budget import fixed_bytes, used_bytes
 from runtime.generate import Session, choose_plan
 from runtime.simulate import simulate
+from runtime.token_statistics import Spread, Token, spreads
 from runtime.trace import Recorder, load_trace
 from schemas.errors import ColdpressError, CorruptPageError, DoesNotFitError, UnknownNameError
 from tests.support.artifacts import Recipe, build_artifact, change_arrays, change_manifest, small_device, small_spec
@@ -50,7 +51,16 @@ def test_an_end_of_sequence_token_stops_the_run(relu_artifact, tmp_path):
 def test_every_token_is_reported_as_it_comes(relu_artifact):
     seen = []
     done = Session(relu_artifact.path).generate(PROMPT, 5, on_token=seen.append)
-    assert tuple(seen) == done.token_ids
+    assert tuple(seen) == done.tokens
+    assert done.token_ids == tuple(token.id for token in seen)
+
+
+def test_a_caller_can_end_a_run_and_has_its_figures(relu_artifact):
+    session = Session(relu_artifact.path)
+    whole = session.generate(PROMPT, 8)
+    done = session.generate(PROMPT, 8, on_token=lambda token: token.id == whole.token_ids[3])
+    assert done.token_ids == whole.token_ids[: whole.token_ids.index(whole.token_ids[3]) + 1]
+    assert done.metrics.num_tokens == len(done.tokens) - 1
 
 
 def test_samples_depend_on_the_seed_alone(relu_artifact):
@@ -74,46 +84,6 @@ def test_every_prompt_is_a_context_of_its_own(topk_artifact, monkeypatch):
     assert sorted(begun) == sorted(session.store._parts)
     session.generate(PROMPT, 2, ignore_eos=True)
     assert sorted(begun) == sorted(2 * list(session.store._parts))
-
-
-def test_the_nucleus_ends_where_the_sum_is_reached():
-    """Of four equal tokens two make a half exactly, so a third is one too many; float64 has these sums exactly."""
-    equal = np.zeros(4, np.float32)
-    assert [nucleus(equal, 1.0, top_p)[0].tolist() for top_p in (0.25, 0.5, 0.75)] == [[0], [0, 1], [0, 1, 2]]
-    assert nucleus(equal, 1.0, 0.51)[0].tolist() == [0, 1, 2]
-
-
-def test_the_nucleus_is_the_fewest_likeliest_tokens():
-    logits = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2])).astype(np.float32)
-    tokens, probabilities = nucleus(logits, 1.0, 0.7)
-    assert tokens.tolist() == [1, 3, 4]
-    np.testing.assert_allclose(probabilities, np.array([0.4, 0.25, 0.2]) / 0.85, rtol=1e-6)
-    assert nucleus(logits, 1.0, 1e-9)[0].tolist() == [1]
-    assert sorted(nucleus(logits, 1.0, 1.0)[0].tolist()) == [0, 1, 2, 3, 4]
-    assert nucleus(logits, 0.01, 1.0)[1][0] == pytest.approx(1)
-
-
-def test_draws_follow_the_probabilities():
-    chooser, logits = Chooser(Sampling(1.0, 1.0, 0)), np.log(np.array([0.7, 0.2, 0.1])).astype(np.float32)
-    counts = np.bincount([chooser.choose(logits) for _ in range(3000)], minlength=3)
-    np.testing.assert_allclose(counts / 3000, [0.7, 0.2, 0.1], atol=0.03)
-
-
-def test_greedy_takes_the_lower_id_among_equals():
-    assert Chooser(Sampling()).choose(np.array([0, 2, 2, 1], np.float32)) == 1
-
-
-def test_logits_that_are_no_numbers_are_refused():
-    with pytest.raises(ColdpressError, match="logits are not finite"):
-        Chooser(Sampling()).choose(np.array([0, np.nan], np.float32))
-
-
-@pytest.mark.parametrize(
-    "settings", [(-1.0, 1.0, 0), (1.0, 0.0, 0), (1.0, 1.1, 0), (float("nan"), 1.0, 0), (1.0, 1.0, -1)]
-)
-def test_impossible_sampling_is_refused(settings):
-    with pytest.raises(ColdpressError, match=f"the sampling is temperature {settings[0]}"):
-        Sampling(*settings)
 
 
 def test_no_new_tokens_are_refused(relu_artifact):
@@ -147,6 +117,35 @@ def test_each_run_is_counted_on_its_own(relu_artifact):
     first, second = (session.generate(PROMPT, 6).metrics for _ in range(2))
     assert (first.hits, first.misses, first.reads) == (second.hits, second.misses, second.reads)
     assert second.first_token_s < first.first_token_s + 1
+
+
+def test_the_records_of_tokens_add_up_to_the_run(relu_artifact):
+    done = Session(relu_artifact.path).generate(PROMPT, 6)
+    first, decoded = done.tokens[0], done.tokens[1:]
+    assert (first.seconds, first.hits + first.misses) == (done.metrics.prefill_s, 0)
+    assert (first.reads, first.read_bytes) == (done.metrics.prefill_reads, done.metrics.prefill_read_bytes)
+    assert all(0 < token.flash_s < token.seconds for token in done.tokens if token.reads)
+    assert sum(token.reads for token in decoded) > 0
+    for name in ("hits", "misses", "reads", "read_bytes"):
+        assert sum(getattr(token, name) for token in decoded) == getattr(done.metrics, name), name
+    assert sum(token.flash_s for token in decoded) == pytest.approx(done.metrics.flash_s)
+    assert sum(token.seconds for token in decoded) == pytest.approx(done.metrics.decode_s)
+
+
+def test_how_records_spread():
+    """Five figures from the least to the largest: percentiles lie on the lines between neighbours."""
+    tokens = [
+        Token(id=0, seconds=value, flash_s=value / 2, reads=int(value), read_bytes=4096 * int(value), hits=3, misses=1)
+        for value in (50.0, 10.0, 40.0, 20.0, 30.0)
+    ]
+    found = spreads(tokens)
+    assert found is not None
+    assert found.seconds == Spread(p5=12, median=30, p95=48)
+    assert found.flash_s == Spread(p5=6, median=15, p95=24)
+    assert found.reads == found.seconds
+    assert found.read_bytes.median == 30 * 4096
+    assert found.hit_rate == Spread(0.75, 0.75, 0.75)
+    assert spreads([]) is None
 
 
 def test_the_first_token_counts_from_the_given_start(relu_artifact):

@@ -50,13 +50,35 @@ def test_json_is_one_object_with_everything(capsys, artifact):
     code, out, err = run(capsys, "generate", artifact.path, "--prompt", "The map was", "--max-new-tokens", 6, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert found.keys() == {"prompt_token_ids", "token_ids", "text", "metrics"}
+    assert found.keys() == {"prompt_token_ids", "token_ids", "text", "stop", "metrics", "tokens", "per_token"}
     assert found["prompt_token_ids"][0] == 0
     expected = Session(artifact.path).generate(found["prompt_token_ids"], 6)
     assert found["token_ids"] == list(expected.token_ids)
     metrics = RunMetrics.model_validate_json(json.dumps(found["metrics"]))
     assert metrics.misses == expected.metrics.misses
     assert isinstance(found["text"], str)
+    assert found["stop"] is None
+    assert [token["id"] for token in found["tokens"]] == found["token_ids"]
+    assert found["per_token"].keys() == {"seconds", "flash_s", "reads", "read_bytes", "hit_rate"}
+    for name in ("seconds", "flash_s", "reads", "read_bytes"):
+        decoded = sorted(token[name] for token in found["tokens"][1:])
+        assert found["per_token"][name]["median"] == decoded[2]
+        assert decoded[0] <= found["per_token"][name]["p5"] <= found["per_token"][name]["p95"] <= decoded[-1]
+
+
+def test_a_stop_string_ends_the_text_and_is_not_printed(capsys, artifact):
+    options = ("--prompt", "The map was", "--max-new-tokens", 12, "--ignore-eos")
+    whole = json.loads(run(capsys, "generate", artifact.path, *options, "--json")[1])
+    stop = whole["text"][3:6]
+    cut = json.loads(run(capsys, "generate", artifact.path, *options, "--json", "--stop", "nowhere", "--stop", stop)[1])
+    assert (cut["stop"], cut["text"]) == (stop, whole["text"][: whole["text"].index(stop)])
+    assert cut["token_ids"] == whole["token_ids"][: len(cut["token_ids"])]
+    assert cut["metrics"]["num_tokens"] == len(cut["token_ids"]) - 1 < 11
+    _, out, _ = run(capsys, "generate", artifact.path, *options, "--stop", stop)
+    shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", cut["text"])
+    assert out.startswith(f"The map was{shown}\n\n")
+    _, out, _ = run(capsys, "generate", artifact.path, *options, "--max-new-tokens", 1, "--json")
+    assert json.loads(out)["per_token"] is None
 
 
 def test_text_streams_and_ends_with_a_table(capsys, artifact):
@@ -66,6 +88,7 @@ def test_text_streams_and_ends_with_a_table(capsys, artifact):
     assert (code, err) == (0, "")
     shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text)  # what would move a terminal's cursor
     assert out.startswith(f"The map was{shown.rstrip('�')}")
+    assert re.search(r"a token: p5, median, p95 +[\d.]+ ms, [\d.]+ ms, [\d.]+ ms\n", out)
     for label in ("tokens/s", "hit rate", "reads per token", "DRAM used, of the budget", "peak RSS"):
         assert label in out
 
@@ -81,14 +104,21 @@ def test_prompt_ids_and_flags_reach_the_run(capsys, artifact):
     assert less["metrics"]["dram_budget_bytes"] == budget
     assert less["token_ids"] == dense["token_ids"]
     sampled = ("--temperature", "5", "--top-p", "0.9", "--seed", "3")
-    first, second = (json.loads(run(capsys, "generate", artifact.path, *prompt, *sampled)[1]) for _ in range(2))
+    drawn = ("generate", artifact.path, *prompt, *sampled)
+    first, second = (json.loads(run(capsys, *drawn)[1]) for _ in range(2))
     assert first["token_ids"] == second["token_ids"] != dense["token_ids"]
+    for flags in (("--top-k", "1"), ("--min-p", "1")):  # which leave but the likeliest
+        assert json.loads(run(capsys, *drawn, *flags)[1])["token_ids"] == dense["token_ids"]
+    penalized = json.loads(run(capsys, *drawn[:-6], "--repetition-penalty", "100")[1])["token_ids"]
+    assert len(set(penalized)) == len(penalized)
 
 
 def test_an_artifact_without_a_tokenizer_takes_ids(capsys, relu_artifact):
     code, out, _ = run(capsys, "generate", relu_artifact.path, "--prompt-ids", "1,2", "--max-new-tokens", 3, "--json")
     assert code == 0
     assert json.loads(out)["text"] is None
+    code, _, err = run(capsys, "generate", relu_artifact.path, "--prompt-ids", "1,2", "--stop", "x")
+    assert (code, "stop strings need a tokenizer, and the artifact has none" in err) == (2, True)
     _, out, _ = run(capsys, "generate", relu_artifact.path, "--prompt-ids", "1,2", "--max-new-tokens", 3)
     assert out.startswith("1 2 " + " ".join(map(str, Session(relu_artifact.path).generate([1, 2], 3).token_ids)))
 
@@ -161,6 +191,9 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
         *(("relu", "lru"), ("relu", "static")),
     ]
     assert all(row["tokens_per_s"] > 0 for row in rows)
+    for row in rows:
+        seconds = row["per_token"]["seconds"]
+        assert 0 < seconds["p5"] <= seconds["median"] <= seconds["p95"]
     assert rows[2]["read_bytes_per_token"] <= rows[0]["read_bytes_per_token"]
     assert out.count("\n") == 7  # head, four rows, the setting, JSON
 
@@ -182,7 +215,11 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
         (["--flash", "simulated", "--device", "x.json"], "x.json: No such file"),
         (["--flash", "simulated", "--device", str(ROOT / "pyproject.toml")], "not a device record, at the text"),
         (["--max-new-tokens", "40"], "make 42 tokens, the plan 'test' has a KV cache for 32"),
-        (["--temperature", "-1"], "the sampling is temperature -1"),
+        (["--temperature", "-1"], "the sampling's temperature is -1"),
+        (["--top-p", "2"], "the sampling's top_p is 2.0, expected a share above 0 and at most 1"),
+        (["--min-p", "-1"], "the sampling's min_p is -1.0, expected a share from 0 to 1"),
+        (["--repetition-penalty", "0"], "the sampling's repetition_penalty is 0.0, expected a number from 0.01 to 100"),
+        (["--stop", ""], "the stop string '' is no text, expected at least one character"),
         (["--trace", "/nowhere/run.trace"], "/nowhere/run.trace: there is no folder /nowhere"),
     ],
 )

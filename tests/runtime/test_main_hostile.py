@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from runtime.__main__ import main
-from runtime._sampling import nucleus
+from runtime._sampling import Sampling, candidates
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
 from tests.support.models import write_tokenizer
 
@@ -55,6 +55,10 @@ def refused(capsys, *arguments):
         (("--prompt-ids", "1", "--dram-budget", "9" * 299 + ".5TB"), "is more than"),
         (("--prompt-ids", "1", "--dram-budget", "9" * 5000), "is not an amount of memory"),
         (("--prompt-ids", "1", "--max-new-tokens", "9" * 5000), "is not a whole number of at least 1"),
+        (("--prompt-ids", "1", "--top-k", "9" * 5000), "is not a whole number of at least 0"),
+        (("--prompt-ids", "1", "--seed", "-1"), "'-1' is not a whole number of at least 0"),
+        (("--prompt-ids", "1", "--min-p", "x" * 5000), "is not a number such as 0.8"),
+        (("--prompt-ids", "1", "--stop", "\udcff"), "is no text, expected at least one character"),
         (("--prompt-ids", "1", "--flash", "simulated", "--device", "/dev/zero"), "1048577 bytes long"),
     ],
 )
@@ -160,7 +164,7 @@ def test_a_failing_device_is_blamed_with_the_file(spoken, capsys, monkeypatch, n
 
 
 def test_probabilities_at_the_lowest_temperature_are_one_and_zeros():
-    tokens, probabilities = nucleus(np.array([1, 3, 2], np.float32), 1e-320, 1.0)
+    tokens, probabilities = candidates(np.array([1, 3, 2], np.float32), Sampling(1e-320))
     assert tokens[0] == 1
     assert probabilities[0] == 1
     assert probabilities.sum() == 1

@@ -39,7 +39,7 @@ def test_a_session_in_use_refuses_every_call_until_its_generator_is_closed(relu_
     session = Session(relu_artifact.path)
     expected = Session(relu_artifact.path).generate(PROMPT, 8)
     steps = session.stream(PROMPT, 8)
-    assert [next(steps), next(steps)] == list(expected.token_ids[:2])
+    assert [next(steps).id, next(steps).id] == list(expected.token_ids[:2])
     calls = (
         session.close,
         lambda: session.generate(PROMPT, 2),
@@ -51,9 +51,11 @@ def test_a_session_in_use_refuses_every_call_until_its_generator_is_closed(relu_
             call()
     steps.close()
     assert session.generate(PROMPT, 8).token_ids == expected.token_ids
-    with pytest.raises(ColdpressError, match="in use"):
+    with pytest.raises(ColdpressError, match="in use") as kept:  # with the failed call's frames in it
         session.generate(PROMPT, 3, on_token=lambda _: session.generate(PROMPT, 1))
     assert session.generate(PROMPT, 8).token_ids == expected.token_ids
+    assert kept.value.__traceback__ is not None
+    session.close()
 
 
 @pytest.mark.parametrize("flash", ["direct", "simulated"])
