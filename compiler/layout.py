@@ -41,7 +41,7 @@ def run(
     placement: Placement,
     order: tuple[Order, ...],
     device: DeviceProfile,
-    predictors: tuple[Predictors, ...] | None,
+    predictors: Predictors | None,
 ) -> Layout:
     """All offsets, and one plan for the budget that `allocate` divided.
 
@@ -52,7 +52,7 @@ def run(
     load("runtime.cache", config.cache)
     sections = make_sections(model.spec, sparsity)
     claims = _claims(sections, sparsity, placement)
-    fixed = _fixed_bytes(model, sparsity, predictors or ())
+    fixed = _fixed_bytes(model, sparsity, predictors)
     buffers = buffers_of(model, sparsity, sparsity.budget.dram_budget_bytes - sum(fixed), device)
     room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffers, claims)
     plan = Plan(
@@ -162,8 +162,9 @@ class _Fixed(NamedTuple):
     kv_cache: int
 
 
-def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: tuple[Predictors, ...]) -> _Fixed:
-    stored = [predictor_bytes(model.spec, entry.rank, entry.format) for part in predictors for entry in part.layers]
+def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: Predictors | None) -> _Fixed:
+    layers = predictors.layers if predictors else ()
+    stored = [predictor_bytes(model.spec, entry.rank, entry.format) for entry in layers]
     return _Fixed(
         resident=resident_bytes(model, sparsity.families, sparsity.format),
         predictors=sum(stored),

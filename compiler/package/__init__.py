@@ -20,9 +20,9 @@ from compiler.package._flash import PageChecksums, write_flash
 from compiler.package._hashing import Written
 from compiler.package._joined import (
     UnitOrders,
+    check_predictors,
     join_codes,
     join_orders,
-    join_predictors,
     predictors_to_write,
     resident_to_write,
     tables_to_write,
@@ -82,7 +82,7 @@ def run(
     order: tuple[Order, ...],
     placement: Placement,
     quantized: tuple[Quantized, ...],
-    predictors: tuple[Predictors, ...] | None,
+    predictors: Predictors | None,
 ) -> Package:
     """Writes the artifact; one that stands there is replaced, and kept if anything fails.
 
@@ -100,7 +100,7 @@ def run(
         order=order,
         placement=placement,
         codes=join_codes(quantized, model, sparsity.format),
-        predictors=join_predictors(predictors or (), model),
+        predictors=check_predictors(predictors, model) if predictors else (),
     )
     target = Path(config.artifact).absolute()
     _check_room(target, layout)

@@ -143,19 +143,18 @@ def tables_to_write(
             yield of_array(selector_tensor(index, array), fitted[array.layer, array.family][array.name])
 
 
-def join_predictors(parts: tuple[Predictors, ...], model: Model) -> tuple[LayerPredictor, ...]:
-    """All layers' predictors; none where the method has none.
+def check_predictors(predictors: Predictors, model: Model) -> tuple[LayerPredictor, ...]:
+    """All layers' predictors.
 
     Raises:
         ColdpressError: if they were fitted to other weights.
     """
-    for part in parts:
-        if part.weights_sha256 != model.weights_sha256:
-            raise ColdpressError(
-                f"the predictors belong to weights {part.weights_sha256[:12]}, the model has "
-                f"{model.weights_sha256[:12]}; run predict again"
-            )
-    return tuple(sorted((entry for part in parts for entry in part.layers), key=lambda entry: entry.layer))
+    if predictors.weights_sha256 != model.weights_sha256:
+        raise ColdpressError(
+            f"the predictors belong to weights {predictors.weights_sha256[:12]}, the model has "
+            f"{model.weights_sha256[:12]}; run predict again"
+        )
+    return predictors.layers
 
 
 def predictors_to_write(predictors: tuple[LayerPredictor, ...]) -> Iterator[TensorToWrite]:

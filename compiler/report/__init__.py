@@ -43,7 +43,7 @@ def run(
     sparsity: Sparsity,
     placement: Placement,
     order: tuple[Order, ...],
-    predictors: tuple[Predictors, ...] | None,
+    predictors: Predictors | None,
     layout: Layout,
     package: Package,
     verification: Verification,
@@ -59,7 +59,6 @@ def run(
             f"{package.manifest_sha256[:12]}; run verify again"
         )
     metrics = make_metrics(model, device, sparsity, layout, package, verification)
-    predictors_by_layer = sorted((entry for part in predictors or () for entry in part.layers), key=lambda it: it.layer)
     inputs = Inputs(
         model=model,
         device=device,
@@ -67,7 +66,7 @@ def run(
         sparsity=sparsity,
         placement=placement,
         order=order,
-        predictors=tuple(predictors_by_layer),
+        predictors=predictors,
         layout=layout,
         package=package,
         verification=verification,

@@ -11,6 +11,7 @@ from compiler.block_statistics import with_error
 from compiler.cost_model import dense_footprint_bytes, weight_bytes
 from compiler.report._figures import BudgetPart, FrequencyCurve, budget_parts, frequency_curves
 from compiler.report._page_charts import Inputs, charts_of
+from compiler.report._predictors import predictor_part
 from compiler.run_command import PROGRAM, run_command
 from runtime.quantities import show_bytes
 from schemas import __version__
@@ -48,6 +49,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         measured=_measured(metrics, inputs.verification, inputs.layout),
         families=_families(inputs.layout),
         hot=_hot_units(curves),
+        predictors=predictor_part(inputs),
         origins=_origins(inputs),
     )
 

@@ -17,7 +17,7 @@ from schemas.model import Distillation, Model
 from schemas.order import Order
 from schemas.package import Package
 from schemas.placement import Placement
-from schemas.predictors import LayerPredictor
+from schemas.predictors import Predictors
 from schemas.sparsity import Sparsity
 
 NUM_CURVES = 5
@@ -33,7 +33,7 @@ class Inputs:
     sparsity: Sparsity
     placement: Placement
     order: tuple[Order, ...]
-    predictors: tuple[LayerPredictor, ...]
+    predictors: Predictors | None
     layout: Layout
     package: Package
     verification: Verification
@@ -65,12 +65,11 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
         yield _similarity_chart(inputs.activations)
     if inputs.placement.shares_tried:
         yield _pinned_chart(inputs.placement)
-    if inputs.predictors:
-        yield _predictor_chart(inputs.predictors)
 
 
 def _density_chart(inputs: Inputs) -> Chart:
     series: dict[str, dict[int, float]] = {}
+    predicted = inputs.predictors.layers if inputs.predictors else ()
     for densities in inputs.sparsity.densities:
         series[f"{densities.family} planned"] = dict(enumerate(densities.per_layer))
         measured = {
@@ -83,9 +82,9 @@ def _density_chart(inputs: Inputs) -> Chart:
             series[f"{densities.family} active"] = measured
     caption = "Share of a family's units that a token uses: what allocate planned"
     caption += ", what calibration text activates" if len(series) > len(inputs.sparsity.densities) else ""
-    caption += ", and what the predictors choose on text they were not trained on." if inputs.predictors else "."
-    if inputs.predictors:
-        series["predicted"] = {entry.layer: entry.predicted_density for entry in inputs.predictors}
+    caption += ", and what the predictors choose on text they were not trained on." if predicted else "."
+    if predicted:
+        series["predicted"] = {entry.layer: entry.predicted_density for entry in predicted}
     return Chart("Density", _charts.per_layer("density", series), caption)
 
 
@@ -140,17 +139,6 @@ def _order_chart(inputs: Inputs) -> Chart:
             ]
     caption = "Share of activations whose flash neighbour is active on the same token, so that one read serves both."
     return Chart("Order on flash", _charts.per_layer("adjacent activations", series), caption)
-
-
-def _predictor_chart(predictors: tuple[LayerPredictor, ...]) -> Chart:
-    series = {
-        "recall": {entry.layer: entry.recall for entry in predictors},
-        "precision": {entry.layer: entry.precision for entry in predictors},
-    }
-    caption = (
-        "On validation tokens: share of the active units that are predicted, and of the predicted that are active."
-    )
-    return Chart("Predictors", _charts.per_layer("recall and precision", series), caption)
 
 
 def _overlap_chart(overlaps: tuple[HotOverlap, ...]) -> Chart:

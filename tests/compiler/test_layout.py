@@ -75,7 +75,7 @@ SHAPES = st.fixed_dictionaries(
 )
 def test_any_layout_keeps_the_readers_rules(tmp_path, shape, method, format_name, cache, page_bytes, share, num_pinned):
     model, sparsity, placement, device = records(tmp_path, method, format_name, num_pinned, share, page_bytes, **shape)
-    predictors = (tiny_predictors(tmp_path, model, sparsity),) if method == "predictor" else ()
+    predictors = tiny_predictors(tmp_path, model, sparsity) if method == "predictor" else None
     try:
         layout = lay_out(model, sparsity, placement, device, cache, predictors)
     except DoesNotFitError:
@@ -83,11 +83,9 @@ def test_any_layout_keeps_the_readers_rules(tmp_path, shape, method, format_name
     check_layout(model, sparsity, placement, device, layout, predictors)
 
 
-def check_layout(model, sparsity, placement, device, layout, predictors=()):
+def check_layout(model, sparsity, placement, device, layout, predictors=None):
     """Aligned, no overlap, no hole, every unit once, budget kept: the reader's rules, and what the runtime sums up."""
-    manifest = manifest_of(
-        model, sparsity, placement, device, layout, tuple(entry for part in predictors for entry in part.layers)
-    )
+    manifest = manifest_of(model, sparsity, placement, device, layout, predictors.layers if predictors else ())
     check_manifest(manifest)
     plan = layout.plans[0]
     slack = plan.dram_budget_bytes - used_bytes(manifest, plan)
@@ -154,7 +152,7 @@ def test_predictors_are_counted_as_they_are(tmp_path):
     )
 
     def stored(predictors):
-        return lay_out(model, sparsity, placement, device, predictors=(predictors,)).plans[0].predictor_bytes
+        return lay_out(model, sparsity, placement, device, predictors=predictors).plans[0].predictor_bytes
 
     # two layers of fc1 [rank, 64] and fc2 [72, rank], in groups of 34 bytes: two a row of fc1, one a row of fc2
     assert stored(fitted) == 2 * (8 * 2 * 34 + 72 * 34)

@@ -176,7 +176,7 @@ def test_records_that_do_not_belong_together(tmp_path):
             "the format int8_group32",
         ),
         ({"quantized": Build(tmp_path / "c").quantized}, "units.neuron"),
-        ({"predictors": (wrong,)}, "the predictors belong to weights ffffffffffff"),
+        ({"predictors": wrong}, "the predictors belong to weights ffffffffffff"),
         ({"order": build.order[:1]}, "no order for layer 1, family neuron"),
         ({"order": (no_permutation, build.order[1])}, "the order is no permutation of 72 units"),
         ({"layout": build.layout.model_copy(update={"plans": (bad_plan,)})}, r"plans\[0\]\.resident_bytes is 5"),

@@ -15,6 +15,7 @@ from schemas.errors import ColdpressError
 from schemas.metrics import Sample
 from schemas.model import Distillation, DistillationPoint
 from schemas.placement import PinnedShare
+from schemas.predictors import SizesTried
 from tests.support.records import Build, tiny_activations, tiny_verification
 from tests.support.statistics import sparsity_of
 
@@ -34,7 +35,7 @@ def report(build, folder, **changes):
         "sparsity": build.sparsity,
         "placement": build.placement,
         "order": build.order,
-        "predictors": (build.predictors,) if build.method == "predictor" else None,
+        "predictors": build.predictors if build.method == "predictor" else None,
         "layout": build.layout,
         "package": package,
         "verification": tiny_verification(build.layout, package.manifest_sha256),
@@ -296,3 +297,25 @@ def test_the_reader_s_questions_come_before_diagnostics(build, tmp_path):
     headings = ("Does it pay?", "What it writes", "How to run it", "DRAM budget", "Sparsity, placement and order")
     places = [html.index(f"<h2>{heading}</h2>") for heading in headings]
     assert places == sorted(places)
+
+
+def test_predictors_are_a_table_with_their_share_of_a_token(build, tmp_path):
+    """By hand: 0.3 predicted of 0.2 active are 1.5; weights are read once per token, at the bandwidth of DRAM."""
+    tried = tuple(SizesTried(predictor_bytes=size, ppl=ppl) for size, ppl in ((1 << 20, 11.0), (2 << 20, 10.1)))
+    predictors = build.predictors.model_copy(update={"tried": tried, "ppl_without": 10.0})
+    slow = build.device.dram_bytes_per_s.model_copy(
+        update={"value": build.layout.plans[0].predictor_bytes / 0.0001}  # 0.1 ms of a token's 0.2 ms
+    )
+    device = build.device.model_copy(update={"dram_bytes_per_s": slow})
+    _, html = report(build, tmp_path, predictors=predictors, device=device)
+    elements = Elements()
+    elements.feed(html)
+    text = [part.strip() for part in elements.text if part.strip()]
+    start = text.index("output cosine") + 1
+    first = predictors.layers[0]
+    assert text[start : start + 9] == [
+        *("0", str(first.rank), f"{first.num_parameters:,}", show_bytes(first.nbytes)),
+        *("20.0 %", "0.9000", "0.600", "1.50", "0.9900"),
+    ]
+    assert any("computing with them takes 50.0 % of a token's simulated time" in part for part in text)
+    assert "Size of predictors" in text

@@ -309,7 +309,7 @@ class Build:
 
     def _layout(self) -> Layout:
         config = layout_stage.LayoutConfig(cache=self.cache)
-        predictors = (self.predictors,) if self.method == "predictor" else None
+        predictors = self.predictors if self.method == "predictor" else None
         return layout_stage.run(config, self.model, self.sparsity, self.placement, self.order, self.device, predictors)
 
     @property
@@ -328,7 +328,7 @@ class Build:
             "order": self.order,
             "placement": self.placement,
             "quantized": self.quantized,
-            "predictors": (self.predictors,) if self.method == "predictor" else None,
+            "predictors": self.predictors if self.method == "predictor" else None,
         }
         self.record = run_package(PackageConfig(artifact=str(self.artifact)), **(records | changes))
         return self.record
