@@ -134,16 +134,17 @@ def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> 
 
 
 def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarray:
-    """What a read costs besides its units, counted in the time that the bytes of one unit take: float64 [2].
+    """What reading costs besides units, counted in the time that the bytes of one unit take: float64 [3].
 
-    First its own time, the device's break-even gap, which passes while bytes move (schemas/device.py); then the time of
-    bytes that belong to no unit: of units anywhere, rounding out to pages adds on average a page less what page and
-    stride have in common. In a layer group a unit counts with what lies behind it, other layers' parts of it, and a
-    read is spared those of its last one.
+    First a read's own time, the device's break-even gap, which passes while bytes move (schemas/device.py); then the
+    time of bytes that belong to no unit: of units anywhere, rounding out to pages adds on average a page less what page
+    and stride have in common. In a layer group a unit counts with what lies behind it, other layers' parts of it, and a
+    read is spared those of its last one. Last the least time of a request, the device's latency.
     """
     stride_bytes, page_bytes = layers_per_group * unit_bytes, flash.page_bytes.value
     edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)
-    return np.array([flash.break_even_gap_bytes, edge_bytes]) / stride_bytes
+    least_bytes = flash.latency_s.value * flash.bytes_per_s
+    return np.array([flash.break_even_gap_bytes, edge_bytes, least_bytes]) / stride_bytes
 
 
 def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: FormatName) -> int:

@@ -61,7 +61,7 @@ def fit_all(
         densities: Family -> the density of every layer.
         model: The source.
         activations: What `calibrate` found in it; a family that it did not count has no magnitudes.
-        read_units: Family -> what a read costs besides its units, float64 [2] (compiler/cost_model.py); None where no
+        read_units: Family -> what reading costs besides units, float64 [3] (compiler/cost_model.py); None where no
             device is in question.
     """
     found: dict[tuple[int, str], dict[str, np.ndarray]] = {}

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.kernels.intervals import best_intervals
+from runtime.kernels.intervals import Times, best_intervals
 from runtime.sparsity import DensitySource, Residency, topk
 from runtime.sparsity._magnitudes import SMALLEST, draws
 from schemas.errors import ColdpressError
@@ -28,10 +28,10 @@ EXACT = False
 MISSED_SHARE = 0.0
 SEES_RESIDENCY = True
 
-DRAWN_UNITS = 1 << 16
+DRAWN_UNITS = 1 << 14
 """Units of the tokens that are made up to find the price of a density."""
-STEPS = 20
-"""Halvings of the range of prices: their logarithm is known to a millionth of it."""
+STEPS = 14
+"""Halvings of the range of prices: a price is known to 0.2 %."""
 
 
 class Options(topk.Options):
@@ -56,7 +56,7 @@ def densities(exact_zeros: bool) -> DensitySource:
 def fit(
     num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
 ) -> dict[str, np.ndarray]:
-    """`price` float32 [1], `read_units` float32 [2] as in `statistics`, and `unit_norms` float32 [num_units].
+    """`price` float32 [1], `read_units` float32 [3] as in `statistics`, and `unit_norms` float32 [num_units].
 
     The price is that at which tokens use `density` of the units where calibration's magnitudes lie in any order: an
     order that keeps together what is used together makes more of the same price.
@@ -91,7 +91,7 @@ def _price(gain: np.ndarray, density: float, read_units: np.ndarray) -> float:
 
 
 def _chosen(gain: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarray:
-    return best_intervals(gain, price, float(read_units[0]), float(read_units[1]))
+    return best_intervals(gain, price, Times(*map(float, read_units)))
 
 
 def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:

@@ -19,7 +19,7 @@ def greedy_chunks(importance: np.ndarray, read_units: np.ndarray, wanted: int) -
         read_units: What a read costs besides, float64 [2] (compiler/cost_model.py).
         wanted: Units of a token; the last chunk may exceed it.
     """
-    units, (own, edge) = importance.shape[1], read_units
+    units, (own, edge, _) = importance.shape[1], read_units
     sizes = [size for size in CHUNKS if size <= units]
     starts = np.concatenate([np.arange(units - size + 1) for size in sizes])
     lengths = np.concatenate([np.full(units - size + 1, size) for size in sizes])

@@ -102,7 +102,8 @@ def test_buffers_exceed_what_is_free_only_by_their_least_sizes(free: int, densit
 
 
 def test_what_a_read_costs_in_units() -> None:
-    """100,000 reads of 4 KiB a second, at most 4 GB/s: a read takes as long as 40,000 bytes."""
+    """100,000 reads of 4 KiB a second, at most 4 GB/s: a read takes as long as 40,000 bytes, and so does the first
+    byte."""
     curve = ((4096, 4096e5), (1 << 20, 4e9))
     figure = {"source": "assumption: a test"}
     flash = Flash.model_validate(
@@ -116,9 +117,11 @@ def test_what_a_read_costs_in_units() -> None:
             },
         }
     )
-    assert cost_model.read_units(flash, 1000, 1).tolist() == pytest.approx([40, (4096 - 8) / 1000], rel=1e-3)
-    assert cost_model.read_units(flash, 4096, 1).tolist() == pytest.approx([40_000 / 4096, 0], rel=1e-3)
-    assert cost_model.read_units(flash, 1000, 4).tolist() == pytest.approx([10, (4096 - 32 - 3000) / 4000], rel=1e-3)
+    assert cost_model.read_units(flash, 1000, 1).tolist() == pytest.approx([40, (4096 - 8) / 1000, 40], rel=1e-3)
+    assert cost_model.read_units(flash, 4096, 1).tolist() == pytest.approx([40_000 / 4096, 0, 40_000 / 4096], rel=1e-3)
+    assert cost_model.read_units(flash, 1000, 4).tolist() == pytest.approx(
+        [10, (4096 - 32 - 3000) / 4000, 10], rel=1e-3
+    )
 
 
 def test_edges_of_reads_are_those_that_the_planner_makes() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from runtime import _native
-from runtime.kernels.intervals import STEPS, best_intervals, intervals_at, reference_best_intervals
+from runtime.kernels.intervals import STEPS, Times, best_intervals, intervals_at, reference_best_intervals
 
 
 def reads_of(read: tuple[bool, ...]) -> int:
@@ -56,13 +56,23 @@ def test_the_larger_bound_counts() -> None:
     """Nine units, three of which matter. A read takes as long as three units: three reads of one are no faster than
     the nine, so all nine are read; with seven units a read of each, one read of all is the fastest by far."""
     gain = np.array([[8, 0, 0, 0, 8, 0, 0, 0, 8]], np.float32)
-    assert best_intervals(gain, 1, 3, 0).sum() in (3, 9)
-    assert best_intervals(gain, 1, 7, 0).all()
-    assert best_intervals(gain, 1, 0.5, 0).tolist() == (gain > 0).tolist()
-    assert not best_intervals(gain, 9, 7, 0).any()
+    assert best_intervals(gain, 1, Times(3, 0, 0)).sum() in (3, 9)
+    assert best_intervals(gain, 1, Times(7, 0, 0)).all()
+    assert best_intervals(gain, 1, Times(0.5, 0, 0)).tolist() == (gain > 0).tolist()
+    assert not best_intervals(gain, 9, Times(7, 0, 0)).any()
 
 
-def test_choices_under_the_larger_bound_are_nearly_the_best() -> None:
+def test_what_the_first_byte_takes_is_used_up() -> None:
+    """A request takes as long as six units at least: two reads of one and then a third and a fourth cost nothing more,
+    a fifth what it takes; without that time only the two are worth their price."""
+    gain = np.array([[9, 0, 0, 1.0, 0, 0, 8, 0, 0, 1.2, 0, 0, 0.9]], np.float32)
+    assert np.flatnonzero(best_intervals(gain, 4, Times(1.5, 0, 0))).tolist() == [0, 6]
+    assert np.flatnonzero(best_intervals(gain, 4, Times(1.5, 0, 6))).tolist() == [0, 3, 6, 9]
+    assert np.flatnonzero(best_intervals(gain, 100, Times(1.5, 0, 1.6))).tolist() == [0], "it is paid anyway"
+
+
+@pytest.mark.parametrize("most_least", [0.0, 8.0])
+def test_choices_under_the_largest_bound_are_nearly_the_best(most_least: float) -> None:
     """The dual closes in on the best but for what one read more or less is worth."""
     random = np.random.default_rng(5)
     choices = list(itertools.product((False, True), repeat=10))
@@ -72,8 +82,10 @@ def test_choices_under_the_larger_bound_are_nearly_the_best() -> None:
     for _ in range(60):
         gain = random.exponential(size=(1, 10)).astype(np.float32)
         price, own, edge = random.uniform(0.1, 1), random.uniform(0, 5), random.uniform(0, 1)
-        worths = masks @ gain[0] - price * np.maximum(reads * own, masks.sum(axis=1) + reads * edge)
-        found = tuple(best_intervals(gain, price, own, edge)[0].tolist())
+        least = random.uniform(0, most_least)
+        time = np.maximum(least, np.maximum(reads * own, masks.sum(axis=1) + reads * edge))
+        worths = masks @ gain[0] - price * (time - least)
+        found = tuple(best_intervals(gain, price, Times(own, edge, least))[0].tolist())
         worth = worths[choices.index(found)]
         assert worth >= -1e-9
         found_worth, best_worth = found_worth + worth, best_worth + worths.max()
@@ -86,7 +98,7 @@ def test_time_is_linear_in_the_units() -> None:
         taken = []
         for _ in range(3):
             start = time.process_time()
-            best_intervals(gain, 1, 2, 0)
+            best_intervals(gain, 1, Times(2, 0, 0))
             taken.append(time.process_time() - start)
         return min(taken)
 
@@ -99,18 +111,19 @@ def test_the_native_choice_is_the_one_in_numpy(data: st.DataObject) -> None:
     shape = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 70)))
     gain = data.draw(arrays(np.float32, shape, elements=st.floats(0, 9, width=32)))
     price, own, edge = data.draw(st.floats(0, 9)), data.draw(st.floats(0, 30)), data.draw(st.floats(-3, 3))
-    expected = reference_best_intervals(gain, price, own, edge)
-    np.testing.assert_array_equal(best_intervals(gain, price, own, edge), expected)
+    times = Times(own, edge, data.draw(st.sampled_from([0, 0.5, 4, 30])))
+    expected = reference_best_intervals(gain, price, times)
+    np.testing.assert_array_equal(best_intervals(gain, price, times), expected)
 
 
 def test_nothing_is_chosen_of_no_units_or_tokens() -> None:
-    assert best_intervals(np.zeros((0, 7), np.float32), 1, 1, 0).shape == (0, 7)
-    assert best_intervals(np.zeros((2, 0), np.float32), 1, 1, 0).shape == (2, 0)
+    assert best_intervals(np.zeros((0, 7), np.float32), 1, Times(1, 0, 1)).shape == (0, 7)
+    assert best_intervals(np.zeros((2, 0), np.float32), 1, Times(1, 0, 1)).shape == (2, 0)
 
 
 def test_arguments_of_another_kind_are_refused() -> None:
     with pytest.raises(TypeError):
-        best_intervals(np.zeros((2, 7)), 1, 1, 0)
+        best_intervals(np.zeros((2, 7)), 1, Times(1, 0, 0))
     gain = np.zeros((2, 7), np.float32)
     with pytest.raises(ValueError, match="gain and chosen differ in shape at axis 1"):
         _native.best_intervals(gain, 1, 1, 0, STEPS, np.zeros((2, 8), bool))

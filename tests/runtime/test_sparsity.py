@@ -227,7 +227,7 @@ def test_topk_prunes_attention_where_that_is_asked_for():
 
 
 def flash_arrays(num_units, price, own, edge=0.0):
-    arrays = {"price": np.array([price]), "read_units": np.array([own, edge]), "unit_norms": np.ones(num_units)}
+    arrays = {"price": np.array([price]), "read_units": np.array([own, edge, 0]), "unit_norms": np.ones(num_units)}
     return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
@@ -250,6 +250,15 @@ def test_flash_does_not_pay_for_what_is_in_dram():
     assert flash.select(signal, arrays, Residency(present, np.arange(8, dtype=np.int32))).tolist() == [0]
     small = np.where(present, np.float32(0.1), signal)  # not worth its bytes: the cache need not keep it
     assert 0 not in flash.select(small, arrays, Residency(present, np.arange(8, dtype=np.int32))).tolist()
+
+
+def test_flash_reads_more_where_the_first_byte_takes_longer():
+    """In the time that passes until it comes, four reads are made: two of them matter little."""
+    signal = np.array([3, 0, 0, 0.5, 0, 0, 3, 0, 0, 0.6], np.float32)
+    arrays = flash_arrays(10, 1.0, 1.5)
+    assert flash.select(signal, arrays, nothing_cached(10)).tolist() == [0, 6]
+    arrays["read_units"][2] = 6
+    assert flash.select(signal, arrays, nothing_cached(10)).tolist() == [0, 3, 6, 9]
 
 
 @pytest.mark.parametrize("density", [0.2, 0.5, 0.8])
