@@ -38,7 +38,7 @@ from schemas.device import DeviceProfile
 from schemas.families import num_units
 from tests.benchmarks import sparsity
 from tests.benchmarks._belady import missed
-from tests.benchmarks._cases import MODELS, Case, case_of
+from tests.benchmarks._cases import BLOCK_TOKENS, MODELS, Case, case_of
 from tests.benchmarks._report import finish, show
 
 UNIT_BYTES = {"mlp_in": 2 * 11008 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
@@ -71,7 +71,7 @@ class Asked:
 
     def scored(self) -> "Asked":
         """Behind the warm-up."""
-        first = WARM_UP_BLOCKS * sparsity.BLOCK_TOKENS
+        first = WARM_UP_BLOCKS * BLOCK_TOKENS
         return Asked(*({key: ids[first:] for key, ids in all_ids.items()} for all_ids in (self.used, self.missed)))
 
     @property
