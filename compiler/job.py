@@ -28,6 +28,7 @@ STAGES = (
     "ingest",
     "tokenize",
     "preflight",
+    "importance",
     "calibrate",
     "allocate",
     "distill",

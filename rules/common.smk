@@ -128,6 +128,8 @@ PREDICTORS = [f"{DEVICE}/size.json"] if settings.needs_predictors(CONFIG) else [
 PREDICTORS_FLAG = " --predictors {input.predictors:q}" if PREDICTORS else ""
 GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
 GRAM_FLAG = " --gram {input.gram:q}" if GRAM else ""
+IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
+IMPORTANCE_FLAG = " --importance {input.importance:q}" if IMPORTANCE else ""
 SHARDS_FLAG = " --shards {input.shards:q}" if CONFIG["calibration_shards"] > 1 else ""
 
 

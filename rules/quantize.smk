@@ -3,6 +3,7 @@ rule quantize:
         model=SOURCE,
         sparsity=f"{DEVICE}/allocate.json",
         gram=GRAM,
+        importance=IMPORTANCE,
     output:
         f"{DEVICE}/quantize/{{chunk}}.json",
     log:
@@ -18,4 +19,5 @@ rule quantize:
         job("quantize")
         + " --model {input.model:q} --sparsity {input.sparsity:q}"
         + GRAM_FLAG
+        + IMPORTANCE_FLAG
         + " --layers {params.layers} 2> {log:q}"

@@ -203,6 +203,8 @@ def _stages(build: Build, exact_zeros: bool) -> list[str]:
         left_out |= {"predict", "size"}
     if not load("compiler.quantize", build.settings["quantize"]["algorithm"]).NEEDS_GRAM:
         left_out.add("gram")
+    if not build.settings.get("importance"):
+        left_out.add("importance")
     return [stage for stage in STAGES if stage not in left_out]
 
 

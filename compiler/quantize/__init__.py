@@ -1,13 +1,15 @@
 """quantize: weights -> codes. Per layer the units of every family in natural order, and the tensors that stay in DRAM.
 
-Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, and Gram matrices
-where the algorithm asks for them; gives one array file per layer and one for what all layers share. The algorithm (a
-file of this package: `NEEDS_GRAM`, and `quantize(weights, format_name)` -> codes) chooses codes; the format
-(runtime/quantization) says what they mean. Row-column bundling is LLM-in-a-flash 3.2: a unit is its slices' bytes one
-after another.
+Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, Gram matrices
+where the algorithm asks for them, and the importance of inputs where the build knows it; gives one array file per layer
+and one for what all layers share. The algorithm (a file of this package: `NEEDS_GRAM`, and `quantize(weights,
+format_name)` -> codes) chooses codes; the format (runtime/quantization) says what they mean. Row-column bundling is
+LLM-in-a-flash 3.2: a unit is its slices' bytes one after another.
 """
 
+import functools
 import logging
+from collections.abc import Callable
 from types import ModuleType
 from typing import Annotated
 
@@ -16,12 +18,13 @@ from pydantic import Field
 
 from compiler._io import Workspace, load_arrays
 from compiler.quantize._resident import layer_resident, shared_resident
-from compiler.quantize._units import Grams, encode_resident, encode_units
+from compiler.quantize._units import Known, encode_resident, encode_units
 from runtime._plugins import load
 from schemas.base import Record
 from schemas.config import Key
 from schemas.errors import ColdpressError
 from schemas.gram import INPUT_OF, GramMatrices
+from schemas.importance import Importance
 from schemas.model import Model
 from schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from schemas.sparsity import Sparsity
@@ -45,6 +48,7 @@ def run(
     layers: tuple[int, ...],
     work: Workspace,
     gram: GramMatrices | None = None,
+    importance: Importance | None = None,
 ) -> Quantized:
     """Codes of `layers`; the chunk that holds layer 0 also quantizes what all layers share.
 
@@ -60,11 +64,17 @@ def run(
             f"algorithm={config.algorithm} needs Gram matrices of the model's inputs, and {found}; run gram first"
         )
     shared = shared_resident(model, sparsity.format) if 0 in layers else ()
+    known_of = functools.partial(_known, gram if algorithm.NEEDS_GRAM else None, importance)
+
+    def make_shared() -> dict[str, np.ndarray]:
+        head = load_arrays(importance.shared) if importance and importance.shared else {}
+        return _encode_resident(algorithm, model, shared, "", Known(importance=head))
+
     return Quantized(
         algorithm=config.algorithm,
         format=sparsity.format,
-        layers=tuple(_quantize_layer(algorithm, model, sparsity, layer, work, gram) for layer in layers),
-        shared=work.once("shared", lambda: _encode_resident(algorithm, model, shared, "", {})) if shared else None,
+        layers=tuple(_quantize_layer(algorithm, model, sparsity, layer, work, known_of) for layer in layers),
+        shared=work.once("shared", make_shared) if shared else None,
         shared_resident=shared,
     )
 
@@ -75,32 +85,31 @@ def _quantize_layer(
     sparsity: Sparsity,
     layer: int,
     work: Workspace,
-    gram: GramMatrices | None,
+    known_of: Callable[[int], Known],
 ) -> LayerCodes:
     families = sparsity.families
     resident = layer_resident(model, layer, families, sparsity.format)
 
     def make() -> dict[str, np.ndarray]:
         logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
-        grams = _grams_of(gram, layer) if algorithm.NEEDS_GRAM else {}
-        arrays = _encode_resident(algorithm, model, resident, f"layers.{layer}.", grams)
+        known = known_of(layer)
+        arrays = _encode_resident(algorithm, model, resident, f"layers.{layer}.", known)
         for family in families:
-            arrays[f"units.{family}"] = encode_units(algorithm, model, layer, family, sparsity.format, grams)
+            arrays[f"units.{family}"] = encode_units(algorithm, model, layer, family, sparsity.format, known)
         return arrays
 
     return LayerCodes(layer=layer, arrays=work.once(f"layer-{layer}", make), resident=resident)
 
 
 def _encode_resident(
-    algorithm: ModuleType, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, grams: Grams
+    algorithm: ModuleType, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: Known
 ) -> dict[str, np.ndarray]:
     """The tensors under their roles without `prefix`."""
-    return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, grams) for tensor in tensors}
+    return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}
 
 
-def _grams_of(gram: GramMatrices | None, layer: int) -> dict[str, np.ndarray]:
-    """The Gram matrix of each matrix's inputs in a layer, by role; matrices of one input share it."""
-    if gram is None:
-        return {}
-    arrays = load_arrays(gram.layers[layer].arrays)
-    return {role: arrays[signal] for role, signal in INPUT_OF.items()}
+def _known(gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
+    """What was measured of a layer's inputs; matrices of one input share a Gram matrix."""
+    signals = load_arrays(gram.layers[layer].arrays) if gram else {}
+    grams = {role: signals[signal] for role, signal in INPUT_OF.items()} if gram else {}
+    return Known(grams, load_arrays(importance.layers[layer].arrays) if importance else {})

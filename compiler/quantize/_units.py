@@ -6,6 +6,7 @@ codes of a layer, and what the algorithm adds.
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import numpy as np
@@ -21,12 +22,20 @@ from schemas.quantized import ResidentTensor
 LOG = logging.getLogger(__name__)
 SAMPLED_SLICES = 64
 """Slices of a tensor, at most, whose error is looked at."""
-Grams = Mapping[str, np.ndarray]
-"""Of the layer at hand: a matrix's role, as `down_proj`, to the Gram matrix of its inputs, float32 [n, n]."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was measured of the inputs of the matrices at hand."""
+
+    grams: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """A matrix's role, as `down_proj`, to the Gram matrix of its inputs, float32 [n, n]."""
+    importance: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """A matrix, as `down_proj` or `experts.3.up_proj`, to the mean squares of its inputs, float32 [n]."""
 
 
 def encode_units(
-    algorithm: ModuleType, model: Model, layer: int, family: FamilyName, format_name: FormatName, grams: Grams
+    algorithm: ModuleType, model: Model, layer: int, family: FamilyName, format_name: FormatName, known: Known
 ) -> np.ndarray:
     """One family of one layer: uint8 [num_units, unit_bytes], unit i at row i, its slices in the family's order.
 
@@ -41,8 +50,9 @@ def encode_units(
     for piece, length in zip(pieces, lengths, strict=True):
         start, stop = stop, stop + nbytes(length)
         for rows, role in _tensors(model.spec, layer, piece, len(units)):
-            gram = None if ".experts." in role else grams.get(piece.role)
-            weights = weights_of(model, role, piece.axis, gram)
+            gram = None if ".experts." in role else known.grams.get(piece.role)
+            importance = known.importance.get(role.removeprefix(f"layers.{layer}.").removesuffix(".weight"))
+            weights = weights_of(model, role, piece.axis, gram, importance)
             units[rows, start:stop] = _encode(algorithm, weights, role, format_name)
     return units
 
@@ -57,7 +67,7 @@ def _tensors(spec: ModelSpec, layer: int, piece: Slice, num_units: int) -> Itera
         yield slice(expert * each, (expert + 1) * each), f"layers.{layer}.experts.{expert}.{piece.role}.weight"
 
 
-def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor, grams: Grams) -> np.ndarray:
+def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor, known: Known) -> np.ndarray:
     """A tensor that stays in DRAM: float32 as it is, or a matrix's rows as codes uint8 [rows, row_bytes].
 
     Raises:
@@ -67,8 +77,9 @@ def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor,
         return np.asarray(rotary_inv_freq(model), np.float32)
     if tensor.format is None:
         return read_role(model, tensor.role)
-    gram = grams.get(tensor.role.removesuffix(".weight").rpartition(".")[2])
-    return _encode(algorithm, weights_of(model, tensor.role, "row", gram), tensor.role, tensor.format)
+    matrix = tensor.role.removesuffix(".weight").rpartition(".")[2]
+    weights = weights_of(model, tensor.role, "row", known.grams.get(matrix), known.importance.get(matrix))
+    return _encode(algorithm, weights, tensor.role, tensor.format)
 
 
 def _encode(algorithm: ModuleType, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:

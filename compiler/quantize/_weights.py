@@ -29,6 +29,8 @@ class Weights:
     read: Read
     gram: np.ndarray | None = None
     """Of the matrix's inputs, float32 [n, n] with n its columns; None where it was not asked for or is not known."""
+    importance: np.ndarray | None = None
+    """Mean square of each of the matrix's inputs, float32 [n]; None where it was not asked for or is not known."""
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """All slices, in blocks of BLOCK_BYTES: (which, float32 [n, length])."""
@@ -38,14 +40,20 @@ class Weights:
             yield slice(start, stop), np.ascontiguousarray(self.read(start, stop))
 
 
-def weights_of(model: Model, role: str, axis: Axis, gram: np.ndarray | None = None) -> Weights:
+def weights_of(
+    model: Model, role: str, axis: Axis, gram: np.ndarray | None = None, importance: np.ndarray | None = None
+) -> Weights:
     """The slices along `axis` of a matrix of the model; columns have it whole in memory as long as they are needed."""
     rows, columns = model.tensors[role].shape
+
+    def whole(start: int, stop: int) -> np.ndarray:
+        return read_role(model, role).reshape(1, -1)[start:stop]
+
     if axis == "row":
-        return Weights(rows, columns, axis, lambda start, stop: read_rows(model, role, start, stop), gram)
+        return Weights(rows, columns, axis, lambda start, stop: read_rows(model, role, start, stop), gram, importance)
     if axis == "column":
-        return Weights(columns, rows, axis, _columns(model, role), gram)
-    return Weights(1, rows * columns, axis, lambda start, stop: read_role(model, role).reshape(1, -1)[start:stop], gram)
+        return Weights(columns, rows, axis, _columns(model, role), gram, importance)
+    return Weights(1, rows * columns, axis, whole, gram, importance)
 
 
 def _columns(model: Model, role: str) -> Read:

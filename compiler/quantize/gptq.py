@@ -2,9 +2,10 @@
 
 With X the calibration inputs and H = X Xᵀ from `gram`, the loss is tr(D H Dᵀ) of what rounding changes, D. Inputs are
 taken in their natural order, in blocks; the part of an error that later inputs can undo is spread over them by the
-rows of the upper Cholesky factor of H⁻¹. Scales are those of the formats' groups of 32 along a slice: a row's group
+rows of the upper Cholesky factor U of H⁻¹. Scales are those of the formats' groups of 32 along a slice: a row's group
 takes its scale when its first input is reached, a column's groups when the column is, from the values as they then are.
-Matrices whose inputs are not calibrated, embeddings, the head and experts, are rounded to nearest.
+It is the one that loses the least at once: an error at input j costs its square over U_jj² (Eq. 2). Matrices whose
+inputs are not calibrated, embeddings, the head and experts, are rounded to nearest, by importance where that is known.
 """
 
 import logging
@@ -14,15 +15,15 @@ import numpy as np
 from scipy.linalg import get_lapack_funcs
 
 from compiler.quantize import rtn
+from compiler.quantize._scales import best_scales
 from compiler.quantize._weights import Weights
 from runtime._plugins import load
 from schemas.errors import ColdpressError
 from schemas.families import FormatName
 
+GROUP = rtn.GROUP
 LOG = logging.getLogger(__name__)
 NEEDS_GRAM = True
-GROUP = 32
-"""Values of a slice that share a scale."""
 BLOCK = 128
 """Inputs whose errors are kept before the rest of the matrix hears of them (GPTQ, step 2)."""
 DAMPING = 0.01
@@ -90,12 +91,14 @@ def _round(
     """
     inputs, outputs = values.shape
     rounded, scales = np.empty_like(values), []
+    prices = 1 / np.square(np.diag(factor))
     for start in range(0, inputs, BLOCK):
         stop = min(start + BLOCK, inputs)
         errors = np.empty((stop - start, outputs), np.float32)
         for at in range(start, stop):
             if along_inputs and at % GROUP == 0:
-                scales.append(kept.scales(np.ascontiguousarray(values[at : at + GROUP].T)))
+                group = slice(at, at + GROUP)
+                scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], kept))
             elif not along_inputs:
                 scales.append(_scales_of_slice(values[at], kept))
             scale = scales[-1] if along_inputs else np.repeat(scales[-1], GROUP)[:outputs]
@@ -110,4 +113,4 @@ def _scales_of_slice(values: np.ndarray, kept: ModuleType) -> np.ndarray:
     """Scales float32 [groups] of one slice float32 [length]; a last group that is not whole is filled up with zeros."""
     whole = np.zeros(-(-values.size // GROUP) * GROUP, np.float32)
     whole[: values.size] = values
-    return kept.scales(whole.reshape(-1, GROUP))
+    return best_scales(whole.reshape(-1, GROUP), np.ones((1, GROUP), np.float32), kept)

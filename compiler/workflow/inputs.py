@@ -1,4 +1,5 @@
-"""Files from outside that a build hangs on, as the rules name them: those of the checkpoint and of the corpus."""
+"""Files from outside that a build hangs on, as the rules name them: the checkpoint's, the corpus's and an
+importance matrix."""
 
 import os
 from pathlib import Path
@@ -31,3 +32,8 @@ def corpus_files(config: BuildConfig) -> list[str]:
     """The files of a corpus that is a file or a folder; none for one that has a name."""
     path = Path(os.path.normpath(config.folder / config["corpus"]))
     return [config.near(file) for file in files.corpus_files(path)]
+
+
+def imatrix_files(config: BuildConfig) -> list[str]:
+    """The importance matrix, if the build has one."""
+    return [config["imatrix"]] if config["imatrix"] else []

@@ -165,6 +165,8 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     )
     if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
         values["corpus"] = config.near(corpus.resolve())
+    if values["imatrix"]:
+        values["imatrix"] = config.near(_imatrix(values["imatrix"]))
     return config
 
 
@@ -277,6 +279,14 @@ def _find_model(named: str, revision: str | None) -> tuple[ModelProfile | None, 
     known = model_names()
     unknown = UnknownNameError("model", named, known)
     raise ColdpressError(f"{unknown} A folder (./path or /path) or a hub id (owner/name) will do as well.")
+
+
+def _imatrix(named: str) -> Path:
+    """The file, without links."""
+    file = Path(named).expanduser()
+    if not file.is_file():
+        raise ColdpressError(f"imatrix={named} is no file; give the path of what llama-imatrix wrote, or leave it out")
+    return file.resolve()
 
 
 def _reference_of(profile: ModelProfile, revision: str | None) -> ModelReference:

@@ -10,6 +10,8 @@ models have a fifth of it at most (EXPERIMENTS.md)."""
 MAX_WEIGHT_ERROR = 0.001
 """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns: trained models have
 0.0002 at most."""
+SCALE_SIGNS: tuple[int, ...] = ()
+"""Of a scale, which there is none of."""
 
 
 def nbytes(length: int) -> int:

@@ -27,6 +27,8 @@ models have half of it at most (EXPERIMENTS.md)."""
 MAX_WEIGHT_ERROR = 0.3
 """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns: trained models have
 0.1 at most."""
+SCALE_SIGNS: tuple[int, ...] = (1, -1)
+"""Of a scale: there is one more level on one side, and the sign says which."""
 
 
 def nbytes(length: int) -> int:

@@ -26,6 +26,8 @@ models have a fifth of it at most (EXPERIMENTS.md)."""
 MAX_WEIGHT_ERROR = 0.02
 """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns: trained models have
 0.006 at most."""
+SCALE_SIGNS: tuple[int, ...] = (1,)
+"""Of a scale: levels are symmetric, so the other sign says nothing else."""
 
 
 def nbytes(length: int) -> int:

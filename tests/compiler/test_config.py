@@ -356,3 +356,12 @@ def test_a_device_may_be_a_file(tmp_path: Path) -> None:
     path.write_text("name: mine\n")
     assert "Field required" in refusal(device=str(path))
     assert "no such profile" in refusal(device=str(tmp_path / "none.yaml"))
+
+
+def test_an_importance_matrix_is_a_file_that_is_there(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "my imatrix").write_bytes(b"")
+    built = settings.resolve({"model": str(checkpoint), "imatrix": str(tmp_path / "my imatrix")})
+    assert (built.folder / built["imatrix"]).resolve() == tmp_path / "my imatrix"
+    assert settings.resolve({"model": str(checkpoint)})["imatrix"] is None
+    for missing in (tmp_path / "nowhere", tmp_path):
+        assert f"imatrix={missing} is no file" in refusal(model=str(checkpoint), imatrix=str(missing))

@@ -1,9 +1,12 @@
 """gptq: the error factor, Algorithm 1 against the plain elimination that it stands for, and what it is better at."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from compiler.quantize import gptq, rtn
+from compiler.quantize._scales import best_scales
 from compiler.quantize._weights import Weights
 from runtime._plugins import load, names
 from schemas.errors import ColdpressError
@@ -98,7 +101,9 @@ def plain(matrix: np.ndarray, gram: np.ndarray, axis: str, format_name: str) -> 
 
 @pytest.mark.parametrize("axis", ["row", "column"])
 @pytest.mark.parametrize("format_name", ["int8_group32", "int4_group32"])
-def test_it_is_optimal_brain_quantization_in_a_fixed_order(activations, matrix, axis, format_name):
+def test_it_is_optimal_brain_quantization_in_a_fixed_order(activations, matrix, axis, format_name, monkeypatch):
+    """With the format's own scales; which others are taken instead, the tests of those hold."""
+    monkeypatch.setattr(gptq, "best_scales", lambda values, prices, kept: kept.scales(values))
     found = decoded(gptq, matrix, axis, format_name, gram(activations))
     expected = plain(matrix, gram(activations), axis, format_name)
     # a value on the edge between two codes may fall to either side in float32, and what follows with it
@@ -118,11 +123,20 @@ def test_outputs_change_less_than_with_rounding_to_nearest(activations, matrix, 
 @pytest.mark.parametrize("axis", ["row", "column"])
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_without_correlation_it_rounds_to_nearest(matrix, axis, format_name):
-    """Nothing can be made up for: an identity couples no inputs, and the values stay as they are."""
-    alone = decoded(gptq, matrix, axis, format_name, np.eye(INPUTS, dtype=np.float32))
-    nearest = decoded(rtn, matrix, axis, format_name, None)
-    lost = [float(np.square(found - matrix).sum()) for found in (alone, nearest)]
-    assert lost[0] == pytest.approx(lost[1], rel=0.01)
+    """Nothing can be made up for: an identity couples no inputs, and what counts is the squared error of weights."""
+    alone = gptq.quantize(sliced(matrix, axis, np.eye(INPUTS, dtype=np.float32)), format_name)
+    nearest = rtn.quantize(replace(sliced(matrix, axis, None), importance=np.ones(INPUTS, np.float32)), format_name)
+    assert np.array_equal(alone, nearest)
+
+
+def test_scales_are_chosen_by_what_an_error_costs(activations, matrix, monkeypatch):
+    """The price of input j is 1 / U_jj^2: against equal prices, outputs change less."""
+    changed = []
+    for best in (gptq.best_scales, lambda values, prices, kept: best_scales(values, np.ones_like(prices), kept)):
+        monkeypatch.setattr(gptq, "best_scales", best)
+        error = decoded(gptq, matrix, "row", "int3_group32", gram(activations)) - matrix
+        changed.append(float(np.square(activations @ error.T).sum()))
+    assert changed[0] < changed[1]
 
 
 @pytest.mark.parametrize("axis", ["row", "column", "matrix"])

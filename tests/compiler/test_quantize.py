@@ -51,7 +51,7 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "expert"])
 def test_every_family_holds_its_slices(tmp_path, family):
     model = tiny_model(tmp_path / "model", tiny_spec(num_key_value_heads=1))
-    units = _units.encode_units(load("compiler.quantize", "rtn"), model, 1, family, "int8_group32", {})
+    units = _units.encode_units(load("compiler.quantize", "rtn"), model, 1, family, "int8_group32", _units.Known())
     encode = load("runtime.quantization", "int8_group32").encode
     expected = []
     for piece in FAMILIES[family].slices:
@@ -72,7 +72,7 @@ def test_units_of_experts_follow_each_other(tmp_path, family):
         for role in roles
     }
     model = tiny_model(tmp_path / "model", spec, **{role.replace(".", "__"): array for role, array in weights.items()})
-    units = _units.encode_units(load("compiler.quantize", "rtn"), model, 0, family, "fp16", {})
+    units = _units.encode_units(load("compiler.quantize", "rtn"), model, 0, family, "fp16", _units.Known())
     assert len(units) == num_units(family, spec) == {"neuron": 3 * 72, "mlp_in": 3 * 64, "expert": 3}[family]
     last = [weights[f"layers.0.experts.2.{role}.weight"] for role in roles]
     pieces = {
@@ -162,7 +162,7 @@ def test_memory_is_one_matrix_and_its_codes(tmp_path, monkeypatch):
     matrix, codes = 4 * 256 * 4096, 3 * 2 * 256 * 4096
     tracemalloc.start()
     try:
-        _units.encode_units(load("compiler.quantize", "rtn"), model, 0, "neuron", "fp16", {})
+        _units.encode_units(load("compiler.quantize", "rtn"), model, 0, "neuron", "fp16", _units.Known())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

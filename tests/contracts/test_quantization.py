@@ -1,8 +1,11 @@
 """Every storage format, found by its file name, goes through one list of checks; then the exact layouts."""
 
+import gguf
 import numpy as np
 import pytest
 
+from compiler.quantize import rtn
+from compiler.quantize._weights import Weights
 from runtime._plugins import load, names
 from schemas.errors import ColdpressError
 
@@ -170,6 +173,15 @@ def test_bytes_equal_llama_cpp(name, reference):
     codes = load("runtime.quantization", name).encode(values)
     for row, code in zip(values, codes, strict=True):
         assert code.tobytes() == b"".join(reference(row[i : i + 32]) for i in range(0, 96, 32))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("int4_group32", "Q4_0"), ("int8_group32", "Q8_0")])
+def test_rounded_to_nearest_is_what_the_package_gguf_gives(name, kind):
+    """Of `rtn`, as the build uses it; the package has its own arithmetic."""
+    values = matrix(64, 4096, seed=7) * np.float32(0.02)
+    weights = Weights(64, 4096, "row", lambda start, stop: values[start:stop])
+    expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(rtn.quantize(weights, name), expected)
 
 
 def test_int4_layout_by_hand():

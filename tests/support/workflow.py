@@ -18,10 +18,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.data import ROOT
+from tests.support.imatrices import write_llama
 from tests.support.models import write_corpus, write_model
 
 GROUP = pytest.mark.xdist_group("workflow")
 NUM_LAYERS = 4
+IMATRIX = "tiny.imatrix"
+"""Beside the model."""
 COPIED = ("Snakefile", "rules", "profiles", "compiler", "runtime", "schemas")
 # An editable install puts its own finder before PYTHONPATH; the copy must win in these tests.
 STRIP_EDITABLE = "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
@@ -76,6 +79,11 @@ class Workflow:
         return {rule: int(count) for rule, count in map(str.split, table[1].splitlines())} if table else {}
 
     @property
+    def imatrix(self) -> Path:
+        """An importance matrix of the model, which no build takes by itself."""
+        return Path(str(self.config["model"])).parent / IMATRIX
+
+    @property
     def model(self) -> Path:
         """Where snakemake works."""
         return self.folder / "build" / "tiny"
@@ -117,7 +125,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workflow(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     """A tiny ReLU model with its corpus, configured but not built."""
     top = tmp_path_factory.mktemp("inputs")
-    write_model(top / "tiny", num_hidden_layers=NUM_LAYERS, relu=True)
+    write_model(top / "tiny", num_hidden_layers=NUM_LAYERS, relu=True, hidden_size=64, intermediate_size=160)
+    write_llama(top / IMATRIX, NUM_LAYERS, 64, 160)
     config = {
         "model": top / "tiny",
         "corpus": write_corpus(top / "corpus.txt", 400),

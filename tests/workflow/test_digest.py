@@ -47,8 +47,9 @@ ASKED_FOR_OTHER_THINGS = {"preflight": {"compiler/device/host.py"}}
 def commands(built: Workflow) -> dict[str, list[str]]:
     """The arguments of one job of every stage, as the rules give them."""
     found = []
-    for algorithm in ("gptq", "rtn"):  # only the first has `gram`; the build's own jobs are those of the last
-        done = built.run("--dry-run", "--printshellcmds", "--forceall", algorithm=algorithm)
+    # only the first has `gram` and `importance`; the build's own jobs are those of the last
+    for settings in ({"algorithm": "gptq", "imatrix": built.imatrix}, {"algorithm": "rtn"}):
+        done = built.run("--dry-run", "--printshellcmds", "--forceall", **settings)
         found += re.findall(r"-m compiler (\w+) (.*?) 2> ", done.stdout + done.stderr)
     return {stage: shlex.split(arguments) for stage, arguments in found}
 

@@ -54,7 +54,13 @@ def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
         "place": placing,
         "order": placing | {"placement": placement},
         "gram": {"model": model, "corpus": corpus, "sparsity": sparsity},
-        "quantize": {"model": model, "sparsity": sparsity, "gram": (f"{DEVICE}/gram.json",)},
+        "importance": {"model": ingest},
+        "quantize": {
+            "model": model,
+            "sparsity": sparsity,
+            "gram": (f"{DEVICE}/gram.json",),
+            "importance": (f"{DEVICE}/importance.json",),
+        },
         "layout": laid_out | {"predictors": PREDICTORS},
         "package": laid_out | packed | {"predictors": PREDICTORS},
         "verify": {"model": model, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
@@ -124,7 +130,7 @@ def planned(workflow: Workflow, folder: Path, **config: object) -> dict[str, lis
 @pytest.fixture(scope="module")
 def jobs(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Planned]]:
     """All jobs of a build with everything in it."""
-    found = planned(workflow, tmp_path_factory.mktemp("rules"), **SETTINGS)
+    found = planned(workflow, tmp_path_factory.mktemp("rules"), **SETTINGS, imatrix=workflow.imatrix)
     (everything,) = found.pop("all")
     last = {f"{DEVICE}/{name}" for name in ("preflight.json", "publish.json", "metrics.json", "report.html")}
     assert {name for name in everything.named("input") if not name.endswith(".due")} == last
@@ -165,12 +171,12 @@ def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned
 def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
     found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
     expected = expected_records("ingest.json")
-    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict", "size", "gram"):
+    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict", "size", "gram", "importance"):
         assert rule not in found
         del expected[rule]
     for rule, records in expected.items():
         for job in found[rule]:
-            left_out = ("shards", "predictors", "gram")
+            left_out = ("shards", "predictors", "gram", "importance")
             check_records(job, {name: paths for name, paths in records.items() if name not in left_out})
 
 
@@ -191,12 +197,14 @@ def test_every_rule_writes_where_the_next_one_reads(jobs: dict[str, list[Planned
 
 
 def test_what_users_change_is_read_again(jobs: dict[str, list[Planned]]) -> None:
-    """Every file of the checkpoint, the corpus and the device's profile are inputs."""
+    """Every file of the checkpoint, the corpus, the device's profile and an importance matrix are inputs."""
     (ingest,), (tokenize,), (device,) = jobs["ingest"], jobs["tokenize"], jobs["device"]
     files = {Path(name).name for name in ingest.named("input")}
     assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert [Path(name).name for name in tokenize.named("input")] == ["corpus.txt", "ingest.json"]
     assert [Path(name).name for name in device.named("input")] == ["pixel6.yaml"]
+    (importance,) = jobs["importance"]
+    assert [Path(name).name for name in importance.named("input")] == ["tiny.imatrix", "ingest.json"]
 
 
 def test_logs_and_times_have_files_of_their_own(jobs: dict[str, list[Planned]]) -> None:

@@ -1,0 +1,110 @@
+"""Scales of groups against an exhaustive search, and rounding to nearest by the importance of inputs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.quantize import rtn
+from compiler.quantize._scales import best_scales
+from compiler.quantize._weights import Weights
+from runtime._plugins import load, names
+from schemas.errors import ColdpressError
+
+FORMATS = names("runtime.quantization")
+LEVELS = {"int3_group32": range(-4, 4), "int4_group32": range(-8, 8)}
+
+
+def groups(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Values float32 [count, 32] with heavy tails, and prices alike that differ a thousandfold."""
+    random = np.random.default_rng(seed)
+    values = random.standard_t(3, (count, 32)).astype(np.float32) * np.float32(0.05)
+    return values, (10 ** random.uniform(-3, 0, (count, 32))).astype(np.float32)
+
+
+def lost(values: np.ndarray, scale: float, prices: np.ndarray, levels: range) -> float:
+    """What one group loses, each value to its nearest level, in float64 and one by one."""
+    return sum(
+        price * min((value - scale * level) ** 2 for level in levels)
+        for value, price in zip(values.tolist(), prices.tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("format_name", list(LEVELS))
+def test_scales_are_nearly_the_best_of_all(format_name):
+    values, prices = groups(6)
+    kept = load("runtime.quantization", format_name)
+    found, plain = best_scales(values, prices, kept), kept.scales(values)
+    levels = LEVELS[format_name]
+    for group, price, scale, own in zip(values, prices, found.tolist(), plain.tolist(), strict=True):
+        best = min(lost(group, own * multiple, price, levels) for multiple in np.linspace(-1.5, 1.5, 601))
+        assert lost(group, scale, price, levels) <= min(1.25 * best, lost(group, own, price, levels))
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_no_group_loses_more_than_with_the_formats_own_scale(format_name):
+    values, prices = groups(200, seed=1)
+    kept = load("runtime.quantization", format_name)
+
+    def losses(scales: np.ndarray) -> np.ndarray:
+        return (prices * np.square(values - kept.nearest(values, scales[:, None]))).sum(axis=1)
+
+    found = best_scales(values, prices, kept)
+    assert (losses(found) <= losses(kept.scales(values))).all()
+    assert np.array_equal(found, found.astype(np.float16).astype(np.float32))
+    if kept.SCALE_SIGNS:
+        assert losses(found).sum() < 0.97 * losses(kept.scales(values)).sum()
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_zeros_tiny_and_huge_groups_have_finite_scales(format_name):
+    kept = load("runtime.quantization", format_name)
+    values = np.ones((4, 32), np.float32) * np.array([[0], [1e-9], [60000], [-60000]], np.float32)
+    for prices in (np.ones((1, 32), np.float32), np.zeros((4, 32), np.float32)):
+        assert np.isfinite(best_scales(values, prices, kept)).all()
+    if kept.SCALE_SIGNS:
+        with pytest.raises(ColdpressError, match="float16 holds at most"):
+            best_scales(np.full((1, 32), 1e9, np.float32), np.ones((1, 32), np.float32), kept)
+
+
+def weights(axis: str, importance: np.ndarray | None) -> Weights:
+    """A matrix of 40 outputs and 72 inputs, in slices along `axis`; the last group is not whole."""
+    matrix = groups(90, seed=2)[0].reshape(40, 72)
+    slices = {"row": matrix, "column": np.ascontiguousarray(matrix.T), "matrix": matrix.reshape(1, -1)}[axis]
+    return Weights(len(slices), slices.shape[1], axis, lambda at, stop: slices[at:stop], None, importance)
+
+
+def decoded(given: Weights, format_name: str) -> np.ndarray:
+    """What codes say, float32 [40, 72]."""
+    values = load("runtime.quantization", format_name).decode(rtn.quantize(given, format_name), given.length)
+    return values.T if given.axis == "column" else values.reshape(40, 72)
+
+
+IMPORTANCE = np.geomspace(1, 1e-3, 72, dtype=np.float32)
+
+
+@pytest.mark.parametrize("axis", ["row", "column", "matrix"])
+@pytest.mark.parametrize("format_name", list(LEVELS))
+def test_errors_count_by_the_input_that_they_meet(axis, format_name):
+    matrix = decoded(weights("row", None), "fp16")
+    plain, weighted, even = (
+        np.square(decoded(weights(axis, importance), format_name) - matrix).sum(axis=0)
+        for importance in (None, IMPORTANCE, np.ones(72, np.float32))
+    )
+    assert (IMPORTANCE * weighted).sum() < 0.95 * (IMPORTANCE * plain).sum()
+    if axis == "column":
+        assert np.array_equal(weighted, even), "a column meets one input, so its values are all worth the same"
+    else:
+        assert (IMPORTANCE * weighted).sum() < 0.97 * (IMPORTANCE * even).sum()
+
+
+@pytest.mark.parametrize("axis", ["row", "column", "matrix"])
+def test_fp16_has_no_scales_to_choose(axis):
+    given = weights(axis, IMPORTANCE)
+    assert np.array_equal(rtn.quantize(given, "fp16"), rtn.quantize(replace(given, importance=None), "fp16"))
+
+
+def test_blocks_change_no_byte(monkeypatch):
+    whole = rtn.quantize(weights("row", IMPORTANCE), "int4_group32")
+    monkeypatch.setattr("compiler.quantize._weights.BLOCK_BYTES", 700)
+    assert np.array_equal(rtn.quantize(weights("row", IMPORTANCE), "int4_group32"), whole)
