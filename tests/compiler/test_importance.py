@@ -204,7 +204,7 @@ HOSTILE = {
     "2^31 - 1 entries": (struct.pack("<i", 2**31 - 1) + bytes(64), "neither GGUF nor"),
     "a name of minus one byte": (struct.pack("<ii", 1, -1) + bytes(64), "-1 bytes"),
     "no values": (struct.pack("<ii", 1, 1) + b"x" + struct.pack("<ii", 1, 0), "0 values"),
-    "a control character": (struct.pack("<ii", 1, 2) + b"\x1b[" + struct.pack("<iif", 1, 1, 1.0), r"\x1b["),
+    "a control character": (struct.pack("<ii", 1, 2) + b"\x1b[" + struct.pack("<2if", 1, 1, 1.0), r"\x1b["),
 }
 
 
@@ -221,7 +221,7 @@ def test_a_tensor_that_is_there_twice_is_refused(model: Model, tmp_path: Path) -
     path = tmp_path / "imatrix"
     path.write_bytes(gguf_bytes(2, [KIND], tensor + tensor + bytes(64)))
     assert "two tensors x.in_sum2" in refusal(model, path)
-    entry = struct.pack("<i", 1) + b"x" + struct.pack("<iif", 1, 1, 1.0)
+    entry = struct.pack("<i", 1) + b"x" + struct.pack("<2if", 1, 1, 1.0)
     path.write_bytes(struct.pack("<i", 2) + entry + entry)
     assert "expected one such entry" in refusal(model, path)
 
