@@ -9,24 +9,20 @@ import pytest
 
 from compiler import ingest
 from compiler._io import Workspace
-from compiler.activity.choice import Arrays
 from compiler.activity.forward import LayerStream
 from compiler.evaluate import CacheSettings, Masks, Sparse, evaluate, mlp_density
 from compiler.ingest import IngestConfig
-from compiler.reads import Placed, Reading
 from runtime import _plugins
 from runtime.generate import Session
-from runtime.planner import Strided
 from runtime.sparsity import topk
-from runtime.store import MAX_READ_BYTES, uses_read_units
 from schemas.errors import ColdpressError
 from schemas.families import num_units
-from schemas.layout import placed_parts
 from schemas.model import Model
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.hf import load_hf, roles_of, spec_of
 from tests.support.methods import families_of, fit
 from tests.support.models import write_model
+from tests.support.product import arrays_of, reading_of
 
 METHODS = _plugins.names("runtime.sparsity")
 TOKENS = np.random.default_rng(8).integers(0, 384, (2, 20)).astype(np.int32)
@@ -41,34 +37,8 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return ingest.run(IngestConfig(model=str(folder / "tiny")), Workspace(folder / "work", "test"))
 
 
-def arrays_of(session: Session) -> Arrays:
-    """What the artifact keeps of its selector, predictors among it."""
-    found: dict[tuple[int, str], dict[str, Any]] = {}
-    for part in session.plan.parts:
-        arrays: dict[str, Any] = dict(session.artifact.selector_arrays(session.plan, part.layer, part.family) or {})
-        network = session.artifact.predictors.get(part.layer)
-        if network is not None:
-            arrays |= {"fc1": network.fc1, "fc2": network.fc2, "format": network.format, "threshold": network.threshold}
-        found[part.layer, part.family] = arrays
-    return found
-
-
 def cache_of(model: Model, families: tuple[str, ...]) -> CacheSettings:
     return CacheSettings("lru", {name: round(SLOTS_SHARE * num_units(name, model.spec)) for name in families})
-
-
-def reading_of(session: Session) -> Reading:
-    """How the session reads."""
-    plan, manifest = session.plan, session.artifact.manifest
-    placed = {
-        (part.layer, part.family): Placed(
-            Strided(section.part_offset_bytes(part.layer), section.unit_bytes, section.stride_bytes),
-            session.artifact.order(section),
-        )
-        for part, section in placed_parts(plan, manifest.flash.sections)
-    }
-    flash = manifest.device.flash.issuing(plan.queue_depth)
-    return Reading(flash, plan.collapse_gap_bytes, MAX_READ_BYTES, uses_read_units(plan), placed)
 
 
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), ("predictor", {"topk_ratio": 1.5})])

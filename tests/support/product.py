@@ -1,0 +1,231 @@
+"""A tiny model of any architecture, compiled by the stages themselves for any selector and format, and held to account.
+
+The claim is one: the logits that the runtime decodes are those of the evaluation's masked forward pass over
+transformers' modules (compiler/evaluate.py), with the weights that the artifact holds and the arrays that it keeps.
+Codes are decoded from the artifact and written as a checkpoint of their own, so that rounding is no part of what
+differs; what may is the fp16 of the KV cache and, at the edge of a choice, a unit more or less.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler import ingest
+from compiler._io import Workspace, save_arrays, save_record
+from compiler.activity.choice import Arrays
+from compiler.activity.forward import LayerStream
+from compiler.checkpoint.tensors import read_role
+from compiler.evaluate import CacheSettings, Masks, Sparse
+from compiler.ingest import IngestConfig
+from compiler.job import Job, records_of, run_job, writer_of
+from compiler.reads import Placed, Reading
+from compiler.workflow.settings import resolve
+from runtime import _plugins
+from runtime.generate import Session
+from runtime.planner import Strided
+from runtime.store import MAX_READ_BYTES, uses_read_units
+from schemas.corpus import SPLITS, Corpus, TokenBlocks
+from schemas.families import FAMILIES
+from schemas.layout import placed_parts
+from schemas.model import Model
+from tests.support.dense_codes import flash_values, resident_values
+from tests.support.models import RELU_TYPES, encode, write_model, write_safetensors
+
+LAYERS, BLOCK_TOKENS = 2, 32
+BLOCKS = {"calibration": 16, "validation": 4, "test": 2}
+STAGES = (
+    "ingest",
+    "tokenize",
+    "calibrate",
+    "allocate",
+    "recalibrate",
+    "predict",
+    "size",
+    "place",
+    "order",
+    "quantize",
+    "layout",
+    "package",
+)
+SHARED = ("ingest", "tokenize")
+"""Stages whose records the artifacts of a model share."""
+DENSITY, DENSITY_OF_ACTIVE = 0.4, 0.02
+"""Of a selector that does not find out for itself; and of one that chooses by activations, where few are not zero."""
+TIGHT_BUDGET, BUDGET = "95%", "100%"
+"""Of weights and KV cache, of a tiny model whose embeddings are most of it: for a selector that sees its cache, which
+has to evict; and where a whole gate, up or predictors must fit, too."""
+CLOSE = 1e-3
+"""Of the largest logit: an error that rounding in another order makes, a hundred times over."""
+CLOSE_TO_LEFT_OUT = 0.2
+"""Where a choice hangs on a cache: one unit more or less at the edge of a choice is another cache from there on, so
+what counts is the error over what leaving out units does at all."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One artifact of the product."""
+
+    architecture: str
+    method: str
+    format: str
+
+    @property
+    def relu(self) -> bool:
+        """Whether the model has exact zeros: it must where the selector needs them, and some have no choice."""
+        return self.architecture in RELU_TYPES or _plugins.load("runtime.sparsity", self.method).NEEDS_EXACT_ZEROS
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model and its text, as records in a folder."""
+
+    folder: Path
+    model: Model
+    tokens: np.ndarray
+    """int32 [blocks, BLOCK_TOKENS], of the test text."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of the runtime's logits from the masked forward pass's, as shares of the largest."""
+
+    median: float
+    """Over tokens, of each one's largest."""
+    mean: float
+    first: float
+    """Of the first token, before which there is no choice that could have been another."""
+    left_out: float
+    """The most that a logit moves by what the selector leaves out."""
+    sees_cache: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether it is what rounding makes."""
+        limit = max(CLOSE, CLOSE_TO_LEFT_OUT * self.left_out) if self.sees_cache else CLOSE
+        return max(self.median, self.mean) < limit and self.first < CLOSE
+
+
+def source_of(folder: Path, architecture: str, relu: bool) -> Source:
+    """A tiny random model, ingested, and random text."""
+    write_model(folder / "tiny", architecture, num_hidden_layers=LAYERS, relu=relu)
+    model = ingest.run(IngestConfig(model=str(folder / "tiny")), Workspace(folder / "ingest", "test"))
+    save_record(model, folder / "ingest.json")
+    splits: list[TokenBlocks] = []
+    random, vocab_size = np.random.default_rng(5), model.spec.vocab_size
+    texts = {name: random.integers(2, vocab_size, (BLOCKS[name], BLOCK_TOKENS)).astype(np.int32) for name in SPLITS}
+    for split, tokens in texts.items():
+        arrays = save_arrays(folder / f"{split}.safetensors", {"tokens": tokens})
+        splits.append(TokenBlocks(split=split, arrays=arrays, num_blocks=len(tokens), block_tokens=BLOCK_TOKENS))
+    save_record(Corpus(name="random", text_sha256="0" * 64, splits=tuple(splits)), folder / "tokenize.json")
+    return Source(folder, model, texts["test"])
+
+
+def compiled(source: Source, case: Case, folder: Path) -> Path:
+    """The artifact, made by the stages as jobs make it."""
+    selector = _plugins.load("runtime.sparsity", case.method)
+    chosen: dict[str, Any] = {"method": case.method, "format": case.format, "context_length": BLOCK_TOKENS}
+    if selector.densities(case.relu) in ("budget", "capped", "divided"):
+        chosen["density"] = DENSITY_OF_ACTIVE if case.relu and _sees_activations(selector) else DENSITY
+    # what is pinned is in no cache, and evaluation knows of a cache alone
+    chosen |= {"pinned_share": 0, "dram_budget": TIGHT_BUDGET if selector.SEES_RESIDENCY else BUDGET}
+    chosen |= {"predictor_steps": 20, "search_tokens": 64} if selector.NEEDS_PREDICTORS else {"search_tokens": 64}
+    config = resolve({"model": str(source.folder / "tiny"), **chosen})
+    folder.mkdir(parents=True)
+    save_record(config.device, folder / "device.json")
+    build = [stage for stage in STAGES if selector.NEEDS_PREDICTORS or stage not in ("predict", "size")]
+    artifact = folder / "a.coldpress"
+    for stage in build[2:]:
+        sources = {name: writer_of(stage, name, build) for name in records_of(stage)}
+        sources |= {"device": "device"} if "device" in sources else {}
+        settings = config.of_stage(stage) | ({"artifact": str(artifact)} if stage == "package" else {})
+        records = {
+            name: ((source.folder if found in SHARED else folder) / f"{found}.json",)
+            for name, found in sources.items()
+            if found
+        }
+        run_job(Job(stage, settings, records, folder / f"{stage}.json", tuple(range(LAYERS))))
+    return artifact
+
+
+def _sees_activations(selector: Any) -> bool:
+    families = [FAMILIES[name] for name in selector.CHOOSES]
+    return all(family.axis == "intermediate_size" and family.signal == family.activity for family in families)
+
+
+def arrays_of(session: Session) -> Arrays:
+    """What the artifact keeps of its selector, predictors among it."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for part in session.plan.parts:
+        arrays: dict[str, Any] = dict(session.artifact.selector_arrays(session.plan, part.layer, part.family) or {})
+        network = session.artifact.predictors.get(part.layer)
+        if network is not None:
+            arrays |= {"fc1": network.fc1, "fc2": network.fc2, "format": network.format, "threshold": network.threshold}
+        found[part.layer, part.family] = arrays
+    return found
+
+
+def reading_of(session: Session) -> Reading:
+    """How the session reads."""
+    plan, manifest = session.plan, session.artifact.manifest
+    placed = {
+        (part.layer, part.family): Placed(
+            Strided(section.part_offset_bytes(part.layer), section.unit_bytes, section.stride_bytes),
+            session.artifact.order(section),
+        )
+        for part, section in placed_parts(plan, manifest.flash.sections)
+    }
+    flash = manifest.device.flash.issuing(plan.queue_depth)
+    return Reading(flash, plan.collapse_gap_bytes, MAX_READ_BYTES, uses_read_units(plan), placed)
+
+
+def with_codes(session: Session, model: Model, folder: Path) -> Model:
+    """The model with the values of an artifact's codes in place of its weights, as a checkpoint in float32."""
+    values = resident_values(session.artifact) | flash_values(session)
+    tensors: dict[str, list[np.ndarray]] = {}
+    for role, place in sorted(model.tensors.items(), key=lambda item: item[1].row_start):
+        found = values[role] if role in values else read_role(model, role)  # a tied head is not stored again
+        tensors.setdefault(place.tensor, []).append(found.reshape(place.shape))
+    shutil.copytree(model.folder, folder)
+    joined = {name: np.concatenate(parts) for name, parts in tensors.items()}
+    coded = {name: ("F32", array.shape, encode(array, "float32")) for name, array in joined.items()}
+    write_safetensors(folder / "model.safetensors", coded)
+    return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
+
+
+def difference(artifact: Path, source: Source, folder: Path) -> Difference:
+    """Decodes the test text token by token, and runs it through the masked layers."""
+    session = Session(artifact)
+    decoded = []
+    for block in source.tokens:
+        session.decoder.begin(len(block))
+        decoded.append(np.stack([session.decoder.decode(int(token)) for token in block]))
+    model = with_codes(session, source.model, folder)
+    families = tuple(entry.family for entry in session.artifact.manifest.families)
+    selector = _plugins.load("runtime.sparsity", session.plan.method)
+    masks = Masks(Sparse(selector, families, arrays_of(session)), model.spec, reading=reading_of(session))
+    if selector.SEES_RESIDENCY:
+        masks.cache = CacheSettings(session.plan.cache, slots_of(session))
+    stream = LayerStream(model)
+    found, dense = stream.head(stream.last_hidden(source.tokens, masks.layer)).numpy(), stream.logits(source.tokens)
+    errors, largest = np.abs(found - np.stack(decoded)), np.abs(found).max()
+    return Difference(
+        median=float(np.median(errors.max(axis=2)) / largest),
+        mean=float(errors.mean() / largest),
+        first=float(errors[0, 0].max() / largest),
+        left_out=float(np.abs(found - dense).max() / largest),
+        sees_cache=selector.SEES_RESIDENCY,
+    )
+
+
+def slots_of(session: Session) -> Mapping[str, int]:
+    """Family -> slots of each layer's cache, which have to be as many in all layers."""
+    found: dict[str, set[int]] = {}
+    for part in session.plan.parts:
+        assert part.num_pinned == 0
+        found.setdefault(part.family, set()).add(part.cache_slots)
+    assert all(len(slots) == 1 for slots in found.values()), found
+    return {family: slots.pop() for family, slots in found.items()}
