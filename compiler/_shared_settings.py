@@ -44,6 +44,6 @@ class SeedSetting(Record):
 class DeviceSetting(Record):
     """For stages that run the source model."""
 
-    device: Annotated[str, Key("compute_device")] = Field(
+    compute_device: Annotated[str, Key()] = Field(
         default="auto", description="torch's name of the device that calibration and distillation run on, or auto"
     )

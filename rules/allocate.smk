@@ -1,6 +1,7 @@
 rule allocate:
     input:
         model="ingest.json",
+        corpus="tokenize.json",
         activations="calibrate.json",
         device=f"{DEVICE}/device.json",
     output:
@@ -9,10 +10,10 @@ rule allocate:
         f"{DEVICE}/logs/allocate.log",
     benchmark:
         f"{DEVICE}/benchmarks/allocate.tsv"
-    threads: 1
+    threads: 8
     params:
         code=code("allocate"),
         settings=flags("allocate"),
     shell:
-        job("allocate") + " --model {input.model:q} --activations {input.activations:q} --device {input.device:q}"
-        " 2> {log:q}"
+        job("allocate") + " --model {input.model:q} --corpus {input.corpus:q} --activations {input.activations:q}"
+        " --device {input.device:q} --threads {threads} 2> {log:q}"

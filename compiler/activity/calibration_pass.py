@@ -42,7 +42,7 @@ def stream_of(config: ComputeConfig, model: Model, threads: int) -> tuple[LayerS
     Raises:
         ColdpressError: if there is no such device.
     """
-    device = choose_device(config.device)
+    device = choose_device(config.compute_device)
     dtype = choose_dtype(model, device) if config.dtype == "auto" else config.dtype
     return LayerStream(model, threads, device, dtype=dtype), dtype
 

@@ -4,15 +4,22 @@ The selector is the runtime's own file (runtime/sparsity), the arrays are those 
 puts into the artifact's tables: what calibration, distillation and evaluation leave out is what the runtime leaves out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compiler._io import load_arrays
 from runtime._plugins import load
+from schemas.families import FAMILIES, Signal
 from schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from compiler.activity.taps import Change
 
 Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
 """A selector's arrays by layer and family."""
@@ -28,6 +35,27 @@ class Choice:
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
         """bool like `activity` float32 [T, num_units]: the units that each token uses."""
         return self.selector.select_many(activity, self.arrays[layer, family])
+
+    def changes(self, layer: int, families: Iterable[str]) -> "dict[Signal, Change]":
+        """Hooks of a layer's forward pass (compiler/activity/forward.py) that leave of its signals what is chosen.
+
+        Without its activation a unit gives nothing: masking it there is what leaving out its slices does.
+        """
+        of_signal: dict[Signal, list[str]] = {}
+        for family in families:
+            of_signal.setdefault(FAMILIES[family].activity, []).append(family)
+        return {signal: self._change(layer, names) for signal, names in of_signal.items()}
+
+    def _change(self, layer: int, families: list[str]) -> "Change":
+        def change(part: "Tensor") -> "Tensor":
+            import torch
+
+            for family in families:
+                mask = self.mask(layer, family, part.float().cpu().numpy())
+                part = torch.where(torch.from_numpy(mask).to(part.device), part, 0.0)
+            return part
+
+        return change
 
 
 def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.ndarray]]:

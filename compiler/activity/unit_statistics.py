@@ -4,7 +4,7 @@ what a read costs on the device.
 Norms are computed when a selector asks for them, and only then, from the source's tensors a few rows at a time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +14,11 @@ from compiler._io import load_arrays
 from compiler.checkpoint.tensors import read_rows
 from schemas.activations import Activations
 from schemas.families import FamilyName, num_units, slices
-from schemas.model import Model, role_shape
+from schemas.model import Model, ModelSpec, role_shape
 
 NORMS = "unit_norms"
+BY_TOKEN = ("bits", "context_counts")
+"""Arrays that grow with the text: selectors are fitted to none of them."""
 CHUNK_VALUES = 1 << 20
 """Values of a matrix in memory at a time."""
 
@@ -27,10 +29,15 @@ class UnitStatistics(Mapping[str, np.ndarray]):
     def __init__(self, model: Model, layer: int, family: FamilyName, counted: Mapping[str, np.ndarray]) -> None:
         """Reads nothing yet."""
         self._model, self._layer, self._family, self._counted = model, layer, family, counted
+        self._norms: np.ndarray | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """An array; `unit_norms` is computed each time."""
-        return unit_norms(self._model, self._layer, self._family) if name == NORMS else self._counted[name]
+        """An array; `unit_norms` is computed when it is asked for, and once."""
+        if name != NORMS:
+            return self._counted[name]
+        if self._norms is None:
+            self._norms = unit_norms(self._model, self._layer, self._family)
+        return self._norms
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such an array, without computing it."""
@@ -45,13 +52,40 @@ class UnitStatistics(Mapping[str, np.ndarray]):
         return len(self._counted) + 1
 
 
+def all_statistics(
+    model: Model,
+    activations: Activations,
+    families: Iterable[FamilyName],
+    read_units: Mapping[str, np.ndarray] | None = None,
+) -> dict[tuple[int, str], UnitStatistics]:
+    """What selectors are fitted to, by layer and family.
+
+    Args:
+        model: The source.
+        activations: What `calibrate` found in it; a family that it did not count has no magnitudes.
+        families: Whose.
+        read_units: Family -> what reading costs besides units, float64 [3] (compiler/cost_model.py); None where no
+            device is in question.
+    """
+    found: dict[tuple[int, str], UnitStatistics] = {}
+    for entry in activations.layers:
+        for family in families:
+            known = entry.family(family)
+            counted = load_arrays(known.arrays) if known else {}
+            for name in BY_TOKEN:
+                counted.pop(name, None)
+            if read_units is not None:
+                counted["read_units"] = read_units[family]
+            found[entry.layer, family] = UnitStatistics(model, entry.layer, family, counted)
+    return found
+
+
 def fit_all(
     selector: ModuleType,
     options: Any,
     densities: Mapping[FamilyName, tuple[float, ...]],
-    model: Model,
-    activations: Activations,
-    read_units: Mapping[str, np.ndarray] | None = None,
+    spec: ModelSpec,
+    statistics: Mapping[tuple[int, str], Mapping[str, np.ndarray]],
 ) -> dict[tuple[int, str], dict[str, np.ndarray]]:
     """A selector's arrays by layer and family.
 
@@ -59,22 +93,13 @@ def fit_all(
         selector: A file of runtime/sparsity.
         options: Its `Options`.
         densities: Family -> the density of every layer.
-        model: The source.
-        activations: What `calibrate` found in it; a family that it did not count has no magnitudes.
-        read_units: Family -> what reading costs besides units, float64 [3] (compiler/cost_model.py); None where no
-            device is in question.
+        spec: The model's shape.
+        statistics: See `all_statistics`.
     """
-    found: dict[tuple[int, str], dict[str, np.ndarray]] = {}
-    for entry in activations.layers:
-        for family, per_layer in densities.items():
-            known = entry.family(family)
-            counted = load_arrays(known.arrays) if known else {}
-            if read_units is not None:
-                counted["read_units"] = read_units[family]
-            statistics = UnitStatistics(model, entry.layer, family, counted)
-            units = num_units(family, model.spec)
-            found[entry.layer, family] = selector.fit(units, per_layer[entry.layer], statistics, options)
-    return found
+    return {
+        (layer, family): selector.fit(num_units(family, spec), densities[family][layer], known, options)
+        for (layer, family), known in statistics.items()
+    }
 
 
 def unit_norms(model: Model, layer: int, family: FamilyName) -> np.ndarray:

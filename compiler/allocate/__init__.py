@@ -12,15 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
-from compiler._io import Workspace, load_arrays
+from compiler._io import Workspace
 from compiler._shared_settings import CacheSetting, MethodSetting
 from compiler.activity.unit_statistics import fit_all
 from compiler.allocate import _densities
 from compiler.allocate._auto import choose
 from compiler.allocate._densities import Question
+from compiler.allocate._expected import log_expected
+from compiler.allocate._rules import UNIFORM, AllocationConfig, Inputs, Method, allocated
 from compiler.candidates import AUTO, candidates, own_options
 from compiler.checkpoint.private import private_folder
 from compiler.checkpoint.source_json import read_object
@@ -40,12 +41,13 @@ from compiler.cost_model import (
 from compiler.dense_run import buffers_of
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
-from schemas.base import ArrayFile, PositiveCount
+from schemas.base import ArrayFile, Options, PositiveCount
 from schemas.config import Key
-from schemas.device import DeviceProfile, flash_seconds
+from schemas.corpus import Corpus
+from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FamilyName, FormatName, num_units
-from schemas.model import Model, ModelSpec
+from schemas.families import FamilyName, FormatName
+from schemas.model import Model
 from schemas.sparsity import Budget, Densities, Sparsity
 
 LOG = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ PREDICTOR_FREE_SHARE = 0.6
 """Predictors take at most this share of the DRAM that could hold units instead."""
 
 
-class AllocateConfig(MethodSetting, CacheSetting):
+class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting):
     """Settings of `allocate`."""
 
     format: Annotated[FormatName, Key(plugins="runtime.quantization")] = Field(
@@ -100,9 +102,17 @@ class _PredictorSizes:
 
 
 def run(
-    config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile, work: Workspace
+    config: AllocateConfig,
+    model: Model,
+    activations: Activations,
+    device: DeviceProfile,
+    work: Workspace,
+    corpus: Corpus | None = None,
+    threads: int = 1,
 ) -> Sparsity:
     """Divides the budget; with `auto` among the candidates for the fastest, dense unless another is clearly faster.
+
+    A corpus is needed where density_allocation measures losses.
 
     Raises:
         ColdpressError: if a setting does not go with the model, the device or the other settings.
@@ -116,34 +126,39 @@ def run(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
             f"{model.name}{_why_shorter(model)}; use a shorter one"
         )
-    if config.method == AUTO:
-        sparsity = _fastest(config, model, activations, device)
-    else:
-        sparsity = _divided(config, model, activations, device)
-    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, model, activations, device, work)})
-    _log(spec, activations, device, sparsity)
+    inputs = Inputs(model, activations, device, work, corpus, threads)
+    sparsity = _fastest(config, inputs) if config.method == AUTO else _divided(config, inputs)
+    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, inputs)})
+    log_expected(spec, activations, device, sparsity)
     return sparsity
 
 
-def _fastest(config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
+def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
     """The candidates' divisions held against each other (_auto.py); those that do not fit are left out.
+
+    They have densities that are the same in all layers: what a rule of allocation makes of them, it makes of the one
+    that is chosen.
 
     Raises:
         DoesNotFitError: if none fits.
     """
     found: list[Sparsity] = []
     refusals: list[ColdpressError] = []
-    for method in candidates(model.spec):
+    configs: dict[str, AllocateConfig] = {}
+    for method in candidates(inputs.model.spec):
         own = {"options": own_options(method, config.options), "density": _density_for(method, config.density)}
-        chosen = config.model_copy(update={"method": method, **own})
+        configs[method] = config.model_copy(update={"method": method, **own})
         try:
-            found.append(_divided(chosen, model, activations, device))
+            found.append(_divided(configs[method].model_copy(update={"density_allocation": UNIFORM}), inputs))
         except ColdpressError as error:  # too large for the budget, or with nothing to leave out
             refusals.append(error)
             LOG.info("allocate: %s is no candidate: %s", method, error)
     if not found:
         raise refusals[-1]
-    return choose(found, model, activations, device)
+    chosen = choose(found, inputs.model, inputs.activations, inputs.device)
+    if config.density_allocation == UNIFORM:
+        return chosen
+    return _divided(configs[chosen.method], inputs).model_copy(update={"tried": chosen.tried})
 
 
 def _density_for(method: str, density: float | None) -> float | None:
@@ -151,11 +166,11 @@ def _density_for(method: str, density: float | None) -> float | None:
     return density if load("runtime.sparsity", method).densities(False) == "budget" else None
 
 
-def _divided(config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
+def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
     """What one method makes of the budget."""
-    spec = model.spec
+    model, device, spec = inputs.model, inputs.device, inputs.model.spec
     budget = _budget_bytes(config, model, device)
-    shares = _shares(config, model, activations, budget)
+    shares = _shares(config, inputs, budget)
     resident = resident_bytes(model, tuple(shares), config.format)
     kv_cache = kv_cache_bytes(spec, config.context_length)
     free = budget - resident - kv_cache
@@ -197,23 +212,28 @@ def _budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -
     return budget
 
 
-def _shares(
-    config: AllocateConfig, model: Model, activations: Activations, budget: int
-) -> dict[str, tuple[float, ...]]:
-    selector = load("runtime.sparsity", config.method)
-    options = options_of(selector, config.options)
-    source = selector.densities(activations.exact_zeros)
+def _shares(config: AllocateConfig, inputs: Inputs, budget: int) -> dict[str, tuple[float, ...]]:
+    model, activations = inputs.model, inputs.activations
+    method = _method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
     question = Question(
         method=config.method,
-        families=selector.families(model.spec, options),
+        families=tuple(method.unit_bytes),
         num_hidden_layers=model.spec.num_hidden_layers,
         density=config.density,
         activations=activations,
         m_max=budget,
         s_m=weight_bytes(model, config.format),
-        divide=(lambda density: selector.divide(density, model.spec, options)) if source == "divided" else None,
+        allocate=lambda density: allocated(config, inputs, method, density),
     )
-    return _densities.densities(question, source)
+    return _densities.densities(question, method.selector.densities(activations.exact_zeros))
+
+
+def _method_of(name: str, options: Options, format_name: str, layers_per_group: int, inputs: Inputs) -> Method:
+    selector = load("runtime.sparsity", name)
+    own, spec = options_of(selector, options), inputs.model.spec
+    sizes = {family: unit_bytes(family, spec, format_name) for family in selector.families(spec, own)}
+    reads = {family: read_units(inputs.device.flash, size, layers_per_group) for family, size in sizes.items()}
+    return Method(name, selector, own, sizes, reads)
 
 
 def _why_shorter(model: Model) -> str:
@@ -227,22 +247,16 @@ def _why_shorter(model: Model) -> str:
     )
 
 
-def _fitted(
-    sparsity: Sparsity, model: Model, activations: Activations, device: DeviceProfile, work: Workspace
-) -> ArrayFile | None:
+def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
     """What the selector keeps for each family of each layer; None where it keeps nothing."""
-    selector = load("runtime.sparsity", sparsity.method)
-    options = options_of(selector, sparsity.options)
+    method = _method_of(sparsity.method, sparsity.options, sparsity.format, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
-    costs = {
-        family: read_units(device.flash, unit_bytes(family, model.spec, sparsity.format), sparsity.layers_per_group)
-        for family in densities
-    }
-    fitted = fit_all(selector, options, densities, model, activations, costs)
+    statistics = method.statistics(inputs)
+    fitted = fit_all(method.selector, method.options, densities, inputs.model.spec, statistics)
     arrays = {
         f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()
     }
-    return work.once("selector", lambda: arrays) if arrays else None
+    return inputs.work.once("selector", lambda: arrays) if arrays else None
 
 
 def _predictor_ranks(
@@ -296,52 +310,3 @@ def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:
             "use a shorter context_length or a smaller format, or raise dram_budget"
         )
     return budget - needed
-
-
-# What the decision is expected to cost, for the log
-
-
-def _log(spec: ModelSpec, activations: Activations, device: DeviceProfile, sparsity: Sparsity) -> None:
-    budget = sparsity.budget
-    LOG.info(
-        "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s buffers, %s for units",
-        *(f"{value:,}" for value in (budget.resident_bytes, budget.dram_budget_bytes, budget.predictor_bytes)),
-        *(f"{value:,}" for value in (budget.kv_cache_bytes, budget.buffer_bytes, budget.cache_bytes)),
-    )
-    for densities in sparsity.densities:
-        LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
-    hit_rate = _static_hit_rate(spec, activations, sparsity)
-    seconds = _token_seconds(spec, device, sparsity, hit_rate)
-    LOG.info("allocate: about %.1f tokens/s on %s at a hit rate of %.2f", 1 / seconds, device.name, hit_rate)
-
-
-def _token_seconds(spec: ModelSpec, device: DeviceProfile, sparsity: Sparsity, hit_rate: float) -> float:
-    """A first estimate, each layer's misses as one request of lone reads; the simulator knows better once there is an
-    artifact."""
-    budget, page_bytes = sparsity.budget, device.flash.page_bytes.value
-    in_dram = budget.resident_bytes + budget.predictor_bytes + budget.kv_cache_bytes
-    seconds = 0.0
-    for entry in sparsity.densities:
-        size = unit_bytes(entry.family, spec, sparsity.format)
-        used = num_units(entry.family, spec) * np.array(entry.per_layer)
-        missed, moved = np.ceil((1 - hit_rate) * used), -(-size // page_bytes) * page_bytes
-        seconds += float(flash_seconds(device.flash, missed, missed * moved).sum())
-        in_dram += int(size * used.sum())
-    return seconds + in_dram / device.dram_bytes_per_s.value
-
-
-def _static_hit_rate(spec: ModelSpec, activations: Activations, sparsity: Sparsity) -> float:
-    """Share of activations by the most frequent units that fit the cache; without counts, those units' share of all."""
-    counts: list[np.ndarray] = []
-    sizes: list[np.ndarray] = []
-    for entry in activations.layers:
-        for densities in sparsity.densities:
-            size, total = unit_bytes(densities.family, spec, sparsity.format), num_units(densities.family, spec)
-            found = entry.family(densities.family)
-            has_counts = found is not None and found.density is not None
-            counts.append(load_arrays(found.arrays, "counts")["counts"] if found and has_counts else np.ones(total))
-            sizes.append(np.full(total, size))
-    count, size = np.concatenate(counts).astype(np.float64), np.concatenate(sizes)
-    best = np.argsort(-count / size, kind="stable")
-    kept = best[np.cumsum(size[best]) <= sparsity.budget.cache_bytes]
-    return float(count[kept].sum() / max(1.0, count.sum()))

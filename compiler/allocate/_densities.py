@@ -30,8 +30,8 @@ class Question:
     """The DRAM budget in bytes."""
     s_m: int
     """All weights in the chosen format, in bytes."""
-    divide: Callable[[float], Mapping[str, float]] | None = None
-    """Density of each family, of that of all their weights; None where the selector has no such rule."""
+    allocate: Callable[[float], Mapping[str, tuple[float, ...]]]
+    """What density_allocation makes of the density of all units together."""
 
 
 def densities(question: Question, source: DensitySource) -> dict[str, tuple[float, ...]]:
@@ -43,9 +43,9 @@ def densities(question: Question, source: DensitySource) -> dict[str, tuple[floa
     found = {
         "whole": _whole,
         "measured": _measured,
-        "budget": _from_budget,
+        "budget": _allocated,
+        "divided": _allocated,
         "capped": _capped,
-        "divided": _divided,
     }
     return found[source](question)
 
@@ -72,27 +72,18 @@ def _wanted(question: Question) -> float:
     return max(MIN_DENSITY, 1 - llm_sparsity(question.m_max, question.s_m))
 
 
-def _from_budget(question: Question) -> dict[str, tuple[float, ...]]:
-    """The same in every layer and family."""
-    return dict.fromkeys(question.families, (_wanted(question),) * question.num_hidden_layers)
+def _allocated(question: Question) -> dict[str, tuple[float, ...]]:
+    """As density_allocation says."""
+    return dict(question.allocate(_wanted(question)))
 
 
 def _capped(question: Question) -> dict[str, tuple[float, ...]]:
-    """The same in every layer, or what is not zero where that is less."""
-    wanted = _wanted(question)
+    """The same, or what is not zero where that is less."""
     _need_exact_zeros(question)
     return {
-        family: tuple(min(wanted, density) for density in _measured_family(question, family))
-        for family in question.families
+        family: tuple(map(min, shares, _measured_family(question, family)))
+        for family, shares in _allocated(question).items()
     }
-
-
-def _divided(question: Question) -> dict[str, tuple[float, ...]]:
-    """What the selector's rule makes of one density for all weights; the same in every layer."""
-    if question.divide is None:
-        raise ValueError(f"selector {question.method} divides densities and has no rule for it")
-    shares = question.divide(_wanted(question))
-    return {family: (shares[family],) * question.num_hidden_layers for family in question.families}
 
 
 def _measured(question: Question) -> dict[str, tuple[float, ...]]:

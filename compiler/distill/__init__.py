@@ -85,7 +85,7 @@ def run(
     if not masks:
         LOG.info("distill: method %s leaves nothing out, so the model stays as it is", sparsity.method)
         return model
-    device = choose_device(config.device)
+    device = choose_device(config.compute_device)
     at_once = threads if device == "cpu" else 1
     shapes = {role: source.shape for role, source in model.tensors.items()}
     block_tokens = corpus.split("calibration").block_tokens

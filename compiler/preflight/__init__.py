@@ -219,6 +219,8 @@ def _needs_of(
         shards=config.shards,
         algorithm=build.settings["quantize"]["algorithm"],
         gram_tokens=build.settings["gram"]["gram_tokens"],
+        density_allocation=build.settings["allocate"]["density_allocation"],
+        allocation_tokens=build.settings["allocate"]["allocation_tokens"],
         recipe=build.settings["distill"]["recipe"],
         recipe_options=build.settings["distill"].get("options", {}),
         weight_bytes=_weight_bytes(model) if isinstance(model, Model) else None,

@@ -6,6 +6,8 @@ calibration tokens, and U units of the method's families in a layer:
     distill       what its recipe says (compiler/distill/<recipe>.py)
     calibrate     a layer's weights and its largest matrix once more (float32, where bfloat16 may do), the MLPs of the
                   blocks that run, bits U T / 8 twice
+    allocate      where losses of densities are measured: a layer's weights, the hidden states of all variants of the
+                  model twice and of the whole one, the logits of a block of several, MLPs of the blocks that run
     predict       T (6 H + 2 F), the deciding matrix twice, the largest predictor with its moments, scores of a batch
     size          a layer's weights, the down projection once more with all sizes of a predictor, the hidden states of
                   a variant of the model per layer, MLPs of the blocks that run
@@ -51,6 +53,8 @@ PREDICTOR_PARAMETER_SHARE = 0.1
 """Of the model's parameters; PowerInfer's predictors have 6 % (5.1)."""
 EFFECT_TOKENS = 1024
 """Tokens that `size` runs a variant of the model per layer on (compiler/size)."""
+COMPARED_LOGIT_BYTES = 4 * 4 * 4
+"""Per logit of a block while `allocate` compares: of four variants in float32, with copies (compiler/allocate)."""
 LADDER_SHARE = 3
 """All sizes of a ladder over its largest: they grow by a third or a half (compiler/predict)."""
 LOGIT_BYTES = 32
@@ -87,6 +91,8 @@ class Build:
     shards: int
     algorithm: str = "rtn"
     gram_tokens: int = 32768
+    density_allocation: str = "uniform"
+    allocation_tokens: int = 2048
     recipe: str = "self"
     recipe_options: Options = field(default_factory=dict)
     weight_bytes: int | None = None
@@ -132,6 +138,7 @@ def ram_bytes(build: Build) -> dict[str, int]:
         "calibrate": calibrate,
         "distill": distill.ram_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": calibrate if build.counts_again else PYTHON_BYTES,
+        "allocate": _allocate_ram(build),
         "predict": _predict_ram(build) if build.has_predictors else 0,
         "size": _size_ram(build) if build.has_predictors else 0,
         "place": _place_ram(build),
@@ -193,6 +200,19 @@ def _calibrate_ram(build: Build) -> int:
     spec, threads = build.model.spec, min(build.threads, PASS_THREADS)
     running = threads * build.block_tokens * 4 * (6 * spec.intermediate_size + 8 * spec.hidden_size)
     return TORCH_BYTES + _layer_weights(build) + running + build.layer_units * build.num_tokens // 4
+
+
+def _allocate_ram(build: Build) -> int:
+    spec = build.model.spec
+    rule, families = load("compiler.allocate", build.density_allocation), len(build.families)
+    variants = rule.num_variants(spec.num_hidden_layers, families)
+    if not variants:
+        return PYTHON_BYTES
+    tokens = min(max(build.allocation_tokens, build.block_tokens), build.num_tokens)
+    running = min(build.threads, PASS_THREADS) * build.block_tokens * 4 * (8 * spec.intermediate_size)
+    hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
+    logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
+    return TORCH_BYTES + _layer_weights(build) + running + hidden + logits
 
 
 def _predict_ram(build: Build) -> int:

@@ -187,7 +187,7 @@ def main() -> None:
     config = DistillConfig(
         steps=arguments.steps,
         learning_rate=arguments.learning_rate,
-        device="cpu",
+        compute_device="cpu",
         dense_share=arguments.dense_share,
     )
     rows: list[dict[str, Any]] = []

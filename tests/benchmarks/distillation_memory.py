@@ -42,7 +42,9 @@ def one_step(checkpoint: Path, folder: Path, recipe: str) -> dict[str, Any]:
     corpus = Corpus(name="random", text_sha256="0" * 64, splits=parts)
     half = sparsity_of("topk", dict.fromkeys(FAMILIES, (0.5,) * model.spec.num_hidden_layers))
     sparsity = fitted(half.model_copy(update={"options": {"attention": True}}), model.spec, folder)
-    config = DistillConfig(recipe=recipe, steps=1, blocks_per_step=1, validation_blocks=1, evaluations=1, device="cpu")
+    config = DistillConfig(
+        recipe=recipe, steps=1, blocks_per_step=1, validation_blocks=1, evaluations=1, compute_device="cpu"
+    )
     distill.run(config, model, corpus, sparsity, Workspace(folder / recipe, "benchmark"), 1)
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"recipe": recipe, "layers": model.spec.num_hidden_layers, **_both(model, recipe, peak_bytes)}

@@ -23,7 +23,7 @@ from compiler._io import Workspace, save_arrays
 from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.forward import LayerStream
 from compiler.activity.layer_counts import Activity
-from compiler.activity.unit_statistics import fit_all
+from compiler.activity.unit_statistics import all_statistics, fit_all
 from compiler.distill import DistillConfig
 from compiler.evaluate import Score, Sparse, evaluate
 from runtime._plugins import load, options_of
@@ -91,7 +91,8 @@ def chosen(
     shares = selector.divide(asked, case.model.spec, own) if divided else dict.fromkeys(families, asked)
     layers = case.model.spec.num_hidden_layers
     per_layer = {name: (share,) * layers for name, share in shares.items()}
-    arrays = fit_all(selector, own, per_layer, case.model, activations)
+    statistics = all_statistics(case.model, activations, families)
+    arrays = fit_all(selector, own, per_layer, case.model.spec, statistics)
     asked_for = sparsity_of(method, per_layer).model_copy(update={"options": own.model_dump()})
     return Sparse(selector, families, arrays, oracle), asked_for
 
@@ -112,7 +113,7 @@ def adapted(case: Case, activations: Activations, label: str, density: float, fo
     sparse, sparsity = found
     arrays = {f"{key[0]}.{key[1]}.{name}": array for key, part in sparse.arrays.items() for name, array in part.items()}
     sparsity = sparsity.model_copy(update={"arrays": save_arrays(folder / "selector.safetensors", arrays)})
-    config = DistillConfig(recipe="lora", steps=steps, learning_rate=LORA_RATE, dense_share=0.0, device="cpu")
+    config = DistillConfig(recipe="lora", steps=steps, learning_rate=LORA_RATE, dense_share=0.0, compute_device="cpu")
     work = Workspace(folder / f"{label}-{density}", "benchmark")
     student = distill.run(config, case.model, case.corpus("training"), sparsity, work, case.stream.threads)
     return evaluate(LayerStream(student, case.stream.threads), case.splits["test"], sparse)

@@ -250,6 +250,9 @@ def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
     assert _needs.disk_bytes(adapted)["distill"] < _needs.disk_bytes(longer)["distill"]
     assert _needs.ram_bytes(adapted)["distill"] < _needs.ram_bytes(longer)["distill"]
     assert _needs.ram_bytes(longer)["predict"] > ram["predict"]
+    greedy = _needs.ram_bytes(build_of(model, density_allocation="greedy"))["allocate"]
+    states = 4 * BLOCKS * BLOCK_TOKENS * model.spec.hidden_size
+    assert greedy > ram["allocate"] + (1 + LAYERS) * states, "a variant per layer of the one family"
     assert _needs.ram_bytes(build_of(model, dram_budget_bytes=1 << 30))["verify"] > 1 << 30
     half = model.spec.model_copy(update={"num_hidden_layers": LAYERS // 2})
     halved = build_of(model.model_copy(update={"spec": half}))
@@ -325,7 +328,12 @@ def test_the_trial_has_the_settings_of_the_build(
     assert (jobs["place"].settings["pinned_share"], jobs["predict"].settings["target_recall"]) == (0.25, 0.5)
     assert {job.settings["seed"] for job in jobs.values() if "seed" in config_of(job.stage).model_fields} == {7}
     sources = {stage: {name: path.stem for name, (path,) in job.records.items()} for stage, job in jobs.items()}
-    assert sources["allocate"] == {"model": "ingest", "activations": "calibrate", "device": "device"}
+    assert sources["allocate"] == {
+        "model": "ingest",
+        "corpus": "tokenize",
+        "activations": "calibrate",
+        "device": "device",
+    }
     assert sources["recalibrate"]["activations"] == "calibrate"
     assert (sources["recalibrate"]["model"], sources["place"]["model"]) == ("distill", "distill")
     assert sources["place"]["activations"] == sources["order"]["activations"] == "recalibrate"

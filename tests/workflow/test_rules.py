@@ -44,7 +44,7 @@ def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
         "preflight": {"model": ingest, "corpus": corpus, "device": device},
         "calibrate_shard": shard,
         "calibrate": shard | {"shards": tuple(f"calibrate-shards/{number}.json" for number in SHARDS)},
-        "allocate": {"model": ingest, "activations": first, "device": device},
+        "allocate": {"model": ingest, "corpus": corpus, "activations": first, "device": device},
         "distill": {"model": ingest, "corpus": corpus, "sparsity": sparsity},
         "recalibrate_shard": second_shard,
         "recalibrate": second_shard
@@ -82,6 +82,7 @@ ON_ALL_CORES = (
     "preflight",
     "calibrate",
     "calibrate_shard",
+    "allocate",
     "distill",
     "recalibrate",
     "recalibrate_shard",

@@ -1,0 +1,156 @@
+"""Asks the rule that `density_allocation` names for the density of each family in each layer.
+
+The model runs only for rules that measure its loss: on the first calibration blocks, with validation blocks to decide.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from compiler._io import Workspace, load_arrays
+from compiler.activity.calibration_pass import ComputeConfig, stream_of
+from compiler.activity.unit_statistics import UnitStatistics, all_statistics
+from compiler.allocate._losses import MeasuredLosses
+from compiler.allocate._magnitudes import Magnitudes
+from compiler.allocate._task import Key, Task
+from runtime._plugins import load
+from schemas.activations import Activations
+from schemas.base import PositiveCount
+from schemas.config import Key as ConfigKey
+from schemas.corpus import Corpus
+from schemas.device import DeviceProfile
+from schemas.errors import ColdpressError
+from schemas.families import num_units
+from schemas.model import Model
+
+UNIFORM = "uniform"
+
+
+class AllocationConfig(ComputeConfig):
+    """How densities are divided among families and layers."""
+
+    density_allocation: Annotated[str, ConfigKey(plugins="compiler.allocate")] = Field(
+        default=UNIFORM, description="how the density is divided among families and layers, where it is a choice"
+    )
+    allocation_tokens: Annotated[PositiveCount, ConfigKey()] = Field(
+        default=2048, description="calibration tokens that the loss of densities is measured on; whole blocks"
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the stage reads, and where it works."""
+
+    model: Model
+    activations: Activations
+    device: DeviceProfile
+    work: Workspace
+    corpus: Corpus | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class Method:
+    """A selector with its options and what its units cost."""
+
+    name: str
+    selector: ModuleType
+    options: Any
+    unit_bytes: Mapping[str, int]
+    """By family, in the order of its families."""
+    read_units: Mapping[str, np.ndarray]
+    """See compiler/cost_model.py."""
+
+    def statistics(self, inputs: Inputs) -> dict[Key, UnitStatistics]:
+        """What the selector is fitted to."""
+        return all_statistics(inputs.model, inputs.activations, self.unit_bytes, self.read_units)
+
+
+def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density: float) -> dict[str, tuple[float, ...]]:
+    """Per family the density of every layer, where `density` is that of all bytes; all of everything is not divided.
+
+    Raises:
+        ColdpressError: if the rule needs what is not there, or the selector's options have divided the density already.
+    """
+    rule = load("compiler.allocate", config.density_allocation if density < 1 else UNIFORM)
+    spec, known = inputs.model.spec, _Known(config, inputs, method)
+    if config.density_allocation != UNIFORM:
+        known.refuse_two_divisions(density)
+    task = Task(
+        density=density,
+        num_layers=spec.num_hidden_layers,
+        num_units={family: num_units(family, spec) for family in method.unit_bytes},
+        unit_bytes=method.unit_bytes,
+        own=known.own,
+        magnitudes=known.magnitudes,
+        losses=lambda: known.losses,
+    )
+    shares = rule.densities(task)
+    return {
+        family: tuple(shares[layer, family] for layer in range(spec.num_hidden_layers)) for family in method.unit_bytes
+    }
+
+
+class _Known:
+    """What rules ask for, made when they do."""
+
+    def __init__(self, config: AllocationConfig, inputs: Inputs, method: Method) -> None:
+        self._config, self._inputs, self._method = config, inputs, method
+
+    def own(self, density: float) -> Mapping[str, float]:
+        """Density of each family as the selector divides it; the same for all where it does not."""
+        selector, families = self._method.selector, self._method.unit_bytes
+        if selector.densities(self._inputs.activations.exact_zeros) != "divided":
+            return dict.fromkeys(families, density)
+        return selector.divide(density, self._inputs.model.spec, self._method.options)
+
+    def refuse_two_divisions(self, density: float) -> None:
+        """Options that fix the division leave nothing to a rule.
+
+        Raises:
+            ColdpressError: if there are such.
+        """
+        without = replace(self._method, options=self._method.selector.Options())
+        if self.own(density) != _Known(self._config, self._inputs, without).own(density):
+            raise ColdpressError(
+                f"the options of method {self._method.name} say how its density is divided, and "
+                f"density_allocation={self._config.density_allocation} would divide it again; leave one of them out"
+            )
+
+    @functools.cached_property
+    def statistics(self) -> dict[Key, UnitStatistics]:
+        """What the selector is fitted to."""
+        return self._method.statistics(self._inputs)
+
+    @functools.cache  # noqa: B019 - it lives as long as its rule runs
+    def magnitudes(self, key: Key) -> Magnitudes:
+        """Of a family of a layer."""
+        return Magnitudes(self.statistics[key], f"layer {key[0]}, family {key[1]}")
+
+    @functools.cached_property
+    def losses(self) -> MeasuredLosses:
+        """The model under the selector.
+
+        Raises:
+            ColdpressError: if there is no text.
+        """
+        inputs, selector = self._inputs, self._method.selector
+        if inputs.corpus is None:
+            raise ColdpressError(
+                f"density_allocation={self._config.density_allocation} measures what densities cost on text, and no "
+                "corpus was given; give --corpus, or use density_allocation=uniform"
+            )
+
+        def fit(key: Key, share: float) -> Mapping[str, np.ndarray]:
+            units = num_units(key[1], inputs.model.spec)
+            return selector.fit(units, share, self.statistics[key], self._method.options)
+
+        blocks = [load_arrays(inputs.corpus.split(name).arrays)["tokens"] for name in ("calibration", "validation")]
+        count = max(1, self._config.allocation_tokens // blocks[0].shape[1])
+        stream, _ = stream_of(self._config, inputs.model, inputs.threads)
+        return MeasuredLosses(stream, selector, fit, blocks[0][:count], blocks[1][:count], inputs.work)

@@ -1,0 +1,245 @@
+"""Density allocation: a rule's shares are whole units of the asked bytes, and cost less than the same for all."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from compiler import ingest
+from compiler._io import Workspace, save_arrays
+from compiler.activity.calibration_pass import PassConfig, count_activity
+from compiler.activity.choice import selector_arrays
+from compiler.activity.forward import LayerStream
+from compiler.activity.layer_counts import Activity
+from compiler.allocate import AllocateConfig, greedy, run, uniform
+from compiler.allocate._losses import MeasuredLosses
+from compiler.allocate._magnitudes import Magnitudes
+from compiler.allocate._task import Key, Shares
+from compiler.ingest import IngestConfig
+from runtime.sparsity import topk
+from schemas.activations import Activations
+from schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
+from schemas.errors import ColdpressError
+from schemas.families import num_units
+from schemas.model import Model
+from schemas.sparsity import Sparsity
+from tests.support.allocation import magnitudes_of, separable, task_of, used_bytes
+from tests.support.models import write_model
+from tests.support.statistics import device_of
+
+LAYERS = 3
+FAMILIES = ("mlp_in", "mlp_mid")
+RNG = np.random.default_rng(5)
+TOKENS: dict[Split, np.ndarray] = {split: RNG.integers(0, 384, (4, 24)).astype(np.int32) for split in SPLITS}
+
+
+def test_magnitudes_are_those_of_the_entries() -> None:
+    values = RNG.normal(size=3000)
+    found, ranked = magnitudes_of(values), np.sort(np.abs(values))[::-1]
+    for share in (0.1, 0.5, 0.9):
+        level = ranked[int(share * ranked.size)]
+        assert found.share_above(level) == pytest.approx(share, abs=1e-3)
+        assert found.level(share) == pytest.approx(level, rel=1e-2)
+    expected = (ranked[300:1500] ** 2).sum() / ranked.size
+    assert found.squares_between(0.1, 0.5) == pytest.approx(expected, rel=1e-2)
+    with pytest.raises(ColdpressError, match="layer 3: no magnitudes in the statistics"):
+        Magnitudes({}, "layer 3")
+
+
+@pytest.mark.parametrize("density", [0.03, 0.3, 0.5, 0.97])
+def test_whole_units_meet_the_density_to_a_unit(density: float) -> None:
+    task = task_of(density, {"mlp_in": 64, "mlp_mid": 172}, {"mlp_in": 36, "mlp_mid": 18}, num_layers=5)
+    whole = used_bytes(task, dict.fromkeys(task.keys, 1.0))
+    for _ in range(20):
+        wanted = {key: min(1.0, density * RNG.uniform(0.5, 1.5)) for key in task.keys}
+        drift = density / task.mean(wanted)
+        found = task.whole_units({key: min(1.0, drift * share) for key, share in wanted.items()})
+        if max(wanted.values()) * drift <= 1:
+            assert abs(used_bytes(task, found) - density * whole) <= 36 / 2
+        for key, share in found.items():
+            units = share * task.num_units[key[1]]
+            assert units == pytest.approx(round(units))
+            assert 1 <= round(units) <= task.num_units[key[1]]
+
+
+def test_one_unit_each_is_the_least() -> None:
+    task = task_of(0.05, {"mlp_in": 10, "mlp_mid": 10}, {"mlp_in": 8, "mlp_mid": 8})
+    found = task.whole_units({(0, "mlp_in"): 0.2, (0, "mlp_mid"): 0.0, (1, "mlp_in"): 0.0, (1, "mlp_mid"): 0.0})
+    assert set(found.values()) == {0.1}, "two units of forty were asked for, four are the least"
+
+
+@pytest.mark.parametrize("density", [0.3, 0.6])
+def test_greedy_is_near_the_best_of_all_divisions(density: float) -> None:
+    """All 30 ** 4 divisions into whole units, of which those count that take no more bytes."""
+    task, losses = separable(density, units=30)
+    found = greedy.densities(task)
+    counts = np.arange(1, 31)
+    axes = [np.moveaxis(counts.reshape(-1, 1, 1, 1), 0, place) for place in range(4)]
+    taken = sum(task.unit_bytes[key[1]] * axis for key, axis in zip(task.keys, axes, strict=True))
+    cost = sum(
+        np.array([losses.cost(key, count / 30) for count in counts])[axis - 1]
+        for key, axis in zip(task.keys, axes, strict=True)
+    )
+    best = float(np.where(np.asarray(taken) <= used_bytes(task, found) + 1e-6, cost, np.inf).min())
+    same = losses.on_validation(task.whole_units(uniform.densities(task)))
+    assert losses.on_validation(found) <= best + 0.05 * (same - best)
+    assert losses.asked <= 6 * 5, "a pass over four parts and the model as it stands, for each step"
+
+
+def test_greedy_takes_the_selector_s_own_division_where_that_is_better() -> None:
+    task, losses = separable(0.5, units=12)
+    own = task.whole_units(uniform.densities(task))
+    losses.on_validation = lambda shares: 1.0 + (shares != own)  # type: ignore[method-assign]
+    assert greedy.densities(task) == own
+
+
+def test_many_layers_are_measured_in_groups() -> None:
+    task = task_of(0.5, {"mlp_in": 8, "mlp_mid": 8}, {"mlp_in": 2, "mlp_mid": 1}, num_layers=40)
+    parts = greedy.parts_of(task)
+    assert sorted(key for part in parts for key in part) == sorted(task.keys)
+    assert len(parts) == 2 * 14
+    assert parts[0] == [(0, "mlp_in"), (1, "mlp_in"), (2, "mlp_in")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("allocation")
+    write_model(folder / "tiny", num_hidden_layers=LAYERS)
+    return ingest.run(IngestConfig(model=str(folder / "tiny")), Workspace(folder / "work", "test"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    parts = tuple(
+        TokenBlocks(
+            split=split,
+            arrays=save_arrays(folder / f"{split}.safetensors", {"tokens": tokens}),
+            num_blocks=len(tokens),
+            block_tokens=tokens.shape[1],
+        )
+        for split, tokens in TOKENS.items()
+    )
+    return Corpus(name="test", text_sha256="0" * 64, splits=parts)
+
+
+@pytest.fixture(scope="module")
+def activations(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Activations:
+    work = Workspace(tmp_path_factory.mktemp("activations"), "test")
+    return count_activity(PassConfig(), model, corpus, FAMILIES, Activity(frozenset()), work, 1)
+
+
+def by_hand(model: Model, shares: Shares, tokens: np.ndarray) -> float:
+    """transformers' own model, whole and with the largest entries alone, and the divergence of the two."""
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    ids = torch.from_numpy(tokens.astype(np.int64))
+
+    def keep(family: str, layer: int) -> Any:
+        def hook(_module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+            (signal,) = inputs
+            count = round(shares[layer, family] * signal.shape[-1])
+            kept = signal.abs().topk(count, dim=-1).indices
+            return (torch.zeros_like(signal).scatter(-1, kept, signal.gather(-1, kept)),)
+
+        return hook
+
+    with torch.no_grad():
+        whole = source(ids).logits.log_softmax(-1)
+        for layer, block in enumerate(source.model.layers):
+            block.mlp.register_forward_pre_hook(keep("mlp_in", layer))
+            block.mlp.down_proj.register_forward_pre_hook(keep("mlp_mid", layer))
+        pruned = source(ids).logits.log_softmax(-1)
+    return float((whole.exp() * (whole - pruned)).sum(-1).mean())
+
+
+def losses_of(model: Model, work: Path) -> MeasuredLosses:
+    def fit(key: Key, share: float) -> dict[str, np.ndarray]:
+        return topk.fit(num_units(key[1], model.spec), share, {}, topk.Options())
+
+    space = Workspace(work, "test")
+    return MeasuredLosses(LayerStream(model), topk, fit, TOKENS["calibration"], TOKENS["validation"], space)
+
+
+def test_losses_are_divergences_of_transformers_own_model(model: Model, tmp_path: Path) -> None:
+    base = {(layer, family): 0.75 for layer in range(LAYERS) for family in FAMILIES}
+    variants = [base, {**base, (2, "mlp_mid"): 0.25}, {**base, (0, "mlp_in"): 0.25}, {**base, (1, "mlp_in"): 0.5}]
+    losses = losses_of(model, tmp_path)
+    found = losses.of(variants)
+    for shares, loss in zip(variants, found, strict=True):
+        assert loss == pytest.approx(by_hand(model, shares, TOKENS["calibration"]), rel=1e-3)
+    assert losses.on_validation(base) == pytest.approx(by_hand(model, base, TOKENS["validation"]), rel=1e-3)
+    assert found != losses_of(model, tmp_path / "other").of(variants[1:])
+    resumed = losses_of(model, tmp_path)
+    resumed._measured = None  # type: ignore[assignment]
+    assert resumed.of(variants) == found, "what was measured before an interruption is not measured again"
+
+
+def allocate(
+    model: Model, activations: Activations, corpus: Corpus | None, folder: Path, threads: int = 1, **settings: Any
+) -> Sparsity:
+    values = {"format": "fp16", "dram_budget": "80%", "context_length": 64, "density": 0.4, "method": "topk"}
+    config = AllocateConfig(**(values | {"density_allocation": "greedy", "allocation_tokens": 48} | settings))
+    return run(config, model, activations, device_of(), Workspace(folder, config.to_json()), corpus, threads)
+
+
+@pytest.mark.parametrize("method", ["topk", "dip", "wina"])
+def test_the_stage_allocates_what_was_asked_for(
+    model: Model, activations: Activations, corpus: Corpus, tmp_path: Path, method: str
+) -> None:
+    found = allocate(model, activations, corpus, tmp_path / "one", method=method)
+    shares = {(layer, family): found.density(family, layer) for layer in range(LAYERS) for family in FAMILIES}
+    units = {family: num_units(family, model.spec) for family in FAMILIES}
+    weights = {"mlp_in": 2 * units["mlp_in"] * units["mlp_mid"], "mlp_mid": units["mlp_in"] * units["mlp_mid"]}
+    mean = sum(weights[family] * share for (_, family), share in shares.items()) / (LAYERS * sum(weights.values()))
+    assert mean == pytest.approx(0.4, abs=1 / units["mlp_in"] / LAYERS)
+    kept = selector_arrays(found)
+    assert {key: int(kept[key]["num_selected"][0]) for key in shares} == {
+        key: round(share * units[key[1]]) for key, share in shares.items()
+    }
+    assert found == allocate(model, activations, corpus, tmp_path / "two", threads=2, method=method).model_copy(
+        update={"arrays": found.arrays}
+    )
+
+
+def test_what_greedy_finds_costs_less_than_the_same_for_all(
+    model: Model, activations: Activations, corpus: Corpus, tmp_path: Path
+) -> None:
+    found = allocate(model, activations, corpus, tmp_path / "greedy", density=0.3)
+    same = allocate(model, activations, None, tmp_path / "same", density=0.3, density_allocation="uniform")
+    costs = [
+        by_hand(model, {(n, f): sparsity.density(f, n) for n in range(LAYERS) for f in FAMILIES}, TOKENS["validation"])
+        for sparsity in (found, same)
+    ]
+    assert costs[0] < costs[1]
+
+
+def test_auto_allocates_for_the_method_that_it_takes(
+    model: Model, activations: Activations, corpus: Corpus, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"method": "auto", "density": 0.1, "dram_budget": "60%"}
+    found = allocate(model, activations, corpus, tmp_path / "auto", **settings)
+    assert [entry.method for entry in found.tried] == ["dense", "topk"]
+    if found.method == "topk":
+        assert len(set(found.densities[0].per_layer)) > 1
+
+
+def test_nothing_is_measured_where_nothing_is_left_out(model: Model, activations: Activations, tmp_path: Path) -> None:
+    whole = allocate(model, activations, None, tmp_path / "whole", density=1.0)
+    assert whole.is_whole
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "measures what densities cost on text, and no corpus was given"),
+        ({"method": "dip", "options": {"input_density": 0.5}}, "options of method dip say how its density is divided"),
+    ],
+)
+def test_what_does_not_go_together(
+    model: Model, activations: Activations, tmp_path: Path, settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ColdpressError, match=text):
+        allocate(model, activations, None, tmp_path / "refused", **settings)
