@@ -192,7 +192,7 @@ def test_flags_are_quoted_and_leave_out_what_nobody_said() -> None:
     assert shlex.split(flags)[:2] == ["--seed", "0"]
     assert "--corpus 'my texts.txt'" in flags
     assert shlex.split(flags)[-2:] == ["--more", '{"a": 1}']
-    assert "--density" not in settings.flags(built, "allocate")
+    assert "--density " not in settings.flags(built, "allocate")
 
 
 def test_every_setting_is_resolved_and_nothing_else_is_accepted() -> None:

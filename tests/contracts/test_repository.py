@@ -14,8 +14,8 @@ from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
 WITHOUT_TORCH = ("order", "place", "quantize", "layout", "package", "verify", "report", "allocate")
-TORCH_ON_REQUEST = {"order": {"_coactivation.py"}}
-"""Counting on a GPU (counting=gpu)."""
+TORCH_ON_REQUEST = {"order": {"_coactivation.py"}, "allocate": {"_losses.py"}}
+"""Counting on a GPU (counting=gpu); rules of density_allocation that run the model."""
 
 
 def module_of(stage: str) -> Path:
