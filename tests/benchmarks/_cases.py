@@ -60,6 +60,19 @@ class Case:
         return Corpus(name="benchmark", text_sha256="0" * 64, splits=splits)
 
 
+class Replaced(LayerStream):
+    """A model whose matrices are replaced, by role, as they are read."""
+
+    def __init__(self, model: Model, matrices: Mapping[str, np.ndarray], threads: int) -> None:
+        super().__init__(model, threads)
+        self._matrices = matrices
+
+    def _of_role(self, role: str):
+        import torch
+
+        return torch.from_numpy(self._matrices[role]) if role in self._matrices else super()._of_role(role)
+
+
 def case_of(name: str, folder: Path, parts: Parts) -> Case:
     """The model, and its text in blocks."""
     source = _data() / "models" / name

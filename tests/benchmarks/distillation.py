@@ -30,9 +30,9 @@ from runtime._plugins import load, options_of
 from schemas.families import num_units
 from schemas.model import Model
 from schemas.sparsity import Sparsity
-from tests.benchmarks._cases import MODELS, Case, Parts, case_of
+from tests.benchmarks._cases import MODELS, Case, Parts, Replaced, case_of
 from tests.benchmarks._report import finish, show
-from tests.benchmarks.quantization import Rounded, matrices_of
+from tests.benchmarks.quantization import matrices_of
 from tests.support.statistics import sparsity_of
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
@@ -76,7 +76,7 @@ def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
     """Sparsity -> perplexity on test text, 0 being dense."""
     stream = LayerStream(model, case.stream.threads)
     if rounded:
-        stream = Rounded(model, _rounded(case, model))
+        stream = Replaced(model, _rounded(case, model), case.stream.threads)
     nll, count = stream.nll(case.splits["test"])
     found = {0.0: math.exp(nll / count)}
     selector = load("runtime.sparsity", "topk")

@@ -35,6 +35,7 @@ from schemas.importance import Importance
 from schemas.model import Model
 from schemas.quantized import LayerCodes
 from schemas.sparsity import Sparsity
+from tests.benchmarks._cases import Replaced
 from tests.benchmarks._report import finish, show
 from tests.benchmarks.gates import MODELS
 from tests.support.data import find_data_folder
@@ -71,19 +72,6 @@ def prepare(model: str, folder: Path, test_tokens: int) -> dict[float, tuple[Mod
             load_record(built / f"pixel6+{label}" / "allocate.json", Sparsity),
         )
     return found
-
-
-class Rounded(LayerStream):
-    """A model whose matrices are replaced, by role, as they are read."""
-
-    def __init__(self, model: Model, matrices: dict[str, np.ndarray]) -> None:
-        super().__init__(model, threads=1)
-        self._matrices = matrices
-
-    def _of_role(self, role: str):
-        import torch
-
-        return torch.from_numpy(self._matrices[role]) if role in self._matrices else super()._of_role(role)
 
 
 def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator[tuple[str, np.ndarray]]:
@@ -185,7 +173,7 @@ def measure(model: str, folder: Path, test_tokens: int) -> Iterator[Row]:
                 known = (grams, weights if label == WEIGHTED else None)
                 made = quantize.run(QuantizeConfig(algorithm=algorithm), source, in_format, layers, space, *known)
                 matrices = dict(pair for layer in made.layers for pair in matrices_of(layer, in_format, source))
-                nll, divergence = score(Rounded(source, matrices))
+                nll, divergence = score(Replaced(source, matrices, 1))
                 nearest = nll if nearest is None else nearest
                 row = {"model": model, "format": code, "algorithm": label, "density": density}
                 row |= {"ppl": math.exp(nll.mean()), "ppl_source": unrounded}

@@ -1,35 +1,43 @@
 """Perplexity of every selector at equal density of the MLP, in the form of DIP's Table 1.
 
-`python -m tests.benchmarks.sparsity [--models prose7m …] [--methods dip …] [--lora-steps N] [--fit]`. Density counts
+`python -m tests.benchmarks.sparsity [--models prose7m …] [--methods DIP …] [--densities 0.5 …] [--fit]`. Density counts
 all matrices of the MLP: a method that needs the gate in full spends a third of it there. Thresholds and norms are
 fitted on calibration text; what is scored is test text. `--fit` searches DIP's division of densities (B.1) on
 validation text instead and prints the line through the best ones. DIP and CATS are shown with adapters, too, which the
-build's own `distill` trains on text of their own. The last line is {rows: [{model, method, lora, density, ppl}]}, where
-`density` is what the text used; `asked` is what was asked for.
+build's own `distill` trains on text of their own. Two rows are no selectors, but weights that no token uses. The last
+line is {rows: [{model, method, lora, density, ppl, task_accuracy}]}, where `density` is what the text used, `asked` is
+what was asked for, and `task_accuracy` is null for models that no task is for.
 """
 
 import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from compiler import distill
-from compiler._io import Workspace, save_arrays
+from compiler import distill, gram
+from compiler._io import Workspace, load_arrays, save_arrays
 from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.forward import LayerStream
 from compiler.activity.layer_counts import Activity
 from compiler.activity.unit_statistics import all_statistics, fit_all
 from compiler.distill import DistillConfig
 from compiler.evaluate import Score, Sparse, evaluate
+from compiler.gram import GramConfig
+from compiler.tasks import Encode, Item, read_items, right_answers
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
+from schemas.gram import INPUT_OF
+from schemas.model import MLP_ROLES
 from schemas.sparsity import Sparsity
-from tests.benchmarks._cases import MODELS, Case, Parts, case_of
+from tests.benchmarks._cases import MODELS, Case, Parts, Replaced, case_of
+from tests.benchmarks._pruning import pruned
 from tests.benchmarks._report import finish, show
 from tests.support.statistics import sparsity_of
 
@@ -60,6 +68,51 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "DIP": ("dip", {}),
 }
 """Row -> the selector and its options."""
+STATIC = {"Wanda, unstructured": False, "Wanda, 2:4": True}
+"""Rows that are no selectors: weights left out for all tokens alike; whether two of four are kept."""
+STATIC_DENSITY = 0.5
+"""Of 2:4."""
+TASKS = {"tinystories": "tinystories_cloze"}
+"""Corpus -> the task that models of it are asked. Of WikiText there is none that a small model can answer."""
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is scored: a model, and what is left out of it."""
+
+    stream: LayerStream
+    sparse: Sparse | None
+    density: float = 1.0
+    """Of the MLP, where no selector says it."""
+
+    def score(self, tokens: np.ndarray) -> tuple[float, int, float]:
+        """(nats, number of predicted tokens, density of the MLP) of blocks."""
+        if self.sparse is None:
+            return *self.stream.nll(tokens), self.density
+        found = evaluate(self.stream, tokens, self.sparse)
+        return found.nll, found.num_predicted, found.mlp_density
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A task that a model of such text can answer."""
+
+    items: Sequence[Item]
+    encode: Encode
+
+    @staticmethod
+    def of(case: Case, count: int) -> "Questions | None":
+        """The first `count` items; None where there is no task for the model's text."""
+        if MODELS[case.name] not in TASKS or not count:
+            return None
+        items = read_items(case.source.parents[1] / "tasks" / TASKS[MODELS[case.name]] / "eval.jsonl")
+        tokenizer = Tokenizer.from_file(str(case.source / "tokenizer.json"))
+        return Questions(items[:count], lambda text: tokenizer.encode(text).ids)
+
+    def accuracy(self, found: Contender) -> float:
+        """Share of right answers."""
+        return float(right_answers(found.stream, self.items, self.encode, found.sparse).mean())
 
 
 def calibrated(case: Case, folder: Path) -> Activations:
@@ -105,8 +158,10 @@ def score(
     return None if found is None else evaluate(case.stream, case.splits[split], found[0])
 
 
-def adapted(case: Case, activations: Activations, label: str, density: float, folder: Path, steps: int) -> Score | None:
-    """As `score` on test text, of the model whose pruned matrices were adapted (DIP 4), by the build's own stage."""
+def adapted(
+    case: Case, activations: Activations, label: str, density: float, folder: Path, steps: int
+) -> Contender | None:
+    """The model whose pruned matrices were adapted (DIP 4), by the build's own stage, under the method."""
     found = chosen(case, activations, *METHODS[label], density)
     if found is None:
         return None
@@ -116,27 +171,63 @@ def adapted(case: Case, activations: Activations, label: str, density: float, fo
     config = DistillConfig(recipe="lora", steps=steps, learning_rate=LORA_RATE, dense_share=0.0, compute_device="cpu")
     work = Workspace(folder / f"{label}-{density}", "benchmark")
     student = distill.run(config, case.model, case.corpus("training"), sparsity, work, case.stream.threads)
-    return evaluate(LayerStream(student, case.stream.threads), case.splits["test"], sparse)
+    return Contender(LayerStream(student, case.stream.threads), sparse)
 
 
-def rows_of(
-    name: str, case: Case, activations: Activations, methods: list[str], folder: Path, lora_steps: int
-) -> Iterator[dict[str, Any]]:
+def norms_of(case: Case, folder: Path) -> dict[str, np.ndarray]:
+    """Role -> norms of the inputs of the MLPs' matrices on calibration text, float32 [inputs]."""
+    whole = sparsity_of("dense", {"neuron": (1.0,) * case.model.spec.num_hidden_layers})
+    work = Workspace(folder / "gram", "benchmark")
+    grams = gram.run(GramConfig(), case.model, case.corpus(), whole, work, case.stream.threads)
+    found = {}
+    for layer in grams.layers:
+        arrays = load_arrays(layer.arrays)
+        for role in MLP_ROLES:
+            found[f"layers.{layer.layer}.{role}.weight"] = np.sqrt(np.diag(arrays[INPUT_OF[role]]))
+    return found
+
+
+def contenders(
+    case: Case, activations: Activations, label: str, density: float, folder: Path, lora_steps: int
+) -> Iterator[tuple[bool, Contender]]:
+    """(whether adapters help, what is scored) of a selector's row at a density; nothing where it is out of reach."""
+    found = chosen(case, activations, *METHODS[label], density)
+    if found is not None:
+        yield False, Contender(case.stream, found[0])
+    if label in ADAPTED and lora_steps:
+        helped = adapted(case, activations, label, density, folder, lora_steps)
+        if helped is not None:
+            yield True, helped
+
+
+def static(case: Case, norms: Mapping[str, np.ndarray], label: str, density: float) -> Iterator[tuple[bool, Contender]]:
+    """As `contenders`, of a row that is no selector."""
+    if density == STATIC_DENSITY or not STATIC[label]:
+        matrices = pruned(case.model, norms, density, STATIC[label])
+        yield False, Contender(Replaced(case.model, matrices, case.stream.threads), None, density)
+
+
+def rows_of(case: Case, activations: Activations, folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     """A row per method and density, with and without adapters, the dense model first."""
-    nll, count = case.stream.nll(case.splits["test"])
-    common = {"model": name, "lora": False}
-    yield {**common, "method": "dense", "asked": 1.0, "density": 1.0, "ppl": math.exp(nll / count)}
-    for label in methods:
-        for density in DENSITIES:
-            scores = {False: score(case, activations, *METHODS[label], density, "test")}
-            if label in ADAPTED and lora_steps:
-                scores[True] = adapted(case, activations, label, density, folder, lora_steps)
-            for lora, found in scores.items():
-                if found is not None:
-                    row = {"model": name, "method": label, "lora": lora, "asked": density}
-                    row |= {"density": found.mlp_density, "ppl": found.ppl}
-                    print(json.dumps(row), flush=True)
-                    yield row
+    questions = Questions.of(case, arguments.items)
+    yield _row(case, "dense", False, 1.0, Contender(case.stream, None), questions)
+    norms = norms_of(case, folder) if set(STATIC) & set(arguments.methods) else {}
+    for label in arguments.methods:
+        for density in arguments.densities:
+            if label in STATIC:
+                scored = static(case, norms, label, density)
+            else:
+                scored = contenders(case, activations, label, density, folder, arguments.lora_steps)
+            for lora, found in scored:
+                yield _row(case, label, lora, density, found, questions)
+
+
+def _row(case: Case, label: str, lora: bool, asked: float, found: Contender, questions: Questions | None) -> Row:
+    nll, count, density = found.score(case.splits["test"])
+    row: Row = {"model": case.name, "method": label, "lora": lora, "asked": asked, "density": density}
+    row |= {"ppl": math.exp(nll / count), "task_accuracy": questions.accuracy(found) if questions else None}
+    print(json.dumps(row), flush=True)
+    return row
 
 
 def fit_dip(case: Case, activations: Activations) -> dict[str, Any]:
@@ -164,7 +255,10 @@ def main() -> None:
     """Prints the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(MODELS))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    rows_known = [*METHODS, *STATIC]
+    parser.add_argument("--methods", nargs="+", default=rows_known, choices=rows_known, metavar="METHOD")
+    parser.add_argument("--densities", nargs="+", type=float, default=list(DENSITIES), metavar="X")
+    parser.add_argument("--items", type=int, default=200, metavar="N", help="questions of the task; 0: none are asked")
     parser.add_argument("--lora-steps", type=int, default=60, metavar="N", help="updates of adapters; 0: none")
     parser.add_argument("--fit", action="store_true", help="search DIP's division of densities on validation text")
     arguments = parser.parse_args()
@@ -177,16 +271,19 @@ def main() -> None:
             if arguments.fit:
                 fitted[name] = fit_dip(case, activations)
             else:
-                rows += rows_of(name, case, activations, arguments.methods, Path(folder), arguments.lora_steps)
+                rows += rows_of(case, activations, Path(folder), arguments)
     if arguments.fit:
         finish(fitted)
         return
     for row in rows:
         row["label"] = row["method"] + (" + LoRA" if row["lora"] else "")
-    cells = {(row["model"], row["label"], row["asked"]): row["ppl"] for row in rows}
-    found = dict.fromkeys((row["model"], row["label"]) for row in rows)
-    table = [[*key, *(cells.get((*key, at), cells.get((*key, 1.0), math.nan)) for at in DENSITIES)] for key in found]
-    show("perplexity on test text, by density of the MLP", ["model", "method", *map(str, DENSITIES)], table)
+    found, columns = dict.fromkeys((row["model"], row["label"]) for row in rows), arguments.densities
+    for figure, title in (("ppl", "perplexity on test text"), ("task_accuracy", "share of right answers")):
+        cells = {(row["model"], row["label"], row["asked"]): row[figure] for row in rows}
+        table = [
+            [*key, *(cells.get((*key, at), cells.get((*key, 1.0))) for at in arguments.densities)] for key in found
+        ]
+        show(f"{title}, by density of the MLP", ["model", "method", *map(str, columns)], table)
     finish({"rows": rows})
 
 
