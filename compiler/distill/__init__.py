@@ -89,7 +89,7 @@ def run(
     at_once = threads if device == "cpu" else 1
     shapes = {role: source.shape for role, source in model.tensors.items()}
     block_tokens = corpus.split("calibration").block_tokens
-    size = Size(model.spec, shapes, sparsity.families, block_tokens, at_once, _weight_bytes(model))
+    size = Size(model.spec, shapes, sparsity.families, block_tokens, at_once, _weight_bytes(model), sparsity.format)
     _check_memory(config, size, device)
     from compiler.distill._lesson import Task
     from compiler.distill._source import Source

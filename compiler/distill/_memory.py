@@ -6,15 +6,17 @@ With H the hidden size, F the intermediate size, V the vocabulary and T tokens o
     between layers     T H of each where layers run again
     logits             6 T V: the teacher's and the student's, their logarithms, and the gradient
 
-in float32; where weights are kept in fewer bytes, a layer's matrices or the head once more, as they are widened when
-they are used. Writing the result holds a layer in float32 twice: its tensors, and their bytes.
+in float32; where an option rounds adapters in the loop, codes of all layers; where weights are kept in fewer bytes, a
+layer's matrices or the head once more, as they are widened when they are used. Writing the result holds a layer in
+float32 twice: its tensors, and their bytes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from schemas.families import FamilyName
+from runtime._plugins import load
+from schemas.families import FamilyName, FormatName
 from schemas.model import ModelSpec
 
 KEPT_BYTES = 1 << 30
@@ -36,6 +38,8 @@ class Size:
     """Blocks that run at a time."""
     weight_bytes: int
     """Of all tensors as they are stored."""
+    format: FormatName
+    """That the build will hold weights in."""
 
     @property
     def num_parameters(self) -> int:
@@ -65,6 +69,13 @@ class Size:
         logits = 6 * 4 * self.block_tokens * spec.vocab_size
         wide = 4 * max(self._layer_parameters, spec.vocab_size * spec.hidden_size) if widened else 0
         return kept + logits + wide
+
+    @property
+    def code_bytes(self) -> int:
+        """Of the layers' matrices in the build's format, rounded up to whole groups."""
+        nbytes = load("runtime.quantization", self.format).nbytes
+        matrices = (shape for role, shape in self.shapes.items() if role.startswith("layers.") and len(shape) > 1)
+        return sum(max(rows * nbytes(columns), columns * nbytes(rows)) for rows, columns in matrices)
 
     @property
     def writing_bytes(self) -> int:

@@ -15,61 +15,74 @@ from schemas.sparsity import Sparsity
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Rows of a tensor that hold one role, and whether its slices are columns."""
+class Stored:
+    """How one of transformers' matrices is stored: of each role that it holds, along rows or columns."""
 
-    parameter: nn.Parameter
-    start: int
-    stop: int
-    by_columns: bool
+    parts: tuple[tuple[int, int, bool], ...]
+    """(first row, row behind the last, whether its slices are columns)."""
+    format: str
+
+    def encode(self, values: torch.Tensor) -> list[np.ndarray]:
+        """Codes of each part, from float32 [rows, columns]."""
+        kept = load("runtime.quantization", self.format)
+        found = values.detach().cpu().numpy()
+        return [
+            kept.encode(np.ascontiguousarray(found[start:stop].T if by_columns else found[start:stop]))
+            for start, stop, by_columns in self.parts
+        ]
+
+    def decode(self, codes: list[np.ndarray], num_columns: int, device: torch.device) -> torch.Tensor:
+        """What codes say, float32 [rows, num_columns]."""
+        kept = load("runtime.quantization", self.format)
+        found = []
+        for (start, stop, by_columns), part in zip(self.parts, codes, strict=True):
+            values = kept.decode(part, stop - start if by_columns else num_columns)
+            found.append(torch.from_numpy(values.T if by_columns else values))
+        return torch.cat(found).to(device)
+
+
+def stored_matrices(source: Source, sparsity: Sparsity) -> dict[str, Stored]:
+    """The matrices of all layers by transformers' names; embeddings and head are none of them."""
+    columns = {
+        piece.role
+        for family in sparsity.families
+        for piece in slices(family, source.model.spec)
+        if piece.axis == "column"
+    }
+    found: dict[str, Stored] = {}
+    for name, roles in source.names.items():
+        shapes = [source.model.tensors[role].shape for role in roles]
+        if len(shapes[0]) < 2 or not roles[0].startswith("layers."):
+            continue
+        stops = np.cumsum([shape[0] for shape in shapes]).tolist()
+        parts = tuple(
+            (stop - shape[0], stop, role.split(".")[-2] in columns)
+            for role, shape, stop in zip(roles, shapes, stops, strict=True)
+        )
+        found[name] = Stored(parts, sparsity.format)
+    return found
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The matrices of all layers as a format holds them, each along the slices that it is stored in."""
+    """Parameters as a format holds them."""
 
-    parts: tuple[_Part, ...]
-    format: str
+    matrices: tuple[tuple[nn.Parameter, Stored], ...]
 
     @staticmethod
     def of(student: nn.Module, source: Source, sparsity: Sparsity) -> "Rounding":
         """Of a student whose names are those of `source`."""
-        columns = {
-            piece.role
-            for family in sparsity.families
-            for piece in slices(family, source.model.spec)
-            if piece.axis == "column"
-        }
-        parts: list[_Part] = []
-        for name, roles in source.names.items():
-            parameter = student.get_parameter(name)
-            if parameter.ndim < 2 or not roles[0].startswith("layers."):
-                continue
-            start = 0
-            for role in roles:
-                stop = start + source.model.tensors[role].shape[0]
-                parts.append(_Part(parameter, start, stop, role.split(".")[-2] in columns))
-                start = stop
-        return Rounding(tuple(parts), sparsity.format)
+        stored = stored_matrices(source, sparsity)
+        return Rounding(tuple((student.get_parameter(name), how) for name, how in stored.items()))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Weights are rounded inside, and themselves again after it."""
-        parameters = {id(part.parameter): part.parameter for part in self.parts}.values()
-        exact = [parameter.data for parameter in parameters]
+        exact = [parameter.data for parameter, _ in self.matrices]
         try:
-            for parameter in parameters:
-                parameter.data = parameter.data.clone()
-            for part in self.parts:
-                part.parameter.data[part.start : part.stop] = self._rounded(part)
+            for parameter, how in self.matrices:
+                parameter.data = how.decode(how.encode(parameter), parameter.shape[1], parameter.device)
             yield
         finally:
-            for parameter, values in zip(parameters, exact, strict=True):
+            for (parameter, _), values in zip(self.matrices, exact, strict=True):
                 parameter.data = values
-
-    def _rounded(self, part: _Part) -> torch.Tensor:
-        kept = load("runtime.quantization", self.format)
-        values = part.parameter.data[part.start : part.stop]
-        rows = np.ascontiguousarray((values.T if part.by_columns else values).cpu().numpy())
-        found = torch.from_numpy(kept.decode(kept.encode(rows), rows.shape[1]))
-        return (found.T if part.by_columns else found).to(values.device)

@@ -3,7 +3,8 @@
 W + A B takes W's place before inputs are selected, so a token reads as many columns as without, and the adapters are
 fused into the weights at the end. The teacher is the same model with adapters and masks off: there is one copy of the
 weights, in the dtype that they are stored in, and the backward pass runs each layer again. That is what fits a model of
-7 billion parameters into 24 GB.
+7 billion parameters into 24 GB. With `rounded=true` the student runs with the fused matrices as the build's format will
+hold them, and gradients pass straight through that.
 """
 
 from typing import TYPE_CHECKING
@@ -33,12 +34,15 @@ class Options(Record):
     lora_alpha: PositiveCount = Field(
         default=64, description="what adapters add is multiplied by lora_alpha / lora_rank"
     )
+    rounded: bool = Field(
+        default=False, description="true or false: whether the student runs with weights in the build's format"
+    )
 
 
 def ram_bytes(size: Size, options: Options) -> int:
     """Bytes of memory: the weights as stored, the adapters with a gradient for each block that runs, and the blocks."""
     adapters = _num_adapter_parameters(size, options)
-    copies = size.weight_bytes + (BYTES_PER_PARAMETER + 4 * size.threads) * adapters
+    copies = size.weight_bytes + (BYTES_PER_PARAMETER + 4 * size.threads) * adapters + size.code_bytes * options.rounded
     return copies + max(size.threads * size.running_bytes(widened=True), size.writing_bytes)
 
 
@@ -55,14 +59,19 @@ def _num_adapter_parameters(size: Size, options: Options) -> int:
 
 def prepare(task: "Task", options: Options) -> "Lesson":
     """One model with adapters and masks that can be turned off."""
-    from compiler.distill._lesson import Lesson
+    from compiler.distill._lesson import Lesson, as_it_is
     from compiler.distill._masks import Switch, attach
+    from compiler.distill._rounded_adapters import RoundedAdapters
+    from compiler.distill._rounding import stored_matrices
     from compiler.distill._source import recompute_layers
 
     source = task.source
     model = source.build(task.device, stored=True)
     adapted = _adapt(model, task, options)
     parameters = _adapters(model)
+    running = as_it_is
+    if options.rounded:
+        running = RoundedAdapters.of(model, stored_matrices(source, task.sparsity), ADAPTER).applied
     recompute_layers(model, source.modules)
     switch = Switch()
     attach(model, source.modules, task.masks, switch)
@@ -77,7 +86,15 @@ def prepare(task: "Task", options: Options) -> "Lesson":
         part = adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         return kept if part is None else kept.float() + part.get_delta_weight(ADAPTER).detach().cpu()
 
-    return Lesson(teacher=model, student=model, parameters=parameters, weight=weight, teach=teach, masks=switch)
+    return Lesson(
+        teacher=model,
+        student=model,
+        parameters=parameters,
+        weight=weight,
+        teach=teach,
+        running=running,
+        masks=switch,
+    )
 
 
 def _adapt(model: "nn.Module", task: "Task", options: Options) -> "dict[str, Linear]":

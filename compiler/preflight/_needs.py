@@ -177,7 +177,7 @@ def _distilled(build: Build) -> distill.Size:
     stored = 2 * build.model.num_parameters if build.weight_bytes is None else build.weight_bytes
     shapes = {role: tensor.shape for role, tensor in build.model.tensors.items()}
     threads = min(build.threads, PASS_THREADS)
-    return distill.Size(build.model.spec, shapes, build.families, build.block_tokens, threads, stored)
+    return distill.Size(build.model.spec, shapes, build.families, build.block_tokens, threads, stored, build.format)
 
 
 def _statistics_bytes(build: Build) -> int:

@@ -52,7 +52,7 @@ def one_step(checkpoint: Path, folder: Path, recipe: str) -> dict[str, Any]:
 
 def _both(model: Model, recipe: str, peak_bytes: int) -> dict[str, int]:
     shapes = {role: source.shape for role, source in model.tensors.items()}
-    size = Size(model.spec, shapes, FAMILIES, BLOCK_TOKENS, 1, 2 * model.num_parameters)
+    size = Size(model.spec, shapes, FAMILIES, BLOCK_TOKENS, 1, 2 * model.num_parameters, "fp16")
     return {"peak_bytes": peak_bytes, "counted_bytes": distill.ram_bytes(size, recipe, {})}
 
 

@@ -20,6 +20,7 @@ from runtime._plugins import load as plugin
 from runtime._plugins import names
 from runtime.quantization import int4_group32
 from schemas.errors import ColdpressError, UnknownNameError
+from schemas.families import FAMILIES
 from schemas.model import MLP_ROLES, Model
 from tests.support.distilling import LAYERS, QUICK, corpus_at, held_out_divergence, load, model_at, top_k
 from tests.support.statistics import model_of, workspace
@@ -91,6 +92,83 @@ def test_the_student_runs_with_rounded_weights_and_trains_its_own(tmp_path: Path
         assert not torch.equal(seen[at], value)
 
 
+@pytest.fixture(params=["llama", "phi3"])
+def rounded_lesson(request: pytest.FixtureRequest, tmp_path: Path):
+    """(lesson of `lora` with rounding, its source, its format's decision), with adapters that add something."""
+    model = model_at(tmp_path, request.param, dtype="float16")
+    sparsity = top_k(model, tmp_path).model_copy(update={"format": "int4_group32"})
+    recipe, source = plugin("compiler.distill", "lora"), Source.of(model)
+    options = recipe.Options(rounded=True, lora_rank=4, lora_alpha=8)
+    lesson = recipe.prepare(Task(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False), options)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in lesson.parameters:
+            parameter.copy_(0.05 * torch.randn_like(parameter))
+    return lesson, source, sparsity
+
+
+def rounded_role(values: np.ndarray, role: str, sparsity) -> np.ndarray:
+    """A matrix as rtn in int4 says it, along columns where the method prunes its inputs."""
+    columns = {
+        piece.role for family in sparsity.families for piece in FAMILIES[family].slices if piece.axis == "column"
+    }
+    rows = values.T if role.split(".")[-2] in columns else values
+    rows = np.ascontiguousarray(rows)
+    decoded = int4_group32.decode(int4_group32.encode(rows), rows.shape[1])
+    return decoded.T if role.split(".")[-2] in columns else decoded
+
+
+def fused_and_rounded(source: Source, weight, sparsity, name: str) -> torch.Tensor:
+    """One of transformers' tensors as the build will hold what `weight` gives, role by role."""
+    values, start, parts = weight(name).float().numpy(), 0, []
+    for role in source.names[name]:
+        stop = start + source.model.tensors[role].shape[0]
+        part = values[start:stop]
+        parts.append(rounded_role(part, role, sparsity) if part.ndim > 1 and role.startswith("layers.") else part)
+        start = stop
+    return torch.from_numpy(np.ascontiguousarray(np.concatenate(parts)))
+
+
+def test_adapters_run_fused_and_rounded_and_learn_straight_through(rounded_lesson) -> None:
+    """Logits are of a model that holds what rtn makes of the result; gradients are those of its weights, projected."""
+    lesson, source, sparsity = rounded_lesson
+    reference = source.build("cpu")
+    with torch.no_grad():
+        for name in source.names:
+            reference.get_parameter(name).copy_(fused_and_rounded(source, lesson.weight, sparsity, name))
+    block = torch.arange(12)[None] + 3
+    lesson.masks.on = False
+    with torch.no_grad():
+        dense = lesson.student(input_ids=block, use_cache=False).logits
+    with lesson.running():
+        logits = lesson.student(input_ids=block, use_cache=False).logits
+        gradients = torch.autograd.grad(logits.square().sum(), lesson.parameters)
+    expected = reference(input_ids=block, use_cache=False).logits
+    expected.square().sum().backward()
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    assert (logits - dense).abs().max() > 1e-3
+    named = {id(parameter): name for name, parameter in lesson.student.named_parameters()}
+    found = {named[id(parameter)]: gradient for parameter, gradient in zip(lesson.parameters, gradients, strict=True)}
+    for name, gradient in found.items():
+        if ".lora_B." in name:
+            whole = reference.get_parameter(name.replace(".lora_B.distill", "")).grad
+            down = dict(lesson.student.named_parameters())[name.replace("lora_B", "lora_A")]
+            torch.testing.assert_close(gradient, 2.0 * whole @ down.T, rtol=1e-3, atol=1e-4)
+    with torch.no_grad():
+        again = lesson.student(input_ids=block, use_cache=False).logits
+    assert torch.equal(again, dense), "outside, weights are themselves"
+
+
+def test_the_teacher_of_rounded_adapters_is_the_source(rounded_lesson) -> None:
+    lesson, source, _ = rounded_lesson
+    block = torch.arange(12)[None] + 3
+    lesson.teach(True)
+    with torch.no_grad():
+        found = lesson.teacher(input_ids=block, use_cache=False).logits
+        expected = source.build("cpu")(input_ids=block, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_loss_is_divergence_and_the_texts_own_tokens() -> None:
     p, q = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]), torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.2, 0.7]])
     block = torch.tensor([0, 1])
@@ -150,7 +228,7 @@ SEVEN_BILLION = {
 
 def size_of(model: Model, families: tuple[str, ...], block_tokens: int, threads: int, weight_bytes: int) -> Size:
     shapes = {role: source.shape for role, source in model.tensors.items()}
-    return Size(model.spec, shapes, families, block_tokens, threads, weight_bytes)
+    return Size(model.spec, shapes, families, block_tokens, threads, weight_bytes, "int4_group32")
 
 
 def test_seven_billion_parameters_fit_24_gb_with_adapters_only() -> None:
@@ -165,6 +243,9 @@ def test_seven_billion_parameters_fit_24_gb_with_adapters_only() -> None:
     assert whole > 7 * 4 * model.num_parameters  # teacher, student, gradients twice, two moments, the best
     assert distill.ram_bytes(replace(size, threads=2), "self", {}) > whole + 4 * model.num_parameters
     assert distill.ram_bytes(size, "self", {"rounded": True}) == whole + 4 * model.num_parameters
+    in_layers = model.num_parameters - 2 * 32000 * 4096 - 65 * 4096  # embeddings and head, norms
+    rounded = distill.ram_bytes(size, "lora", {"rounded": True})
+    assert rounded == distill.ram_bytes(size, "lora", {}) + in_layers * 18 // 32 < 24e9
     assert distill.disk_bytes(size, "lora", {}) == 4 * model.num_parameters + 2 * 4 * 4 * adapters
 
 
