@@ -12,6 +12,7 @@ has the value of the first term, sends to x what that sends, and to A and B what
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,8 @@ class RoundedAdapters:
                 self.codes.pop(name, None)
 
     def _forward(self, name: str, module: nn.Module, exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        how, base = self.matrices[name][1], module.get_base_layer() if isinstance(module, Linear) else module
+        how = self.matrices[name][1]
+        base: Any = module.get_base_layer() if isinstance(module, Linear) else module
 
         def forward(x: Tensor) -> Tensor:
             if not self.on:
@@ -80,4 +82,5 @@ class RoundedAdapters:
 
 def _weight(module: nn.Module) -> Tensor:
     """Of a matrix, or of what its adapters are on, as it is stored."""
-    return (module.get_base_layer() if isinstance(module, Linear) else module).weight
+    base: Any = module.get_base_layer() if isinstance(module, Linear) else module
+    return base.weight
