@@ -17,7 +17,7 @@ from compiler._shared_settings import DeviceSetting, SeedSetting
 from compiler.activity.forward import choose_device
 from compiler.checkpoint.tensors import stored_dtype
 from compiler.device import host
-from compiler.distill._memory import PROCESS_BYTES, Size
+from compiler.training.memory import PROCESS_BYTES, Size
 from runtime._plugins import load, options_of
 from runtime.artifact.tensor_header import ITEM_BYTES
 from runtime.quantities import show_bytes
@@ -91,10 +91,10 @@ def run(
     block_tokens = corpus.split("calibration").block_tokens
     size = Size(model.spec, shapes, sparsity.families, block_tokens, at_once, _weight_bytes(model), sparsity.format)
     _check_memory(config, size, device)
-    from compiler.distill._lesson import Task
-    from compiler.distill._source import Source
-    from compiler.distill._state import States
-    from compiler.distill._training import Schedule, train
+    from compiler.distill._task import Task
+    from compiler.training.loop import Schedule, train
+    from compiler.training.source import Source
+    from compiler.training.state import States
 
     source = Source.of(model)
     lesson = recipe.prepare(Task(source, sparsity, masks, config.seed, device, size.recompute), options)

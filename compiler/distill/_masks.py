@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from compiler.activity import taps
 from compiler.activity.choice import choice_of
 from compiler.architectures._common import Modules
-from compiler.distill._source import layers_of
+from compiler.training.lesson import Switch
+from compiler.training.source import layers_of
 from runtime._plugins import options_of
 from schemas.families import FAMILIES, Signal, num_units
 from schemas.model import ModelSpec
@@ -28,13 +29,6 @@ class Mask:
     layer: int
     signal: Signal
     kept: Kept
-
-
-@dataclass
-class Switch:
-    """Whether masks are on; the teacher may be the student without them."""
-
-    on: bool = True
 
 
 def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:

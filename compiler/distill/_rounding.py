@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compiler.distill._source import Source
+from compiler.training.source import Source
 from runtime._plugins import load
 from schemas.families import slices
 from schemas.sparsity import Sparsity

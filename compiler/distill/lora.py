@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from compiler.distill._memory import Size
+from compiler.training.memory import Size
 from schemas.base import PositiveCount, Record
 from schemas.families import slices
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from peft.tuners.lora import Linear
     from torch import Tensor, nn
 
-    from compiler.distill._lesson import Lesson, Task
+    from compiler.distill._task import Task
+    from compiler.training.lesson import Lesson
 
 BYTES_PER_PARAMETER = 4 * (1 + 1 + 2 + 1)
 """Of an adapter: itself, its gradient, Adam's two moments and the best so far."""
@@ -59,11 +60,11 @@ def _num_adapter_parameters(size: Size, options: Options) -> int:
 
 def prepare(task: "Task", options: Options) -> "Lesson":
     """One model with adapters and masks that can be turned off."""
-    from compiler.distill._lesson import Lesson, as_it_is
-    from compiler.distill._masks import Switch, attach
+    from compiler.distill._masks import attach
     from compiler.distill._rounded_adapters import RoundedAdapters
     from compiler.distill._rounding import stored_matrices
-    from compiler.distill._source import recompute_layers
+    from compiler.training.lesson import Lesson, Switch, as_it_is
+    from compiler.training.source import recompute_layers
 
     source = task.source
     model = source.build(task.device, stored=True)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from compiler.distill._memory import Size
+from compiler.training.memory import Size
 from schemas.base import Record
 
 if TYPE_CHECKING:
-    from compiler.distill._lesson import Lesson, Task
+    from compiler.distill._task import Task
+    from compiler.training.lesson import Lesson
 
 BYTES_PER_PARAMETER = 4 * (1 + 1 + 1 + 2 + 1)
 """Teacher, student, gradient, Adam's two moments and the best weights so far."""
@@ -48,10 +49,10 @@ def state_bytes(size: Size, options: Options) -> int:
 
 def prepare(task: "Task", options: Options) -> "Lesson":
     """Two models, the student with masks."""
-    from compiler.distill._lesson import Lesson, as_it_is
-    from compiler.distill._masks import Switch, attach
+    from compiler.distill._masks import attach
     from compiler.distill._rounding import Rounding
-    from compiler.distill._source import recompute_layers
+    from compiler.training.lesson import Lesson, Switch, as_it_is
+    from compiler.training.source import recompute_layers
 
     teacher, student = (task.source.build(task.device) for _ in range(2))
     teacher.requires_grad_(False)

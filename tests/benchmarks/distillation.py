@@ -113,10 +113,10 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
 
 def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
     """What the stage does, with no masks; all of it is kept, since its KL to the dense model can only grow."""
-    from compiler.distill._lesson import Task
-    from compiler.distill._source import Source
-    from compiler.distill._state import States
-    from compiler.distill._training import Schedule, train
+    from compiler.distill._task import Task
+    from compiler.training.loop import Schedule, train
+    from compiler.training.source import Source
+    from compiler.training.state import States
 
     recipe, source = load("compiler.distill", "self"), Source.of(case.model)
     options = recipe.Options(**VARIANTS["control"])

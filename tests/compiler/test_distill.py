@@ -110,7 +110,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_loaded(
     model = model_at(tmp_path)
     sparsity, corpus = top_k(model, tmp_path), corpus_at(tmp_path)
     monkeypatch.setattr(host, "free_dram_bytes", lambda: 1 << 20)
-    monkeypatch.setattr("compiler.distill._source.Source.build", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("compiler.training.source.Source.build", lambda *_: pytest.fail("loaded"))
     with pytest.raises(
         DoesNotFitError,
         match=rf"needs 7\d\d MB of memory for the {model.num_parameters:,} parameters of llama with recipe=self, "

@@ -11,11 +11,11 @@ from compiler import distill
 from compiler.checkpoint.headers import read_header
 from compiler.checkpoint.tensors import read_role, stored_dtype
 from compiler.distill import run
-from compiler.distill._lesson import Task
 from compiler.distill._masks import masks_of
-from compiler.distill._memory import Size
-from compiler.distill._source import Source
-from compiler.distill._training import loss_of
+from compiler.distill._task import Task
+from compiler.training.loop import loss_of
+from compiler.training.memory import Size
+from compiler.training.source import Source
 from runtime._plugins import load as plugin
 from runtime._plugins import names
 from runtime.quantization import int4_group32
@@ -264,17 +264,17 @@ def test_layers_that_run_again_change_no_bit(tmp_path: Path, monkeypatch: pytest
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     config, sparsity = QUICK.model_copy(update={"steps": 2}), top_k(model, tmp_path)
     kept = run(config, model, corpus, sparsity, workspace(tmp_path / "kept"), 1)
-    monkeypatch.setattr("compiler.distill._memory.KEPT_BYTES", 0)
+    monkeypatch.setattr("compiler.training.memory.KEPT_BYTES", 0)
     again = []
-    monkeypatch.setattr("compiler.distill._source.recompute_layers", _told(again))
+    monkeypatch.setattr("compiler.training.source.recompute_layers", _told(again))
     assert run(config, model, corpus, sparsity, workspace(tmp_path / "again"), 1).weights_sha256 == kept.weights_sha256
     assert again
 
 
 def _told(calls: list):
-    from compiler.distill import _source
+    from compiler.training import source
 
-    whole = _source.recompute_layers
+    whole = source.recompute_layers
 
     def recompute(*arguments) -> None:
         calls.append(arguments)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from compiler._io import Workspace
-from compiler.distill import _training, run
+from compiler.distill import run
+from compiler.training import loop
 from schemas.errors import ColdpressError
 from tests.support.distilling import QUICK, corpus_at, model_at, top_k
 from tests.support.statistics import workspace
@@ -72,7 +73,7 @@ def test_states_are_also_saved_between_evaluations(tmp_path: Path, monkeypatch: 
     sparsity = top_k(model, tmp_path)
     whole = run(SHORT, model, corpus, sparsity, workspace(tmp_path / "whole"), 1)
     with monkeypatch.context() as patched:
-        patched.setattr(_training, "STATE_S", 0.0)
+        patched.setattr(loop, "STATE_S", 0.0)
         patched.setattr(Workspace, "save", dying(3))
         with pytest.raises(Killed):
             run(SHORT, model, corpus, sparsity, workspace(tmp_path / "killed"), 1)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compiler.distill._lesson import Lesson
-from compiler.distill._state import Progress, States
+from compiler.training.lesson import Lesson
+from compiler.training.state import Progress, States
 from schemas.errors import ColdpressError
 from schemas.model import DistillationPoint
 

@@ -1,8 +1,4 @@
-"""What a recipe (a public file of this package) gives to the training loop, and what it is told.
-
-A recipe has `Options`, its settings; `ram_bytes(size, options)`, what it takes; `state_bytes(size, options)`, what an
-interrupted run leaves on disk; and `prepare(task, options) -> Lesson`.
-"""
+"""What the training loop is given: a student, its teacher, and what of the student may move."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -10,25 +6,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from compiler.distill._masks import Mask, Switch
-from compiler.distill._source import Source
-from schemas.sparsity import Sparsity
-
 as_it_is = nullcontext[None]
 """Nothing changes while the student runs."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """The model that is to be trained, and what will be left out of it."""
+@dataclass
+class Switch:
+    """Whether masks are on; the teacher may be the student without them."""
 
-    source: Source
-    sparsity: Sparsity
-    masks: tuple[Mask, ...]
-    seed: int
-    device: str
-    recompute: bool
-    """Whether the backward pass runs each layer again instead of keeping what is inside it."""
+    on: bool = True
 
 
 @dataclass(frozen=True)
