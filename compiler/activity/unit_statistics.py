@@ -57,6 +57,7 @@ def all_statistics(
     activations: Activations,
     families: Iterable[FamilyName],
     read_units: Mapping[str, np.ndarray] | None = None,
+    resident_share: float = 0.0,
 ) -> dict[tuple[int, str], UnitStatistics]:
     """What selectors are fitted to, by layer and family.
 
@@ -66,6 +67,7 @@ def all_statistics(
         families: Whose.
         read_units: Family -> what reading costs besides units, float64 [3] (compiler/cost_model.py); None where no
             device is in question.
+        resident_share: How much of each family DRAM will hold.
     """
     found: dict[tuple[int, str], UnitStatistics] = {}
     for entry in activations.layers:
@@ -75,7 +77,7 @@ def all_statistics(
             for name in BY_TOKEN:
                 counted.pop(name, None)
             if read_units is not None:
-                counted["read_units"] = read_units[family]
+                counted |= {"read_units": read_units[family], "resident_share": np.array([resident_share])}
             found[entry.layer, family] = UnitStatistics(model, entry.layer, family, counted)
     return found
 

@@ -30,6 +30,7 @@ from compiler.cost_model import (
     DramBudget,
     budget_bytes,
     dense_footprint_bytes,
+    flash_bytes,
     kv_cache_bytes,
     predictor_bytes,
     read_units,
@@ -251,7 +252,8 @@ def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
     """What the selector keeps for each family of each layer; None where it keeps nothing."""
     method = _method_of(sparsity.method, sparsity.options, sparsity.format, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
-    statistics = method.statistics(inputs)
+    held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, inputs.model.spec, sparsity.format)
+    statistics = method.statistics(inputs, min(1.0, held))
     fitted = fit_all(method.selector, method.options, densities, inputs.model.spec, statistics)
     arrays = {
         f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()

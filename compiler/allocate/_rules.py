@@ -66,9 +66,9 @@ class Method:
     read_units: Mapping[str, np.ndarray]
     """See compiler/cost_model.py."""
 
-    def statistics(self, inputs: Inputs) -> dict[Key, UnitStatistics]:
-        """What the selector is fitted to."""
-        return all_statistics(inputs.model, inputs.activations, self.unit_bytes, self.read_units)
+    def statistics(self, inputs: Inputs, resident_share: float = 0.0) -> dict[Key, UnitStatistics]:
+        """What the selector is fitted to, where DRAM holds that share of all units."""
+        return all_statistics(inputs.model, inputs.activations, self.unit_bytes, self.read_units, resident_share)
 
 
 def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density: float) -> dict[str, tuple[float, ...]]:

@@ -12,7 +12,8 @@ of them that stay in the artifact's tables. `statistics` has what calibration co
 (schemas/activations.py), but for what grows with the text; `unit_norms` float32 [num_units], the Euclidean norm of each
 unit's weights in the source; and `read_units` float64 [3], what reading costs besides units, counted in the time of a
 unit's bytes: a read's own time, that of bytes that are nobody's, and the least of a request
-(`runtime.kernels.intervals.Times`). It is empty where a method runs an artifact of another.
+(`runtime.kernels.intervals.Times`); and `resident_share` float64 [1], how much of the family DRAM will hold. It is
+empty where a method runs an artifact of another.
 `select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal;
 `select_many(activity, arrays)` -> the same decision for many tokens, bool like `activity`, from the family's activity
 (schemas/families.py). A selector that decides before there is an entry per unit says there what it aims at; one that

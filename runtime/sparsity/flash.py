@@ -58,8 +58,10 @@ def fit(
 ) -> dict[str, np.ndarray]:
     """`price` float32 [1], `read_units` float32 [3] as in `statistics`, and `unit_norms` float32 [num_units].
 
-    The price is that at which tokens use `density` of the units where calibration's magnitudes lie in any order: an
-    order that keeps together what is used together makes more of the same price.
+    The price is that at which tokens name `density` of the units where calibration's magnitudes lie in any order, and
+    `resident_share` of them are in DRAM, any of them: an order that keeps together what is used together, and a cache
+    that holds what is used again, make more of the same price. What stands alone among units in DRAM is dear to read,
+    so a price that was found without them would name far less.
 
     Raises:
         ColdpressError: if `statistics` lacks magnitudes, norms or what a read costs.
@@ -72,22 +74,30 @@ def fit(
     norms = np.asarray(statistics["unit_norms"], np.float32)
     kept = {"read_units": np.asarray(statistics["read_units"], np.float32), "unit_norms": norms}
     gain = _gain(draws(statistics, (max(1, DRAWN_UNITS // num_units), num_units)), kept)
-    return {"price": np.array([_price(gain, density, kept["read_units"])], np.float32), **kept}
+    share = float(statistics["resident_share"][0]) if "resident_share" in statistics else 0.0
+    present = np.random.default_rng(1).random(gain.shape) < share
+    return {"price": np.array([_price(gain, present, density, kept["read_units"])], np.float32), **kept}
 
 
-def _price(gain: np.ndarray, density: float, read_units: np.ndarray) -> float:
-    """At which `density` of all units are chosen; 0 where everything is wanted."""
+def _price(gain: np.ndarray, present: np.ndarray, density: float, read_units: np.ndarray) -> float:
+    """At which `density` of all units are named where those `present` are in DRAM; 0 where everything is wanted."""
     if density >= 1:
         return 0.0
     high = float(gain.max(initial=SMALLEST))
     low = 1e-12 * high
     for _ in range(STEPS):
         middle = (low * high) ** 0.5
-        if np.count_nonzero(_chosen(gain, middle, read_units)) > density * gain.size:
+        if np.count_nonzero(_named(gain, present, middle, read_units)) > density * gain.size:
             low = middle
         else:
             high = middle
     return high
+
+
+def _named(gain: np.ndarray, present: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarray:
+    """What is worth reading, and of what is present what is worth its bytes; all in flash order, [T, num_units]."""
+    to_read = np.where(present, np.float32(0), gain)
+    return np.where(present, gain > price, _chosen(to_read, price, read_units))
 
 
 def _chosen(gain: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarray:
@@ -99,12 +109,11 @@ def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Resi
 
     `signal` is float32 [num_units].
     """
-    gain, present = _gain(signal, arrays), residency.present
-    to_read = np.empty_like(gain)
-    to_read[residency.position] = np.where(present, 0, gain)
-    chosen = _chosen(to_read[None], float(arrays["price"][0]), arrays["read_units"])[0]
-    wanted = np.where(present, gain > arrays["price"][0], chosen[residency.position])
-    return np.flatnonzero(wanted).astype(np.int32) if wanted.any() else np.array([gain.argmax()], np.int32)
+    gain, place = _gain(signal, arrays), residency.position
+    laid_out, present = np.empty_like(gain), np.empty_like(residency.present)
+    laid_out[place], present[place] = gain, residency.present
+    named = _named(laid_out[None], present[None], float(arrays["price"][0]), arrays["read_units"])[0, place]
+    return np.flatnonzero(named).astype(np.int32) if named.any() else np.array([gain.argmax()], np.int32)
 
 
 def select_many(activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -16,6 +16,7 @@ from compiler.allocate import run as run_stage
 from compiler.checkpoint.tensors import read_role, read_rows
 from compiler.ingest import IngestConfig
 from runtime._plugins import names
+from runtime.sparsity import flash
 from schemas.activations import Activations
 from schemas.device import DeviceProfile
 from schemas.errors import CheckpointError, ColdpressError, DoesNotFitError, UnknownNameError
@@ -196,6 +197,20 @@ def test_flash_knows_what_a_read_costs(model: Model, everywhere: Activations, la
     assert sparsity.arrays is not None
     own = device_of().flash.break_even_gap_bytes / cost_model.unit_bytes("mlp_mid", model.spec, "int8_group32")
     assert load_arrays(sparsity.arrays)["3.mlp_mid.read_units"][0] == pytest.approx(own / layers)
+
+
+@pytest.mark.usefixtures("ones")
+def test_flash_is_fitted_with_what_dram_will_hold(
+    model: Model, everywhere: Activations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands alone between units in DRAM is dear to read, so the price for the same density is lower."""
+    monkeypatch.setattr(flash, "DRAWN_UNITS", 1 << 11)
+    prices = []
+    for budget in ("60%", "90%"):
+        sparsity = run(config("flash", budget, density=0.4), model, everywhere, device_of())
+        assert sparsity.arrays is not None
+        prices.append(load_arrays(sparsity.arrays)["0.mlp_mid.price"][0])
+    assert prices[1] < 0.9 * prices[0]
 
 
 def test_the_selector_is_fitted_for_every_layer_and_family(model: Model, activations: Activations) -> None:

@@ -269,6 +269,24 @@ def test_flash_uses_the_density_that_it_is_fitted_to(density):
     assert flash.select_many(signal, arrays).mean() == pytest.approx(density, abs=0.03)
 
 
+@pytest.mark.parametrize("density", [0.3, 0.5])
+def test_flash_names_the_density_that_it_is_fitted_to_with_units_in_dram(density):
+    """Any 0.6 of them; a price that was fitted as if there were none names far less."""
+    random = np.random.default_rng(12)
+    signals, present = random.normal(size=(20, 4000)).astype(np.float32), random.random((20, 4000)) < 0.6
+    place = random.permutation(4000).astype(np.int32)
+    known = counted(4000)
+    named = {
+        share: np.mean(
+            [flash.select(x, arrays, Residency(p, place)).size for x, p in zip(signals, present, strict=True)]
+        )
+        for share in (0.0, 0.6)
+        for arrays in [flash.fit(4000, density, known | {"resident_share": np.array([share])}, flash.Options())]
+    }
+    assert named[0.6] / 4000 == pytest.approx(density, abs=0.03)
+    assert named[0.0] / 4000 < density - 0.06
+
+
 def test_flash_needs_what_a_read_costs():
     known = counted(40)
     for name in ("unit_norms", "read_units"):
