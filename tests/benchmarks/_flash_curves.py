@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.activity.signals import magnitude_edges
 from compiler.evaluate import Sparse, evaluate
 from compiler.reads import Reading, reads_of
 from runtime.cache import lru
 from runtime.sparsity import Residency, flash, topk
+from tests.benchmarks._flash_prices import fitted, priced
 from tests.benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, masked_by
 from tests.benchmarks._greedy_chunks import greedy_chunks
 
@@ -149,45 +149,10 @@ def densities(setting: Setting) -> tuple[float, ...]:
 
 
 def flash_curve(setting: Setting, by_loss: bool) -> Curve:
-    """The product's selector, one density for all, or prices by loss."""
+    """The product's selector, one density for all, or densities by loss."""
     reading = setting.reading(setting.kept_together, use_read_units=True)
     curve: Curve = []
     for density in densities(setting):
-        arrays = priced(setting, density) if by_loss else fitted(setting, density)
+        arrays = priced(setting, density) if by_loss else fitted(setting, dict.fromkeys(setting.known.keys, density))
         curve.append(measure(setting, Sparse(flash, FAMILIES_PRUNED, arrays), reading, density))
     return curve
-
-
-def fitted(setting: Setting, density: float) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """By the selector's own `fit`."""
-    edges = magnitude_edges()
-    found: dict[tuple[int, str], dict[str, np.ndarray]] = {}
-    for key, signal in setting.known.signals.items():
-        counts = np.histogram(np.abs(signal), edges)[0]
-        known = {"magnitude_histogram": counts, "magnitude_edges": edges, "unit_norms": setting.known.norms[key]}
-        found[key] = flash.fit(signal.shape[1], density, known | {"read_units": setting.costs(key[1])}, flash.Options())
-    return found
-
-
-def priced(setting: Setting, density: float) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """One price of a second in loss, at which calibration text uses `density` of all bytes."""
-    low, high = 1e-12, 1e12
-    arrays: dict[tuple[int, str], dict[str, np.ndarray]] = {}
-    total = sum(UNIT_BYTES[family] * signal.shape[1] for (_, family), signal in setting.known.signals.items())
-    for _ in range(14):  # to a third of a percent
-        price = math.sqrt(low * high)
-        used = 0.0
-        for (layer, family), signal in setting.known.signals.items():
-            per_unit = price * setting.groups * UNIT_BYTES[family] / setting.flash.bytes_per_s
-            key = (layer, family)
-            order = setting.orders[key]
-            arrays[key] = {
-                "price": np.array([per_unit / setting.known.loss[key]], np.float32),
-                "read_units": setting.costs(family).astype(np.float32),
-                "unit_norms": setting.known.norms[key],
-            }
-            in_order = arrays[key] | {"unit_norms": setting.known.norms[key][order]}
-            mask = flash.select_many(np.ascontiguousarray(signal[::24][:, order]), in_order)
-            used += mask.mean() * UNIT_BYTES[family] * signal.shape[1]
-        low, high = (price, high) if used > density * total else (low, price)
-    return arrays

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 from compiler.evaluate import Masks, Sparse
 from runtime._plugins import load
 from runtime.sparsity import flash, topk
-from tests.benchmarks._flash_curves import priced
+from tests.benchmarks._flash_prices import priced
 from tests.benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Orders, Setting
 from tests.support.statistics import task_of
 

@@ -1,7 +1,7 @@
 """How units lie, are read and cached in tests.benchmarks.flash_selection, and what calibration text says of them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,6 @@ from runtime.token_time import dram_seconds
 from schemas.device import DeviceProfile, Flash
 from tests.benchmarks import sparsity
 from tests.benchmarks._cases import Case, case_of
-from tests.benchmarks._sensitivity import fisher
 
 FAMILIES_PRUNED = ("mlp_in", "mlp_mid")
 UNIT_BYTES = {"mlp_in": 2 * 11008 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
@@ -36,8 +35,8 @@ class Known:
     signals: Mapping[tuple[int, str], np.ndarray]
     """float32 [T, num_units], of the dense model."""
     norms: Mapping[tuple[int, str], np.ndarray]
-    loss: Mapping[tuple[int, str], float]
-    """Loss per importance (`flash`): the mean of Fisher information times square, over that of importance."""
+    priced: dict[Any, Any] = field(default_factory=dict)
+    """What was fitted by loss so far (_flash_prices.py)."""
 
     @property
     def keys(self) -> list[tuple[int, str]]:
@@ -110,7 +109,7 @@ class Setting:
 
 
 def known_of(name: str, folder: Path, num_blocks: int) -> Known:
-    """One dense pass over calibration text, and one with gradients."""
+    """One dense pass over calibration text."""
     case = case_of(name, folder, sparsity.SPLITS)
     case.stream.threads = 1
     calibration = case.splits["calibration"][:CALIBRATION_BLOCKS]
@@ -124,12 +123,7 @@ def known_of(name: str, folder: Path, num_blocks: int) -> Known:
     evaluate(case.stream, calibration, masked_by(select_many, keys))
     signals = {key: np.concatenate(parts) for key, parts in seen.items()}
     norms = {key: unit_norms(case.model, *key) for key in keys}  # type: ignore[arg-type]
-    information = fisher(name, calibration, case.model.spec.num_hidden_layers)
-    loss = {}
-    for key in keys:
-        squares = (signals[key].astype(np.float64) ** 2).mean(0)
-        loss[key] = float((information[key] * squares).sum() / (norms[key] ** 2 * squares).sum())
-    return Known(case, case.splits["test"][:num_blocks], signals, norms, loss)
+    return Known(case, case.splits["test"][:num_blocks], signals, norms)
 
 
 def masked_by(

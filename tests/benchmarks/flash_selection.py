@@ -7,7 +7,7 @@ begins empty, or none. Reads are the runtime's planner's, seconds the device's.
 `top-k` collapses reads over the gap, of four, that takes least on validation text; `use_read_units` has the same reads
 and computes with all they bring; `greedy` takes contiguous chunks by importance over seconds, after the description of
 Neuron Chunking (2511.18692); `flash` is the product's selector with one density for all layers; `by loss` the same with
-prices that follow each layer's loss per importance: Fisher information of the signal on calibration text. The order
+the densities of `density_allocation=greedy`, from which prices per layer and family follow. The order
 `own` is made for this selection (_flash_orders.py). A curve has one point per density; between points milliseconds are
 linear in log perplexity, and all are held to top-k's perplexity at two densities. The last line has `rows` with
 milliseconds of reads, `token_ms` with memory's, median and worst gains over top-k and over greedy chunks of `flash`, of
