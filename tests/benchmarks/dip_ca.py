@@ -5,11 +5,11 @@ choice sees what its layer's cache holds, token by token, in blocks one after an
 caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's cache holds a stated share of its
 units; there are as many units as the model has, each as large as a 7B's in int4. A token takes the device's seconds for
 the reads of what it misses, and memory's for computing with all it uses. What DIP chooses hangs on no cache, so each
-policy replays its choices, and `belady` knows them all beforehand. `along` is `dip_ca` with `use_read_units`. A curve
-has one point per density and is linear in log perplexity. Gamma and the cache beside it are chosen on validation text,
-at the perplexity that DIP has there at half of the weights; the last line has `throughput_gain_at_equal_ppl` on test
-text, by case and policy: tokens per second of `dip_ca`, and of `along`, over DIP with that policy at DIP's perplexity
-at each of EQUAL_TO; and `rows`.
+policy replays its choices, and `belady` knows them all beforehand. `along` is `dip_ca` with `use_read_units`, and
+`flash` that selector, both with an LRU cache. A curve has one point per density and is linear in log perplexity. Gamma
+and the cache beside it are chosen on validation text, at the perplexity that DIP has there at half of the weights; the
+last line has `throughput_gain_at_equal_ppl` on test text, by case and policy: tokens per second of `dip_ca`, of `along`
+and of `flash` over DIP with that policy, at DIP's perplexity at each of EQUAL_TO; and `rows`.
 """
 
 import argparse
@@ -31,21 +31,21 @@ from compiler.reads import Placed, Reading, reads_of
 from runtime._plugins import load
 from runtime.cache._policy import Policy
 from runtime.planner import Strided
-from runtime.sparsity import Residency, dip_ca, topk
+from runtime.sparsity import Residency, dip_ca, flash, topk
 from runtime.store import MAX_READ_BYTES
 from runtime.token_time import dram_seconds
 from schemas.device import DeviceProfile
 from schemas.families import num_units
-from tests.benchmarks import sparsity
 from tests.benchmarks._belady import missed
-from tests.benchmarks._cases import BLOCK_TOKENS, MODELS, Case, case_of
+from tests.benchmarks._cases import BLOCK_TOKENS, MODELS, Case
+from tests.benchmarks._flash_curves import fitted
+from tests.benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, known_of
 from tests.benchmarks._report import finish, show
 
-UNIT_BYTES = {"mlp_in": 2 * 11008 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
 GAMMAS = (0.0, 0.1, 0.2, 0.35, 0.6)
 ALONG_GAMMAS = (0.2, 0.5, 1.0)
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.75)
-ALONG_DENSITIES = (0.15, 0.25, 0.35, 0.5)
+ALONG_DENSITIES = (0.15, 0.25, 0.35, 0.5, 0.65)
 """What is in DRAM is used besides."""
 EQUAL_TO = (0.5, 0.4)
 """Densities of DIP whose perplexity the others are held to; gamma is chosen for the first."""
@@ -85,9 +85,14 @@ class Asked:
 class Work:
     """A model, text, and the share of each layer's units that a cache holds."""
 
-    case: Case
+    known: Known
     tokens: np.ndarray
     slots: float
+
+    @property
+    def case(self) -> Case:
+        """The model."""
+        return self.known.case
 
     def cache(self, policy: str) -> CacheSettings:
         """Of that size."""
@@ -135,14 +140,13 @@ def choose(work: Work, density: float, gamma: float, policy: str | None) -> tupl
         return mask
 
     selector: Any = SimpleNamespace(select=select, select_many=select_many, SEES_RESIDENCY=True)
-    sparse = Sparse(selector, tuple(UNIT_BYTES), work.arrays(density, gamma))
+    sparse = Sparse(selector, FAMILIES_PRUNED, work.arrays(density, gamma))
     cache = work.cache(policy) if policy else None
     return evaluate(work.case.stream, work.tokens, sparse, cache, WARM_UP_BLOCKS).ppl, asked
 
 
-def choose_along(work: Work, density: float, gamma: float, device: DeviceProfile) -> Row:
-    """`dip_ca` with `use_read_units` and an LRU cache; memory moves what the MLPs' density says."""
-    sparse = Sparse(dip_ca, tuple(UNIT_BYTES), work.arrays(density, gamma))
+def using_along(work: Work, sparse: Sparse, device: DeviceProfile) -> Row:
+    """With `use_read_units` and an LRU cache; memory moves what the MLPs' density says."""
     reading = work.reading(device, use_read_units=True)
     found = evaluate(work.case.stream, work.tokens, sparse, work.cache("lru"), WARM_UP_BLOCKS, reading)
     scored = work.tokens[WARM_UP_BLOCKS:].size
@@ -151,6 +155,23 @@ def choose_along(work: Work, density: float, gamma: float, device: DeviceProfile
     seconds = found.flash_s + dram_seconds(device, 0, scored, used_bytes, found.read_bytes)
     hit_rate = found.hits / (found.hits + found.misses)
     return {"ppl": found.ppl, "hit_rate": hit_rate, "tokens_per_s": scored / seconds}
+
+
+def rows_along(work: Work, device: DeviceProfile) -> list[Row]:
+    """Of `along` and `flash`."""
+    ways = [
+        ("along", gamma, density, Sparse(dip_ca, FAMILIES_PRUNED, work.arrays(density, gamma)))
+        for gamma, density in itertools.product(ALONG_GAMMAS, ALONG_DENSITIES)
+    ]
+    setting = Setting(work.known, device, 1, {})
+    ways += [
+        ("flash", 1.0, density, Sparse(flash, FAMILIES_PRUNED, fitted(setting, density))) for density in ALONG_DENSITIES
+    ]
+    common = {"device": device.name, "slots": work.slots, "policy": "lru"}
+    return [
+        {**common, "method": method, "gamma": gamma, "density": density} | using_along(work, sparse, device)
+        for method, gamma, density, sparse in ways
+    ]
 
 
 def replayed(work: Work, asked: Asked, policy: str) -> Asked:
@@ -201,10 +222,7 @@ def rows_of(work: Work, devices: list[DeviceProfile]) -> list[Row]:
             for device in devices:
                 row = {"device": device.name, "slots": work.slots} | label | {"ppl": ppl, "hit_rate": scored.hit_rate}
                 rows.append(row | {"tokens_per_s": tokens_per_s(work, scored, device)})
-    for device, gamma, density in itertools.product(devices, ALONG_GAMMAS, ALONG_DENSITIES):
-        label = {"method": "along", "policy": "lru", "gamma": gamma, "density": density}
-        row = {"device": device.name, "slots": work.slots} | label
-        rows.append(row | choose_along(work, density, gamma, device))
+    rows += [row for device in devices for row in rows_along(work, device)]
     for row in rows:
         print(json.dumps(row))
     return rows
@@ -235,13 +253,14 @@ def best(rows: list[Row], device: str, method: str) -> tuple[str, float]:
     """Policy and gamma that are fastest at DIP's perplexity at the first of EQUAL_TO."""
     target = ppl_of_dip(rows, EQUAL_TO[0])
     speeds = {way: speed_at(points, target) for way, points in curves(rows, device, method).items()}
-    return max((way for way, speed in speeds.items() if not math.isnan(speed)), key=lambda way: speeds[way])
+    reaching = (way for way, speed in speeds.items() if not math.isnan(speed))
+    return max(reaching, key=lambda way: speeds[way], default=next(iter(speeds)))
 
 
 def gains(test: list[Row], validation: list[Row], device: str) -> list[dict[str, Any]]:
     """Over DIP by policy, at each perplexity, of what is best on validation text."""
     found: list[dict[str, Any]] = []
-    for method, density in itertools.product(("dip_ca", "along"), EQUAL_TO):
+    for method, density in itertools.product(("dip_ca", "along", "flash"), EQUAL_TO):
         way, ppl = best(validation, device, method), ppl_of_dip(test, density)
         ours = speed_at(curves(test, device, method)[way], ppl)
         plain = curves(test, device, "dip")
@@ -263,11 +282,10 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            case = case_of(name, Path(folder), sparsity.SPLITS)
-            case.stream.threads = 1
+            known = known_of(name, Path(folder), arguments.blocks)
             for slots in arguments.slots:
                 validation, test = (
-                    rows_of(Work(case, case.splits[split][: arguments.blocks], slots), devices)
+                    rows_of(Work(known, known.case.splits[split][: arguments.blocks], slots), devices)
                     for split in ("validation", "test")
                 )
                 rows += [{"model": name} | row for row in test]
