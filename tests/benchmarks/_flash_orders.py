@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 from compiler.evaluate import Masks, Sparse
 from runtime._plugins import load
 from runtime.sparsity import flash, topk
-from tests.benchmarks._flash_prices import priced
+from tests.benchmarks._flash_prices import fitted
 from tests.benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Orders, Setting
 from tests.support.statistics import task_of
 
@@ -39,7 +39,7 @@ def _half(values: np.ndarray) -> dict[str, np.ndarray]:
 def own(setting: Setting) -> Orders:
     """Algorithm 1 and the choice in turns, at one KL divergence from the dense model; the fastest of all rounds.
 
-    A round takes the prices at which the order of the round before has that divergence, and orders anew: by the units
+    A round takes the density at which the order of the round before has that divergence, and orders anew: by the units
     that are worth their bytes by themselves, or by those that were chosen, whichever takes less on calibration text.
     """
     dense = _log_probabilities(setting.known, None)
@@ -60,7 +60,7 @@ def own(setting: Setting) -> Orders:
 
 
 def _anew(setting: Setting, orders: Orders, density: float, by_choice: bool) -> Orders:
-    arrays = priced(dataclasses.replace(setting, orders=orders), density)
+    arrays = fitted(setting, dict.fromkeys(setting.known.keys, density))
     made: dict[tuple[int, str], np.ndarray] = {}
     for key, signal in setting.known.signals.items():
         used = (signal * setting.known.norms[key]) ** 2 > arrays[key]["price"][0]
@@ -77,7 +77,7 @@ def _curve(setting: Setting, orders: Orders, dense: np.ndarray) -> list[tuple[fl
     there = dataclasses.replace(setting, orders=orders)
     points: list[tuple[float, float, float]] = []
     for density in TRIED_DENSITIES:
-        sparse = Sparse(flash, FAMILIES_PRUNED, priced(there, density))
+        sparse = Sparse(flash, FAMILIES_PRUNED, fitted(there, dict.fromkeys(there.known.keys, density)))
         masks = Masks(sparse, there.known.case.stream.spec, reading=there.reading(there.kept_together, True))
         found = _log_probabilities(there.known, masks)
         kl = float((np.exp(dense) * (dense - found)).sum(axis=-1).mean())

@@ -38,7 +38,7 @@ from schemas.device import DeviceProfile
 from schemas.families import num_units
 from tests.benchmarks._belady import missed
 from tests.benchmarks._cases import BLOCK_TOKENS, MODELS, Case
-from tests.benchmarks._flash_curves import fitted
+from tests.benchmarks._flash_prices import fitted
 from tests.benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, known_of
 from tests.benchmarks._report import finish, show
 
@@ -163,9 +163,15 @@ def rows_along(work: Work, device: DeviceProfile) -> list[Row]:
         ("along", gamma, density, Sparse(dip_ca, FAMILIES_PRUNED, work.arrays(density, gamma)))
         for gamma, density in itertools.product(ALONG_GAMMAS, ALONG_DENSITIES)
     ]
-    setting = Setting(work.known, device, 1, {})
+    setting = Setting(work.known, device, 1, {}, work.slots)
     ways += [
-        ("flash", 1.0, density, Sparse(flash, FAMILIES_PRUNED, fitted(setting, density))) for density in ALONG_DENSITIES
+        (
+            "flash",
+            1.0,
+            density,
+            Sparse(flash, FAMILIES_PRUNED, fitted(setting, dict.fromkeys(work.known.keys, density))),
+        )
+        for density in ALONG_DENSITIES
     ]
     common = {"device": device.name, "slots": work.slots, "policy": "lru"}
     return [

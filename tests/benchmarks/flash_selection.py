@@ -21,6 +21,7 @@ import json
 import math
 import statistics
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ from tests.benchmarks._flash_orders import ORDERS, structural
 from tests.benchmarks._flash_setting import Setting, known_of
 from tests.benchmarks._report import finish, show
 
+METHODS: Mapping[str, Callable[[Setting], Curve]] = {
+    "greedy": greedy_curve,
+    "flash": lambda setting: flash_curve(setting, by_loss=False),
+    "by loss": lambda setting: flash_curve(setting, by_loss=True),
+}
 EQUAL_TO = (0.5, 0.3)
 """Densities of top-k whose perplexity the others are held to."""
 
@@ -44,13 +50,11 @@ def ms_at(curve: Curve, ppl: float, what: str) -> float:
     return float(np.interp(math.log(ppl), x, y)) if x[0] <= math.log(ppl) <= x[-1] else math.nan
 
 
-def compared(setting: Setting, masks: TopK, labels: dict[str, Any]) -> list[dict[str, Any]]:
+def compared(setting: Setting, masks: TopK, labels: dict[str, Any], methods: Sequence[str]) -> list[dict[str, Any]]:
     """A row per perplexity: milliseconds of every method, and of a dense run in the same DRAM."""
     curves: dict[str, Curve] = {}
     curves["top-k"], curves["use_read_units"] = topk_curves(setting, masks)
-    curves["greedy"] = greedy_curve(setting)
-    curves["flash"] = flash_curve(setting, by_loss=False)
-    curves["by loss"] = flash_curve(setting, by_loss=True)
+    curves |= {name: METHODS[name](setting) for name in methods}
     print(json.dumps(labels | {"curves": curves}), flush=True)
     rows: list[dict[str, Any]] = []
     for density in EQUAL_TO:
@@ -76,13 +80,13 @@ def rows_of(arguments: argparse.Namespace, name: str, folder: Path) -> list[dict
         setting = dataclasses.replace(plain, orders=ORDERS[order](plain))
         for slots in arguments.slots:
             labels = {"model": name, "device": device.name, "groups": groups, "order": order, "slots": slots}
-            rows += compared(dataclasses.replace(setting, slots=slots), masks, labels)
+            rows += compared(dataclasses.replace(setting, slots=slots), masks, labels, arguments.methods)
     return rows
 
 
 def gains(rows: list[dict[str, Any]], over: str, ours: str) -> list[float]:
     """Seconds of a method over ours, where both curves reach the perplexity."""
-    found = (row[over] / row[ours] for row in rows)
+    found = (row[over] / row[ours] for row in rows if over in row and ours in row)
     return [gain for gain in found if not math.isnan(gain)]
 
 
@@ -110,6 +114,9 @@ def main() -> None:
     parser.add_argument("--orders", nargs="+", default=list(ORDERS), choices=list(ORDERS))
     parser.add_argument("--groups", nargs="+", type=int, default=[1, 4])
     parser.add_argument(
+        "--methods", nargs="+", default=list(METHODS), choices=list(METHODS), help="beside top-k; by loss takes longest"
+    )
+    parser.add_argument(
         "--slots", nargs="+", type=float, default=[0.0, 1 / 3], help="shares of the units that an LRU cache keeps"
     )
     parser.add_argument("--blocks", type=int, default=4, help="of 256 tokens of test text")
@@ -118,7 +125,7 @@ def main() -> None:
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             rows += rows_of(arguments, name, Path(folder))
-    names = ["top-k", "use_read_units", "greedy", "flash", "by loss"]
+    names = ["top-k", "use_read_units", *arguments.methods]
     columns = ["model", "device", "groups", "order", "slots", "ppl", *names]
     show("ms of reads a token at equal perplexity", columns, [[row[name] for name in columns] for row in rows])
     finish(summary(rows))
