@@ -28,6 +28,7 @@ include: "rules/package.smk"
 include: "rules/verify.smk"
 include: "rules/publish.smk"
 include: "rules/report.smk"
+include: "rules/export.smk"
 
 
 rule all:
@@ -39,4 +40,5 @@ rule all:
         f"{DEVICE}/publish.json",
         f"{DEVICE}/metrics.json",
         f"{DEVICE}/report.html",
+        EXPORT,
     localrule: True

@@ -44,6 +44,7 @@ STAGES = (
     "verify",
     "publish",
     "report",
+    "export",
 )
 
 

@@ -130,6 +130,7 @@ GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
 GRAM_FLAG = " --gram {input.gram:q}" if GRAM else ""
 IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
 IMPORTANCE_FLAG = " --importance {input.importance:q}" if IMPORTANCE else ""
+EXPORT = [f"{DEVICE}/export.json"] if CONFIG["export"] else []
 SHARDS_FLAG = " --shards {input.shards:q}" if CONFIG["calibration_shards"] > 1 else ""
 
 

@@ -181,6 +181,7 @@ def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: i
     fields = config_of(stage).model_fields
     changed = {"dram_budget": budget, "artifact": str(folder / f"{stage}.coldpress")}
     changed |= {"metrics": str(folder / "report.json"), "html": str(folder / "report.html")}
+    changed |= {"file": str(folder / "exported")}
     changed |= SHORTENED.get(stage, {})
     sources = {name: writer_of(stage, name, stages) for name in records_of(stage)} | (
         {"device": "device"} if "device" in records_of(stage) else {}
@@ -205,6 +206,8 @@ def _stages(build: Build, exact_zeros: bool) -> list[str]:
         left_out.add("gram")
     if not build.settings.get("importance"):
         left_out.add("importance")
+    if "target" not in build.settings["export"]:
+        left_out.add("export")
     return [stage for stage in STAGES if stage not in left_out]
 
 

@@ -181,7 +181,7 @@ def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressEr
     keys, owners = plugin_keys(), owners_of(name)
     if owners:
         listed = " and of ".join(f"{keys[package].name}={plugin}" for package, plugin in owners)
-        has = ", ".join(f"{keys[package].name}={' or '.join(chosen[package])}" for package in dict(owners))
+        has = ", ".join(f"{keys[package].name}={' or '.join(chosen[package]) or 'none'}" for package in dict(owners))
         return ColdpressError(
             f"config key '{name}' is an option of {listed}, and this build has {has}; leave it out or choose what it "
             "belongs to"

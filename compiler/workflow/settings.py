@@ -232,7 +232,8 @@ def _in_profile(profile: ModelProfile, error: ColdpressError) -> ColdpressError:
 
 def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple[str, ...]]:
     """Package -> the plug-ins of it that a key names; of an open method its candidates."""
-    found = {package: (values[key.name],) for package, key in plugin_keys().items()}
+    named = {package: values[key.name] for package, key in plugin_keys().items()}
+    found = {package: () if name is None else (name,) for package, name in named.items()}
     return {**found, "runtime.sparsity": methods_for(values["method"], model.exact_zeros)}
 
 

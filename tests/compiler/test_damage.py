@@ -20,7 +20,8 @@ from schemas.errors import ColdpressError
 from tests.support.models import write_corpus, write_model
 from tests.support.tiny import tiny_device
 
-BUILD = tuple(stage for stage in STAGES if stage != "preflight")
+BUILD = tuple(stage for stage in STAGES if stage not in ("preflight", "export"))
+"""`export` takes the published artifact, whose damage its own test has, and not this model of ReLU."""
 SETTINGS: dict[str, dict[str, object]] = {
     "tokenize": {"calibration_tokens": 1024, "block_tokens": 32},
     "calibrate": {"method": "predictor"},

@@ -32,6 +32,7 @@ NO_KEYS = {
     "verify": {"artifact"},
     "publish": {"artifact", "metrics", "html"},
     "report": {"html"},
+    "export": {"file"},
 }
 """Settings that only the workflow knows: paths, shards, and `tiers`, of which the runtime serves one."""
 PLUGINS = [(package, name) for package in plugin_keys() for name in _plugins.names(package)]

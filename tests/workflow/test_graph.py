@@ -35,7 +35,7 @@ for config in json.loads(sys.argv[2]):
 
 def test_every_stage_is_a_job(workflow: Workflow, tmp_path: Path) -> None:
     jobs = workflow.at(tmp_path).planned()
-    assert set(jobs) == (set(STAGES) - {"distill", "gram", "importance"}) | {"all", "device"}
+    assert set(jobs) == (set(STAGES) - {"distill", "gram", "importance", "export"}) | {"all", "device"}
     assert {rule for rule, count in jobs.items() if count == 2} == {"predict", "order", "quantize"}
     assert workflow.at(tmp_path, layers_per_job=1).planned()["order"] == NUM_LAYERS
 
@@ -45,6 +45,7 @@ def test_distill_and_methods_change_the_graph(workflow: Workflow, tmp_path: Path
     assert not {"predict", "size"} & set(workflow.at(tmp_path).planned(method="relu"))
     assert workflow.at(tmp_path).planned(algorithm="gptq")["gram"] == 1
     assert workflow.at(tmp_path).planned(imatrix=workflow.imatrix)["importance"] == 1
+    assert workflow.at(tmp_path).planned(export="gguf", gguf_type="F16")["export"] == 1
 
 
 def test_calibration_is_shared_out(workflow: Workflow, tmp_path: Path) -> None:

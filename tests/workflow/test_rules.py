@@ -23,7 +23,7 @@ PREDICTORS = (f"{DEVICE}/size.json",)
 ORDER, QUANTIZED, LADDERS = (
     tuple(f"{DEVICE}/{stage}/{chunk}.json" for chunk in CHUNKS) for stage in ("order", "quantize", "predict")
 )
-SETTINGS = {"layers_per_job": 2, "calibration_shards": 2, "distill": "true", "algorithm": "gptq"}
+SETTINGS = {"layers_per_job": 2, "calibration_shards": 2, "distill": "true", "algorithm": "gptq", "export": "gguf"}
 
 
 def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -68,6 +68,7 @@ def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
         "report": laid_out
         | {"corpus": corpus, "activations": second, "predictors": PREDICTORS, "layout": layout}
         | {"package": (f"{DEVICE}/publish.json",), "verification": verification},
+        "export": {"package": (f"{DEVICE}/publish.json",)},
     }
 
 
@@ -133,7 +134,9 @@ def jobs(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """All jobs of a build with everything in it."""
     found = planned(workflow, tmp_path_factory.mktemp("rules"), **SETTINGS, imatrix=workflow.imatrix)
     (everything,) = found.pop("all")
-    last = {f"{DEVICE}/{name}" for name in ("preflight.json", "publish.json", "metrics.json", "report.html")}
+    last = {
+        f"{DEVICE}/{name}" for name in ("preflight.json", "publish.json", "metrics.json", "report.html", "export.json")
+    }
     assert {name for name in everything.named("input") if not name.endswith(".due")} == last
     assert sum(name.endswith(".due") for name in everything.named("input")) == 2
     return found
@@ -172,7 +175,7 @@ def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned
 def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
     found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
     expected = expected_records("ingest.json")
-    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict", "size", "gram", "importance"):
+    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict", "size", "gram", "importance", "export"):
         assert rule not in found
         del expected[rule]
     for rule, records in expected.items():
@@ -193,6 +196,8 @@ def test_every_rule_writes_where_the_next_one_reads(jobs: dict[str, list[Planned
     for rule in ("package", "publish"):  # as long as no artifact stands, a file of this run alone
         (job,) = jobs[rule]
         assert re.fullmatch(rf"{DEVICE}/\.{rule}\.\d+\.due", job.named("output")[1])
+    (exported,) = jobs["export"]
+    assert exported.named("output")[1:] == list(exported.flags["--file"]) == [f"{DEVICE}/tiny-pixel6.gguf"]
     (report,) = jobs["report"]
     assert report.named("output")[1:] == list(report.flags["--html"]) == [f"{DEVICE}/report.html"]
 

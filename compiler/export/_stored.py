@@ -1,0 +1,122 @@
+"""An artifact's weights by role, one at a time: the codes as they are stored, in natural order.
+
+Units lie on flash in the order that was found for them, several slices in each, several layers in a group. The files
+are mapped, not loaded; their digests are checked before anything is read.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from compiler._io import checked_file
+from runtime import _plugins
+from runtime.artifact import contents, tensor_files
+from runtime.artifact.reader import Artifact
+from schemas.errors import ColdpressError
+from schemas.families import FormatName, num_units, slice_length
+from schemas.layout import Section
+from schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE
+from schemas.model import role_shape
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """How one tensor is stored."""
+
+    role: str
+    shape: tuple[int, ...]
+    """As in the checkpoint."""
+    format: FormatName | None
+    """None: float32."""
+    by_column: bool = False
+    """Whether a column is what was encoded, as one slice, and not a row."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where on flash the slices of one matrix lie."""
+
+    section: Section
+    layer: int
+    start_bytes: int
+    """Of the slice in its unit."""
+    stop_bytes: int
+
+
+class StoredModel:
+    """The weights of one artifact."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Checks the files.
+
+        Raises:
+            ColdpressError: if their content is not what the manifest says, or the model is a mixture of experts.
+        """
+        self.artifact, self.spec = artifact, artifact.manifest.model
+        if self.spec.num_experts > 1:
+            raise ColdpressError(f"{artifact.path}: mixtures of experts cannot be exported, expected one MLP per layer")
+        self._files = {name: self._mapped(name) for name in (FLASH_FILE, RESIDENT_FILE)}
+        self._places: dict[str, _Place] = {}
+        self.tensors = {
+            tensor.role: StoredTensor(tensor.role, tuple(tensor.shape), tensor.format)
+            for tensor in artifact.manifest.resident
+        }
+        for section in artifact.manifest.flash.sections:
+            self._find(section)
+
+    def _mapped(self, name: str) -> np.ndarray:
+        path = Path(self.artifact.path) / name
+        checked_file(path, self.artifact.entry(name).sha256, f"{self.artifact.path}/{MANIFEST_FILE}")
+        return np.memmap(path, np.uint8, "r")
+
+    def _find(self, section: Section) -> None:
+        family = next(entry for entry in self.artifact.manifest.families if entry.family == section.family)
+        for layer in section.layers:
+            start = 0
+            for piece in family.slices:
+                role = f"layers.{layer}.{piece.role}.weight"
+                stop = start + contents.nbytes(family.format, slice_length(piece, self.spec))
+                shape = role_shape(self.spec, f"{piece.role}.weight")
+                self.tensors[role] = StoredTensor(role, shape, family.format, piece.axis == "column")
+                self._places[role] = _Place(section, layer, start, stop)
+                start = stop
+
+    @cached_property
+    def _resident(self) -> dict[str, np.ndarray]:
+        """Views of the mapped file."""
+        entry, opened = self.artifact.entry(RESIDENT_FILE), self.artifact.open(RESIDENT_FILE)
+        with open(opened, "rb") as file:
+            header = tensor_files.read_header(file.fileno(), RESIDENT_FILE, entry.size_bytes)
+        buffer = self._files[RESIDENT_FILE]
+        return {
+            tensor.name: np.ndarray(tensor.shape, tensor_files.numpy_dtype(tensor), buffer, tensor.start_bytes)
+            for tensor in header.tensors
+        }
+
+    def codes(self, role: str) -> np.ndarray:
+        """What is stored of a tensor: codes uint8 [slices, slice_bytes], slice i being row or column i, or float32."""
+        if role not in self._places:
+            return self._resident[role]
+        place = self._places[role]
+        section, count = place.section, num_units(place.section.family, self.spec)
+        units = np.ndarray(
+            (count, section.unit_bytes),
+            np.uint8,
+            self._files[FLASH_FILE],
+            section.part_offset_bytes(place.layer),
+            (section.stride_bytes, 1),
+        )
+        found = np.empty((count, place.stop_bytes - place.start_bytes), np.uint8)
+        found[self.artifact.order(section)] = units[:, place.start_bytes : place.stop_bytes]
+        return found
+
+    def values(self, role: str) -> np.ndarray:
+        """The values of a tensor, float32 in the checkpoint's shape."""
+        tensor, codes = self.tensors[role], self.codes(role)
+        if tensor.format is None:
+            return codes
+        length = tensor.shape[0] if tensor.by_column else tensor.shape[-1]
+        found = _plugins.load("runtime.quantization", tensor.format).decode(np.ascontiguousarray(codes), length)
+        return found.T if tensor.by_column else found

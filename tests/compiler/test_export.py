@@ -1,0 +1,290 @@
+"""export: what gguf's own reader and transformers' own GGUF loader find in the file is what the artifact holds."""
+
+import os
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+
+from compiler import export
+from compiler.export import ExportConfig, _llama_cpp
+from runtime.generate import Session
+from schemas.errors import ArtifactError, ColdpressError, UnknownNameError
+from schemas.package import Package
+from tests.support.artifacts import Built, Recipe, build_artifact, change_manifest, random_weights, small_spec
+from tests.support.dense_codes import flash_values, resident_values
+from tests.support.hf import all_logits, load_hf, roles_of, spec_of
+from tests.support.models import write_model
+
+IDS_ALONE = {"gguf_tokenizer": False}
+SPEC: dict[str, Any] = {"hidden_act": "silu", "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 64}
+
+
+def packaged(built: Built) -> Package:
+    sha256 = Session(built.path).artifact.sha256
+    sizes = {"artifact_bytes": 1, "flash_bytes": 1, "resident_bytes": 1, "predictor_bytes": 0}
+    return Package(folder=str(built.path), manifest_sha256=sha256, **sizes)
+
+
+def run(built: Built, file, **options):
+    config = ExportConfig(target="gguf", options=IDS_ALONE | options, file=str(file))
+    return export.run(config, packaged(built))
+
+
+def tensors_of(file) -> dict[str, Any]:
+    return {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+
+
+def facts_of(file) -> dict[str, Any]:
+    return {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+
+
+def in_pairs(matrix: np.ndarray, heads: int) -> np.ndarray:
+    """Rows i and i + half of each head become rows 2i and 2i + 1."""
+    found, width = np.empty_like(matrix), len(matrix) // heads
+    for head in range(heads):
+        for i in range(width // 2):
+            found[head * width + 2 * i] = matrix[head * width + i]
+            found[head * width + 2 * i + 1] = matrix[head * width + width // 2 + i]
+    return found
+
+
+def expected_values(built: Built) -> dict[str, np.ndarray]:
+    """Every tensor by llama.cpp's name: the artifact's values as the runtime's own store and reader give them."""
+    session, found = Session(built.path), {}
+    names = {
+        **{"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"},
+        **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "o_proj": "attn_output"},
+        **{"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v"},
+        **{"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"},
+    }
+    for role, values in (resident_values(session.artifact) | flash_values(session)).items():
+        if role != "rotary.inv_freq":
+            *before, module, kind = role.split(".")
+            heads = {"q_proj": 4, "k_proj": 2}.get(module, 0)
+            prefix = f"blk.{before[1]}." if before else ""
+            found[f"{prefix}{names[module]}.{kind}"] = in_pairs(values, heads) if heads else values
+    return found
+
+
+CASES = {
+    "fp16": (Recipe(small_spec(**SPEC), method="dense"), "F16", set()),
+    "int8_group32": (Recipe(small_spec(**SPEC), method="dense", format="int8_group32"), "Q8_0", {"ffn_down"}),
+    "int4_group32": (
+        Recipe(small_spec(**SPEC), method="dense", format="int4_group32", layers_per_group=2),
+        "Q4_0",
+        {"ffn_down"},
+    ),
+    "columns": (
+        Recipe(small_spec(**SPEC), method="topk", format="int8_group32"),
+        "Q8_0",
+        {"ffn_gate", "ffn_up", "ffn_down"},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    recipe, kind, rounded = CASES[request.param]
+    folder = tmp_path_factory.mktemp("export")
+    built = build_artifact(folder / "a", recipe)
+    return built, run(built, folder / "a.gguf"), kind, rounded
+
+
+def test_values_are_the_artifact_s(case):
+    """To the bit where rows were encoded, or nothing is lost; else within what rounding once more costs."""
+    built, record, kind, rounded = case
+    found, expected = tensors_of(record.file), expected_values(built)
+    assert found.keys() == expected.keys()
+    assert {name.split(".")[2] for name in record.rounded} == rounded
+    step = {"F16": 0, "Q8_0": 1 / 127, "Q4_0": 1 / 8}[kind]
+    for name, values in expected.items():
+        tensor = found[name]
+        assert tensor.tensor_type.name == (
+            "F32" if values.ndim == 1 else kind if name.startswith("blk") else "F16" if kind == "F16" else "Q8_0"
+        )
+        got = dequantize(tensor.data, tensor.tensor_type).reshape(values.shape)
+        if name not in record.rounded:
+            assert got.tobytes() == np.ascontiguousarray(values, np.float32).tobytes(), name
+        else:
+            assert 0 < np.abs(got - values).max() <= step * np.abs(values).max(), name
+
+
+def test_the_file_says_what_it_is(case):
+    built, record, kind, _ = case
+    facts, spec = facts_of(record.file), built.recipe.spec
+    wanted = {
+        "general.architecture": "llama",
+        "general.file_type": int(gguf.LlamaFileType[f"MOSTLY_{kind}"]),
+        "llama.context_length": spec.max_position_embeddings,
+        "llama.attention.head_count_kv": 2,
+        "llama.attention.key_length": 16,
+        "llama.rope.freq_base": 10000.0,
+        "llama.rope.dimension_count": 16,
+        "coldpress.artifact_sha256": packaged(built).manifest_sha256,
+        "coldpress.num_rounded_tensors": len(record.rounded),
+        "tokenizer.ggml.model": "none",
+    }
+    assert {name: facts[name] for name in wanted} == wanted
+    assert facts.get("coldpress.rounded_tensors", []) == list(record.rounded)
+    assert facts["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+    assert "llama.rope.scaling.type" not in facts
+
+
+def test_the_same_artifact_gives_the_same_bytes_anywhere(case, tmp_path):
+    built, record, _, _ = case
+    again = run(built, tmp_path / "deeper" / "other.gguf")
+    assert again.sha256 == record.sha256
+    assert again.size_bytes == os.stat(record.file).st_size
+    assert os.listdir(tmp_path / "deeper") == ["other.gguf"]
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+def test_another_type_is_llama_cpp_s_own_rounding(case, tmp_path, kind):
+    """gguf's quantizer, which gives llama.cpp's bits, on the artifact's values."""
+    built, _, _, _ = case
+    record = run(built, tmp_path / "a.gguf", gguf_type=kind)
+    expected = expected_values(built)
+    for name, tensor in tensors_of(record.file).items():
+        values = np.ascontiguousarray(expected[name], np.float32)
+        if values.ndim == 2:
+            assert tensor.tensor_type.name == kind
+            codes = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+            assert np.asarray(tensor.data).tobytes() == codes.tobytes(), name
+
+
+def test_rows_that_are_no_multiple_of_a_block_become_f16(tmp_path):
+    built = build_artifact(
+        tmp_path / "a", Recipe(small_spec(**SPEC | {"intermediate_size": 72}), method="dense", format="int8_group32")
+    )
+    record = run(built, tmp_path / "a.gguf")
+    kinds = {name: tensor.tensor_type.name for name, tensor in tensors_of(record.file).items()}
+    assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
+    assert set(record.rounded) == {"blk.0.ffn_down.weight", "blk.1.ffn_down.weight"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("mistral", {"sliding_window": 32}),
+        ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}}),
+        ("qwen3", {"head_dim": 32}),
+        ("nemotron", {}),
+    ],
+)
+def test_transformers_computes_the_same_from_the_file(tmp_path, model_type, overrides):
+    """It has a reader of GGUF of its own, which undoes what llama.cpp wants done to each architecture.
+
+    That reader does not learn from the file that there are biases, or how wide Qwen3's heads are.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = {"num_key_value_heads": 2} | overrides
+    source = load_hf(write_model(tmp_path / "m", model_type, num_hidden_layers=2, dtype="float16", overrides=config))
+    spec = spec_of(source.config)
+    built = build_artifact(tmp_path / "a", Recipe(spec, method="dense"), roles_of(source, spec))
+    run(built, tmp_path / "a.gguf")
+    loaded: Any = AutoModelForCausalLM
+    told = {"config": source.config} if "mlp_bias" in overrides or model_type == "qwen3" else {}
+    found = loaded.from_pretrained(tmp_path, gguf_file="a.gguf", dtype=torch.float32, **told).eval()
+    ids = np.random.default_rng(0).integers(0, spec.vocab_size, 24).tolist()
+    np.testing.assert_allclose(all_logits(found, ids), all_logits(source, ids), atol=2e-3, rtol=0)
+    assert not run(built, tmp_path / "a.gguf").rounded
+    if model_type == "mistral":
+        assert facts_of(tmp_path / "a.gguf")["llama.context_length"] == 32
+
+
+def test_a_factor_on_all_frequencies_is_linear_scaling(tmp_path):
+    spec = small_spec(**SPEC)
+    weights = {"rotary.inv_freq": (0.25 / 50000 ** (np.arange(8) / 8)).astype(np.float32)}
+    built = build_artifact(
+        tmp_path / "a", Recipe(spec, method="dense"), random_weights(spec, np.random.default_rng(0)) | weights
+    )
+    facts = facts_of(run(built, tmp_path / "a.gguf").file)
+    assert facts["llama.rope.freq_base"] == 50000.0
+    assert (facts["llama.rope.scaling.type"], facts["llama.rope.scaling.factor"]) == ("linear", 4.0)
+
+
+def test_frequencies_that_no_base_gives_become_factors(tmp_path):
+    """Llama 3.1's scaling; the factors divide what the base gives."""
+    source = load_hf(
+        write_model(
+            tmp_path / "m",
+            num_hidden_layers=1,
+            overrides={
+                "head_dim": 64,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 500000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 128,
+                },
+            },
+        )
+    )
+    spec = spec_of(source.config)
+    weights = roles_of(source, spec)
+    built = build_artifact(tmp_path / "a", Recipe(spec, method="dense"), weights)
+    record = run(built, tmp_path / "a.gguf")
+    facts, factors = facts_of(record.file), tensors_of(record.file)["rope_freqs.weight"].data
+    assert facts["llama.rope.freq_base"] == 500000.0
+    frequencies = facts["llama.rope.freq_base"] ** (-np.arange(32) / 32) / factors
+    np.testing.assert_allclose(frequencies, weights["rotary.inv_freq"], rtol=1e-6)
+    assert factors[0] == 1
+    assert factors[-1] == pytest.approx(8, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hidden_act": "relu"}, "the model's activation is relu, and llama.cpp computes silu"),
+        ({"model_type": "opt"}, "cannot hold the architecture 'opt', expected one of arcee, llama"),
+        ({"rotary_scaling": 1.2}, "rotates whole heads without a factor"),
+        ({"rotary_dim": 8}, "this model rotates 8 of 16 dimensions"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(tmp_path, changes, sentence):
+    built = build_artifact(tmp_path / "a", Recipe(small_spec(**SPEC | changes), method="dense"))
+    with pytest.raises(ColdpressError, match=sentence):
+        run(built, tmp_path / "a.gguf")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_format_without_a_type_is_refused_unless_one_is_named(tmp_path):
+    built = build_artifact(tmp_path / "a", Recipe(small_spec(**SPEC), method="dense", format="int3_group32"))
+    with pytest.raises(
+        ColdpressError, match=r"stored as int3_group32, which GGUF has no type for.* give gguf_type=F16"
+    ):
+        run(built, tmp_path / "a.gguf")
+    assert "blk.0.ffn_up.weight" in run(built, tmp_path / "a.gguf", gguf_type="F16").rounded
+
+
+def test_a_tensor_that_llama_cpp_does_not_read_is_refused():
+    mistral, qwen = (_llama_cpp.ARCHITECTURES[name] for name in ("mistral", "qwen2"))
+    assert _llama_cpp.tensor_name(qwen, "layers.3.q_proj.bias") == "blk.3.attn_q.bias"
+    for architecture, role in ((mistral, "layers.3.q_proj.bias"), (qwen, "layers.0.q_norm.weight")):
+        with pytest.raises(ColdpressError, match=f"has no tensor for {role}"):
+            _llama_cpp.tensor_name(architecture, role)
+
+
+def test_the_artifact_of_the_record_is_what_is_exported(tmp_path):
+    built = build_artifact(tmp_path / "a", Recipe(small_spec(**SPEC), method="dense"))
+    package = packaged(built)
+    config = ExportConfig(target="gguf", options=IDS_ALONE, file=str(tmp_path / "a.gguf"))
+    with (built.path / "flash.img").open("r+b") as file:
+        file.write(b"\xff")
+    with pytest.raises((ColdpressError, ArtifactError), match=r"flash.img: the sha256"):
+        export.run(config, package)
+    change_manifest(built.path, lambda manifest: manifest["source"].update(name="other"))
+    with pytest.raises(ColdpressError, match="run package again"):
+        export.run(config, package)
+    with pytest.raises(UnknownNameError, match=r"unknown export 'ggml'\. Known: gguf"):
+        export.run(config.model_copy(update={"target": "ggml"}), package)
+    assert os.listdir(tmp_path) == ["a"]
