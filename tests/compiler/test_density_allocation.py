@@ -1,5 +1,7 @@
 """Density allocation: a rule's shares are whole units of the asked bytes, and cost less than the same for all."""
 
+import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.choice import selector_arrays
 from compiler.activity.forward import LayerStream
 from compiler.activity.layer_counts import Activity
-from compiler.allocate import AllocateConfig, greedy, run, uniform
+from compiler.allocate import AllocateConfig, dip, global_threshold, greedy, run, uniform
 from compiler.allocate._losses import MeasuredLosses
 from compiler.allocate._magnitudes import Magnitudes
 from compiler.allocate._task import Key, Shares
@@ -94,6 +96,59 @@ def test_greedy_takes_the_selector_s_own_division_where_that_is_better() -> None
     own = task.whole_units(uniform.densities(task))
     losses.on_validation = lambda shares: 1.0 + (shares != own)  # type: ignore[method-assign]
     assert greedy.densities(task) == own
+
+
+def test_one_threshold_in_all_layers_is_a_quantile_of_all_entries() -> None:
+    task, losses = separable(0.4, units=200)
+    losses.signals[1, "mlp_in"] *= 3
+    losses.signals[0, "mlp_mid"] *= 0.2
+    curves = {key: magnitudes_of(signal) for key, signal in losses.signals.items()}
+    found = global_threshold.densities(dataclasses.replace(task, magnitudes=curves.__getitem__))
+    for family in FAMILIES:
+        both = np.abs([losses.signals[layer, family] for layer in (0, 1)])
+        level = np.quantile(both, 0.6)
+        for layer in (0, 1):
+            assert found[layer, family] == pytest.approx((both[layer] >= level).mean(), abs=2 / 200)
+    assert found[1, "mlp_in"] > 0.5 > 0.3 > found[0, "mlp_in"]
+
+
+def test_the_front_has_what_nothing_beats() -> None:
+    points = [dip.Point(round(x, 2), round(y, 2), {"mlp_in": x}) for x, y in RNG.random((80, 2))]
+    places = {(point.density, point.loss) for point in points}
+    alone = {
+        (density, loss)
+        for density, loss in places
+        if not any(x <= density and y <= loss and (x, y) != (density, loss) for x, y in places)
+    }
+    front = dip.pareto_front(points)
+    assert {(point.density, point.loss) for point in front} == alone
+    assert [point.density for point in front] == sorted(point.density for point in front)
+
+
+def test_lines_are_those_that_points_lie_on() -> None:
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    lines = {"mlp_in": (1.1, 0.3), "mlp_mid": (0.8, -0.6)}
+    points = [
+        dip.Point(sigmoid(x), 0.0, {family: sigmoid(slope * x + offset) for family, (slope, offset) in lines.items()})
+        for x in (-1.0, -0.2, 0.5, 1.5)
+    ]
+    for family, found in dip.fitted_lines(points).items():
+        assert found == pytest.approx(lines[family])
+
+
+def test_dip_divides_among_families_alone_and_better_than_not_at_all() -> None:
+    """The best division that all layers share, by trying them all."""
+    task, losses = separable(0.5, units=60)
+    found = dip.densities(task)
+    spread = max(abs(found[0, family] - found[1, family]) for family in FAMILIES)
+    assert spread <= 1 / 60 + 1e-9, "no more than what makes the bytes exact"
+    tried = [
+        losses.on_validation(task.same({"mlp_in": first / 60, "mlp_mid": 1.5 - first / 30})) for first in range(16, 45)
+    ]
+    same = losses.on_validation(task.whole_units(uniform.densities(task)))
+    assert losses.on_validation(found) <= min(tried) + 0.1 * (same - min(tried))
 
 
 def test_many_layers_are_measured_in_groups() -> None:
