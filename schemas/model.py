@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Count, Many, PositiveCount, Record, Sha256
+from schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
 
 Activation = Literal["relu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
 """The function of the gate, or of up in an MLP without one. `relu2` is relu(x)**2 (So et al. 2021); with `drelu` it is
@@ -126,7 +126,9 @@ class Distillation(Record):
 
     recipe: str
     curve: Many[DistillationPoint]
-    """The weights are those of its lowest point."""
+    """The weights come from its lowest point."""
+    share: Share = 1.0
+    """Of the way from the source's weights to those, where the weights are."""
 
 
 class Model(Record):

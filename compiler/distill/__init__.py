@@ -2,7 +2,8 @@
 
 Model in, model out, so all later stages work on either. How it learns is a recipe, a file of this package: `self` moves
 all weights (ActiveFlow 5), `lora` adapters that are fused at the end (DIP 4). Calibration blocks are trained on,
-validation blocks decide when it ends and which weights are kept. Off by default; what does not fit into this machine's
+validation blocks decide when it ends, which weights are kept, and how far those go back towards the source's, so that
+the student stays good where it runs dense, as over a prompt. Off by default; what does not fit into this machine's
 memory is refused with figures, before anything is loaded.
 """
 
@@ -56,6 +57,13 @@ class DistillConfig(SeedSetting, DeviceSetting):
         lt=1,
         description="share of the blocks of an update that the student runs without masks, so that it stays good dense",
     )
+    kept_gain: Annotated[float, Key("distill_kept_gain")] = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="share of what distillation wins on validation text that has to stay when weights are moved back "
+        "towards the source's, so that the student stays good dense; 1 moves nothing",
+    )
     validation_blocks: Annotated[PositiveCount, Key()] = Field(
         default=16, description="validation blocks that decide which distilled weights are kept"
     )
@@ -92,7 +100,7 @@ def run(
     size = Size(model.spec, shapes, sparsity.families, block_tokens, at_once, _weight_bytes(model), sparsity.format)
     _check_memory(config, size, device)
     from compiler.distill._task import Task
-    from compiler.training.loop import Schedule, train
+    from compiler.training.loop import Schedule, move_back, train
     from compiler.training.source import Source
     from compiler.training.state import States
 
@@ -112,9 +120,10 @@ def run(
     )
     states = States(work)
     curve = train(lesson, training, validation, schedule, states)
+    share = move_back(lesson, validation, curve, config.kept_gain, at_once)
     written = source.write(lesson.weight, work.folder / "source")
     states.remove()
-    return written.model_copy(update={"distillation": Distillation(recipe=config.recipe, curve=curve)})
+    return written.model_copy(update={"distillation": Distillation(recipe=config.recipe, curve=curve, share=share)})
 
 
 def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:

@@ -16,6 +16,8 @@ from schemas.base import PositiveCount, Record
 from schemas.families import slices
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peft.tuners.lora import Linear
     from torch import Tensor, nn
 
@@ -60,6 +62,8 @@ def _num_adapter_parameters(size: Size, options: Options) -> int:
 
 def prepare(task: "Task", options: Options) -> "Lesson":
     """One model with adapters and masks that can be turned off."""
+    import torch
+
     from compiler.distill._masks import attach
     from compiler.distill._rounded_adapters import RoundedAdapters
     from compiler.distill._rounding import stored_matrices
@@ -87,6 +91,12 @@ def prepare(task: "Task", options: Options) -> "Lesson":
         part = adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         return kept if part is None else kept.float() + part.get_delta_weight(ADAPTER).detach().cpu()
 
+    def at_share(trained: "Sequence[Tensor]", share: float) -> None:
+        grown = {id(part.lora_B[ADAPTER].weight) for part in adapted.values()}
+        with torch.no_grad():
+            for parameter, values in zip(parameters, trained, strict=True):
+                parameter.copy_(share * values if id(parameter) in grown else values)
+
     return Lesson(
         teacher=model,
         student=model,
@@ -95,6 +105,7 @@ def prepare(task: "Task", options: Options) -> "Lesson":
         teach=teach,
         running=running,
         masks=switch,
+        at_share=at_share,
     )
 
 

@@ -13,6 +13,10 @@ from compiler.training.memory import Size
 from schemas.base import Record
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
     from compiler.distill._task import Task
     from compiler.training.lesson import Lesson
 
@@ -49,6 +53,8 @@ def state_bytes(size: Size, options: Options) -> int:
 
 def prepare(task: "Task", options: Options) -> "Lesson":
     """Two models, the student with masks."""
+    import torch
+
     from compiler.distill._masks import attach
     from compiler.distill._rounding import Rounding
     from compiler.training.lesson import Lesson, Switch, as_it_is
@@ -61,6 +67,13 @@ def prepare(task: "Task", options: Options) -> "Lesson":
     switch = Switch()
     attach(student, task.source.modules, task.masks, switch, options.straight_through)
     rounded = Rounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
+
+    def at_share(trained: "Sequence[Tensor]", share: float) -> None:
+        parameters = zip(student.parameters(), teacher.parameters(), trained, strict=True)
+        with torch.no_grad():
+            for parameter, begin, end in parameters:
+                parameter.copy_(torch.lerp(begin, end, share))
+
     return Lesson(
         teacher=teacher,
         student=student,
@@ -69,4 +82,5 @@ def prepare(task: "Task", options: Options) -> "Lesson":
         cross_entropy=options.cross_entropy,
         running=rounded,
         masks=switch,
+        at_share=at_share,
     )

@@ -1,6 +1,6 @@
 """What the training loop is given: a student, its teacher, and what of the student may move."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -36,3 +36,6 @@ class Lesson:
     """Of the student's masks."""
     cross_entropy: float = 0.0
     """Share of the text's own tokens in the loss; the rest is the teacher's."""
+    at_share: Callable[[Sequence[Tensor], float], None] | None = None
+    """(values of `parameters`, share): puts the student's weights that share of the way from the source's to where
+    those values have them; None where there is no such way."""

@@ -5,10 +5,11 @@ of blocks, so the number of threads changes no bit of the result. What an interr
 folder; a run that goes on from there ends with the same bytes.
 """
 
+import bisect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ LOG = logging.getLogger(__name__)
 MAX_GRADIENT = 1.0
 STATE_S = 300.0
 """Seconds of work, at most, that an interrupted run has to do again."""
+SHARES = tuple(count / 20 for count in range(10, 20))
+"""Of the way from the source's weights to the trained ones, that are tried."""
 RunAll = Callable[..., Iterator[Any]]
 
 
@@ -89,6 +92,42 @@ def train(
         for parameter, values in zip(lesson.parameters, progress.best, strict=True):
             parameter.copy_(values)
     return tuple(progress.curve)
+
+
+def move_back(
+    lesson: Lesson, validation: np.ndarray, curve: Sequence[DistillationPoint], kept_gain: float, threads: int
+) -> float:
+    """Moves a trained student back towards its source, as far as `kept_gain` of what it won on validation text stays.
+
+    What is won falls slowly at first on this way, and what the student loses where it runs dense falls at once: the one
+    with about the square of what is left to go, the other with that of what was gone (Wortsman et al. 2022).
+
+    Args:
+        lesson: Its student has the weights that training ended with.
+        validation: int token ids [num_blocks, block_tokens], as in training.
+        curve: What training gave.
+        kept_gain: Share of the fall in divergence under masks that has to stay; 1 moves nothing.
+        threads: Blocks that run at a time.
+
+    Returns:
+        The share of the way that the weights are left at.
+    """
+    first, lowest = curve[0].validation_kl, min(point.validation_kl for point in curve)
+    if lesson.at_share is None or kept_gain == 1 or lowest >= first:
+        return 1.0
+    trained, at_share = [parameter.detach().clone() for parameter in lesson.parameters], lesson.at_share
+    with _workers(threads) as run_all:
+        judge = _Judge(lesson, _blocks(validation, lesson), run_all, threads)
+
+        def keeps_enough(share: float) -> bool:
+            at_share(trained, share)
+            return first - judge() >= kept_gain * (first - lowest)
+
+        found = bisect.bisect_left(SHARES, True, key=keeps_enough)
+    share = SHARES[found] if found < len(SHARES) else 1.0
+    at_share(trained, share)
+    LOG.info("distill: weights are left at %.2f of the way from the source's to the trained ones", share)
+    return share
 
 
 def _begin(lesson: Lesson, judge: "_Judge") -> Progress:

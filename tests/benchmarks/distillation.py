@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, metavar="N")
     parser.add_argument("--learning-rate", type=float, default=DistillConfig().learning_rate, metavar="X")
     parser.add_argument("--dense-share", type=float, default=DistillConfig().dense_share, metavar="X")
+    parser.add_argument("--kept-gain", type=float, default=DistillConfig().kept_gain, metavar="X")
     parser.add_argument("--verbose", action="store_true", help="tell every evaluation")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING)
@@ -189,6 +190,7 @@ def main() -> None:
         learning_rate=arguments.learning_rate,
         compute_device="cpu",
         dense_share=arguments.dense_share,
+        kept_gain=arguments.kept_gain,
     )
     rows: list[dict[str, Any]] = []
     for name in arguments.models:

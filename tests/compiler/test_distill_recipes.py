@@ -204,6 +204,40 @@ def test_a_student_that_also_runs_dense_stays_nearer_to_the_dense_model(tmp_path
     assert 0 < found[0.5] < 0.7 * found[0.0]
 
 
+@pytest.mark.parametrize("recipe", names("compiler.distill"))
+def test_weights_go_back_to_the_source_as_far_as_nine_tenths_of_the_gain_stay(tmp_path: Path, recipe: str) -> None:
+    model, corpus = model_at(tmp_path), corpus_at(tmp_path)
+    source = model.model_copy(update={"folder": str(tmp_path / "checkpoint")})
+    sparsity, base = top_k(model, tmp_path, 0.15), {"self": QUICK, "lora": LORA}[recipe]
+    whole, part = (
+        run(base.model_copy(update={"kept_gain": kept}), model, corpus, sparsity, workspace(tmp_path / f"{kept}"), 2)
+        for kept in (1.0, 0.9)
+    )
+    assert whole.distillation is not None
+    assert part.distillation is not None
+    share = part.distillation.share
+    assert whole.distillation.share == 1
+    assert 0.5 <= share < 1
+    for role in model.tensors:
+        begin, end = read_role(model, role), read_role(whole, role)
+        np.testing.assert_allclose(read_role(part, role), begin + share * (end - begin), atol=1e-6, err_msg=role)
+    sparse, dense = (
+        [held_out_divergence(load(source), load(found), density) for found in (source, whole, part)]
+        for density in (0.15, 1.0)
+    )
+    assert sparse[0] - sparse[2] > 0.8 * (sparse[0] - sparse[1]), "on other text than share was chosen by"
+    assert dense[2] < 0.9 * dense[1]
+
+
+def test_what_training_made_worse_is_the_source_and_goes_nowhere(tmp_path: Path) -> None:
+    model, corpus = model_at(tmp_path), corpus_at(tmp_path)
+    config = QUICK.model_copy(update={"steps": 2, "learning_rate": 10.0, "kept_gain": 0.9})
+    distilled = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "d"), 1)
+    assert distilled.distillation is not None
+    assert distilled.distillation.share == 1
+    assert all((read_role(distilled, role) == read_role(model, role)).all() for role in model.tensors)
+
+
 def test_unknown_recipes_and_options_are_refused(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     sparsity, work = top_k(model, tmp_path), workspace(tmp_path / "d")

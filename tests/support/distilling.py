@@ -19,8 +19,15 @@ from tests.support.statistics import sparsity_of, workspace
 
 LAYERS, HIDDEN, UNITS, VOCAB = 2, 32, 80, 320
 QUICK = DistillConfig(
-    steps=20, blocks_per_step=4, learning_rate=1e-3, validation_blocks=8, dense_share=0.0, compute_device="cpu"
+    steps=20,
+    blocks_per_step=4,
+    learning_rate=1e-3,
+    validation_blocks=8,
+    dense_share=0.0,
+    kept_gain=1.0,
+    compute_device="cpu",
 )
+"""Whose weights stay where training leaves them."""
 
 
 def model_at(
