@@ -7,33 +7,15 @@ and encoded again along its input, which rounds 8-bit and 4-bit values a second 
 Norms and biases are F32. What llama.cpp computes for which architecture is in `_llama_cpp.py`.
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import gguf
-import numpy as np
 from pydantic import Field
 
-from compiler.export import _gguf_vocabulary, _llama_cpp
-from compiler.export._llama_cpp import Architecture
-from compiler.export._stored import StoredModel, StoredTensor
-from runtime import _plugins
+from compiler.export._stored import StoredModel
 from schemas.base import Record
-from schemas.errors import ColdpressError
 
 TypeName = Literal["F32", "F16", "Q8_0", "Q4_0"]
-FORMATS: dict[TypeName, str] = {"F16": "fp16", "Q8_0": "int8_group32", "Q4_0": "int4_group32"}
-FILE_TYPES: dict[TypeName, gguf.LlamaFileType] = {
-    "F32": gguf.LlamaFileType.ALL_F32,
-    "F16": gguf.LlamaFileType.MOSTLY_F16,
-    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
-}
-BLOCK = 32
-"""Values that share a scale in Q8_0 and Q4_0."""
 
 
 class Options(Record):
@@ -47,128 +29,12 @@ class Options(Record):
     )
 
 
-@dataclass(frozen=True)
-class Planned:
-    """One tensor of the file."""
-
-    name: str
-    stored: StoredTensor
-    type: TypeName
-    rotated_heads: int
-    """Heads whose rows llama.cpp wants in another order; 0 for most tensors."""
-
-    @property
-    def copied(self) -> bool:
-        """Whether codes are taken as they are stored."""
-        return (
-            self.stored.format is not None
-            and self.stored.format == FORMATS.get(self.type)
-            and not self.stored.by_column
-        )
-
-    @property
-    def exact(self) -> bool:
-        """Whether its values are the artifact's."""
-        lossless = {("F32", None), ("F16", "fp16")}
-        return self.copied or (self.type, self.stored.format) in lossless
-
-
 def write(model: StoredModel, options: Options, path: Path) -> list[str]:
     """Writes the file; gives the names of the tensors whose values were rounded again.
 
     Raises:
         ColdpressError: if llama.cpp has no such architecture, tokenizer or weights.
     """
-    architecture = _llama_cpp.architecture_of(model.spec)
-    writer = gguf.GGUFWriter(path, architecture.name)
-    try:
-        _llama_cpp.add_shape(writer, model)
-        planned = [_planned(model, architecture, role, options) for role in _llama_cpp.roles(model)]
-        rounded = [tensor.name for tensor in planned if not tensor.exact]
-        _add_facts(writer, model, planned, rounded)
-        if options.gguf_tokenizer:
-            _gguf_vocabulary.add(writer, model.artifact)
-        else:
-            writer.add_tokenizer_model("none")
-        extra = _llama_cpp.rope_factors(model)
-        for tensor in planned:
-            _declare(writer, tensor)
-        for name, values in extra.items():
-            writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for values in (*_encoded_all(model, planned), *extra.values()):
-            writer.write_tensor_data(values)
-    finally:
-        writer.close()
-    return rounded
+    from compiler.export import _gguf_file  # with the package gguf, which nobody needs to know the options
 
-
-def _planned(model: StoredModel, architecture: Architecture, role: str, options: Options) -> Planned:
-    stored = model.tensors[role]
-    heads = architecture.rotated_heads(model.spec, role)
-    return Planned(_llama_cpp.tensor_name(architecture, role), stored, _type_of(stored, options), heads)
-
-
-def _type_of(stored: StoredTensor, options: Options) -> TypeName:
-    if len(stored.shape) == 1:
-        return "F32"
-    if options.gguf_type != "stored":
-        wanted: TypeName = options.gguf_type
-    elif stored.format is None:
-        wanted = "F32"
-    else:
-        wanted = _own_type(stored)
-    return "F16" if wanted in ("Q8_0", "Q4_0") and stored.shape[1] % BLOCK else wanted
-
-
-def _own_type(stored: StoredTensor) -> TypeName:
-    for name, format_name in FORMATS.items():
-        if format_name == stored.format:
-            return name
-    raise ColdpressError(
-        f"{stored.role} is stored as {stored.format}, which GGUF has no type for, expected one of "
-        f"{', '.join(FORMATS.values())}; give gguf_type=F16, Q8_0 or Q4_0 to have it rounded again"
-    )
-
-
-def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planned], rounded: list[str]) -> None:
-    """What the file is, where it comes from, and what is not exact in it."""
-    manifest = model.artifact.manifest
-    writer.add_name(manifest.source.name)
-    if manifest.source.license:
-        writer.add_license(manifest.source.license)
-    types: Counter[TypeName] = Counter(tensor.type for tensor in planned if len(tensor.stored.shape) == 2)
-    writer.add_file_type(FILE_TYPES[types.most_common(1)[0][0]])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_string("coldpress.artifact_sha256", model.artifact.sha256)
-    writer.add_uint32("coldpress.num_rounded_tensors", len(rounded))
-    writer.add_array("coldpress.rounded_tensors", rounded)
-
-
-def _declare(writer: gguf.GGUFWriter, tensor: Planned) -> None:
-    shape = tensor.stored.shape
-    if tensor.type in ("F32", "F16"):
-        dtype = np.dtype(np.float32 if tensor.type == "F32" else np.float16)
-        writer.add_tensor_info(tensor.name, shape, dtype, int(np.prod(shape)) * dtype.itemsize)
-        return
-    row_bytes = _plugins.load("runtime.quantization", FORMATS[tensor.type]).nbytes(shape[1])
-    kind = gguf.GGMLQuantizationType[tensor.type]
-    writer.add_tensor_info(tensor.name, (shape[0], row_bytes), np.dtype(np.uint8), shape[0] * row_bytes, kind)
-
-
-def _encoded_all(model: StoredModel, planned: list[Planned]) -> Iterator[np.ndarray]:
-    """The bytes of one tensor after another."""
-    for tensor in planned:
-        yield _encoded(model, tensor)
-
-
-def _encoded(model: StoredModel, tensor: Planned) -> np.ndarray:
-    role = tensor.stored.role
-    if tensor.copied:
-        return np.ascontiguousarray(_llama_cpp.neighbours(model.codes(role), tensor.rotated_heads))
-    values = _llama_cpp.neighbours(model.values(role), tensor.rotated_heads)
-    if tensor.type == "F32":
-        return np.ascontiguousarray(_llama_cpp.norm_weights(model.spec, role, values), "<f4")
-    return _plugins.load("runtime.quantization", FORMATS[tensor.type]).encode(np.ascontiguousarray(values))
+    return _gguf_file.write(model, options, path)

@@ -1,0 +1,145 @@
+"""The artifact in llama.cpp: the same greedy tokens from its GGUF export, the same prompts' tokens, and both speeds.
+
+`python -m tests.benchmarks.llama_cpp [--models prose7m …] [--formats fp16 …]`, with the extra `llama`. Each model is
+compiled with the dense selector and `export=gguf`, so that both engines compute with the same values. Continuations are
+greedy, up to 48 tokens behind the first 16 of test blocks, or to the end of text; in fp16 all are expected to be equal,
+while in other formats down matrices are rounded once more (README) and llama.cpp rounds activations, too. Both run on
+one thread, in turns; a ratio above 1 says that ours is faster. What cannot be exported is a row with the refusal.
+
+The last line is {model: {format: {continuations, equal, first_difference, texts, texts_equal, speed_ratio, rounded}}},
+or {model: {refused}}.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler._io import load_arrays, load_record
+from runtime.generate import Session
+from runtime.tokenizer import TextCodec
+from schemas.corpus import Corpus
+from schemas.export import Export
+from tests.benchmarks._report import finish, show
+from tests.benchmarks.end_to_end import MODELS, settings
+from tests.support.models import documents
+from tests.support.pipeline import build
+
+PROMPT_TOKENS, NEW_TOKENS, PROMPTS, ROUNDS = 16, 48, 12, 3
+TEXTS = (" two  spaces\n\n\tand lines ", 'He said: "Don\'t!" 1234 times.', "naïve 日本 🙂", *documents(20))
+
+
+class LlamaCpp:
+    """llama.cpp's own server in this process, on one thread."""
+
+    def __init__(self, file: str, context_length: int) -> None:
+        """Loads a GGUF file."""
+        import xllamacpp
+
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path, parameters.n_ctx, parameters.n_parallel = file, context_length, 1
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
+        parameters.verbosity, parameters.warmup = 0, True
+        self._server = xllamacpp.Server(parameters)
+
+    def _ask(self, path: str, question: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"{self._server.listening_address}/{path}",
+            json.dumps(question).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            return json.loads(answer.read())
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a prompt, special ones as it adds them."""
+        return self._ask("tokenize", {"content": text, "add_special": True, "parse_special": False})["tokens"]
+
+    def generate(self, prompt: Sequence[int]) -> tuple[list[int], float]:
+        """(greedy continuation without what ends it, tokens decoded per second)."""
+        greedy = {"temperature": 0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}
+        found = self._ask("completion", {"prompt": list(prompt), "n_predict": NEW_TOKENS, **greedy})
+        return found["tokens"], found["timings"]["predicted_per_second"]
+
+
+def ours(session: Session, prompt: Sequence[int]) -> tuple[list[int], float]:
+    """As `LlamaCpp.generate`."""
+    done = session.generate(prompt, NEW_TOKENS)
+    ids = [token for token in done.token_ids if token not in session.artifact.manifest.model.eos_token_ids]
+    return ids, done.metrics.num_tokens / max(done.metrics.decode_s, 1e-9)
+
+
+def first_difference(found: Sequence[int], expected: Sequence[int]) -> int | None:
+    """The first place in which two continuations differ; None where they are equal."""
+    pairs = [a == b for a, b in zip(found, expected, strict=False)]
+    return None if list(found) == list(expected) else (pairs.index(False) if False in pairs else len(pairs))
+
+
+def measure(top: Path) -> dict[str, Any]:
+    """Compares the artifact in a build folder with its export."""
+    exported = load_record(top / "export.json", Export)
+    blocks = load_arrays(load_record(top.parent / "tokenize.json", Corpus).split("test").arrays)["tokens"]
+    prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[:PROMPTS]]
+    (artifact,) = top.glob("*.coldpress")
+    session = Session(artifact)
+    engine, codec = LlamaCpp(exported.file, session.plan.context_length), TextCodec(session.artifact)
+    differences = [first_difference(engine.generate(prompt)[0], ours(session, prompt)[0]) for prompt in prompts]
+    speeds = [(ours(session, prompt)[1], engine.generate(prompt)[1]) for _ in range(ROUNDS) for prompt in prompts]
+    places = [place for place in differences if place is not None]
+    return {
+        "continuations": len(prompts),
+        "equal": differences.count(None),
+        "first_difference": min(places, default=None),
+        "texts": len(TEXTS),
+        "texts_equal": sum(engine.tokenize(text) == codec.encode(text) for text in TEXTS),
+        "speed_ratio": float(np.median([mine / theirs for mine, theirs in speeds])),
+        "rounded": len(exported.rounded),
+    }
+
+
+def compile_and_measure(model: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The figures of a model by format, or the sentence with which it was refused."""
+    found = {}
+    for name in arguments.formats:
+        config = {"method": "dense", "format": name, "label": name, "export": "gguf"}
+        try:
+            top = build(folder, **settings(model, arguments.device) | config)
+        except RuntimeError as error:
+            refused = [line for line in str(error).splitlines() if "export" in line and "error: " in line]
+            if not refused:
+                raise
+            return {"refused": refused[-1].partition("error: ")[2]}
+        found[name] = measure(top)
+        print(model, name, json.dumps(found[name]), flush=True)
+    return found
+
+
+def main() -> None:
+    """Prints the table and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="pixel6")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
+    parser.add_argument("--formats", nargs="+", default=["fp16", "int8_group32", "int4_group32"], metavar="FORMAT")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    figures: dict[str, dict[str, Any]] = {}
+    for model in arguments.models:
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            figures[model] = compile_and_measure(model, arguments, Path(folder))
+        print(model, json.dumps(figures[model]), flush=True)
+    rows = [(model, name, row) for model, found in figures.items() for name, row in found.items() if name != "refused"]
+    columns = list(rows[0][2]) if rows else []
+    show(
+        "ours and llama.cpp", ["model", "format", *columns], ([model, name, *row.values()] for model, name, row in rows)
+    )
+    finish(figures)
+
+
+if __name__ == "__main__":
+    main()
