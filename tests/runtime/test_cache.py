@@ -1,5 +1,7 @@
 """Each policy against the plain one-at-a-time definition of it, and against the paper's own example."""
 
+import functools
+import itertools
 from collections import OrderedDict
 
 import numpy as np
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.cache import lfu, lru, static
+from tests.benchmarks._belady import missed
 
 NUM_UNITS = 60
 requests = st.lists(st.sets(st.integers(0, NUM_UNITS - 1)), min_size=1, max_size=40)
@@ -121,3 +124,34 @@ def test_static_holds_its_pinned_units_only():
     assert cache.touch(np.array([0, 1, 2])).tolist() == [False, True, True]
     admitted, evicted = cache.admit(np.array([0]))
     assert admitted.size == evicted.size == 0
+
+
+def fewest_misses(capacity, wanted):
+    """Of all caches of that size, by trying every content after every request."""
+
+    @functools.cache
+    def from_here(number, kept):
+        if number == len(wanted):
+            return 0
+        request = frozenset(wanted[number])
+        candidates = sorted(kept | request)
+        contents = itertools.chain(*(itertools.combinations(candidates, size) for size in range(capacity + 1)))
+        return len(request - kept) + min(from_here(number + 1, frozenset(content)) for content in contents)
+
+    return from_here(0, frozenset())
+
+
+@settings(max_examples=60, deadline=None)
+@given(capacity=st.integers(0, 3), wanted=st.lists(st.sets(st.integers(0, 5), max_size=4), min_size=1, max_size=6))
+def test_the_benchmarks_bound_is_what_the_best_cache_misses(capacity, wanted):
+    found = missed(6, capacity, [np.array(sorted(ids), np.int32) for ids in wanted])
+    assert sum(ids.size for ids in found) == fewest_misses(capacity, wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(capacity=st.integers(0, 20), wanted=requests)
+def test_no_policy_misses_less_than_the_benchmarks_bound(capacity, wanted):
+    least = sum(ids.size for ids in missed(NUM_UNITS, capacity, [np.array(sorted(ids), np.int32) for ids in wanted]))
+    for policy in (lru, lfu, static):
+        hits = sum(len(entry[0]) for entry in run(policy, capacity, set(), wanted))
+        assert sum(map(len, wanted)) - hits >= least
