@@ -66,7 +66,7 @@ class Imatrix:
         with self.path.open("rb") as file:
             values = _Bytes(file, self.path, entry.at_bytes).floats(entry.num_values)
         counts = np.array(entry.counts, np.float32)[:, None]
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             means = np.where(counts > 0, values.reshape(len(counts), -1) / np.maximum(counts, 1), np.float32(1))
         if not (np.isfinite(means) & (means >= 0)).all():
             what = f"{clipped(name)} holds NaN, infinity or a number below 0, expected mean squares"
