@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schemas.base import Options, Record
+from schemas.base import Options, PositiveCount, Record
 from schemas.config import Key, OptionsOf
 from schemas.families import Method
 
@@ -38,6 +38,23 @@ class SeedSetting(Record):
 
     seed: Annotated[int, Key()] = Field(
         default=0, ge=0, description="what everything that is drawn derives from: text, weights, orders"
+    )
+
+
+class TrainingSetting(Record):
+    """For stages that train the model."""
+
+    blocks_per_step: Annotated[PositiveCount, Key("distill_blocks")] = Field(
+        default=8, description="calibration blocks per update in distillation and relufication"
+    )
+    validation_blocks: Annotated[PositiveCount, Key()] = Field(
+        default=16, description="validation blocks that decide which trained weights are kept"
+    )
+    evaluations: Annotated[PositiveCount, Key("distill_evaluations")] = Field(
+        default=8, description="how often distillation and relufication look at validation text"
+    )
+    patience: Annotated[PositiveCount, Key("distill_patience")] = Field(
+        default=3, description="evaluations in a row that bring nothing before training ends"
     )
 
 

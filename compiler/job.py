@@ -29,6 +29,7 @@ STAGES = (
     "tokenize",
     "preflight",
     "importance",
+    "relufy",
     "calibrate",
     "allocate",
     "distill",

@@ -1,6 +1,6 @@
 rule allocate:
     input:
-        model="ingest.json",
+        model=DENSE,
         corpus="tokenize.json",
         activations="calibrate.json",
         device=f"{DEVICE}/device.json",

@@ -1,6 +1,6 @@
 rule calibrate:
     input:
-        model="ingest.json",
+        model=DENSE,
         corpus="tokenize.json",
         shards=shards_in("", "calibrate"),
     output:
@@ -20,7 +20,7 @@ rule calibrate:
 
 rule calibrate_shard:
     input:
-        model="ingest.json",
+        model=DENSE,
         corpus="tokenize.json",
     output:
         "calibrate-shards/{shard}.json",

@@ -69,8 +69,10 @@ STANDS = os.path.isfile(f"{ARTIFACT}/manifest.json")
 DUE = f"{DEVICE}/.{{stage}}.{time.time_ns()}.due"
 PUBLISH_DUE = [] if STANDS else [DUE.format(stage="publish")]
 PACKAGE_DUE = [] if STANDS or os.path.isfile(f"{UNPUBLISHED}/manifest.json") else [DUE.format(stage="package")]
-# The model that is compiled: the checkpoint, or what distillation made of it.
-SOURCE = f"{DEVICE}/distill.json" if CONFIG["distill"] else "ingest.json"
+# The model that is calibrated: the checkpoint, or what it is with another activation.
+DENSE = "ingest.json" if CONFIG["relufy"] == "off" else "relufy.json"
+# The model that is compiled: that one, or what distillation made of it.
+SOURCE = f"{DEVICE}/distill.json" if CONFIG["distill"] else DENSE
 CHUNKS = settings.chunks(CONFIG)
 # Layer-wise jobs that may share a machine's memory; where they are sent to a cluster, each has its own share of it.
 AT_A_TIME = 1 if workflow.remote_exec else len(CHUNKS)

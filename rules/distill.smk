@@ -1,6 +1,6 @@
 rule distill:
     input:
-        model="ingest.json",
+        model=DENSE,
         corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
     output:

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
 
-Activation = Literal["relu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
+Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh"]
 """The function of the gate, or of up in an MLP without one. `relu2` is relu(x)**2 (So et al. 2021); with `drelu` it is
-relu, and up passes a relu, too: relu(gate) * relu(up) (Bamboo, TurboSparse)."""
-EXACT_ZEROS: frozenset[Activation] = frozenset(("relu", "relu2", "drelu"))
+relu, and up passes a relu, too: relu(gate) * relu(up) (Bamboo, TurboSparse); `fatrelu` is x from a threshold on and 0
+below (Kurtz et al. 2020)."""
+EXACT_ZEROS: frozenset[Activation] = frozenset(("relu", "relu2", "drelu", "fatrelu"))
 """Those that are exactly zero for part of their inputs, so that leaving out units need not cost anything."""
 MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The matrices of a layer."""
@@ -37,6 +38,8 @@ class ModelSpec(Record):
     head_dim: PositiveCount
     max_position_embeddings: PositiveCount
     hidden_act: Activation
+    activation_threshold: float = Field(default=0.0, ge=0)
+    """Of `fatrelu`; 0 with others."""
     gated_mlp: bool
     num_experts: PositiveCount = 1
     """MLPs of a layer, of which a router picks some; 1 where there is no router."""
@@ -119,6 +122,13 @@ class DistillationPoint(Record):
     """Mean over the steps since the evaluation before; None of the first."""
     validation_kl: float
     """Nats per token of validation text, from the dense model."""
+    validation_penalty: float = 0.0
+    """What is added to it where there is a penalty."""
+
+    @property
+    def validation_loss(self) -> float:
+        """What the choice of weights goes by."""
+        return self.validation_kl + self.validation_penalty
 
 
 class Distillation(Record):
@@ -132,7 +142,7 @@ class Distillation(Record):
 
 
 class Model(Record):
-    """What `ingest` and `distill` give: a checked checkpoint."""
+    """What `ingest`, `relufy` and `distill` give: a checked checkpoint."""
 
     spec: ModelSpec
     name: str
@@ -152,5 +162,7 @@ class Model(Record):
     weights_sha256: Sha256
     """Digest over the weight files' names and digests: the identity of the weights."""
     num_parameters: PositiveCount
+    relufication: Distillation | None = None
+    """Of what `relufy` trained; its recipe is the new activation."""
     distillation: Distillation | None = None
     """Of what `distill` trained."""

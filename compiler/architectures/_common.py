@@ -18,6 +18,8 @@ from schemas.model import Activation, ModelSpec
 if TYPE_CHECKING:
     from torch import nn
 
+THRESHOLD_KEY = "relu_threshold"
+"""A key of our own: below it the ReLU of a model that `relufy` made is zero. transformers does not know it."""
 KEYS = frozenset(
     {
         "architectures",
@@ -31,6 +33,7 @@ KEYS = frozenset(
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",
+        THRESHOLD_KEY,
     }
 )
 LLAMA_KEYS = frozenset(
@@ -81,6 +84,8 @@ class Modules:
     """The signals that such a layer has (schemas/families.py)."""
     activation: str = "silu"
     """The one of a config.json that names none."""
+    activation_key: str = "hidden_act"
+    """Where config.json names it."""
     partial_rotary: bool = False
     """Whether a part of each head's dimensions may be all that is rotated."""
     built_of: str | None = None
@@ -130,10 +135,23 @@ def causal_lm(modules: Modules, config: Any) -> "nn.Module":
 
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-        if modules.adapt:
-            for layer in model.get_submodule(modules.base).layers:
+        for layer in model.get_submodule(modules.base).layers:
+            if modules.adapt:
                 modules.adapt(layer)
+            if getattr(config, THRESHOLD_KEY, 0):
+                layer.set_submodule(modules.taps["mlp_activation"].path, _fatrelu(getattr(config, THRESHOLD_KEY)))
     return model
+
+
+def _fatrelu(threshold: float) -> "nn.Module":
+    """x from `threshold` on, 0 below: transformers has no such activation."""
+    import torch
+
+    class FatRelu(torch.nn.Module):
+        def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+            return torch.where(x >= threshold, x, 0.0)
+
+    return FatRelu()
 
 
 def activation(name: str) -> Activation:
@@ -145,6 +163,22 @@ def activation(name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise CheckpointError(f"config.json: the activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def activation_fields(modules: Modules, config: Any) -> dict[str, Any]:
+    """The fields of a spec that say what the activation is.
+
+    Raises:
+        CheckpointError: if the runtime has no such activation, or it can have no threshold.
+    """
+    name, threshold = activation(getattr(config, modules.activation_key)), getattr(config, THRESHOLD_KEY, 0) or 0
+    if not threshold:
+        return {"hidden_act": name}
+    if name != "relu":
+        raise CheckpointError(
+            f"config.json: {THRESHOLD_KEY} is {threshold:g} beside the activation {name}, expected it beside relu alone"
+        )
+    return {"hidden_act": "fatrelu", "activation_threshold": float(threshold)}
 
 
 def rope(modules: Modules, config: Any) -> tuple[np.ndarray, float]:
@@ -203,7 +237,7 @@ def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None,
         "num_key_value_heads": key_value_heads,
         "head_dim": head_dim,
         "max_position_embeddings": context,
-        "hidden_act": activation(config.hidden_act),
+        **activation_fields(modules, config),
         "gated_mlp": True,
         "norm": "rms_norm",
         "position": "rotary",

@@ -33,6 +33,7 @@ MODULES = _common.Modules(
         "mlp_inner": _common.Tap("fc2"),
     },
     activation="relu",
+    activation_key="activation_function",
 )
 LAYER_NORM_EPS = 1e-5  # torch's default, which transformers takes
 POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding
@@ -63,7 +64,7 @@ def spec(config: Any) -> ModelSpec:
         num_key_value_heads=config.num_attention_heads,
         head_dim=config.hidden_size // config.num_attention_heads,
         max_position_embeddings=config.max_position_embeddings,
-        hidden_act=_common.activation(config.activation_function),
+        **_common.activation_fields(MODULES, config),
         gated_mlp=False,
         norm="layer_norm",
         norm_eps=LAYER_NORM_EPS,

@@ -182,6 +182,8 @@ def check_value(key: str, value: Any, file: str = "config.json") -> None:
         raise _wrong(file, key, value, "true or false")
     elif key in TEXTS and not isinstance(value, str):
         raise _wrong(file, key, value, "a text")
+    elif key == _common.THRESHOLD_KEY and not _is_between(value, 1 << 10):
+        raise _wrong(file, key, value, "a number above 0 and below 1024")
     elif key in ("rms_norm_eps", "norm_eps") and not _is_between(value, 1):
         raise _wrong(file, key, value, "a number between 0 and 1")
     elif key == "eos_token_id":

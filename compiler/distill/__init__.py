@@ -8,24 +8,18 @@ memory is refused with figures, before anything is loaded.
 """
 
 import logging
-from math import prod
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from compiler._io import Workspace, load_arrays
-from compiler._shared_settings import DeviceSetting, SeedSetting
+from compiler._shared_settings import DeviceSetting, SeedSetting, TrainingSetting
 from compiler.activity.forward import choose_device
-from compiler.checkpoint.tensors import stored_dtype
-from compiler.device import host
-from compiler.training.memory import PROCESS_BYTES, Size
+from compiler.training.memory import PROCESS_BYTES, Size, check_memory, weight_bytes
 from runtime._plugins import load, options_of
-from runtime.artifact.tensor_header import ITEM_BYTES
-from runtime.quantities import show_bytes
 from schemas.base import Options, PositiveCount
 from schemas.config import Key, OptionsOf
 from schemas.corpus import Corpus
-from schemas.errors import DoesNotFitError
 from schemas.model import Distillation, Model
 from schemas.sparsity import Sparsity
 
@@ -33,7 +27,7 @@ LOG = logging.getLogger(__name__)
 RECIPES = "compiler.distill"
 
 
-class DistillConfig(SeedSetting, DeviceSetting):
+class DistillConfig(SeedSetting, DeviceSetting, TrainingSetting):
     """Settings of `distill`."""
 
     recipe: Annotated[str, Key(plugins=RECIPES)] = Field(
@@ -44,9 +38,6 @@ class DistillConfig(SeedSetting, DeviceSetting):
     )
     steps: Annotated[PositiveCount, Key("distill_steps")] = Field(
         default=80, description="updates of the weights in distillation"
-    )
-    blocks_per_step: Annotated[PositiveCount, Key("distill_blocks")] = Field(
-        default=8, description="calibration blocks per update in distillation"
     )
     learning_rate: Annotated[float, Key()] = Field(
         default=5e-4, gt=0, description="AdamW's first step size in distillation"
@@ -63,15 +54,6 @@ class DistillConfig(SeedSetting, DeviceSetting):
         le=1,
         description="share of what distillation wins on validation text that has to stay when weights are moved back "
         "towards the source's, so that the student stays good dense; 1 moves nothing",
-    )
-    validation_blocks: Annotated[PositiveCount, Key()] = Field(
-        default=16, description="validation blocks that decide which distilled weights are kept"
-    )
-    evaluations: Annotated[PositiveCount, Key("distill_evaluations")] = Field(
-        default=8, description="how often distillation looks at validation text"
-    )
-    patience: Annotated[PositiveCount, Key("distill_patience")] = Field(
-        default=3, description="evaluations in a row that bring nothing before distillation ends"
     )
 
 
@@ -97,8 +79,10 @@ def run(
     at_once = threads if device == "cpu" else 1
     shapes = {role: source.shape for role, source in model.tensors.items()}
     block_tokens = corpus.split("calibration").block_tokens
-    size = Size(model.spec, shapes, sparsity.families, block_tokens, at_once, _weight_bytes(model), sparsity.format)
-    _check_memory(config, size, device)
+    size = Size(model.spec, shapes, sparsity.families, block_tokens, at_once, weight_bytes(model), sparsity.format)
+    needed = ram_bytes(size, config.recipe, config.options)
+    others = "" if config.recipe == "lora" else "recipe=lora, "
+    check_memory("distill", f"recipe={config.recipe}", needed, size, device, "distill=false", others)
     from compiler.distill._task import Task
     from compiler.training.loop import Schedule, move_back, train
     from compiler.training.source import Source
@@ -136,29 +120,3 @@ def disk_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
     """The most that distilling leaves in the build folder: weights in float32, and two states while it runs."""
     found = load(RECIPES, recipe)
     return 4 * size.num_parameters + 2 * found.state_bytes(size, options_of(found, options))
-
-
-def _check_memory(config: DistillConfig, size: Size, device: str) -> None:
-    needed, free = ram_bytes(size, config.recipe, config.options), _free_bytes(device)
-    LOG.info("distill: recipe %s needs %s of memory, %s are free", config.recipe, show_bytes(needed), show_bytes(free))
-    if needed > free:
-        others = "" if config.recipe == "lora" else "recipe=lora, "
-        fewer = "fewer --cores, " if size.threads > 1 else ""
-        raise DoesNotFitError(
-            f"distill needs {show_bytes(needed)} of memory for the {size.num_parameters:,} parameters of "
-            f"{size.spec.model_type} with recipe={config.recipe}, {'this machine' if device == 'cpu' else device} has "
-            f"{show_bytes(free)} free; build with {others}{fewer}a smaller block_tokens or distill=false"
-        )
-
-
-def _free_bytes(device: str) -> int:
-    if device == "cpu":
-        return host.free_dram_bytes()
-    import torch
-
-    return torch.cuda.mem_get_info(device)[0]
-
-
-def _weight_bytes(model: Model) -> int:
-    """Of all tensors as they are stored."""
-    return sum(ITEM_BYTES[stored_dtype(model, role)] * prod(source.shape) for role, source in model.tensors.items())

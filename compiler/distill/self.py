@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from compiler.distill._task import Task
     from compiler.training.lesson import Lesson
 
-BYTES_PER_PARAMETER = 4 * (1 + 1 + 1 + 2 + 1)
-"""Teacher, student, gradient, Adam's two moments and the best weights so far."""
-STATE_BYTES_PER_PARAMETER = 4 * 4
-
 
 class Options(Record):
     """What is learned from, and how."""
@@ -40,15 +36,13 @@ class Options(Record):
 
 
 def ram_bytes(size: Size, options: Options) -> int:
-    """Bytes of memory: every copy of the weights, a gradient for each block that runs, and what blocks keep."""
-    copies = (BYTES_PER_PARAMETER + 4 * size.threads) * size.num_parameters
-    running = size.threads * size.running_bytes(widened=False)
-    return copies + max(running, size.writing_bytes) + 4 * size.num_parameters * options.rounded
+    """Bytes of memory: two models, and with `rounded` the matrices as the format holds them."""
+    return size.two_models_bytes + 4 * size.num_parameters * options.rounded
 
 
 def state_bytes(size: Size, options: Options) -> int:
     """Bytes of one state that training goes on from."""
-    return STATE_BYTES_PER_PARAMETER * size.num_parameters
+    return size.two_models_state_bytes
 
 
 def prepare(task: "Task", options: Options) -> "Lesson":

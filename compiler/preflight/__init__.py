@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
+from compiler import relufy
 from compiler._io import Workspace
+from compiler.checkpoint.shapes import Shapes
 from compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes
 from compiler.device import host
 from compiler.preflight import _needs, _trial
@@ -84,13 +86,13 @@ def run(
     stages: tuple[StageNeeds, ...] = ()
     trial_layers = 0
     if config.mode != "off":
-        build = _build_of(config, model, threads)
+        build, whole = _build_of(config, model, threads), _trial.compiled(model, config.settings)
         thorough = config.mode == "always" or _weight_bytes(model) >= LARGE_BYTES
         _log_license(model)
         _check_tokens(wanted, build.method, corpus.name, found_tokens, thorough)
         _check_shards(config.shards, blocks.num_blocks)
-        _check_budget(build, model, device)
-        stages = _needs_of(config, model, blocks.num_blocks, blocks.block_tokens, build)
+        _check_budget(build, whole, device)
+        stages = _needs_of(config, whole, blocks.num_blocks, blocks.block_tokens, build)
         check_ram(stages, free_ram, min(config.jobs, threads))
         check_disk(stages, free_disk, Path(config.folder), device.name)
         if thorough:
@@ -107,7 +109,7 @@ def run(
 
 
 def check_download(
-    config: PreflightConfig, model: HasShapes, device: DeviceProfile, download: Download, threads: int | None
+    config: PreflightConfig, model: Shapes, device: DeviceProfile, download: Download, threads: int | None
 ) -> None:
     """Refuses a build before its model is fetched, by what config.json and the hub's index say of it.
 
@@ -124,6 +126,7 @@ def check_download(
     tokenize = config.settings["tokenize"]
     block_tokens = min(int(str(tokenize["block_tokens"])), model.spec.max_position_embeddings)
     num_blocks = max(1, int(str(tokenize["calibration_tokens"])) // block_tokens)
+    model = _trial.compiled(model, config.settings)
     build = _build_of(config, model, threads or 1)
     _check_budget(build, model, device)
     stages = _needs_of(config, model, num_blocks, block_tokens, build)
@@ -213,6 +216,7 @@ def _needs_of(
         num_tokens=num_blocks * block_tokens,
         block_tokens=block_tokens,
         dram_budget_bytes=build.dram_budget_bytes,
+        relufy=build.settings["relufy"]["activation"] != relufy.OFF,
         distill=config.distill,
         threads=build.threads,
         order=build.settings["order"]["heuristic"],

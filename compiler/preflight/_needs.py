@@ -3,6 +3,7 @@
 Memory is that of one job, and jobs hold one layer at a time. With L layers, hidden size H, intermediate size F, T
 calibration tokens, and U units of the method's families in a layer:
 
+    relufy        two models in float32, with all that training keeps of one of them (compiler/training/memory.py)
     distill       what its recipe says (compiler/distill/<recipe>.py)
     calibrate     a layer's weights and its largest matrix once more (float32, where bfloat16 may do), the MLPs of the
                   blocks that run, bits U T / 8 twice
@@ -23,7 +24,7 @@ calibration tokens, and U units of the method's families in a layer:
 
 Disk is what stays in the build folder: statistics L (U T / 8 + 2 T H) once for each pass over the text, again for its
 shards, and two layers' hidden states while it runs; predictors of all sizes; orders and tiers; codes of all weights;
-the artifact, which is as large again; the weights in float32 if they are distilled, and what training goes on from;
+the artifact, which is as large again; the weights in float32 if they are trained, and what training goes on from;
 Gram matrices in float32 with gptq.
 """
 
@@ -31,7 +32,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
-from compiler import distill
+from compiler import distill, relufy
 from compiler.activity.forward import HEAD_ROWS
 from compiler.candidates import families_for, methods_for
 from compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
@@ -85,6 +86,7 @@ class Build:
     num_tokens: int
     block_tokens: int
     dram_budget_bytes: int
+    relufy: bool
     distill: bool
     threads: int
     order: str
@@ -135,6 +137,7 @@ def ram_bytes(build: Build) -> dict[str, int]:
     """Stage -> the most that one job of it holds in memory."""
     calibrate = _calibrate_ram(build)
     needs = {
+        "relufy": relufy.ram_bytes(_distilled(build)) if build.relufy else 0,
         "calibrate": calibrate,
         "distill": distill.ram_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": calibrate if build.counts_again else PYTHON_BYTES,
@@ -160,6 +163,7 @@ def disk_bytes(build: Build) -> dict[str, int]:
     codes = flash_bytes(build.families, spec, build.format) + resident_bytes(build.model, build.families, build.format)
     units = build.layer_units * spec.num_hidden_layers
     needs = {
+        "relufy": relufy.disk_bytes(_distilled(build)) if build.relufy else 0,
         "calibrate": statistics * copies,
         "distill": distill.disk_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": statistics * copies if build.counts_again else 0,

@@ -11,13 +11,15 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from compiler import relufy
 from compiler._io import digest, load_arrays, save_arrays, save_record, sha256_of
 from compiler.candidates import AUTO, families_for, methods_for, own_options
 from compiler.checkpoint.private import private_folder
+from compiler.checkpoint.shapes import Shapes
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import HasShapes, buffers_for, kv_cache_bytes, resident_bytes
@@ -30,12 +32,14 @@ from schemas.errors import ColdpressError
 from schemas.families import FamilyName, FormatName, Method
 from schemas.model import Model, SourceFile
 
+M = TypeVar("M", Model, Shapes)
 LOG = logging.getLogger(__name__)
 LAYERS = 2
 TOKENS = 512
 BLOCK_TOKENS = 64
 """Calibration tokens, enough for predictors to be trained, chosen and judged on; and how long a block is at most."""
 SHORTENED = {
+    "relufy": {"steps": 1, "blocks_per_step": 1, "validation_blocks": 1},
     "distill": {"steps": 1, "blocks_per_step": 1, "validation_blocks": 1},
     "predict": {"steps": 4},
     "verify": {"test_tokens": 8},
@@ -98,14 +102,22 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
         save_record(few, folder / "ingest.json")
         save_record(slice_corpus(corpus, folder / "tokenize"), folder / "tokenize.json")
         save_record(device, folder / "device.json")
-        budget = slice_budget(model, few, build, device.flash.page_bytes.value)
-        stages = _stages(build, model.spec.exact_zeros)
+        whole = compiled(model, build.settings)
+        budget = slice_budget(whole, compiled(few, build.settings), build, device.flash.page_bytes.value)
+        stages = _stages(build, whole.spec.exact_zeros)
         for stage in stages[stages.index("preflight") + 1 :]:
             _try(_job(stage, build, stages, few.spec.num_hidden_layers, budget, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     LOG.info("preflight: all stages ran on %d layers in %.0f s", LAYERS, time.monotonic() - started)
     return few.spec.num_hidden_layers
+
+
+def compiled(model: M, settings: Mapping[str, Mapping[str, Any]]) -> M:
+    """The model as the stages from `calibrate` on see it."""
+    asked = settings["relufy"]
+    spec = relufy.relufied(model.spec, asked["activation"], asked["threshold"])
+    return model.model_copy(update={"spec": spec}) if isinstance(model, Model) else replace(model, spec=spec)
 
 
 def slice_model(model: Model, folder: Path) -> Model:
@@ -199,6 +211,8 @@ def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: i
 def _stages(build: Build, exact_zeros: bool) -> list[str]:
     """What the build consists of."""
     left_out = set() if build.distill else {"distill"}
+    if build.settings["relufy"]["activation"] == relufy.OFF:
+        left_out.add("relufy")
     methods = methods_for(build.method, exact_zeros)
     if not any(load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods):
         left_out |= {"predict", "size"}

@@ -54,8 +54,10 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
     """The charts that there are numbers for, in the order of the stages."""
     yield _density_chart(inputs)
     yield _share_chart(inputs.layout)
+    if inputs.model.relufication is not None:
+        yield _training_chart("Relufication", "model with its new activation", inputs.model.relufication)
     if inputs.model.distillation is not None:
-        yield _distillation_chart(inputs.model.distillation)
+        yield _training_chart("Distillation", "sparse model", inputs.model.distillation)
     if curves:
         yield _frequency_chart(curves)
         yield _order_chart(inputs)
@@ -104,15 +106,15 @@ def _share_chart(layout: Layout) -> Chart:
     return Chart("Kept in DRAM", _charts.stacked("share of the layer's units", series, layers), caption)
 
 
-def _distillation_chart(distillation: Distillation) -> Chart:
-    curve = distillation.curve
-    lowest = min(point.validation_kl for point in curve)
+def _training_chart(title: str, student: str, training: Distillation) -> Chart:
+    curve = training.curve
+    kept = min(curve, key=lambda point: point.validation_loss).validation_kl
     caption = (
-        f"KL divergence of the sparse model from the dense one on validation text while the recipe "
-        f"{distillation.recipe} trained: {curve[0].validation_kl:.3f} before, {lowest:.3f} where the weights were kept."
+        f"KL divergence of the {student} from the dense one on validation text while {training.recipe} trained: "
+        f"{curve[0].validation_kl:.3f} before, {kept:.3f} where the weights were kept."
     )
     points = {float(point.step): point.validation_kl for point in curve}
-    return Chart("Distillation", _charts.line("updates", "KL, nats per token", points), caption)
+    return Chart(title, _charts.line("updates", "KL, nats per token", points), caption)
 
 
 def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:

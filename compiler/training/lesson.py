@@ -10,6 +10,11 @@ as_it_is = nullcontext[None]
 """Nothing changes while the student runs."""
 
 
+def nothing_added() -> AbstractContextManager[list[Tensor]]:
+    """The loss is as it is."""
+    return nullcontext([])
+
+
 @dataclass
 class Switch:
     """Whether masks are on; the teacher may be the student without them."""
@@ -39,3 +44,6 @@ class Lesson:
     at_share: Callable[[Sequence[Tensor], float], None] | None = None
     """(values of `parameters`, share): puts the student's weights that share of the way from the source's to where
     those values have them; None where there is no such way."""
+    watched: Callable[[], AbstractContextManager[list[Tensor]]] = nothing_added
+    """Around a forward pass of the student and what is derived from it, in the thread that runs it: what the pass adds
+    to the loss, in the order of layers."""

@@ -121,7 +121,7 @@ def move_back(
 
         def keeps_enough(share: float) -> bool:
             at_share(trained, share)
-            return first - judge() >= kept_gain * (first - lowest)
+            return first - judge()[0] >= kept_gain * (first - lowest)
 
         found = bisect.bisect_left(SHARES, True, key=keeps_enough)
     share = SHARES[found] if found < len(SHARES) else 1.0
@@ -131,8 +131,9 @@ def move_back(
 
 
 def _begin(lesson: Lesson, judge: "_Judge") -> Progress:
-    first = DistillationPoint(step=0, loss=None, validation_kl=judge())
-    LOG.info("distill: before the first step the KL to the dense model is %.4f nats per token", first.validation_kl)
+    divergence, penalty = judge()
+    first = DistillationPoint(step=0, loss=None, validation_kl=divergence, validation_penalty=penalty)
+    LOG.info("training: before the first step the KL to the dense model is %.4f nats per token", first.validation_kl)
     return Progress(0, [first], [], [parameter.detach().clone() for parameter in lesson.parameters])
 
 
@@ -140,13 +141,14 @@ def _look(progress: Progress, lesson: Lesson, judge: "_Judge", schedule: Schedul
     """Evaluates where it is time to, and saves the state then, or where the last one is long ago."""
     if progress.step % schedule.every == 0 or progress.step == schedule.steps:
         found, loss = judge(), math.fsum(progress.losses) / len(progress.losses)
-        if found < progress.lowest.validation_kl:
+        point = DistillationPoint(step=progress.step, loss=loss, validation_kl=found[0], validation_penalty=found[1])
+        if point.validation_loss < progress.lowest.validation_loss:
             progress.best = [parameter.detach().clone() for parameter in lesson.parameters]
-        progress.curve.append(DistillationPoint(step=progress.step, loss=loss, validation_kl=found))
+        progress.curve.append(point)
         progress.losses = []
         LOG.info(
-            "distill: step %d of %d, loss %.4f, validation KL %.4f nats per token",
-            *(progress.step, schedule.steps, loss, found),
+            "training: step %d of %d, loss %.4f, validation KL %.4f nats per token",
+            *(progress.step, schedule.steps, loss, found[0]),
         )
     elif time.monotonic() - progress.since < STATE_S:
         return
@@ -164,7 +166,7 @@ def _check_finite(loss: float, step: int, schedule: Schedule) -> None:
 
 def _tired(curve: list[DistillationPoint], patience: int) -> bool:
     """Whether the last evaluations brought nothing."""
-    best = min(range(len(curve)), key=lambda at: curve[at].validation_kl)
+    best = min(range(len(curve)), key=lambda at: curve[at].validation_loss)
     return len(curve) - 1 - best >= patience
 
 
@@ -204,34 +206,38 @@ def _taught(lesson: Lesson, run_all: RunAll, blocks: list[Tensor]) -> list[Tenso
 
 @dataclass(frozen=True)
 class _Judge:
-    """KL on validation blocks."""
+    """KL on validation blocks, and what is added to it."""
 
     lesson: Lesson
     blocks: list[Tensor]
     run_all: RunAll
     threads: int
 
-    def __call__(self) -> float:
+    def __call__(self) -> tuple[float, float]:
         """In nats per token."""
-        found: list[float] = []
+        found: list[tuple[float, float]] = []
 
-        def one(wanted: Tensor, block: Tensor) -> float:
-            with torch.no_grad():
-                return loss_of(wanted, _logits(self.lesson.student, block), block).item()
+        def one(wanted: Tensor, block: Tensor) -> tuple[float, float]:
+            with torch.no_grad(), self.lesson.watched() as added:
+                loss = loss_of(wanted, _logits(self.lesson.student, block), block).item()
+                return loss, math.fsum(part.item() for part in added)
 
         for some in _at_a_time(self.blocks, self.threads):
             taught = _taught(self.lesson, self.run_all, some)
             with self.lesson.running():
                 found += self.run_all(one, taught, some)
-        return math.fsum(found) / len(found)
+        divergences, penalties = zip(*found, strict=True)
+        return math.fsum(divergences) / len(found), math.fsum(penalties) / len(found)
 
 
 def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], schedule: Schedule) -> float:
     """Mean gradient over `blocks`, added up in their order, the first of them dense; gives the mean loss."""
 
     def one(wanted: Tensor, block: Tensor) -> tuple[float, tuple[Tensor, ...]]:
-        loss = loss_of(wanted, _logits(lesson.student, block), block, lesson.cross_entropy)
-        return loss.item(), torch.autograd.grad(loss, lesson.parameters)
+        with lesson.watched() as added:  # the backward pass may run layers again, which must do all that they did
+            loss = loss_of(wanted, _logits(lesson.student, block), block, lesson.cross_entropy)
+            loss = sum(tuple(added), loss)
+            return loss.item(), torch.autograd.grad(loss, lesson.parameters)
 
     for parameter in lesson.parameters:
         parameter.grad = torch.zeros_like(parameter)

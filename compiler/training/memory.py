@@ -11,16 +11,26 @@ layer's matrices or the head once more, as they are widened when they are used. 
 float32 twice: its tensors, and their bytes.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from compiler.checkpoint.tensors import stored_dtype
+from compiler.device import host
 from runtime._plugins import load
+from runtime.artifact.tensor_header import ITEM_BYTES
+from runtime.quantities import show_bytes
+from schemas.errors import DoesNotFitError
 from schemas.families import FamilyName, FormatName
-from schemas.model import ModelSpec
+from schemas.model import Model, ModelSpec
 
+LOG = logging.getLogger(__name__)
 KEPT_BYTES = 1 << 30
 """What the blocks that run may keep for the backward pass; layers run again where they would keep more."""
+BYTES_PER_PARAMETER = 4 * (1 + 1 + 1 + 2 + 1)
+"""Teacher, student, gradient, Adam's two moments and the best weights so far."""
+STATE_BYTES_PER_PARAMETER = 4 * 4
 PROCESS_BYTES = 700 << 20
 """A process that has imported torch, transformers and peft, before it does anything."""
 
@@ -78,6 +88,18 @@ class Size:
         return sum(max(rows * nbytes(columns), columns * nbytes(rows)) for rows, columns in matrices)
 
     @property
+    def two_models_bytes(self) -> int:
+        """Where teacher and student are two models in float32, and all weights of the student move: every copy of the
+        weights, a gradient for each block that runs, and what blocks keep."""
+        copies = (BYTES_PER_PARAMETER + 4 * self.threads) * self.num_parameters
+        return copies + max(self.threads * self.running_bytes(widened=False), self.writing_bytes)
+
+    @property
+    def two_models_state_bytes(self) -> int:
+        """Of one state that such training goes on from."""
+        return STATE_BYTES_PER_PARAMETER * self.num_parameters
+
+    @property
     def writing_bytes(self) -> int:
         """What one file of the result takes while it is written."""
         return 2 * 4 * self._layer_parameters
@@ -92,3 +114,42 @@ class Size:
     @property
     def _layer_parameters(self) -> int:
         return sum(prod(shape) for role, shape in self.shapes.items() if role.startswith("layers.0."))
+
+
+def check_memory(stage: str, how: str, needed: int, size: Size, device: str, without: str, others: str = "") -> None:
+    """Refuses what does not fit.
+
+    Args:
+        stage: That trains.
+        how: The setting that decides what it takes.
+        needed: Bytes.
+        size: Of the model.
+        device: torch's name of what computes.
+        without: The setting that leaves training out.
+        others: What else helps, with a comma behind it.
+
+    Raises:
+        DoesNotFitError: with both figures.
+    """
+    free = _free_bytes(device)
+    LOG.info("%s: %s needs %s of memory, %s are free", stage, how, show_bytes(needed), show_bytes(free))
+    if needed > free:
+        fewer = "fewer --cores, " if size.threads > 1 else ""
+        raise DoesNotFitError(
+            f"{stage} needs {show_bytes(needed)} of memory for the {size.num_parameters:,} parameters of "
+            f"{size.spec.model_type} with {how}, {'this machine' if device == 'cpu' else device} has "
+            f"{show_bytes(free)} free; build with {others}{fewer}a smaller block_tokens or {without}"
+        )
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cpu":
+        return host.free_dram_bytes()
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def weight_bytes(model: Model) -> int:
+    """Of all tensors as they are stored."""
+    return sum(ITEM_BYTES[stored_dtype(model, role)] * prod(source.shape) for role, source in model.tensors.items())

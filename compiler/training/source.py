@@ -7,8 +7,8 @@ ever in memory.
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from compiler._io import digest, replacing
+from compiler._io import digest, replacing, sha256_of
 from compiler.architectures import _common
 from compiler.checkpoint.headers import read_header
 from compiler.checkpoint.private import private_folder
@@ -26,8 +26,9 @@ from compiler.checkpoint.tensor_map import match_tensors
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_stored, stored_dtype
 from compiler.checkpoint.weight_files import INDEX, locate, scan
 from runtime._plugins import load
-from schemas.model import Model
+from schemas.model import Model, SourceFile
 
+CONFIG = "config.json"
 KINDS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -38,14 +39,16 @@ class Source:
     model: Model
     config: Any
     names: dict[str, tuple[str, ...]]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of config.json that are no longer what the folder says."""
 
     @staticmethod
-    def of(model: Model) -> "Source":
-        """Reads the configuration only."""
+    def of(model: Model, changes: Mapping[str, Any] | None = None) -> "Source":
+        """Reads the configuration only; the record `model` is what it is with `changes` of config.json."""
         architecture = load("compiler.architectures", model.spec.model_type)
-        raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
+        raw = {**read_object(private_folder(model) / CONFIG, MAX_CONFIG_BYTES), **(changes or {})}
         config = _common.source_config(architecture.MODULES, raw)
-        return Source(model, config, architecture.parameters(config, model.spec))
+        return Source(model, config, architecture.parameters(config, model.spec), changes or {})
 
     @property
     def modules(self) -> _common.Modules:
@@ -106,6 +109,10 @@ class Source:
         """
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(private_folder(self.model), folder, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
+        if self.changes:
+            values = {**read_object(folder / CONFIG, MAX_CONFIG_BYTES), **self.changes}
+            with replacing(folder / CONFIG) as temporary:
+                temporary.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         shards = self._shards()
         for file, names in shards.items():
             with replacing(folder / file) as temporary:
@@ -121,6 +128,7 @@ class Source:
         return self.model.model_copy(
             update={
                 "folder": str(folder.resolve()),
+                "private_files": tuple(_described(folder / file.name) for file in self.model.private_files),
                 "tensors": match_tensors(self.model.spec, self.names, locate(folder)),
                 "files": tuple(sorted((*files, *others), key=lambda file: file.name)),
                 "weights_sha256": digest(*(text for file in files for text in (file.name, file.sha256))),
@@ -135,6 +143,10 @@ class Source:
             number = int(roles[0].split(".")[1]) + 1 if roles[0].startswith("layers.") else 0
             shards[list(shards)[number]].append(name)
         return shards
+
+
+def _described(path: Path) -> SourceFile:
+    return SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def layers_of(model: nn.Module, modules: _common.Modules) -> Iterator[nn.Module]:

@@ -40,7 +40,7 @@ class Progress:
     @property
     def lowest(self) -> DistillationPoint:
         """The best evaluation; of equal ones the first."""
-        return min(self.curve, key=lambda point: point.validation_kl)
+        return min(self.curve, key=lambda point: point.validation_loss)
 
 
 @dataclass
@@ -55,7 +55,10 @@ class States:
         arrays = {
             "step": np.array([progress.step], np.int64),
             "curve": np.array(
-                [(p.step, np.nan if p.loss is None else p.loss, p.validation_kl) for p in progress.curve]
+                [
+                    (p.step, np.nan if p.loss is None else p.loss, p.validation_kl, p.validation_penalty)
+                    for p in progress.curve
+                ]
             ),
             "losses": np.array(progress.losses, np.float64),
         }
@@ -85,7 +88,7 @@ class States:
                 moments = {"exp_avg": saved["mean"], "exp_avg_sq": saved["square"]}
                 state = {name: moment.to(parameter.device) for name, moment in moments.items()}
                 optimizer.state[parameter] = {"step": torch.tensor(float(steps[latest])), **state}
-        LOG.info("distill: goes on from step %d, where an earlier run was interrupted", steps[latest])
+        LOG.info("training: goes on from step %d, where an earlier run was interrupted", steps[latest])
         return Progress(steps[latest], _curve(arrays), arrays["losses"].tolist(), best)
 
     def remove(self) -> None:
@@ -96,8 +99,10 @@ class States:
 
 def _curve(arrays: Mapping[str, np.ndarray]) -> list[DistillationPoint]:
     return [
-        DistillationPoint(step=int(step), loss=None if np.isnan(loss) else loss, validation_kl=found)
-        for step, loss, found in arrays["curve"].tolist()
+        DistillationPoint(
+            step=int(step), loss=None if np.isnan(loss) else loss, validation_kl=found, validation_penalty=penalty
+        )
+        for step, loss, found, penalty in arrays["curve"].tolist()
     ]
 
 

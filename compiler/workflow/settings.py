@@ -52,6 +52,7 @@ DEFAULT_CHUNKS = 4
 """Jobs per layer-wise stage. Not derived from the cores: a cluster job parses the workflow again on another machine,
 and must find the same chunks."""
 CONFIG_FILE = "config.json"
+RELUFY_OFF = "off"
 SOURCE_FORMAT = "fp16"
 """What the report compares an artifact's size with, whatever the artifact's format."""
 
@@ -147,6 +148,8 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
         **(_of_profile(profile) if profile else {}),
         **said,
     }
+    if values["relufy"] != RELUFY_OFF:
+        reference = reference.model_copy(update={"exact_zeros": True})
     if "corpus" in said:  # the profile's commit and fields are those of the profile's corpus
         values |= {key: said.get(key) for key in ("corpus_revision", "corpus_field")}
     check_dataset(values["corpus"], values["corpus_revision"])
@@ -337,7 +340,7 @@ def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple
     """
     config = read_object(file, MAX_CONFIG_BYTES)
     architecture, believed = checked_config(config)
-    named = believed.get("hidden_act") or believed.get("activation_function") or architecture.MODULES.activation
+    named = believed.get(architecture.MODULES.activation_key) or architecture.MODULES.activation
     reference = ModelReference(
         name=_folder_name(name),
         source=source,

@@ -74,12 +74,13 @@ def _relu(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, np.float32(0))
 
 
-def activation(name: Activation) -> Callable[[np.ndarray], np.ndarray]:
-    """The activation function of that name, float32 [...] -> float32 [...]."""
+def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray], np.ndarray]:
+    """The activation function of that name, float32 [...] -> float32 [...]; `threshold` is that of `fatrelu`."""
     functions: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
         "relu": _relu,
         "relu2": lambda x: np.square(_relu(x)),
         "drelu": _relu,
+        "fatrelu": lambda x: np.where(x >= np.float32(threshold), x, np.float32(0)),
         "silu": _silu,
         "gelu": _gelu,
         "gelu_tanh": _gelu_tanh,

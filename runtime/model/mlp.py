@@ -44,7 +44,7 @@ class Mlp:
                 "matrix in one of them, and at most one over intermediate_size, whose signal the others give"
             )
         self._inner = inner[0] if inner else None
-        self._act = activation(spec.hidden_act)
+        self._act = activation(spec.hidden_act, spec.activation_threshold)
         self._act_up = self._act if spec.activated_up else _as_it_is
         prefix = f"layers.{layer}."
         self._matrices = {

@@ -227,6 +227,7 @@ def build_of(model: Model, **changes: Any) -> _needs.Build:
         "num_tokens": BLOCKS * BLOCK_TOKENS,
         "block_tokens": BLOCK_TOKENS,
         "dram_budget_bytes": 1 << 20,
+        "relufy": False,
         "distill": False,
         "threads": 2,
         "order": "ripple",
@@ -242,6 +243,10 @@ def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
     counts = 2 * model.spec.intermediate_size**2
     assert _needs.ram_bytes(build_of(model, order="auto"))["order"] == ram["order"] + 2 * counts
     assert "distill" not in ram
+    assert "relufy" not in ram
+    other = build_of(model, relufy=True)
+    assert _needs.ram_bytes(other)["relufy"] == _needs.ram_bytes(build_of(model, distill=True))["distill"]
+    assert _needs.disk_bytes(other)["relufy"] == 20 * model.num_parameters + 16 * model.num_parameters
     longer = build_of(model, num_tokens=64 * BLOCKS * BLOCK_TOKENS, distill=True)
     assert _needs.disk_bytes(longer)["recalibrate"] > 30 * disk["calibrate"]
     states = 2 * 4 * 4 * model.num_parameters  # two, of weights, the best ones and two moments
@@ -336,6 +341,7 @@ def test_the_trial_has_the_settings_of_the_build(
     }
     assert sources["recalibrate"]["activations"] == "calibrate"
     assert (sources["recalibrate"]["model"], sources["place"]["model"]) == ("distill", "distill")
+    assert "relufy" not in jobs
     assert sources["place"]["activations"] == sources["order"]["activations"] == "recalibrate"
     assert "shards" not in sources["recalibrate"]
     assert sources["size"]["ladders"] == "predict"

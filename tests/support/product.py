@@ -109,9 +109,9 @@ class Difference:
         return max(self.median, self.mean) < limit and self.first < CLOSE
 
 
-def source_of(folder: Path, architecture: str, relu: bool) -> Source:
-    """A tiny random model, ingested, and random text."""
-    write_model(folder / "tiny", architecture, num_hidden_layers=LAYERS, relu=relu)
+def source_of(folder: Path, architecture: str, relu: bool, **overrides: Any) -> Source:
+    """A tiny random model, ingested, and random text; `overrides` are of config.json."""
+    write_model(folder / "tiny", architecture, num_hidden_layers=LAYERS, relu=relu, overrides=overrides)
     model = ingest.run(IngestConfig(model=str(folder / "tiny")), Workspace(folder / "ingest", "test"))
     save_record(model, folder / "ingest.json")
     splits: list[TokenBlocks] = []

@@ -62,7 +62,7 @@ def test_what_is_no_whole_build_ends_without(built: Workflow) -> None:
 
 def test_every_rule_logs_and_is_timed(built: Workflow) -> None:
     for stage in STAGES:
-        if stage not in ("distill", "gram", "importance", "export"):  # which this build has no need of
+        if stage not in ("relufy", "distill", "gram", "importance", "export"):  # which this build has no need of
             assert logs_of(built, stage)
             assert [path for top in tops(built) for path in (top / "benchmarks").glob(f"{stage}*")]
 

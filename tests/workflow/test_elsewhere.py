@@ -47,7 +47,7 @@ def test_results_of_which_nothing_is_known_are_made_again(
 ) -> None:
     copy = built.at(tmp_path)
     shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".snakemake"))
-    assert set(copy.planned(**settings)) == (set(STAGES) - {"distill", "gram", "importance", "export"}) | {
+    assert set(copy.planned(**settings)) == (set(STAGES) - {"relufy", "distill", "gram", "importance", "export"}) | {
         "device",
         "all",
     }

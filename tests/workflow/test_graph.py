@@ -35,13 +35,14 @@ for config in json.loads(sys.argv[2]):
 
 def test_every_stage_is_a_job(workflow: Workflow, tmp_path: Path) -> None:
     jobs = workflow.at(tmp_path).planned()
-    assert set(jobs) == (set(STAGES) - {"distill", "gram", "importance", "export"}) | {"all", "device"}
+    assert set(jobs) == (set(STAGES) - {"relufy", "distill", "gram", "importance", "export"}) | {"all", "device"}
     assert {rule for rule, count in jobs.items() if count == 2} == {"predict", "order", "quantize"}
     assert workflow.at(tmp_path, layers_per_job=1).planned()["order"] == NUM_LAYERS
 
 
 def test_distill_and_methods_change_the_graph(workflow: Workflow, tmp_path: Path) -> None:
     assert workflow.at(tmp_path).planned(distill="true")["distill"] == 1
+    assert workflow.at(tmp_path).planned(relufy="relu")["relufy"] == 1
     assert not {"predict", "size"} & set(workflow.at(tmp_path).planned(method="relu"))
     assert workflow.at(tmp_path).planned(algorithm="gptq")["gram"] == 1
     assert workflow.at(tmp_path).planned(imatrix=workflow.imatrix)["importance"] == 1

@@ -23,16 +23,24 @@ PREDICTORS = (f"{DEVICE}/size.json",)
 ORDER, QUANTIZED, LADDERS = (
     tuple(f"{DEVICE}/{stage}/{chunk}.json" for chunk in CHUNKS) for stage in ("order", "quantize", "predict")
 )
-SETTINGS = {"layers_per_job": 2, "calibration_shards": 2, "distill": "true", "algorithm": "gptq", "export": "gguf"}
+SETTINGS = {
+    "layers_per_job": 2,
+    "calibration_shards": 2,
+    "distill": "true",
+    "algorithm": "gptq",
+    "export": "gguf",
+    "relufy": "relu",
+}
 
 
-def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Rule -> flag -> the records it takes, where `source` is the model that is compiled."""
-    ingest, corpus = ("ingest.json",), ("tokenize.json",)
+def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Rule -> flag -> the records it takes, where `source` is the model that is compiled, `calibrated` that which is
+    calibrated."""
+    ingest, corpus, dense = ("ingest.json",), ("tokenize.json",), (calibrated,)
     model, device = (source,), (f"{DEVICE}/device.json",)
     first, second = ("calibrate.json",), (f"{DEVICE}/recalibrate.json",)
     sparsity, placement, layout = ((f"{DEVICE}/{stage}.json",) for stage in ("allocate", "place", "layout"))
-    shard = {"model": ingest, "corpus": corpus}
+    shard = {"model": dense, "corpus": corpus}
     second_shard = {"model": model, "corpus": corpus, "sparsity": sparsity, "activations": first}
     placing = {"model": model, "activations": second, "sparsity": sparsity, "device": device}
     verification = (f"{DEVICE}/verify.json",)
@@ -44,8 +52,9 @@ def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
         "preflight": {"model": ingest, "corpus": corpus, "device": device},
         "calibrate_shard": shard,
         "calibrate": shard | {"shards": tuple(f"calibrate-shards/{number}.json" for number in SHARDS)},
-        "allocate": {"model": ingest, "corpus": corpus, "activations": first, "device": device},
-        "distill": {"model": ingest, "corpus": corpus, "sparsity": sparsity},
+        "relufy": {"model": ingest, "corpus": corpus},
+        "allocate": {"model": dense, "corpus": corpus, "activations": first, "device": device},
+        "distill": {"model": dense, "corpus": corpus, "sparsity": sparsity},
         "recalibrate_shard": second_shard,
         "recalibrate": second_shard
         | {"shards": tuple(f"{DEVICE}/recalibrate-shards/{number}.json" for number in SHARDS)},
@@ -73,7 +82,7 @@ def expected_records(source: str) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 OUTPUTS = {
-    **{stage: f"{stage}.json" for stage in ("ingest", "tokenize", "calibrate")},
+    **{stage: f"{stage}.json" for stage in ("ingest", "tokenize", "relufy", "calibrate")},
     **{stage: f"{DEVICE}/{stage}/{{chunk}}.json" for stage in ("predict", "order", "quantize")},
     "calibrate_shard": "calibrate-shards/{shard}.json",
     "recalibrate_shard": f"{DEVICE}/recalibrate-shards/{{shard}}.json",
@@ -81,6 +90,7 @@ OUTPUTS = {
 }
 ON_ALL_CORES = (
     "preflight",
+    "relufy",
     "calibrate",
     "calibrate_shard",
     "allocate",
@@ -164,8 +174,9 @@ def own_places(job: Planned) -> set[str]:
 
 
 def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned]]) -> None:
-    """With distillation: what is packed, and all that is derived from weights, is of the distilled model."""
-    expected = expected_records(f"{DEVICE}/distill.json")
+    """With distillation and relufication: what is packed, and all that is derived from weights, is of the distilled
+    model, which is made of the ReLU model that was calibrated."""
+    expected = expected_records(f"{DEVICE}/distill.json", "relufy.json")
     assert set(jobs) == {*expected, "device"}
     for rule, records in expected.items():
         for job in jobs[rule]:
@@ -174,8 +185,12 @@ def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned
 
 def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
     found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
-    expected = expected_records("ingest.json")
-    for rule in ("distill", "calibrate_shard", "recalibrate_shard", "predict", "size", "gram", "importance", "export"):
+    expected = expected_records("ingest.json", "ingest.json")
+    absent = {"relufy", "distill", "calibrate_shard", "recalibrate_shard", "predict", "size", "gram"} | {
+        "importance",
+        "export",
+    }
+    for rule in absent:
         assert rule not in found
         del expected[rule]
     for rule, records in expected.items():
@@ -256,7 +271,7 @@ def test_a_rule_gives_its_own_stage_its_own_settings(jobs: dict[str, list[Planne
         if stage not in STAGES:
             continue
         fields = {flag(name) for name in config_of(stage).model_fields}
-        records = {flag(name) for name in expected_records("")[rule]}
+        records = {flag(name) for name in expected_records("", "")[rule]}
         rest = {"--code", "--build", "--output", "--layers", "--threads"}
         for job in found:
             assert job.command[2:5] == ["-m", "compiler", stage]

@@ -1,0 +1,195 @@
+"""relufy: gives a model an activation with exact zeros, and lets it learn from what it was (LLM in a flash, C).
+
+SiLU or GELU becomes ReLU (Mirzadeh et al. 2023), squared ReLU, or FATReLU, which is zero below a threshold. Model in,
+model out, before anything is calibrated, so that all later stages see a ReLU model. All weights move: KL on the logits
+of the source, calibration blocks are trained on, validation blocks decide when it ends and what is kept. A penalty, L1
+on the activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default; what does not fit into this
+machine's memory is refused with figures, before anything is loaded.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from compiler._io import Workspace, load_arrays
+from compiler._shared_settings import DeviceSetting, SeedSetting, TrainingSetting
+from compiler.activity.forward import choose_device
+from compiler.architectures import _common
+from compiler.training.memory import PROCESS_BYTES, Size, check_memory, weight_bytes
+from runtime._plugins import load
+from schemas.base import PositiveCount
+from schemas.config import Key
+from schemas.corpus import Corpus
+from schemas.errors import ColdpressError
+from schemas.model import Distillation, Model, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compiler.training.lesson import Lesson
+
+LOG = logging.getLogger(__name__)
+OFF = "off"
+
+
+class RelufyConfig(SeedSetting, DeviceSetting, TrainingSetting):
+    """Settings of `relufy`."""
+
+    activation: Annotated[Literal["off", "relu", "relu2", "fatrelu"], Key("relufy")] = Field(
+        default=OFF,
+        description="the activation with exact zeros that the model gets before it is calibrated, learning from itself",
+    )
+    threshold: Annotated[float, Key("relufy_threshold")] = Field(
+        default=0.1, gt=0, lt=1024, description="below it relufy=fatrelu is zero"
+    )
+    penalty: Annotated[float, Key("relufy_penalty")] = Field(
+        default=0.0,
+        ge=0,
+        description="nats added to the loss for every 1 of the activation's mean magnitude, so that more of it is zero",
+    )
+    steps: Annotated[PositiveCount, Key("relufy_steps")] = Field(
+        default=200, description="updates of the weights in relufication"
+    )
+    learning_rate: Annotated[float, Key("relufy_rate")] = Field(
+        default=1e-3, gt=0, description="AdamW's first step size in relufication"
+    )
+
+
+def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Model:
+    """The model with its new activation, its weights and configuration in a folder of their own.
+
+    Raises:
+        DoesNotFitError: if the model does not fit into memory that often.
+        ColdpressError: if it has exact zeros already, there is no such device, or the loss is no number.
+    """
+    spec = relufied(model.spec, config.activation, config.threshold)
+    device = choose_device(config.compute_device)
+    at_once = threads if device == "cpu" else 1
+    size = size_of(model, corpus.split("calibration").block_tokens, at_once)
+    how, remedy = f"relufy={config.activation}", "relufy=off"
+    check_memory("relufy", how, ram_bytes(size), size, device, remedy)
+    from compiler.training.loop import Schedule, train
+    from compiler.training.source import Source
+    from compiler.training.state import States
+
+    source = Source.of(model)
+    student = Source.of(model.model_copy(update={"spec": spec}), _changes(model, spec))
+    teacher, learning = source.build(device).requires_grad_(False), student.build(device)
+    lesson = _lesson(teacher, learning, student.modules, config.penalty, size.recompute)
+    training = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
+    validation = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"][: config.validation_blocks]
+    schedule = Schedule(
+        steps=config.steps,
+        blocks_per_step=config.blocks_per_step,
+        learning_rate=config.learning_rate,
+        evaluations=config.evaluations,
+        dense_share=0.0,
+        patience=config.patience,
+        seed=config.seed,
+        threads=at_once,
+    )
+    states = States(work)
+    curve = train(lesson, training, validation, schedule, states)
+    written = student.write(lesson.weight, work.folder / "source")
+    states.remove()
+    return written.model_copy(update={"relufication": Distillation(recipe=config.activation, curve=curve)})
+
+
+def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
+    """The spec of a model with another activation; the same where that is `off`.
+
+    Raises:
+        ColdpressError: if the model has exact zeros already.
+    """
+    if activation == OFF:
+        return spec
+    if spec.exact_zeros:
+        raise ColdpressError(
+            f"relufy={activation} was asked for, but the activation of this model is {spec.hidden_act}, which has "
+            "exact zeros already; build with relufy=off"
+        )
+    changes = {"hidden_act": activation, "activation_threshold": threshold if activation == "fatrelu" else 0.0}
+    return ModelSpec.model_validate({**spec.model_dump(), **changes})
+
+
+def size_of(model: Model, block_tokens: int, threads: int) -> Size:
+    """What memory hangs on."""
+    shapes = {role: source.shape for role, source in model.tensors.items()}
+    return Size(model.spec, shapes, (), block_tokens, threads, weight_bytes(model), "fp16")
+
+
+def ram_bytes(size: Size) -> int:
+    """The most that relufication holds in memory, of the machine or of the accelerator that computes."""
+    return PROCESS_BYTES + size.two_models_bytes
+
+
+def disk_bytes(size: Size) -> int:
+    """The most that it leaves in the build folder: weights in float32, and two states while it runs."""
+    return 4 * size.num_parameters + 2 * size.two_models_state_bytes
+
+
+def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
+    """Of config.json: FATReLU is a ReLU with a key that transformers does not know."""
+    modules = load("compiler.architectures", model.spec.model_type).MODULES
+    if spec.hidden_act == "fatrelu":
+        return {modules.activation_key: "relu", _common.THRESHOLD_KEY: spec.activation_threshold}
+    return {modules.activation_key: spec.hidden_act}
+
+
+def _lesson(
+    teacher: "nn.Module", student: "nn.Module", modules: _common.Modules, penalty: float, recompute: bool
+) -> "Lesson":
+    from compiler.training.lesson import Lesson, nothing_added
+    from compiler.training.source import recompute_layers
+
+    if recompute:
+        recompute_layers(student, modules)
+    watched = nothing_added
+    if penalty:
+        counted = _Penalty(penalty)
+        counted.attach(student, modules)
+        watched = counted.watched
+    return Lesson(
+        teacher=teacher,
+        student=student,
+        parameters=list(student.parameters()),
+        weight=student.get_parameter,
+        watched=watched,
+    )
+
+
+@dataclass
+class _Penalty:
+    """The activation's mean magnitude, over tokens, units and layers, times a factor."""
+
+    factor: float
+    running: threading.local = field(default_factory=threading.local)
+
+    def attach(self, student: "nn.Module", modules: _common.Modules) -> None:
+        """Sees the activation of every layer from now on."""
+        from compiler.activity import taps
+        from compiler.training.source import layers_of
+
+        layers = list(layers_of(student, modules))
+
+        def see(values: "Tensor") -> None:
+            added: list[Tensor] | None = getattr(self.running, "added", None)
+            if added is not None:
+                added.append(self.factor / len(layers) * values.abs().mean())
+
+        for layer in layers:
+            taps.attach(layer, modules, [("mlp_activation", see)])
+
+    @contextmanager
+    def watched(self) -> "Iterator[list[Tensor]]":
+        """What a forward pass of this thread adds."""
+        self.running.added = []
+        try:
+            yield self.running.added
+        finally:
+            self.running.added = None

@@ -1,0 +1,174 @@
+"""relufy: the model has exact zeros, comes closer to what it was, and is an ordinary model for every later stage."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compiler import ingest, relufy
+from compiler._io import Workspace
+from compiler.activity.forward import LayerStream
+from compiler.ingest import IngestConfig
+from compiler.relufy import RelufyConfig
+from compiler.workflow import settings
+from schemas.errors import ColdpressError
+from schemas.model import Model
+from tests.compiler.test_distill_resume import Killed, dying
+from tests.support.distilling import corpus_at, load, model_at
+from tests.support.product import Case, compiled, difference, source_of
+from tests.support.statistics import workspace
+
+QUICK = RelufyConfig(
+    activation="relu",
+    threshold=0.2,
+    steps=6,
+    blocks_per_step=4,
+    validation_blocks=8,
+    evaluations=3,
+    compute_device="cpu",
+)
+TOKENS = np.random.default_rng(9).integers(2, 320, (4, 32)).astype(np.int32)
+
+
+def made(config: RelufyConfig, model: Model, folder: Path, name: str = "relufied", threads: int = 1) -> Model:
+    return relufy.run(config, model, corpus_at(folder), workspace(folder / name), threads)
+
+
+def zeros(model: Model) -> float:
+    """Share of the activation that is exactly zero on text of its own, over all layers."""
+    seen: list[float] = []
+    LayerStream(model).last_hidden(
+        TOKENS, lambda layer: lambda block: {"mlp_activation": lambda x: seen.append((x == 0).double().mean().item())}
+    )
+    return float(np.mean(seen))
+
+
+@pytest.mark.parametrize(("kind", "activation"), [("llama", "relu"), ("phi3", "relu2"), ("opt", "relu")])
+def test_transformers_loads_what_is_written(kind: str, activation: str, tmp_path: Path) -> None:
+    source = model_at(tmp_path, kind)
+    found = made(QUICK.model_copy(update={"activation": activation, "steps": 2}), source, tmp_path)
+    with torch.no_grad():
+        expected = load(found)(input_ids=torch.from_numpy(TOKENS).long()).logits.numpy()
+    logits = LayerStream(found).logits(TOKENS)
+    assert np.abs(logits - expected).max() < 1e-5
+    assert np.abs(logits - LayerStream(source).logits(TOKENS)).max() > 1e-3
+    assert (source.spec.exact_zeros, found.spec.exact_zeros, found.spec.hidden_act) == (False, True, activation)
+    assert (zeros(source), zeros(found) > 0.3) == (0, True)
+    again = ingest.run(IngestConfig(model=found.folder), Workspace(tmp_path / "again", "test"))
+    assert again.spec == found.spec
+
+
+def test_fatrelu_is_zero_below_its_threshold(tmp_path: Path) -> None:
+    """By hand, on transformers' own modules; and a folder that says so is understood."""
+    config = QUICK.model_copy(update={"activation": "fatrelu", "steps": 1})
+    found = made(config, model_at(tmp_path), tmp_path)
+    whole: Any = load(found)
+    for layer in whole.model.layers:
+        layer.mlp.act_fn.forward = lambda x: x * (x >= 0.2)
+    with torch.no_grad():
+        expected = whole(input_ids=torch.from_numpy(TOKENS).long()).logits.numpy()
+    assert np.abs(LayerStream(found).logits(TOKENS) - expected).max() < 1e-5
+    assert zeros(found) > zeros(made(QUICK.model_copy(update={"steps": 1}), model_at(tmp_path / "b"), tmp_path, "r"))
+    again = ingest.run(IngestConfig(model=found.folder), Workspace(tmp_path / "again", "test"))
+    assert (again.spec.hidden_act, again.spec.activation_threshold) == ("fatrelu", 0.2)
+    assert settings.resolve({"model": found.folder}).model.exact_zeros
+
+
+def test_the_runtime_has_the_threshold(tmp_path: Path) -> None:
+    """An artifact of such a model, compiled and run: its zeros are exact, too."""
+    case = Case("llama", "relu", "fp16")
+    source = source_of(tmp_path / "source", case.architecture, relu=True, relu_threshold=0.3)
+    assert source.model.spec.hidden_act == "fatrelu"
+    found = difference(compiled(source, case, tmp_path / "build"), source, tmp_path / "codes")
+    assert found.equal, found
+    plain = source_of(tmp_path / "plain", case.architecture, relu=True)
+    logits = [LayerStream(model).logits(source.tokens) for model in (source.model, plain.model)]
+    assert np.abs(logits[0] - logits[1]).max() > 100 * found.median * np.abs(logits[0]).max()
+
+
+def test_it_comes_closer_and_a_penalty_makes_more_of_it_zero(tmp_path: Path) -> None:
+    source = model_at(tmp_path)
+    config = QUICK.model_copy(update={"steps": 20, "learning_rate": 2e-3})
+    plain, penal = (
+        made(config.model_copy(update={"penalty": penalty}), source, tmp_path, f"p{penalty}") for penalty in (0.0, 20.0)
+    )
+    assert plain.relufication is not None
+    assert penal.relufication is not None
+    curve = plain.relufication.curve
+    assert curve[-1].validation_kl < 0.7 * curve[0].validation_kl
+    assert {point.validation_penalty for point in curve} == {0.0}
+    penalties = [point.validation_penalty for point in penal.relufication.curve]
+    assert penalties[-1] < 0.8 * penalties[0]
+    assert zeros(penal) > zeros(plain) + 0.05
+
+
+def test_the_penalty_is_the_mean_magnitude(tmp_path: Path) -> None:
+    """Before the first step, on the validation blocks: 3 times the mean over layers, tokens and units."""
+    source = model_at(tmp_path)
+    found = made(QUICK.model_copy(update={"steps": 1, "penalty": 3.0, "learning_rate": 1e-30}), source, tmp_path)
+    assert found.relufication is not None
+    seen: list[float] = []
+    blocks = np.random.default_rng(0).integers(2, 320, (3, 48, 32)).astype(np.int32)[1][:8]
+    LayerStream(found).last_hidden(
+        blocks, lambda layer: lambda block: {"mlp_activation": lambda x: seen.append(x.abs().mean().item())}
+    )
+    assert found.relufication.curve[0].validation_penalty == pytest.approx(3 * np.mean(seen), rel=1e-4)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 2.0])
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, penalty: float
+) -> None:
+    """On other numbers of threads, and with layers that run again in the backward pass, too."""
+    source, config = model_at(tmp_path), QUICK.model_copy(update={"penalty": penalty})
+    whole = made(config, source, tmp_path, "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(Workspace, "save", dying(1))
+        with pytest.raises(Killed):
+            made(config, source, tmp_path, "killed")
+    monkeypatch.setattr("compiler.training.memory.KEPT_BYTES", 0)
+    resumed = made(config, source, tmp_path, "killed", threads=3)
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert resumed.relufication == whole.relufication
+
+
+def test_a_model_with_zeros_is_refused(tmp_path: Path) -> None:
+    model = model_at(tmp_path, relu=True)
+    with pytest.raises(ColdpressError, match=r"relufy=relu was asked for.*is relu, which has exact zeros already"):
+        made(QUICK, model, tmp_path)
+
+
+def test_memory_is_two_models_and_what_training_keeps(tmp_path: Path) -> None:
+    model = model_at(tmp_path)
+    size = relufy.size_of(model, 256, 1)
+    assert relufy.ram_bytes(size) > 7 * 4 * model.num_parameters  # with a gradient of the block that runs
+    assert relufy.ram_bytes(replace(size, threads=2)) > relufy.ram_bytes(size) + 4 * model.num_parameters
+
+
+def test_the_dag_knows_that_zeros_will_be_exact(tmp_path: Path) -> None:
+    model_at(tmp_path)
+    folder = str(tmp_path / "checkpoint")
+    assert not settings.resolve({"model": folder}).model.exact_zeros
+    assert settings.resolve({"model": folder, "relufy": "relu2", "method": "relu"}).model.exact_zeros
+    with pytest.raises(ColdpressError, match="relufy_threshold"):
+        settings.resolve({"model": folder, "relufy": "fatrelu", "relufy_threshold": 0})
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"hidden_act": "silu", "relu_threshold": 0.1}, "relu_threshold is 0.1 beside the activation silu"),
+        ({"hidden_act": "relu", "relu_threshold": -1}, "relu_threshold is -1, expected a number above 0"),
+        ({"hidden_act": "relu", "relu_threshold": "much"}, "relu_threshold is 'much', expected a number above 0"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_refused(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
+    model_at(tmp_path)
+    file = tmp_path / "checkpoint" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    with pytest.raises(ColdpressError, match=expected):
+        ingest.run(IngestConfig(model=str(file.parent)), Workspace(tmp_path / "work", "test"))
