@@ -4,6 +4,7 @@ The model runs only for rules that measure its loss: on the first calibration bl
 """
 
 import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -28,6 +29,7 @@ from schemas.errors import ColdpressError
 from schemas.families import num_units
 from schemas.model import Model
 
+LOG = logging.getLogger(__name__)
 UNIFORM = "uniform"
 
 
@@ -35,7 +37,7 @@ class AllocationConfig(ComputeConfig):
     """How densities are divided among families and layers."""
 
     density_allocation: Annotated[str, ConfigKey(plugins="compiler.allocate")] = Field(
-        default=UNIFORM, description="how the density is divided among families and layers, where it is a choice"
+        default="greedy", description="how the density is divided among families and layers, where it is a choice"
     )
     allocation_tokens: Annotated[PositiveCount, ConfigKey()] = Field(
         default=2048, description="calibration tokens that the loss of densities is measured on; whole blocks"
@@ -74,13 +76,16 @@ class Method:
 def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density: float) -> dict[str, tuple[float, ...]]:
     """Per family the density of every layer, where `density` is that of all bytes; all of everything is not divided.
 
+    Where the selector's own options divide it, that is a choice that no rule overrules.
+
     Raises:
-        ColdpressError: if the rule needs what is not there, or the selector's options have divided the density already.
+        ColdpressError: if the rule needs what is not there.
     """
-    rule = load("compiler.allocate", config.density_allocation if density < 1 else UNIFORM)
-    spec, known = inputs.model.spec, _Known(config, inputs, method)
-    if config.density_allocation != UNIFORM:
-        known.refuse_two_divisions(density)
+    name, known = config.density_allocation, _Known(config, inputs, method)
+    if density >= 1 or known.options_divide(density):
+        LOG.info("allocate: density_allocation=%s has nothing to divide, options or a density of 1 say it all", name)
+        name = UNIFORM
+    rule, spec = load("compiler.allocate", name), inputs.model.spec
     task = Task(
         density=density,
         num_layers=spec.num_hidden_layers,
@@ -109,18 +114,10 @@ class _Known:
             return dict.fromkeys(families, density)
         return selector.divide(density, self._inputs.model.spec, self._method.options)
 
-    def refuse_two_divisions(self, density: float) -> None:
-        """Options that fix the division leave nothing to a rule.
-
-        Raises:
-            ColdpressError: if there are such.
-        """
+    def options_divide(self, density: float) -> bool:
+        """Whether the division is another than without the options that were given."""
         without = replace(self._method, options=self._method.selector.Options())
-        if self.own(density) != _Known(self._config, self._inputs, without).own(density):
-            raise ColdpressError(
-                f"the options of method {self._method.name} say how its density is divided, and "
-                f"density_allocation={self._config.density_allocation} would divide it again; leave one of them out"
-            )
+        return self.own(density) != _Known(self._config, self._inputs, without).own(density)
 
     @functools.cached_property
     def statistics(self) -> dict[Key, UnitStatistics]:

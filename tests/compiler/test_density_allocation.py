@@ -286,15 +286,14 @@ def test_nothing_is_measured_where_nothing_is_left_out(model: Model, activations
     assert whole.is_whole
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({}, "measures what densities cost on text, and no corpus was given"),
-        ({"method": "dip", "options": {"input_density": 0.5}}, "options of method dip say how its density is divided"),
-    ],
-)
-def test_what_does_not_go_together(
-    model: Model, activations: Activations, tmp_path: Path, settings: dict[str, Any], text: str
+def test_a_rule_that_measures_needs_text(model: Model, activations: Activations, tmp_path: Path) -> None:
+    with pytest.raises(ColdpressError, match="measures what densities cost on text, and no corpus was given"):
+        allocate(model, activations, None, tmp_path / "refused")
+
+
+def test_options_that_divide_the_density_are_not_overruled(
+    model: Model, activations: Activations, tmp_path: Path
 ) -> None:
-    with pytest.raises(ColdpressError, match=text):
-        allocate(model, activations, None, tmp_path / "refused", **settings)
+    found = allocate(model, activations, None, tmp_path / "own", method="dip", options={"input_density": 0.5})
+    assert found.densities[0].per_layer == (0.5,) * LAYERS
+    assert found.densities[1].per_layer == pytest.approx((0.2,) * LAYERS)

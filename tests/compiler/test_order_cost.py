@@ -113,7 +113,13 @@ def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_
     model, device = model_of(12, 256, 1024, hidden_act="silu"), device_of()
     activations = activations_of(tmp_path, layers, exact_zeros=False)
     asked = AllocateConfig(
-        method="topk", format="int8_group32", dram_budget="60%", context_length=64, cache=cache, density=0.2
+        method="topk",
+        format="int8_group32",
+        dram_budget="60%",
+        context_length=64,
+        cache=cache,
+        density=0.2,
+        density_allocation="uniform",
     )
     sparsity = allocate(asked, model, activations, device, workspace(tmp_path / "a"))
     placement = place(

@@ -36,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "dram_budget": "80%",
     "context_length": 64,
     "calibration_tokens": BLOCKS * BLOCK_TOKENS,
+    "allocation_tokens": BLOCK_TOKENS,
 }
 OWN = ("mode", "folder", "distill", "shards", "jobs")
 """Settings of `preflight`; the others are keys of the stages that it tries."""

@@ -130,6 +130,8 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
     chosen: dict[str, Any] = {"method": case.method, "format": case.format, "context_length": BLOCK_TOKENS}
     if selector.densities(case.relu) in ("budget", "capped", "divided"):
         chosen["density"] = DENSITY_OF_ACTIVE if case.relu and _sees_activations(selector) else DENSITY
+        # layers that differ, in one selector of one density and in one of several; for the others it is time alone
+        chosen["density_allocation"] = "greedy" if case.method in ("topk", "dip") else "uniform"
     # what is pinned is in no cache, and evaluation knows of a cache alone
     chosen |= {"pinned_share": 0, "dram_budget": TIGHT_BUDGET if selector.SEES_RESIDENCY else BUDGET}
     chosen |= {"predictor_steps": 20, "search_tokens": 64} if selector.NEEDS_PREDICTORS else {"search_tokens": 64}
