@@ -1,11 +1,11 @@
 """Perplexity on test text by the rule that divides a density among families and layers.
 
-`python -m tests.benchmarks.allocation [--models …] [--methods …] [--densities …] [--rules …]`. The inputs of all
-matrices of the MLP are pruned; the density counts all its weights. Rules work as in a build: thresholds are fitted on
-calibration text, losses are measured on 2,048 tokens of it, validation text decides where a rule lets it, and what is
-scored is test text. `uniform` of `dip` is that selector's own line. The last line is {rows: [{model, method, rule,
-asked, density, ppl, shares}], worst_gain, median_gain}: gains are the share of `uniform`'s loss of log perplexity that
-`greedy` saves.
+`python -m tests.benchmarks.allocation [--models …] [--methods …] [--densities …] [--rules …] [--attention]`. The inputs
+of all matrices of the MLP are pruned; the density counts all its bytes. Rules work as in a build: thresholds are fitted
+on calibration text, losses are measured on 2,048 tokens of it, validation text decides where a rule lets it, and what
+is scored is test text. `uniform` of `dip` is that selector's own line. The last line is {rows: [{model, method, rule,
+asked, density, ppl, shares}], worst_gain, median_gain}, where `density` counts weights and gains are the share of
+`uniform`'s loss of log perplexity that `greedy` saves.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from compiler.allocate._rules import AllocationConfig, Inputs, Method, allocated
 from compiler.cost_model import read_units, unit_bytes
 from compiler.evaluate import Sparse, evaluate
 from compiler.profiles import load_device
-from runtime._plugins import load, names
+from runtime._plugins import load, names, options_of
 from schemas.activations import Activations
 from tests.benchmarks._cases import MODELS, Case, Parts, case_of
 from tests.benchmarks._report import finish, show
@@ -35,17 +35,15 @@ SPLITS: Parts = {
     "validation": ("fit", slice(64, 72)),
     "test": ("test", slice(0, 32)),
 }
-FAMILIES = ("mlp_in", "mlp_mid")
+FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
 FORMAT = "int4_group32"
 
 
-def method_of(name: str, case: Case, inputs: Inputs) -> Method:
-    """A selector with its default options."""
-    selector = load("runtime.sparsity", name)
-    options = selector.Options()
-    sizes = {
-        family: unit_bytes(family, case.model.spec, FORMAT) for family in selector.families(case.model.spec, options)
-    }
+def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
+    """A selector with its default options, or for attention's matrices, too."""
+    selector, spec = load("runtime.sparsity", name), case.model.spec
+    options = options_of(selector, {"attention": True} if attention else {})
+    sizes = {family: unit_bytes(family, spec, FORMAT) for family in selector.families(spec, options)}
     reads = {family: read_units(inputs.device.flash, size, 1) for family, size in sizes.items()}
     return Method(name, selector, options, sizes, reads)
 
@@ -81,7 +79,7 @@ def rows_of(case: Case, activations: Activations, arguments: argparse.Namespace)
             for rule in arguments.rules:
                 work = Workspace(case.folder / f"{name}-{density}-{rule}", "benchmark")
                 inputs = Inputs(case.model, activations, device, work, case.corpus(), case.stream.threads)
-                yield row_of(case, inputs, method_of(name, case, inputs), rule, density)
+                yield row_of(case, inputs, method_of(name, case, inputs, arguments.attention), rule, density)
 
 
 def gains(rows: list[dict[str, Any]]) -> list[float]:
@@ -104,6 +102,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["topk", "dip", "threshold", "flash"])
     parser.add_argument("--densities", nargs="+", type=float, default=[0.6, 0.5, 0.4, 0.3])
     parser.add_argument("--rules", nargs="+", default=list(names("compiler.allocate")))
+    parser.add_argument("--attention", action="store_true", help="prune attention's matrices, too, by the same density")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in arguments.models:
