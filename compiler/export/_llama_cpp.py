@@ -52,6 +52,8 @@ class Architecture:
     """Modules that may have one."""
     scaled: bool = False
     """Whether it reads a factor for each frequency."""
+    own_head: bool = False
+    """Whether it cannot take the embedding for a head."""
 
     def rotated_heads(self, spec: ModelSpec, role: str) -> int:
         """The heads of a tensor whose rows are to be reordered; 0 for none."""
@@ -68,7 +70,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2", "silu", gated=True, neighbours=False, biases=QKV),
     "qwen3": Architecture("qwen3", "silu", gated=True, neighbours=False),
     "arcee": Architecture("arcee", "relu2", gated=False, neighbours=True),
-    "nemotron": Architecture("nemotron", "relu2", gated=False, neighbours=False),
+    "nemotron": Architecture("nemotron", "relu2", gated=False, neighbours=False, own_head=True),
 }
 """By Hugging Face's model_type."""
 
@@ -86,7 +88,12 @@ def architecture_of(spec: ModelSpec) -> Architecture:
     if spec.hidden_act != found.activation or spec.gated_mlp != found.gated:
         raise ColdpressError(
             f"the model's activation is {spec.hidden_act}, and llama.cpp computes {found.activation} in every model of "
-            f"the architecture '{found.name}': it would write other text; only the unsparsified source can be compared"
+            f"the architecture '{found.name}': it would write other text; leave export out"
+        )
+    if spec.tie_word_embeddings and found.own_head:
+        raise ColdpressError(
+            f"the model's head is its embedding, and llama.cpp's architecture '{found.name}' wants one of its own; it "
+            "cannot be exported"
         )
     if spec.rotary_scaling != 1.0 or (found.neighbours and spec.rotary_dim != spec.head_dim):
         raise ColdpressError(

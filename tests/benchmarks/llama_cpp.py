@@ -62,7 +62,7 @@ class LlamaCpp:
         return self._ask("tokenize", {"content": text, "add_special": True, "parse_special": False})["tokens"]
 
     def generate(self, prompt: Sequence[int]) -> tuple[list[int], float]:
-        """(greedy continuation without what ends it, tokens decoded per second)."""
+        """(greedy continuation, tokens decoded per second)."""
         greedy = {"temperature": 0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}
         found = self._ask("completion", {"prompt": list(prompt), "n_predict": NEW_TOKENS, **greedy})
         return found["tokens"], found["timings"]["predicted_per_second"]
@@ -71,8 +71,7 @@ class LlamaCpp:
 def ours(session: Session, prompt: Sequence[int]) -> tuple[list[int], float]:
     """As `LlamaCpp.generate`."""
     done = session.generate(prompt, NEW_TOKENS)
-    ids = [token for token in done.token_ids if token not in session.artifact.manifest.model.eos_token_ids]
-    return ids, done.metrics.num_tokens / max(done.metrics.decode_s, 1e-9)
+    return list(done.token_ids), done.metrics.num_tokens / max(done.metrics.decode_s, 1e-9)
 
 
 def first_difference(found: Sequence[int], expected: Sequence[int]) -> int | None:
@@ -89,7 +88,10 @@ def measure(top: Path) -> dict[str, Any]:
     (artifact,) = top.glob("*.coldpress")
     session = Session(artifact)
     engine, codec = LlamaCpp(exported.file, session.plan.context_length), TextCodec(session.artifact)
-    differences = [first_difference(engine.generate(prompt)[0], ours(session, prompt)[0]) for prompt in prompts]
+    ends = session.artifact.manifest.model.eos_token_ids
+    pairs = [(engine.generate(prompt)[0], ours(session, prompt)[0]) for prompt in prompts]
+    texts = [[[token for token in ids if token not in ends] for ids in pair] for pair in pairs]
+    differences = [first_difference(found, expected) for found, expected in texts]
     speeds = [(ours(session, prompt)[1], engine.generate(prompt)[1]) for _ in range(ROUNDS) for prompt in prompts]
     places = [place for place in differences if place is not None]
     return {

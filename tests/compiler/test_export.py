@@ -247,6 +247,10 @@ def test_frequencies_that_no_base_gives_become_factors(tmp_path):
         ({"hidden_act": "relu"}, "the model's activation is relu, and llama.cpp computes silu"),
         ({"model_type": "opt"}, "cannot hold the architecture 'opt', expected one of arcee, llama"),
         ({"rotary_scaling": 1.2}, "rotates whole heads without a factor"),
+        (
+            {"model_type": "nemotron", "hidden_act": "relu2", "gated_mlp": False},
+            "the model's head is its embedding, and llama.cpp's architecture 'nemotron' wants one of its own",
+        ),
         ({"rotary_dim": 8}, "this model rotates 8 of 16 dimensions"),
     ],
 )
