@@ -4,7 +4,7 @@
 random, and of the ReLU family where the selector needs exact zeros. Each artifact decodes test text token by token, and
 compiler/evaluate.py runs the same text through transformers' modules with the artifact's own codes, arrays and cache
 (tests/support/product.py). The last line is {artifacts, failed, worst, rows: [{architecture, relu, method, format,
-median, mean, first, left_out, equal}]}, errors as shares of the largest logit.
+median, mean, left_out, equal}]}, errors as shares of the largest logit.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def rows_of(architecture: str, methods: list[str], formats: list[str], folder: P
             except ColdpressError as error:
                 yield row | {"equal": False, "error": str(error)}
                 continue
-        figures = {name: getattr(found, name) for name in ("median", "mean", "first", "left_out")}
+        figures = {name: getattr(found, name) for name in ("median", "mean", "left_out")}
         yield row | figures | {"equal": found.equal}
 
 
