@@ -110,7 +110,8 @@ def _training_chart(title: str, student: str, training: Distillation) -> Chart:
     curve = training.curve
     kept = min(curve, key=lambda point: point.validation_loss).validation_kl
     caption = (
-        f"KL divergence of the {student} from the dense one on validation text while {training.recipe} trained: "
+        f"KL divergence of the {student} from the dense one on validation text while "
+        f"the recipe {training.recipe} trained: "
         f"{curve[0].validation_kl:.3f} before, {kept:.3f} where the weights were kept."
     )
     points = {float(point.step): point.validation_kl for point in curve}
