@@ -120,6 +120,29 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[Batch]:
         first = stop
 
 
+def arrivals(batch: Batch, unit_bytes: int, least_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Cuts a batch into parts that can be used before the rest of it is read.
+
+    Args:
+        batch: Its reads are made in their order.
+        unit_bytes: Size of a unit.
+        least_bytes: That are read between two parts, at least.
+
+    Yields:
+        (first unit, stop, reads): the units of the batch that are in memory when so many reads are.
+    """
+    ends = np.cumsum(batch.extents.lengths)
+    needed = np.searchsorted(ends, batch.buffer_offset + unit_bytes) + 1
+    first, read_bytes = 0, 0
+    while first < needed.size:
+        count = min(int(np.searchsorted(ends, read_bytes + least_bytes)) + 1, ends.size)
+        stop = int(np.searchsorted(needed, count, side="right"))
+        read_bytes = int(ends[count - 1])
+        if stop > first:
+            yield first, stop, count
+        first = stop
+
+
 def sequential_batches(
     units: Strided, num_units: int, page_bytes: int, buffer_bytes: int, max_bytes: int
 ) -> Iterator[Batch]:

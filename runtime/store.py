@@ -1,7 +1,8 @@
 """Ids in, rows in memory out: cache, planner and flash under one DRAM budget. The runtime's one stateful class.
 
-`fetch` is the path of a decoded token: cache lookup, admission and eviction, read plan, device reads, copies into
-slots. `stream` is the prefill's dense pass. The units of a family lie in one array for all layers, `rows(family)`:
+`fetch` is the path of a decoded token: cache lookup, read plan, device reads, admission and eviction, copies into
+slots. Reads are under way before the first units are handed out, and what has arrived is computed with while the rest
+is read. `stream` is the prefill's dense pass. The units of a family lie in one array for all layers, `rows(family)`:
 first each layer's slots (pinned, then cached), then staging slots shared by all layers for units that are used but not
 kept. A unit stays in its slot as long as it is cached: kernels take slot numbers, so rows need not be moved together
 as in LLM-in-a-flash 3.3, and an evicted unit's slot is simply the next one to be filled.
@@ -11,7 +12,7 @@ import hashlib
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from runtime._extents import span_bytes
 from runtime._parts import Part, Staging, parts_of, staging_of
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
-from runtime.flash import Reader
+from runtime.flash import Reader, Ticket
 from runtime.sparsity import Residency
 from runtime.token_time import computed_bytes, dram_seconds
 from runtime.trace import Recorder
@@ -36,6 +37,8 @@ MAX_READ_BYTES = 512 << 10
 """Longest single read: devices reach their peak bandwidth before, and longer ones leave fewer to run side by side."""
 COPY_BYTES = 1 << 20
 """Units are copied from the read buffer to their slots this many bytes at a time."""
+ARRIVAL_BYTES = 1 << 20
+"""Read between two batches of a fetch, at least: with less, calls would cost more than they let overlap."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Store:
 
     def _load_pinned(self, part: Part, family: FamilyName) -> None:
         pinned = part.in_flash_order(np.flatnonzero(part.cache.present))
-        for batch, _ in self._read(self._planned(part, part.position[pinned])):
+        for batch in self._read(self._planned(part, part.position[pinned])):
             ids = pinned[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
             self._copy(family, part.slot[ids], batch.buffer_offset)
             self.counters.load_reads += len(batch.extents)
@@ -135,9 +138,10 @@ class Store:
     def fetch(self, layer: int, family: FamilyName, ids: np.ndarray) -> Iterator[Batch]:
         """Brings units into memory.
 
-        First comes one batch of what is there already, then batches of what had to be read. Between two batches nothing
-        that was yielded in this fetch is overwritten but staging slots, so each batch must be used before the next is
-        asked for. A fetch that is given up, or fails, leaves the cache without the units that were not read.
+        First comes one batch of what is there already, while the rest is being read, then batches of that as they
+        arrive. Between two batches nothing that was yielded in this fetch is overwritten but staging slots, so each
+        batch must be used before the next is asked for. A fetch that is given up, or fails, leaves the cache without
+        the units that were not read.
 
         Args:
             layer: Layer number.
@@ -164,11 +168,15 @@ class Store:
             hits = np.flatnonzero(part.cache.present).astype(np.int32)
         self.counters.used_bytes += units.size * part.units.unit_bytes
         self.counters.active_bytes += (hits.size + units.size) * part.units.unit_bytes
-        if hits.size:
-            yield Batch(hits, part.slot[hits])
-        if units.size:
-            self.counters.evictions += part.admit(misses)
-            yield from self._fetch_missing(part, family, planned, units)
+        incoming = _Incoming(planner.batches(planned, self._buffer.size), self._begin)
+        try:
+            if hits.size:
+                yield Batch(hits, part.slot[hits])
+            if units.size:
+                self.counters.evictions += part.admit(misses)
+                yield from self._arriving(part, family, units, incoming)
+        finally:
+            incoming.abandon()
 
     def _reads_for(self, part: Part, misses: np.ndarray) -> tuple[planner.ReadPlan, np.ndarray]:
         """The reads that bring `misses`, and the units that a token takes from them: int32, in flash order."""
@@ -180,28 +188,37 @@ class Store:
             planned = planner.inside(part.units, positions, planned.extents)
         return planned, part.order[positions]
 
-    def _fetch_missing(
-        self, part: Part, family: FamilyName, planned: planner.ReadPlan, units: np.ndarray
-    ) -> Iterator[Batch]:
+    def _arriving(self, part: Part, family: FamilyName, units: np.ndarray, incoming: "_Incoming") -> Iterator[Batch]:
+        """Batches of `units`, which are what the reads bring, as they arrive."""
         staging, num_read = self._staging[family], 0
         try:
-            for batch, seconds in self._read(planned):
-                self.counters.reads += len(batch.extents)
-                self.counters.read_bytes += batch.extents.num_bytes
-                self.counters.flash_s += seconds
-                self.counters.modelled_flash_s += self._modelled_seconds(batch)
-                ids = units[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
-                for start, stop, slots in part.runs(ids, staging):
-                    self._copy(family, slots, batch.buffer_offset[start:stop])
-                    num_read = batch.first_unit + stop
-                    yield Batch(ids[start:stop], slots)
+            while incoming.under_way:
+                batch, ticket = incoming.under_way
+                for first, last, count in planner.arrivals(batch, part.units.unit_bytes, ARRIVAL_BYTES):
+                    ticket.wait(count)
+                    ids = units[batch.first_unit + first : batch.first_unit + last]
+                    for start, stop, slots in part.runs(ids, staging):
+                        self._copy(family, slots, batch.buffer_offset[first + start : first + stop])
+                        num_read = batch.first_unit + first + stop
+                        if first + stop == batch.buffer_offset.size:
+                            self.counters.flash_s += ticket.finish()
+                            incoming.begin_next()  # the buffer is free again
+                        yield Batch(ids[start:stop], slots)
         finally:
             part.forget(units[num_read:])
 
-    def _read(self, planned: planner.ReadPlan) -> Iterator[tuple[planner.Batch, float]]:
-        """Makes the reads, a buffer at a time."""
+    def _begin(self, batch: planner.Batch) -> Ticket:
+        """Has the reads of a batch begin, and counts them."""
+        self.counters.reads += len(batch.extents)
+        self.counters.read_bytes += batch.extents.num_bytes
+        self.counters.modelled_flash_s += self._modelled_seconds(batch)
+        return self._submit(batch)
+
+    def _read(self, planned: planner.ReadPlan) -> Iterator[planner.Batch]:
+        """Makes the reads, a buffer at a time, one after the other."""
         for batch in planner.batches(planned, self._buffer.size):
-            yield batch, self._read_extents(batch)
+            self._submit(batch).finish()
+            yield batch
 
     def _planned(self, part: Part, positions: np.ndarray) -> planner.ReadPlan:
         """The reads for units at ascending flash positions."""
@@ -211,10 +228,10 @@ class Store:
     def _max_read_bytes(self, part: Part) -> int:
         return max(min(MAX_READ_BYTES, self._buffer.size), span_bytes(part.units.unit_bytes, self._page_bytes))
 
-    def _read_extents(self, batch: planner.Batch) -> float:
+    def _submit(self, batch: planner.Batch) -> Ticket:
         self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
         self._extents.update(batch.extents.lengths.astype("<i8").tobytes())
-        return self._flash.read(batch.extents, self._buffer)
+        return self._flash.submit(batch.extents, self._buffer)
 
     def _modelled_seconds(self, batch: planner.Batch) -> float:
         return float(flash_seconds(self._modelled, len(batch.extents), batch.extents.num_bytes))
@@ -250,7 +267,7 @@ class Store:
         if self._recorder:
             self._recorder.stream(layer, family)
         for batch in self._dense_batches(part):
-            self.counters.prefill_flash_s += self._read_extents(batch)
+            self.counters.prefill_flash_s += self._submit(batch).finish()
             self.counters.prefill_reads += len(batch.extents)
             self.counters.prefill_read_bytes += batch.extents.num_bytes
             ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
@@ -317,6 +334,25 @@ class Store:
             extents_sha256=self.extents_sha256(),
             direct_io=self._flash.direct,
         )
+
+
+class _Incoming:
+    """The reads of one fetch: a buffer full of them under way, the others to follow."""
+
+    def __init__(self, batches: Iterator[planner.Batch], begin: Callable[[planner.Batch], Ticket]) -> None:
+        """Begins the first ones."""
+        self._batches, self._begin = batches, begin
+        self.begin_next()
+
+    def begin_next(self) -> None:
+        """To be called when nobody needs what the last ones brought any more."""
+        batch = next(self._batches, None)
+        self.under_way = None if batch is None else (batch, self._begin(batch))
+
+    def abandon(self) -> None:
+        """Returns when nothing is written to the buffer any more."""
+        if self.under_way:
+            self.under_way[1].abandon()
 
 
 def uses_read_units(plan: Plan) -> bool:

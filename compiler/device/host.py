@@ -142,7 +142,10 @@ class _Reader:
         places = np.arange(count, dtype=np.uint64) * size
         buffer[::PAGE_BYTES] = 1  # the pages exist before the clock starts
         start = time.perf_counter()
-        bad = _native.read_extents(self.descriptor, offsets, lengths, buffer, places, PAGE_BYTES, self.checksums, depth)
+        reads = _native.start_reads(
+            self.descriptor, offsets, lengths, buffer, places, PAGE_BYTES, self.checksums, depth
+        )
+        bad = reads.finish()
         elapsed = time.perf_counter() - start
         if bad >= 0:
             raise ColdpressError(f"page {bad} of the measured file was not read back as written; the storage is faulty")

@@ -11,6 +11,28 @@ import numpy as np
 from runtime._extents import Extents
 
 
+class Ticket(Protocol):
+    """Reads under way. What fails is tried once more, while the caller waits."""
+
+    def wait(self, count: int) -> None:
+        """Returns when the first `count` extents are in memory.
+
+        Raises:
+            CorruptPageError: if a page's checksum differs, also when read again.
+            DeviceError: if the device fails twice.
+        """
+        ...
+
+    def finish(self) -> float:
+        """Returns, when all are in memory, the seconds that callers waited; of a modelled device, the seconds that it
+        takes. Raises as `wait`."""
+        ...
+
+    def abandon(self) -> None:
+        """Returns when nothing is written to the memory any more, whatever came of the reads."""
+        ...
+
+
 class Reader(Protocol):
     """What a store needs of a device."""
 
@@ -19,12 +41,9 @@ class Reader(Protocol):
     direct: bool
     """Whether reads bypass the page cache; False means that memory outside the budget holds copies."""
 
-    def read(self, extents: Extents, into: np.ndarray) -> float:
-        """Reads `extents` one after another into `into` (uint8, at least their bytes) and returns seconds.
-
-        Raises:
-            CorruptPageError: if a page's checksum differs, also when read again.
-        """
+    def submit(self, extents: Extents, into: np.ndarray) -> Ticket:
+        """Begins to read `extents` one after another into `into` (uint8, at least their bytes), which is theirs until
+        the ticket's `finish` or `abandon` has returned."""
         ...
 
     def close(self) -> None:

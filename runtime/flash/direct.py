@@ -50,37 +50,31 @@ class Flash:
                 FLASH_FILE,
             )
 
-    def read(self, extents: Extents, into: np.ndarray) -> float:
-        """See `runtime.flash.Reader`; a failed read is tried once more.
-
-        Raises:
-            CorruptPageError: naming the page and what lies there.
-            DeviceError: if the device fails twice.
-        """
-        start = time.perf_counter()
-        failure = self._try(extents, into)
-        if failure:
-            failure = self._try(extents, into)
-        if failure:
-            raise failure
-        return time.perf_counter() - start
+    def submit(self, extents: Extents, into: np.ndarray) -> "Reading":
+        """See `runtime.flash.Reader`."""
+        return Reading(self, extents, into)
 
     def close(self) -> None:
         """Closes the file, once."""
         self._finalizer()
 
-    def _try(self, extents: Extents, into: np.ndarray) -> Exception | None:
+    def start(self, extents: Extents, into: np.ndarray) -> _native.Reads:
+        """The reads, under way."""
+        return _native.start_reads(
+            self._file,
+            extents.offsets.astype(np.uint64),
+            extents.lengths.astype(np.uint64),
+            into,
+            extents.buffer_offsets.astype(np.uint64),
+            self._page_bytes,
+            self._artifact.page_crc32c,
+            self._num_threads,
+        )
+
+    def result(self, extents: Extents, reads: _native.Reads) -> Exception | None:
+        """What went wrong with reads that `start` gave, when they have ended."""
         try:
-            bad_page = _native.read_extents(
-                self._file,
-                extents.offsets.astype(np.uint64),
-                extents.lengths.astype(np.uint64),
-                into,
-                extents.buffer_offsets.astype(np.uint64),
-                self._page_bytes,
-                self._artifact.page_crc32c,
-                self._num_threads,
-            )
+            bad_page = reads.finish()
         except OSError as error:
             return DeviceError(FLASH_FILE, "a read", f"failing ({error.strerror})", "data", "check the storage device")
         if not self.direct and len(extents):
@@ -94,6 +88,47 @@ class Flash:
             f"{FLASH_FILE}: page {page} at byte {start} ({_place(self._artifact, start, self._page_bytes)}) does not "
             f"have the checksum {expected:08x} that the tables give, also when read again; {DAMAGED}"
         )
+
+
+class Reading:
+    """Reads under way; see `runtime.flash.Ticket`."""
+
+    def __init__(self, flash: Flash, extents: Extents, into: np.ndarray) -> None:
+        """Begins them."""
+        self._flash, self._extents, self._into = flash, extents, into
+        self._reads = flash.start(extents, into)
+        self._waited_s, self._finished = 0.0, False
+
+    def wait(self, count: int) -> None:
+        """See `runtime.flash.Ticket`."""
+        start = time.perf_counter()
+        whole = self._finished or self._reads.wait(count)
+        self._waited_s += time.perf_counter() - start
+        if not whole:
+            self.finish()
+
+    def finish(self) -> float:
+        """See `runtime.flash.Ticket`.
+
+        Raises:
+            CorruptPageError: naming the page and what lies there.
+            DeviceError: if the device fails twice.
+        """
+        if not self._finished:
+            start = time.perf_counter()
+            failure = self._flash.result(self._extents, self._reads)
+            if failure:
+                self._reads = self._flash.start(self._extents, self._into)
+                failure = self._flash.result(self._extents, self._reads)
+            if failure:
+                raise failure
+            self._finished = True
+            self._waited_s += time.perf_counter() - start
+        return self._waited_s
+
+    def abandon(self) -> None:
+        """See `runtime.flash.Ticket`."""
+        self._flash.result(self._extents, self._reads)
 
 
 def _place(artifact: Artifact, start: int, length: int) -> str:

@@ -4,12 +4,38 @@ Same interface as direct.py and no data, so that a trace can be replayed without
 the real bytes at modelled speed, so that text can be generated as if on that device.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from runtime._extents import Extents
 from runtime.artifact.reader import Artifact
-from runtime.flash import Reader
+from runtime.flash import Reader, Ticket
 from schemas.device import flash_seconds
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """Reads that take the seconds of a model; see `runtime.flash.Ticket`."""
+
+    seconds: float
+    data: Ticket | None
+
+    def wait(self, count: int) -> None:
+        """See `runtime.flash.Ticket`."""
+        if self.data:
+            self.data.wait(count)
+
+    def finish(self) -> float:
+        """See `runtime.flash.Ticket`."""
+        if self.data:
+            self.data.finish()
+        return self.seconds
+
+    def abandon(self) -> None:
+        """See `runtime.flash.Ticket`."""
+        if self.data:
+            self.data.abandon()
 
 
 class Flash:
@@ -29,11 +55,10 @@ class Flash:
         self._data = data
         self.moves_data = data is not None
 
-    def read(self, extents: Extents, into: np.ndarray) -> float:
+    def submit(self, extents: Extents, into: np.ndarray) -> "Modelled":
         """See `runtime.flash.Reader`; modelled seconds."""
-        if self._data:
-            self._data.read(extents, into)
-        return float(flash_seconds(self._flash, len(extents), extents.num_bytes))
+        seconds = float(flash_seconds(self._flash, len(extents), extents.num_bytes))
+        return Modelled(seconds, self._data.submit(extents, into) if self._data else None)
 
     def close(self) -> None:
         """Closes where bytes come from."""

@@ -47,7 +47,7 @@ def flip(path, offset):
 def test_extents_land_one_after_another(relu_artifact):
     reads, buffer = extents((40, 3), (0, 1), (17, 2)), _native.aligned_buffer(6 * PAGE)
     flash = direct.Flash(open_artifact(relu_artifact.path), queue_depth=4)
-    seconds = flash.read(reads, buffer)
+    seconds = flash.submit(reads, buffer).finish()
     assert seconds > 0
     assert (buffer == expected(relu_artifact, reads)).all()
 
@@ -59,35 +59,57 @@ def test_a_flipped_bit_is_found_and_placed(relu_artifact, damaged):
     flash = direct.Flash(open_artifact(damaged), 4)
     page = offset // PAGE
     with pytest.raises(CorruptPageError, match=rf"flash.img: page {page} at byte .*layer 7, family up_down.*checksum"):
-        flash.read(extents((page - 2, 4)), _native.aligned_buffer(4 * PAGE))
-    flash.read(extents((page + 1, 2)), _native.aligned_buffer(2 * PAGE))  # its neighbours are whole
+        flash.submit(extents((page - 2, 4)), _native.aligned_buffer(4 * PAGE)).finish()
+    flash.submit(extents((page + 1, 2)), _native.aligned_buffer(2 * PAGE)).finish()  # its neighbours are whole
 
 
-@pytest.mark.parametrize("failure", [lambda *_: 3, OSError(errno.EIO, "Input/output error")])
-def test_one_failure_is_read_again(relu_artifact, monkeypatch, failure):
-    real, calls = _native.read_extents, []
+class Failing:
+    """Reads that end with a bad page or an error, whatever the device says."""
+
+    def __init__(self, failure):
+        self.failure = failure
+
+    def wait(self, count):
+        return False
+
+    def finish(self):
+        if isinstance(self.failure, OSError):
+            raise self.failure
+        return self.failure
+
+
+@pytest.mark.parametrize("failure", [3, OSError(errno.EIO, "Input/output error")])
+@pytest.mark.parametrize("ask", [lambda ticket: ticket.finish(), lambda ticket: ticket.wait(1)])
+def test_one_failure_is_read_again(relu_artifact, monkeypatch, failure, ask):
+    real, calls = _native.start_reads, []
 
     def flaky(*arguments):
         calls.append(arguments)
-        if len(calls) > 1:
-            return real(*arguments)
-        if isinstance(failure, OSError):
-            raise failure
-        return failure(*arguments)
+        return real(*arguments) if len(calls) > 1 else Failing(failure)
 
     flash = direct.Flash(open_artifact(relu_artifact.path), 4)
-    monkeypatch.setattr(direct._native, "read_extents", flaky)
+    monkeypatch.setattr(direct._native, "start_reads", flaky)
     reads, buffer = extents((2, 2)), _native.aligned_buffer(2 * PAGE)
-    flash.read(reads, buffer)
+    ask(flash.submit(reads, buffer))
     assert len(calls) == 2
     assert (buffer == expected(relu_artifact, reads)).all()
+
+
+def test_a_second_failure_is_told_and_giving_up_is_not(relu_artifact, monkeypatch):
+    flash = direct.Flash(open_artifact(relu_artifact.path), 4)
+    error = OSError(errno.EIO, "Input/output error")
+    monkeypatch.setattr(direct._native, "start_reads", lambda *arguments: Failing(error))
+    ticket = flash.submit(extents((2, 2)), _native.aligned_buffer(2 * PAGE))
+    with pytest.raises(DeviceError, match=r"flash.img: a read is failing \(Input/output error\)"):
+        ticket.wait(1)
+    ticket.abandon()
 
 
 def test_a_file_cut_short_while_open_is_an_error(damaged):
     flash = direct.Flash(open_artifact(damaged), 4)
     os.truncate(damaged / "flash.img", 10 * PAGE)
     with pytest.raises(DeviceError, match=r"flash.img: a read is failing \(.*truncated"):
-        flash.read(extents((9, 4)), _native.aligned_buffer(4 * PAGE))
+        flash.submit(extents((9, 4)), _native.aligned_buffer(4 * PAGE)).finish()
 
 
 def test_a_file_system_without_direct_reads_is_reported(relu_artifact, monkeypatch, caplog):
@@ -104,7 +126,7 @@ def test_a_file_system_without_direct_reads_is_reported(relu_artifact, monkeypat
     assert not flash.direct
     assert "refuses O_DIRECT" in caplog.text
     reads, buffer = extents((3, 1), (30, 5)), _native.aligned_buffer(6 * PAGE)
-    flash.read(reads, buffer)
+    flash.submit(reads, buffer).finish()
     assert (buffer == expected(relu_artifact, reads)).all()
 
 
@@ -121,17 +143,17 @@ def test_simulated_reads_take_the_profiles_time_and_leave_the_buffer(relu_artifa
     artifact = open_artifact(relu_artifact.path)
     profile = artifact.manifest.device.flash
     flash, buffer = simulated.Flash(artifact, 32), np.full(6 * PAGE, 7, np.uint8)
-    assert flash.read(extents((0, 1), (9, 5)), buffer) == flash_seconds(profile, 2, 6 * PAGE)
+    assert flash.submit(extents((0, 1), (9, 5)), buffer).finish() == flash_seconds(profile, 2, 6 * PAGE)
     assert (buffer == 7).all()
     assert not flash.moves_data
     # 64 reads take two waves of 32 with the device's own queue, 64 of them one at a time
     many = Extents(np.arange(64) * PAGE, np.full(64, PAGE))
-    assert simulated.Flash(artifact, 1).read(many, buffer) == pytest.approx(64 * profile.latency_s.value)
+    assert simulated.Flash(artifact, 1).submit(many, buffer).finish() == pytest.approx(64 * profile.latency_s.value)
 
 
 def test_simulated_reads_can_carry_real_bytes(relu_artifact):
     artifact = open_artifact(relu_artifact.path)
     flash = simulated.Flash(artifact, 32, data=direct.Flash(artifact, 4))
     reads, buffer = extents((1, 2)), _native.aligned_buffer(2 * PAGE)
-    assert flash.read(reads, buffer) == flash_seconds(artifact.manifest.device.flash, 1, 2 * PAGE)
+    assert flash.submit(reads, buffer).finish() == flash_seconds(artifact.manifest.device.flash, 1, 2 * PAGE)
     assert (buffer == expected(relu_artifact, reads)).all()

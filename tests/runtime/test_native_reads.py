@@ -41,6 +41,9 @@ def checksums(data) -> np.ndarray:
     return _native.crc32c_pages(data, PAGE)
 
 
+start = _native.start_reads
+
+
 def u64(values) -> np.ndarray:
     return np.array(values, np.uint64)
 
@@ -50,7 +53,7 @@ def read(fd, extents, buffer, checksums, threads=8, page_bytes=PAGE) -> int:
     lengths = [count * page_bytes for _, count in extents]
     into = np.cumsum([0, *lengths[:-1]]) if lengths else []
     offsets = [first * page_bytes for first, _ in extents]
-    return _native.read_extents(fd, u64(offsets), u64(lengths), buffer, u64(into), page_bytes, checksums, threads)
+    return start(fd, u64(offsets), u64(lengths), buffer, u64(into), page_bytes, checksums, threads).finish()
 
 
 def pages_of(data, extents) -> np.ndarray:
@@ -156,20 +159,46 @@ def test_bad_extents_are_refused_before_any_read(fd, checksums, extent, message)
     buffer = _native.aligned_buffer(4 * PAGE)
     columns = u64([0, offset]), u64([PAGE, length]), buffer, u64([0, into])
     with pytest.raises(ValueError, match=message):
-        _native.read_extents(fd, *columns, PAGE, checksums, 2)
+        start(fd, *columns, PAGE, checksums, 2)
     assert not buffer.any()
 
 
 def test_bad_shapes_are_refused(fd, checksums):
     buffer = _native.aligned_buffer(PAGE)
     with pytest.raises(ValueError, match=r"lengths has 2 values, expected 1"):
-        _native.read_extents(fd, u64([0]), u64([PAGE, PAGE]), buffer, u64([0]), PAGE, checksums, 1)
+        start(fd, u64([0]), u64([PAGE, PAGE]), buffer, u64([0]), PAGE, checksums, 1)
     with pytest.raises(ValueError, match=r"page_bytes is 0, expected a positive number"):
-        _native.read_extents(fd, u64([0]), u64([0]), buffer, u64([0]), 0, checksums, 1)
+        start(fd, u64([0]), u64([0]), buffer, u64([0]), 0, checksums, 1)
     read_only = buffer.view()
     read_only.flags.writeable = False
     with pytest.raises(TypeError):
-        _native.read_extents(fd, u64([0]), u64([PAGE]), read_only, u64([0]), PAGE, checksums, 1)
+        start(fd, u64([0]), u64([PAGE]), read_only, u64([0]), PAGE, checksums, 1)
+
+
+def test_waiting_tells_whether_what_was_waited_for_is_whole(fd, data, checksums):
+    sums = checksums.copy()
+    sums[100] ^= 1
+    buffer = _native.aligned_buffer(6 * PAGE)
+    offsets, lengths, into = (u64([PAGE * value for value in values]) for values in ((7, 100, 3), (2, 3, 1), (0, 2, 5)))
+    reads = start(fd, offsets, lengths, buffer, into, PAGE, sums, 2)
+    assert reads.wait(0)
+    assert reads.wait(1)
+    assert np.array_equal(buffer[: 2 * PAGE], data[7 * PAGE : 9 * PAGE])
+    assert not reads.wait(2)
+    assert not reads.wait(3)
+    assert reads.wait(1)
+    assert [reads.finish(), reads.finish()] == [100, 100]
+    with pytest.raises(ValueError, match=r"4 extents are waited for, expected 0 to 3"):
+        reads.wait(4)
+
+
+def test_reads_that_nobody_waits_for_end_before_their_memory_goes(fd, data, checksums):
+    for _ in range(50):
+        buffer = _native.aligned_buffer(300 * PAGE)
+        reads = start(fd, u64([50 * PAGE]), u64([300 * PAGE]), buffer, u64([0]), PAGE, checksums, 8)
+        view = buffer[-PAGE:]
+        del buffer, reads
+        assert np.array_equal(view, data[349 * PAGE : 350 * PAGE])
 
 
 def test_many_callers_at_once(fd, data, checksums):

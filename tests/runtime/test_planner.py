@@ -92,6 +92,24 @@ def test_batches_fit_the_buffer_and_keep_the_units(case, more):
 
 
 @settings(max_examples=200, deadline=None)
+@given(cases, st.integers(0, 10), st.integers(1, 100_000))
+def test_arrivals_are_units_whose_reads_were_made(case, more, least_bytes):
+    plan, max_bytes = plan_of(case)
+    size = case["unit_bytes"]
+    for batch in planner.batches(plan, max_bytes + more * case["page_bytes"]):
+        ends = np.cumsum(batch.extents.lengths).tolist()
+        units, read_bytes = 0, 0
+        for first, stop, count in planner.arrivals(batch, size, least_bytes):
+            assert first == units
+            assert stop > first
+            assert all(offset + size <= ends[count - 1] for offset in batch.buffer_offset[first:stop])
+            assert all(offset + size > ends[count - 1] for offset in batch.buffer_offset[stop:])
+            assert ends[count - 1] >= min(read_bytes + least_bytes, ends[-1])
+            units, read_bytes = stop, ends[count - 1]
+        assert units == batch.buffer_offset.size
+
+
+@settings(max_examples=200, deadline=None)
 @given(cases, st.integers(1, 300), st.integers(1, 8))
 def test_the_sequential_pass_reads_each_unit_once_and_in_order(case, num_units, pages_per_read):
     units, page = units_of(case), case["page_bytes"]

@@ -163,17 +163,22 @@ def test_a_fetch_that_is_given_up_leaves_a_usable_store(relu_artifact):
 
 
 def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
+    class Corrupt:
+        def wait(self, count):
+            raise CorruptPageError("page 1")
+
+        def abandon(self):
+            pass
+
     class Failing:
         direct = moves_data = True
 
         def __init__(self, inner):
             self.inner, self.left = inner, 10**9
 
-        def read(self, extents, into):
+        def submit(self, extents, into):
             self.left -= 1
-            if self.left < 0:
-                raise CorruptPageError("page 1")
-            return self.inner.read(extents, into)
+            return self.inner.submit(extents, into) if self.left >= 0 else Corrupt()
 
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"read_buffer_bytes": 8192})
@@ -189,6 +194,59 @@ def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
         check_fetch(store, relu_artifact, layer, family, ids)
 
 
+def test_what_is_there_is_computed_with_while_the_rest_is_read(relu_artifact, monkeypatch):
+    """Reads begin before the first batch, batches come as reads do, and the buffer is filled again before the last."""
+    told = []
+
+    class Ticket:
+        def __init__(self, name, inner):
+            self.name, self.inner = name, inner
+
+        def wait(self, count):
+            told.append(f"wait for {count} of {self.name}")
+            self.inner.wait(count)
+
+        def finish(self):
+            told.append(f"end of {self.name}")
+            return self.inner.finish()
+
+        def abandon(self):
+            self.inner.abandon()
+
+    class Telling:
+        direct = moves_data = True
+
+        def __init__(self, inner):
+            self.inner, self.names = inner, iter("abcdefgh")
+
+        def submit(self, extents, into):
+            name = next(self.names)
+            told.append(f"{len(extents)} reads {name}")
+            return Ticket(name, self.inner.submit(extents, into))
+
+    monkeypatch.setattr(store_module, "ARRIVAL_BYTES", 8192)
+    artifact = open_artifact(relu_artifact.path)
+    changes = {"read_buffer_bytes": 6 * 4096, "collapse_gap_bytes": 0}
+    plan = choose_plan(artifact.manifest).model_copy(update=changes)
+    store = Store(artifact, plan, direct.Flash(artifact, 8))
+    part = store._parts[2, "up_down"]
+    per_page = 4096 // part.units.unit_bytes
+    far = part.order[2 * per_page * np.arange(10)]  # two pages apart: a read each
+    pinned = np.flatnonzero(part.cache.present)
+    store._flash = Telling(store._flash)
+    ids = np.unique(np.concatenate([pinned, far])).astype(np.int32)
+    for batch in store.fetch(2, "up_down", ids):
+        told.append("hits" if np.isin(batch.ids, pinned).all() else "batch")
+        rows = store.rows("up_down")[batch.slots]
+        assert (rows == relu_artifact.units[2, "up_down"][batch.ids]).all()
+    reads = [entry for entry in told if "reads" in entry]
+    assert told[:2] == [reads[0], "hits"]
+    assert told[2:6] == ["wait for 2 of a", "batch", "wait for 4 of a", "batch"]
+    at = told.index("end of a")
+    assert told[at + 1 : at + 3] == [reads[1], "batch"]
+    assert told[-1] == "batch"
+
+
 def test_stream_gives_everything_once_in_flash_order(relu_artifact):
     store = open_store(relu_artifact)
     ids = [part.copy() for part, _ in store.stream(9, "up_down")]
@@ -202,13 +260,13 @@ def test_no_read_is_longer_than_it_may_be(tmp_path, monkeypatch):
     """Longer ones leave fewer to run side by side: in the dense pass, in a fetch, and while pinned units are loaded."""
     built = build_artifact(tmp_path / "a", Recipe(spec=small_spec(intermediate_size=4096, num_hidden_layers=1)))
     lengths = []
-    read = direct.Flash.read
+    submit = direct.Flash.submit
 
     def watched(flash, extents, buffer):
         lengths.extend(extents.lengths.tolist())
-        return read(flash, extents, buffer)
+        return submit(flash, extents, buffer)
 
-    monkeypatch.setattr(direct.Flash, "read", watched)
+    monkeypatch.setattr(direct.Flash, "submit", watched)
     store = open_store(built, read_buffer_bytes=2 << 20, dram_budget_bytes=64 << 20)
     list(store.stream(0, "up_down"))
     list(store.fetch(0, "up_down", np.arange(4096, dtype=np.int32)))

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -188,8 +189,34 @@ void expect_extents(const Extents& extents, uint64_t buffer_bytes, uint64_t page
     throw nb::python_error();
 }
 
-int64_t read_checked(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
-                     const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c, int num_threads) {
+// Reads under way, with what they need.
+struct PendingReads {
+    Buffer buffer;
+    Checksums page_crc32c;
+    int64_t count;
+    std::unique_ptr<Reads> reads;
+
+    bool wait(int64_t extents) {
+        expect(extents >= 0 && extents <= count,
+               text(extents) + " extents are waited for, expected 0 to " + text(count));
+        const nb::gil_scoped_release release;
+        return reads->wait(extents);
+    }
+
+    int64_t finish() {
+        ReadResult result;
+        {
+            const nb::gil_scoped_release release;
+            result = reads->finish();
+        }
+        if (result.error) raise_os_error(result);
+        return result.bad_page;
+    }
+};
+
+PendingReads start_reads(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
+                         const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c,
+                         int num_threads) {
     const int64_t count = static_cast<int64_t>(offsets.shape(0));
     expect(page_bytes > 0, "page_bytes is " + text(page_bytes) + ", expected a positive number");
     expect_length("lengths", lengths.shape(0), count);
@@ -197,13 +224,8 @@ int64_t read_checked(int fd, const Offsets& offsets, const Offsets& lengths, con
     const Extents extents{offsets.data(), lengths.data(), buffer_offsets.data(), count};
     expect_extents(extents, buffer.shape(0), static_cast<uint64_t>(page_bytes), page_crc32c.shape(0));
     const int threads = threads_of(num_threads);
-    ReadResult result;
-    {
-        const nb::gil_scoped_release release;
-        result = read_extents(fd, extents, buffer.data(), page_bytes, page_crc32c.data(), threads);
-    }
-    if (result.error) raise_os_error(result);
-    return result.bad_page;
+    return {buffer, page_crc32c, count,
+            std::make_unique<Reads>(fd, extents, buffer.data(), page_bytes, page_crc32c.data(), threads)};
 }
 
 // Zeroed, and not touched before its use: large blocks come from the system as zero pages.
@@ -244,6 +266,7 @@ NB_MODULE(_native, m) {
     using namespace nb::literals;
     m.doc() = "The native core: products with quantized rows, attention, checked reads. Sums are float32.";
     choose_cpu();
+    nb::set_leak_warnings(false);  // an interpreter that ends in the middle of a fetch has nothing to explain
     m.def("dot_rows", &dot_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
           "format"_a, nb::arg("x").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
           "out[i] = store[slots[i], offset:] . x[length]");
@@ -263,11 +286,15 @@ NB_MODULE(_native, m) {
           "steps"_a, nb::arg("chosen").noconvert(),
           "chosen[token, unit]: the intervals with the most gain less price times the larger of reads * read_units and "
           "units + reads * edge_units, among `steps` mixes of the two.");
-    m.def("read_extents", &read_checked, "fd"_a, nb::arg("offsets").noconvert(), nb::arg("lengths").noconvert(),
+    nb::class_<PendingReads>(m, "Reads", "Reads under way; a reference less waits for them.")
+        .def("wait", &PendingReads::wait, "count"_a,
+             "Waits until the first `count` extents are there; whether all of them came whole.")
+        .def("finish", &PendingReads::finish,
+             "Waits for all; the first page of the file with a wrong checksum, or -1.");
+    m.def("start_reads", &start_reads, "fd"_a, nb::arg("offsets").noconvert(), nb::arg("lengths").noconvert(),
           nb::arg("buffer").noconvert(), nb::arg("buffer_offsets").noconvert(), "page_bytes"_a,
           nb::arg("page_crc32c").noconvert(), "num_threads"_a,
-          "Reads the extents, up to num_threads at once; returns the first page of the file with a wrong checksum, or "
-          "-1.");
+          "Begins to read the extents, in their order, up to num_threads at once.");
     m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
           "CRC32C of each page of the data, the last one padded with zeros.");
     m.def("aligned_buffer", &aligned_buffer, "nbytes"_a, "A zeroed array of bytes that begins on 64 KiB.");

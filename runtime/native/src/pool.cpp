@@ -14,14 +14,14 @@
 namespace coldpress {
 
 struct Pool::Job {
-    const std::function<void(int64_t)>* task;
+    std::function<void(int64_t)> task;
     int64_t count;
     std::atomic<int64_t> next{0};
     int wanted;      // helpers that have not come yet
     int active = 0;  // helpers at work
 
     void help() {
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) (*task)(i);
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(i);
     }
 };
 
@@ -31,16 +31,29 @@ void Pool::run(int64_t count, int threads, const std::function<void(int64_t)>& t
         for (int64_t i = 0; i < count; ++i) task(i);
         return;
     }
-    Job job;
-    job.task = &task;
-    job.count = count;
-    job.wanted = helpers;
+    const Started job = start(count, helpers, [&task](int64_t i) { task(i); });
+    finish(*job);
+}
+
+Pool::Started Pool::start(int64_t count, int threads, std::function<void(int64_t)> task) {
+    const int helpers = static_cast<int>(std::min<int64_t>(threads, count));
+    Started job(new Job);
+    job->task = std::move(task);
+    job->count = count;
+    job->wanted = helpers;
+    if (helpers <= 0) return job;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (; workers_ < helpers; ++workers_) std::thread(&Pool::work, this).detach();
-        jobs_.push_back(&job);
+        jobs_.push_back(job.get());
     }
     for (int i = 0; i < helpers; ++i) wake_.notify_one();
+    return job;
+}
+
+void Pool::Deleter::operator()(Job* job) const { delete job; }
+
+void Pool::finish(Job& job) {
     job.help();
     std::unique_lock<std::mutex> lock(mutex_);
     const auto waiting = std::find(jobs_.begin(), jobs_.end(), &job);

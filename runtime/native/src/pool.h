@@ -6,18 +6,31 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 
 namespace coldpress {
 
 class Pool {
    public:
+    // What was started and not finished.
+    struct Job;
+    struct Deleter {
+        void operator()(Job* job) const;
+    };
+    using Started = std::unique_ptr<Job, Deleter>;
+
     // Calls task(i) once for each i in [0, count), on this thread and up to threads - 1 others; returns when all are
     // done. Tasks must not throw.
     void run(int64_t count, int threads, const std::function<void(int64_t)>& task);
 
+    // Has up to `threads` other threads call task(i) once for each i in [0, count), lower ones first, and returns at
+    // once; `finish` must follow.
+    Started start(int64_t count, int threads, std::function<void(int64_t)> task);
+    // Helps with what nobody has begun; returns when all is done.
+    void finish(Job& job);
+
    private:
-    struct Job;
     void work();
 
     std::mutex mutex_;

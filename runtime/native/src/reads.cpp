@@ -4,36 +4,19 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
-#include <vector>
 
 #include "crc32c.h"
-#include "pool.h"
 
 namespace coldpress {
 namespace {
 
 constexpr uint64_t kPieceBytes = 512 << 10;  // one thread's share of a long extent
 
-struct Piece {
-    uint64_t offset, length, buffer_offset;
-};
-
-std::vector<Piece> pieces_of(const Extents& extents, uint64_t page_bytes) {
-    const uint64_t step = std::max<uint64_t>(1, kPieceBytes / page_bytes) * page_bytes;
-    std::vector<Piece> pieces;
-    for (int64_t i = 0; i < extents.count; ++i)
-        for (uint64_t done = 0; done < extents.lengths[i]; done += step)
-            pieces.push_back({extents.offsets[i] + done, std::min(step, extents.lengths[i] - done),
-                              extents.buffer_offsets[i] + done});
-    return pieces;
-}
-
 // Returns the number of bytes read; fewer than asked for at the end of the file or, with `error` set, on a failure.
-uint64_t read_fully(int fd, const Piece& piece, uint8_t* into, int& error) {
+uint64_t read_fully(int fd, uint64_t offset, uint64_t length, uint8_t* into, int& error) {
     uint64_t done = 0;
-    while (done < piece.length) {
-        const ssize_t got = pread(fd, into + done, piece.length - done, static_cast<off_t>(piece.offset + done));
+    while (done < length) {
+        const ssize_t got = pread(fd, into + done, length - done, static_cast<off_t>(offset + done));
         if (got > 0) {
             done += static_cast<uint64_t>(got);
         } else if (got == 0) {
@@ -47,11 +30,13 @@ uint64_t read_fully(int fd, const Piece& piece, uint8_t* into, int& error) {
     return done;
 }
 
-int64_t first_bad_page(const Piece& piece, const uint8_t* data, int64_t page_bytes, const uint32_t* expected) {
+// `offset` and `length` are those in the file.
+int64_t first_bad_page(uint64_t offset, uint64_t length, const uint8_t* data, int64_t page_bytes,
+                       const uint32_t* expected) {
     constexpr int64_t batch = 48;
     uint32_t found[batch];
-    const int64_t first = static_cast<int64_t>(piece.offset) / page_bytes;
-    const int64_t pages = static_cast<int64_t>(piece.length) / page_bytes;
+    const int64_t first = static_cast<int64_t>(offset) / page_bytes;
+    const int64_t pages = static_cast<int64_t>(length) / page_bytes;
     for (int64_t start = 0; start < pages; start += batch) {
         const int64_t count = std::min(batch, pages - start);
         crc32c_pages(data + start * page_bytes, count, page_bytes, found);
@@ -63,32 +48,60 @@ int64_t first_bad_page(const Piece& piece, const uint8_t* data, int64_t page_byt
 
 }  // namespace
 
-ReadResult read_extents(int fd, const Extents& extents, uint8_t* buffer, int64_t page_bytes,
-                        const uint32_t* page_crc32c, int threads) {
-    const std::vector<Piece> pieces = pieces_of(extents, static_cast<uint64_t>(page_bytes));
-    ReadResult result;
-    std::mutex mutex;
-    // All pieces are read even after a failure, so that the failure reported is always the first in the file.
-    read_pool().run(static_cast<int64_t>(pieces.size()), threads, [&](int64_t index) {
-        const Piece& piece = pieces[static_cast<size_t>(index)];
-        uint8_t* into = buffer + piece.buffer_offset;
-        int error = 0;
-        const uint64_t got = read_fully(fd, piece, into, error);
-        if (got < piece.length) {
-            const std::lock_guard<std::mutex> lock(mutex);
-            if (result.error == 0 || piece.offset < result.error_offset) {
-                result.error = error ? error : EIO;
-                result.error_offset = piece.offset;
-                result.missing_bytes = error ? 0 : piece.length - got;
-            }
-            return;
-        }
-        const int64_t bad = first_bad_page(piece, into, page_bytes, page_crc32c);
-        if (bad < 0) return;
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (result.bad_page < 0 || bad < result.bad_page) result.bad_page = bad;
-    });
-    return result;
+Reads::Reads(int fd, const Extents& extents, uint8_t* buffer, int64_t page_bytes, const uint32_t* page_crc32c,
+             int threads)
+    : fd_(fd),
+      buffer_(buffer),
+      page_bytes_(page_bytes),
+      page_crc32c_(page_crc32c) {
+    const uint64_t page = static_cast<uint64_t>(page_bytes);
+    const uint64_t step = std::max<uint64_t>(1, kPieceBytes / page) * page;
+    stops_.reserve(static_cast<size_t>(extents.count));
+    for (int64_t i = 0; i < extents.count; ++i) {
+        for (uint64_t done = 0; done < extents.lengths[i]; done += step)
+            pieces_.push_back({extents.offsets[i] + done, std::min(step, extents.lengths[i] - done),
+                               extents.buffer_offsets[i] + done});
+        stops_.push_back(static_cast<int64_t>(pieces_.size()));
+    }
+    read_.resize(pieces_.size());
+    whole_ = static_cast<int64_t>(pieces_.size());
+    job_ = read_pool().start(static_cast<int64_t>(pieces_.size()), threads, [this](int64_t index) { read(index); });
+}
+
+Reads::~Reads() { read_pool().finish(*job_); }
+
+bool Reads::wait(int64_t count) {
+    const int64_t pieces = count ? stops_[static_cast<size_t>(count - 1)] : 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    awaited_ = pieces;
+    arrived_.wait(lock, [&] { return ready_ >= pieces; });
+    return whole_ >= pieces;
+}
+
+ReadResult Reads::finish() {
+    wait(static_cast<int64_t>(stops_.size()));  // this thread makes none itself: `threads` are enough
+    return result_;
+}
+
+void Reads::read(int64_t index) {
+    const Piece& piece = pieces_[static_cast<size_t>(index)];
+    uint8_t* into = buffer_ + piece.buffer_offset;
+    int error = 0;
+    const uint64_t got = read_fully(fd_, piece.offset, piece.length, into, error);
+    const bool cut = got < piece.length;
+    const int64_t bad = cut ? -1 : first_bad_page(piece.offset, piece.length, into, page_bytes_, page_crc32c_);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (cut && (result_.error == 0 || piece.offset < result_.error_offset)) {
+        result_.error = error ? error : EIO;
+        result_.error_offset = piece.offset;
+        result_.missing_bytes = error ? 0 : piece.length - got;
+    }
+    if (bad >= 0 && (result_.bad_page < 0 || bad < result_.bad_page)) result_.bad_page = bad;
+    if (cut || bad >= 0) whole_ = std::min(whole_, index);
+    read_[static_cast<size_t>(index)] = true;
+    const int64_t before = ready_;
+    while (ready_ < static_cast<int64_t>(read_.size()) && read_[static_cast<size_t>(ready_)]) ++ready_;
+    if (before < awaited_ && ready_ >= awaited_) arrived_.notify_all();
 }
 
 }  // namespace coldpress

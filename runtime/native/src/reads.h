@@ -1,7 +1,12 @@
 // Many reads in flight from one file, every page checked against its CRC32C by the thread that read it.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "pool.h"
 
 namespace coldpress {
 
@@ -19,7 +24,42 @@ struct ReadResult {
     uint64_t missing_bytes = 0;  // and how much the file ends before it should; 0 for other failures
 };
 
-ReadResult read_extents(int fd, const Extents& extents, uint8_t* buffer, int64_t page_bytes,
-                        const uint32_t* page_crc32c, int threads);
+// Reads that are under way from the moment this is made, up to `threads` of them at once. File, buffer and checksums
+// must outlive it.
+class Reads {
+   public:
+    Reads(int fd, const Extents& extents, uint8_t* buffer, int64_t page_bytes, const uint32_t* page_crc32c, int threads);
+    ~Reads();  // waits for all of them
+    Reads(const Reads&) = delete;
+    Reads& operator=(const Reads&) = delete;
+
+    // Waits until the first `count` extents were read; whether all of them came whole.
+    bool wait(int64_t count);
+    // Waits for all of them. All are read even after a failure, so that the failure told is always the first in the
+    // file.
+    ReadResult finish();
+
+   private:
+    struct Piece {
+        uint64_t offset, length, buffer_offset;
+    };
+    void read(int64_t index);
+
+    const int fd_;
+    uint8_t* const buffer_;
+    const int64_t page_bytes_;
+    const uint32_t* const page_crc32c_;
+    std::vector<Piece> pieces_;
+    std::vector<int64_t> stops_;  // behind each extent's last piece
+
+    std::mutex mutex_;
+    std::condition_variable arrived_;
+    std::vector<bool> read_;
+    int64_t ready_ = 0;    // pieces that were read with all before them
+    int64_t awaited_ = 0;  // pieces that somebody waits for
+    int64_t whole_;        // pieces before the first that failed
+    ReadResult result_;
+    Pool::Started job_;
+};
 
 }  // namespace coldpress
