@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from runtime.store import Counters, Store
+from runtime._counters import Counters
+from runtime.store import Store
 from runtime.token_statistics import Token
 from schemas.metrics import RunMetrics
 

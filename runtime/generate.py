@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from runtime import _plugins, budget
+from runtime._counters import Counters
 from runtime._sampling import Chooser, Sampling
 from runtime._timer import Timer
 from runtime.artifact import contents
@@ -21,7 +22,7 @@ from runtime.artifact.reader import Artifact, open_artifact
 from runtime.flash import Reader, direct, simulated
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection, check_selector
-from runtime.store import Counters, Store
+from runtime.store import Store
 from runtime.token_statistics import Token
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile

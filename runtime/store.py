@@ -12,13 +12,16 @@ import hashlib
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from runtime import _native, _plugins, planner
+from runtime._counters import Counters
 from runtime._extents import span_bytes
+from runtime._incoming import COPY_BYTES, Incoming, in_buffer
 from runtime._parts import Part, Staging, parts_of, staging_of
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
@@ -35,8 +38,6 @@ from schemas.metrics import RunMetrics
 
 MAX_READ_BYTES = 512 << 10
 """Longest single read: devices reach their peak bandwidth before, and longer ones leave fewer to run side by side."""
-COPY_BYTES = 1 << 20
-"""Units are copied from the read buffer to their slots this many bytes at a time."""
 ARRIVAL_BYTES = 1 << 20
 """Read between two batches of a fetch, at least: with less, calls would cost more than they let overlap."""
 
@@ -49,26 +50,6 @@ class Batch:
     """int32 [m]."""
     slots: np.ndarray
     """int32 [m]."""
-
-
-@dataclass
-class Counters:
-    """What was read and why; `hits` to `flash_s` over `fetch`, the rest over `stream` and opening."""
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    reads: int = 0
-    read_bytes: int = 0
-    used_bytes: int = 0
-    active_bytes: int = 0
-    flash_s: float = 0.0
-    modelled_flash_s: float = 0.0
-    prefill_reads: int = 0
-    prefill_read_bytes: int = 0
-    prefill_flash_s: float = 0.0
-    load_reads: int = 0
-    load_read_bytes: int = 0
 
 
 class Store:
@@ -109,7 +90,7 @@ class Store:
 
     def _load_pinned(self, part: Part, family: FamilyName) -> None:
         pinned = part.in_flash_order(np.flatnonzero(part.cache.present))
-        for batch in self._read(self._planned(part, part.position[pinned])):
+        for batch in self._read(self._planned(part, part.position[pinned], self._buffer.size)):
             ids = pinned[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
             self._copy(family, part.slot[ids], batch.buffer_offset)
             self.counters.load_reads += len(batch.extents)
@@ -168,7 +149,7 @@ class Store:
             hits = np.flatnonzero(part.cache.present).astype(np.int32)
         self.counters.used_bytes += units.size * part.units.unit_bytes
         self.counters.active_bytes += (hits.size + units.size) * part.units.unit_bytes
-        incoming = _Incoming(planner.batches(planned, self._buffer.size), self._begin)
+        incoming = Incoming(planner.batches(planned, self._buffer.size), self._begin)
         try:
             if hits.size:
                 yield Batch(hits, part.slot[hits])
@@ -181,14 +162,14 @@ class Store:
     def _reads_for(self, part: Part, misses: np.ndarray) -> tuple[planner.ReadPlan, np.ndarray]:
         """The reads that bring `misses`, and the units that a token takes from them: int32, in flash order."""
         positions = np.sort(part.position[misses])
-        planned = self._planned(part, positions)
+        planned = self._planned(part, positions, self._buffer.size)
         if self._use_read_units:
             brought = planner.brought(part.units, part.order.size, planned.extents)
             positions = brought[~part.cache.present[part.order[brought]]]
             planned = planner.inside(part.units, positions, planned.extents)
         return planned, part.order[positions]
 
-    def _arriving(self, part: Part, family: FamilyName, units: np.ndarray, incoming: "_Incoming") -> Iterator[Batch]:
+    def _arriving(self, part: Part, family: FamilyName, units: np.ndarray, incoming: Incoming) -> Iterator[Batch]:
         """Batches of `units`, which are what the reads bring, as they arrive."""
         staging, num_read = self._staging[family], 0
         try:
@@ -212,26 +193,26 @@ class Store:
         self.counters.reads += len(batch.extents)
         self.counters.read_bytes += batch.extents.num_bytes
         self.counters.modelled_flash_s += self._modelled_seconds(batch)
-        return self._submit(batch)
+        return self._submit(batch, self._buffer)
 
     def _read(self, planned: planner.ReadPlan) -> Iterator[planner.Batch]:
         """Makes the reads, a buffer at a time, one after the other."""
         for batch in planner.batches(planned, self._buffer.size):
-            self._submit(batch).finish()
+            self._submit(batch, self._buffer).finish()
             yield batch
 
-    def _planned(self, part: Part, positions: np.ndarray) -> planner.ReadPlan:
-        """The reads for units at ascending flash positions."""
-        gap_bytes, max_bytes = self.plan.collapse_gap_bytes, self._max_read_bytes(part)
+    def _planned(self, part: Part, positions: np.ndarray, room: int) -> planner.ReadPlan:
+        """The reads for units at ascending flash positions, none longer than `room` bytes."""
+        gap_bytes, max_bytes = self.plan.collapse_gap_bytes, self._max_read_bytes(part, room)
         return planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, max_bytes)
 
-    def _max_read_bytes(self, part: Part) -> int:
-        return max(min(MAX_READ_BYTES, self._buffer.size), span_bytes(part.units.unit_bytes, self._page_bytes))
+    def _max_read_bytes(self, part: Part, room: int) -> int:
+        return max(min(MAX_READ_BYTES, room), span_bytes(part.units.unit_bytes, self._page_bytes))
 
-    def _submit(self, batch: planner.Batch) -> Ticket:
+    def _submit(self, batch: planner.Batch, into: np.ndarray) -> Ticket:
         self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
         self._extents.update(batch.extents.lengths.astype("<i8").tobytes())
-        return self._flash.submit(batch.extents, self._buffer)
+        return self._flash.submit(batch.extents, into)
 
     def _modelled_seconds(self, batch: planner.Batch) -> float:
         return float(flash_seconds(self._modelled, len(batch.extents), batch.extents.num_bytes))
@@ -257,8 +238,9 @@ class Store:
             family: Family on flash.
 
         Yields:
-            (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as the read buffer holds; the rows are views of
-            that buffer, so they are gone when the next ones are asked for.
+            (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as half of the read buffer holds, while the other
+            half is being filled; or all of it, where half has no room for a unit. The rows are views of the buffer, so
+            they are gone when the next ones are asked for.
 
         Raises:
             CorruptPageError: if a page read is damaged.
@@ -266,39 +248,51 @@ class Store:
         part = self._parts[layer, family]
         if self._recorder:
             self._recorder.stream(layer, family)
-        for batch in self._dense_batches(part):
-            self.counters.prefill_flash_s += self._submit(batch).finish()
-            self.counters.prefill_reads += len(batch.extents)
-            self.counters.prefill_read_bytes += batch.extents.num_bytes
-            ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
-            yield ids, self._in_buffer(batch.buffer_offset, part.units)
+        room = self._dense_room(part)
+        halves = (
+            [self._buffer[:room], self._buffer[room : 2 * room]] if 2 * room <= self._buffer.size else [self._buffer]
+        )
+        under_way: deque[tuple[planner.Batch, Ticket, np.ndarray]] = deque()
+        try:
+            for number, batch in enumerate(self._dense_batches(part, room)):
+                into = halves[number % len(halves)]
+                under_way.append((batch, self._submit(batch, into), into))
+                if len(under_way) == len(halves):
+                    yield self._arrived(part, *under_way.popleft())
+            while under_way:
+                yield self._arrived(part, *under_way.popleft())
+        finally:
+            for _, ticket, _ in under_way:
+                ticket.abandon()
 
-    def _dense_batches(self, part: Part) -> Iterator[planner.Batch]:
+    def _arrived(
+        self, part: Part, batch: planner.Batch, ticket: Ticket, buffer: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The units of a batch of the dense pass, counted."""
+        self.counters.prefill_flash_s += ticket.finish()
+        self.counters.prefill_reads += len(batch.extents)
+        self.counters.prefill_read_bytes += batch.extents.num_bytes
+        ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
+        return ids, in_buffer(buffer, batch.buffer_offset, part.units)
+
+    def _dense_room(self, part: Part) -> int:
+        """Bytes of the read buffer that a batch of the dense pass may take: half, or all where that is too little."""
+        half = self._buffer.size // 2 // self._page_bytes * self._page_bytes
+        return half if half >= span_bytes(part.units.unit_bytes, self._page_bytes) else self._buffer.size
+
+    def _dense_batches(self, part: Part, room: int) -> Iterator[planner.Batch]:
         """A pass over all units of a part: from front to back, or around the other layers of its group."""
-        num_units, max_bytes = part.order.size, self._max_read_bytes(part)
-        whole = planner.sequential_batches(part.units, num_units, self._page_bytes, self._buffer.size, max_bytes)
+        num_units, max_bytes = part.order.size, self._max_read_bytes(part, room)
+        whole = planner.sequential_batches(part.units, num_units, self._page_bytes, room, max_bytes)
         if part.units.stride_bytes == part.units.unit_bytes:
             return whole
-        apart = self._planned(part, np.arange(num_units))
-        if self._buffer.size < span_bytes(part.units.stride_bytes, self._page_bytes):
-            return planner.batches(apart, self._buffer.size)  # no room for what lies between
+        apart = self._planned(part, np.arange(num_units), room)
+        if room < span_bytes(part.units.stride_bytes, self._page_bytes):
+            return planner.batches(apart, room)  # no room for what lies between
         length = part.units.stride_bytes * num_units
         around_s = flash_seconds(self._modelled, len(apart.extents), apart.extents.num_bytes)
         through_s = flash_seconds(self._modelled, -(-length // max_bytes), length)
-        return whole if through_s <= around_s else planner.batches(apart, self._buffer.size)
-
-    def _in_buffer(self, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:
-        """uint8 [m, unit_bytes]: the units at ascending `offsets` of the buffer, as a view of it."""
-        size, stride = units.unit_bytes, units.stride_bytes
-        windows = np.lib.stride_tricks.sliding_window_view(self._buffer, size)
-        first, last = int(offsets[0]), int(offsets[-1])
-        if last - first == (offsets.size - 1) * stride:
-            return windows[first : last + 1 : stride]
-        rows = self._buffer[: offsets.size * size].reshape(-1, size)
-        step = max(1, COPY_BYTES // size)
-        for start in range(0, offsets.size, step):  # to the front, over bytes that are moved or nobody's
-            rows[start : start + step] = windows[offsets[start : start + step]]
-        return rows
+        return whole if through_s <= around_s else planner.batches(apart, room)
 
     def extents_sha256(self) -> str:
         """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""
@@ -334,25 +328,6 @@ class Store:
             extents_sha256=self.extents_sha256(),
             direct_io=self._flash.direct,
         )
-
-
-class _Incoming:
-    """The reads of one fetch: a buffer full of them under way, the others to follow."""
-
-    def __init__(self, batches: Iterator[planner.Batch], begin: Callable[[planner.Batch], Ticket]) -> None:
-        """Begins the first ones."""
-        self._batches, self._begin = batches, begin
-        self.begin_next()
-
-    def begin_next(self) -> None:
-        """To be called when nobody needs what the last ones brought any more."""
-        batch = next(self._batches, None)
-        self.under_way = None if batch is None else (batch, self._begin(batch))
-
-    def abandon(self) -> None:
-        """Returns when nothing is written to the buffer any more."""
-        if self.under_way:
-            self.under_way[1].abandon()
 
 
 def uses_read_units(plan: Plan) -> bool:

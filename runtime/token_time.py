@@ -1,8 +1,9 @@
-"""What a decoded token takes on a device: flash, request by request, and then memory: nothing overlaps yet.
+"""What a decoded token takes on a device: flash, request by request, and then memory.
 
 Flash time is counted where reads are made (runtime/store.py), by the device profile's law. Memory time is bytes over
 DRAM bandwidth: computing reads every weight that it uses once, and each unit that was missed is copied from the read
-buffer to its slot, which reads and writes it (LLM in a flash 3: I/O, memory management, computing).
+buffer to its slot, which reads and writes it (LLM in a flash 3: I/O, memory management, computing). That a run computes
+with what it has while the rest of a request is read (runtime/store.py) is left out: these seconds are an upper bound.
 """
 
 from runtime.artifact.contents import layout_bytes, resident_tensors

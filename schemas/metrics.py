@@ -35,7 +35,7 @@ class RunMetrics(Record):
     modelled_dram_s: float
     """What computing and copying take there, by bytes over DRAM bandwidth (runtime/token_time.py)."""
     flash_s: float
-    """Measured with real flash, modelled with simulated flash."""
+    """What decoding waited for flash; with simulated flash, the seconds of the modelled device."""
     decode_s: float
     prefill_reads: Count
     prefill_read_bytes: Count

@@ -212,7 +212,7 @@ def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tup
         ("flash per token", show_bytes(metrics.flash_bytes_per_token), _reads_note(run)),
         ("read amplification", _amplification(run), "bytes moved over bytes of units that were needed"),
         (
-            "time in flash reads",
+            "waiting for flash",
             f"{1000 * run.flash_s / run.num_tokens:.3f} ms",
             "per token, on the machine that built this",
         ),
