@@ -38,6 +38,8 @@ from schemas.metrics import RunMetrics
 
 MAX_READ_BYTES = 512 << 10
 """Longest single read: devices reach their peak bandwidth before, and longer ones leave fewer to run side by side."""
+LEAST_HALF_BYTES = 128 << 10
+"""Smaller halves of a read buffer are not used apart: neighbours share a page, which is read for both."""
 ARRIVAL_BYTES = 1 << 20
 """Read between two batches of a fetch, at least: with less, calls would cost more than they let overlap."""
 
@@ -278,7 +280,8 @@ class Store:
     def _dense_room(self, part: Part) -> int:
         """Bytes of the read buffer that a batch of the dense pass may take: half, or all where that is too little."""
         half = self._buffer.size // 2 // self._page_bytes * self._page_bytes
-        return half if half >= span_bytes(part.units.unit_bytes, self._page_bytes) else self._buffer.size
+        least = max(LEAST_HALF_BYTES, span_bytes(part.units.unit_bytes, self._page_bytes))
+        return half if half >= least else self._buffer.size
 
     def _dense_batches(self, part: Part, room: int) -> Iterator[planner.Batch]:
         """A pass over all units of a part: from front to back, or around the other layers of its group."""

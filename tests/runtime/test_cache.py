@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.cache import lfu, lru, static
+from runtime.cache import lfu, lru, s3fifo, static
 from tests.benchmarks._belady import missed
 
 NUM_UNITS = 60
@@ -62,6 +62,55 @@ def lfu_reference(capacity, pinned, wanted):
     return log
 
 
+def s3fifo_reference(capacity, pinned, wanted):
+    """Algorithm 1 of the paper with plain queues, a victim at a time; units of the current request are passed over."""
+    small, main, ghosts, uses, log = [], [], [], {}, []
+    room = max(1, round(capacity / 10))
+
+    def make_room(ids):
+        """The unit that goes, or None."""
+        while True:
+            old_small, old_main = ([unit for unit in queue if unit not in ids] for queue in (small, main))
+            if old_small and (len(small) > room or not old_main):
+                unit = old_small[0]
+                small.remove(unit)
+                if uses[unit] >= 2:
+                    main.append(unit)
+                    uses[unit] = 0
+                    continue
+                ghosts.append(unit)
+                return unit
+            if not old_main:
+                return None
+            unit = old_main[0]
+            main.remove(unit)
+            if uses[unit] > 0:
+                uses[unit] -= 1
+                main.append(unit)
+                continue
+            return unit
+
+    for ids in wanted:
+        hits = [unit for unit in sorted(ids) if unit in pinned or unit in small or unit in main]
+        for unit in hits:
+            if unit in uses:
+                uses[unit] = min(uses[unit] + 1, 3)
+        missing = [unit for unit in sorted(ids) if unit not in hits]
+        free = capacity - len(small) - len(main)
+        evicted = []
+        while len(evicted) < len(missing) - free and (gone := make_room(ids)) is not None:
+            evicted.append(gone)
+        admitted = missing[: free + len(evicted)]
+        remembered = set(ghosts[-(capacity - room) :] if capacity > room else ())
+        for queue, chosen in ((small, [u for u in admitted if u not in remembered]), (main, admitted)):
+            queue += [unit for unit in chosen if unit not in small]
+        for unit in admitted:
+            uses[unit] = 0
+            ghosts[:] = [None if ghost == unit else ghost for ghost in ghosts]
+        log.append((hits, admitted, evicted))
+    return log
+
+
 def run(policy, capacity, pinned, wanted):
     cache, log = policy.Cache(NUM_UNITS, capacity, np.array(sorted(pinned), np.int32)), []
     for ids in wanted:
@@ -82,6 +131,29 @@ def test_lru_in_batches_decides_as_lru_one_at_a_time(capacity, pinned, wanted):
 @given(capacity=st.integers(0, 30), pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6), wanted=requests)
 def test_lfu_in_batches_decides_as_lfu_one_at_a_time(capacity, pinned, wanted):
     assert run(lfu, capacity, pinned, wanted) == lfu_reference(capacity, pinned, wanted)
+
+
+@settings(max_examples=150, deadline=None)
+@given(capacity=st.integers(1, 30), pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6), wanted=requests)
+def test_s3fifo_in_batches_decides_as_one_at_a_time(capacity, pinned, wanted):
+    """Who goes for a request, not in which order."""
+    found, expected = run(s3fifo, capacity, pinned, wanted), s3fifo_reference(capacity, pinned, wanted)
+    assert [(hits, admitted, sorted(gone)) for hits, admitted, gone in found] == [
+        (hits, admitted, sorted(gone)) for hits, admitted, gone in expected
+    ]
+
+
+def test_s3fifo_keeps_what_is_wanted_again_from_what_is_wanted_once():
+    """A pass over many units, each once, leaves those that were wanted three times; LRU gives them all up."""
+    left = {}
+    for policy in (s3fifo, lru):
+        cache = policy.Cache(NUM_UNITS, 10, np.empty(0, np.int32))
+        often = np.arange(5)
+        for ids in [often] * 3 + [np.array([unit]) for unit in range(10, 40)]:
+            present = cache.touch(ids)
+            cache.admit(ids[~present])
+        left[policy] = int(cache.contains(often).sum())
+    assert left == {s3fifo: 5, lru: 0}
 
 
 def test_lfu_gives_the_hit_ratios_of_the_papers_example():

@@ -34,7 +34,7 @@ def record(built, num_tokens=5):
 
 
 @pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
-@pytest.mark.parametrize("cache", ["lru", "lfu", "static"])
+@pytest.mark.parametrize("cache", ["lru", "lfu", "s3fifo", "static"])
 @pytest.mark.parametrize("gap", [0, 4096, 100_000])
 @pytest.mark.parametrize("extra", [0, 30_000, 200_000, 5_000_000])
 def test_simulated_equals_real(request, name, cache, gap, extra):
