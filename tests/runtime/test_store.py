@@ -14,35 +14,7 @@ from runtime.flash import direct, simulated
 from runtime.store import Store
 from schemas.errors import CorruptPageError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
-
-
-def open_store(built, recorder=None, dram_budget_bytes=None, **changes):
-    artifact = open_artifact(built.path)
-    plan = choose_plan(artifact.manifest, dram_budget_bytes).model_copy(update=changes)
-    return Store(artifact, plan, direct.Flash(artifact, 8), recorder)
-
-
-def requests(built, num_tokens=6, seed=1):
-    """(layer, family, ids) as a decoder asks: skewed, so that there are hits."""
-    random = np.random.default_rng(seed)
-    for _ in range(num_tokens):
-        for (layer, family), codes in built.units.items():
-            weight = np.linspace(4, 0.1, len(codes)) ** 2
-            count = int(random.integers(0, len(codes) // 2))
-            ids = random.choice(len(codes), count, replace=False, p=weight / weight.sum())
-            yield layer, family, np.sort(ids).astype(np.int32)
-
-
-def check_fetch(store, built, layer, family, ids, asked=None):
-    """Runs one fetch of `asked`, or of `ids`; `ids` must come, and every batch hold its units when it is yielded."""
-    rows, codes, seen = store.rows(family), built.units[layer, family], []
-    for batch in store.fetch(layer, family, ids if asked is None else asked):
-        assert batch.ids.dtype == batch.slots.dtype == np.int32
-        assert len(set(batch.slots.tolist())) == batch.slots.size
-        assert (rows[batch.slots] == codes[batch.ids]).all()
-        seen.append(batch.ids)
-    found = np.sort(np.concatenate(seen)) if seen else ids[:0]
-    assert (found == ids).all()
+from tests.support.stores import check_fetch, open_store, requests
 
 
 @pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
@@ -190,98 +162,6 @@ def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
     flash.left = 10**9
     present = np.flatnonzero(store.residency(4, "up_down").present).astype(np.int32)
     check_fetch(store, relu_artifact, 4, "up_down", present)  # what is said to be cached is what it should be
-    for layer, family, ids in requests(relu_artifact):
-        check_fetch(store, relu_artifact, layer, family, ids)
-
-
-class Told:
-    """A ticket that tells what is asked of it."""
-
-    def __init__(self, name, inner, told):
-        self.name, self.inner, self.told = name, inner, told
-
-    def wait(self, count):
-        self.told.append(f"wait for {count} of {self.name}")
-        self.inner.wait(count)
-
-    def finish(self):
-        self.told.append(f"end of {self.name}")
-        return self.inner.finish()
-
-    def abandon(self):
-        self.inner.abandon()
-
-
-class Telling:
-    """A device that tells what is asked of it."""
-
-    direct = moves_data = True
-
-    def __init__(self, inner, told):
-        self.inner, self.told, self.names = inner, told, iter("abcdefghijklmnop")
-
-    def submit(self, extents, into):
-        name = next(self.names)
-        self.told.append(f"{len(extents)} reads {name}")
-        return Told(name, self.inner.submit(extents, into), self.told)
-
-
-def test_what_is_there_is_computed_with_while_the_rest_is_read(relu_artifact, monkeypatch):
-    """Reads begin before the first batch, batches come as reads do, and the buffer is filled again before the last."""
-    told: list[str] = []
-    monkeypatch.setattr(store_module, "ARRIVAL_BYTES", 8192)
-    artifact = open_artifact(relu_artifact.path)
-    changes = {"read_buffer_bytes": 6 * 4096, "collapse_gap_bytes": 0}
-    plan = choose_plan(artifact.manifest).model_copy(update=changes)
-    store = Store(artifact, plan, direct.Flash(artifact, 8))
-    part = store._parts[2, "up_down"]
-    per_page = 4096 // part.units.unit_bytes
-    far = part.order[2 * per_page * np.arange(10)]  # two pages apart: a read each
-    pinned = np.flatnonzero(part.cache.present)
-    store._flash = Telling(store._flash, told)
-    ids = np.unique(np.concatenate([pinned, far])).astype(np.int32)
-    for batch in store.fetch(2, "up_down", ids):
-        told.append("hits" if np.isin(batch.ids, pinned).all() else "batch")
-        rows = store.rows("up_down")[batch.slots]
-        assert (rows == relu_artifact.units[2, "up_down"][batch.ids]).all()
-    reads = [entry for entry in told if "reads" in entry]
-    assert told[:2] == [reads[0], "hits"]
-    assert told[2:6] == ["wait for 2 of a", "batch", "wait for 4 of a", "batch"]
-    at = told.index("end of a")
-    assert told[at + 1 : at + 3] == [reads[1], "batch"]
-    assert told[-1] == "batch"
-
-
-def test_the_dense_pass_fills_one_half_while_the_other_is_used(relu_artifact, monkeypatch):
-    monkeypatch.setattr(store_module, "LEAST_HALF_BYTES", 4096)
-    artifact = open_artifact(relu_artifact.path)
-    plan = choose_plan(artifact.manifest)
-    store, told = Store(artifact, plan, direct.Flash(artifact, 8)), []
-    store._flash = Telling(store._flash, told)
-    ids, rows = [], []
-    for part, codes in store.stream(9, "up_down"):
-        told.append("used")
-        ids.append(part)
-        rows.append(codes.copy())
-    assert (np.concatenate(ids) == relu_artifact.order[9, "up_down"]).all()
-    assert (np.concatenate(rows) == relu_artifact.units[9, "up_down"][np.concatenate(ids)]).all()
-    names = [entry[-1] for entry in told if "reads" in entry]
-    assert len(names) >= 3
-    steps = [("reads", name) for name in names[:1]]
-    for before, after in itertools.pairwise(names):
-        steps += [("reads", after), ("end of", before), ("used", "d")]
-    steps += [("end of", names[-1]), ("used", "d")]
-    assert [(what in entry, entry[-1]) for entry, (what, _) in zip(told, steps, strict=True)] == [
-        (True, name) for _, name in steps
-    ]
-
-
-def test_a_dense_pass_that_is_given_up_leaves_a_usable_store(relu_artifact, monkeypatch):
-    monkeypatch.setattr(store_module, "LEAST_HALF_BYTES", 4096)
-    store = open_store(relu_artifact)
-    streaming = store.stream(3, "up_down")
-    next(streaming)
-    streaming.close()
     for layer, family, ids in requests(relu_artifact):
         check_fetch(store, relu_artifact, layer, family, ids)
 

@@ -1,0 +1,104 @@
+"""Reads go on while units are used: what begins and ends when, told by the device."""
+
+import itertools
+
+import numpy as np
+
+from runtime import store as store_module
+from runtime.artifact.reader import open_artifact
+from runtime.budget import choose_plan
+from runtime.flash import direct
+from runtime.store import Store
+from tests.support.stores import check_fetch, open_store, requests
+
+
+class Told:
+    """A ticket that tells what is asked of it."""
+
+    def __init__(self, name, inner, told):
+        self.name, self.inner, self.told = name, inner, told
+
+    def wait(self, count):
+        self.told.append(f"wait for {count} of {self.name}")
+        self.inner.wait(count)
+
+    def finish(self):
+        self.told.append(f"end of {self.name}")
+        return self.inner.finish()
+
+    def abandon(self):
+        self.inner.abandon()
+
+
+class Telling:
+    """A device that tells what is asked of it."""
+
+    direct = moves_data = True
+
+    def __init__(self, inner, told):
+        self.inner, self.told, self.names = inner, told, iter("abcdefghijklmnop")
+
+    def submit(self, extents, into):
+        name = next(self.names)
+        self.told.append(f"{len(extents)} reads {name}")
+        return Told(name, self.inner.submit(extents, into), self.told)
+
+
+def test_what_is_there_is_computed_with_while_the_rest_is_read(relu_artifact, monkeypatch):
+    """Reads begin before the first batch, batches come as reads do, and the buffer is filled again before the last."""
+    told: list[str] = []
+    monkeypatch.setattr(store_module, "ARRIVAL_BYTES", 8192)
+    artifact = open_artifact(relu_artifact.path)
+    changes = {"read_buffer_bytes": 6 * 4096, "collapse_gap_bytes": 0}
+    plan = choose_plan(artifact.manifest).model_copy(update=changes)
+    store = Store(artifact, plan, direct.Flash(artifact, 8))
+    part = store._parts[2, "up_down"]
+    per_page = 4096 // part.units.unit_bytes
+    far = part.order[2 * per_page * np.arange(10)]  # two pages apart: a read each
+    pinned = np.flatnonzero(part.cache.present)
+    store._flash = Telling(store._flash, told)
+    ids = np.unique(np.concatenate([pinned, far])).astype(np.int32)
+    for batch in store.fetch(2, "up_down", ids):
+        told.append("hits" if np.isin(batch.ids, pinned).all() else "batch")
+        rows = store.rows("up_down")[batch.slots]
+        assert (rows == relu_artifact.units[2, "up_down"][batch.ids]).all()
+    reads = [entry for entry in told if "reads" in entry]
+    assert told[:2] == [reads[0], "hits"]
+    assert told[2:6] == ["wait for 2 of a", "batch", "wait for 4 of a", "batch"]
+    at = told.index("end of a")
+    assert told[at + 1 : at + 3] == [reads[1], "batch"]
+    assert told[-1] == "batch"
+
+
+def test_the_dense_pass_fills_one_half_while_the_other_is_used(relu_artifact, monkeypatch):
+    monkeypatch.setattr(store_module, "LEAST_HALF_BYTES", 4096)
+    artifact = open_artifact(relu_artifact.path)
+    plan = choose_plan(artifact.manifest)
+    store, told = Store(artifact, plan, direct.Flash(artifact, 8)), []
+    store._flash = Telling(store._flash, told)
+    ids, rows = [], []
+    for part, codes in store.stream(9, "up_down"):
+        told.append("used")
+        ids.append(part)
+        rows.append(codes.copy())
+    assert (np.concatenate(ids) == relu_artifact.order[9, "up_down"]).all()
+    assert (np.concatenate(rows) == relu_artifact.units[9, "up_down"][np.concatenate(ids)]).all()
+    names = [entry[-1] for entry in told if "reads" in entry]
+    assert len(names) >= 3
+    steps = [("reads", name) for name in names[:1]]
+    for before, after in itertools.pairwise(names):
+        steps += [("reads", after), ("end of", before), ("used", "d")]
+    steps += [("end of", names[-1]), ("used", "d")]
+    assert [(what in entry, entry[-1]) for entry, (what, _) in zip(told, steps, strict=True)] == [
+        (True, name) for _, name in steps
+    ]
+
+
+def test_a_dense_pass_that_is_given_up_leaves_a_usable_store(relu_artifact, monkeypatch):
+    monkeypatch.setattr(store_module, "LEAST_HALF_BYTES", 4096)
+    store = open_store(relu_artifact)
+    streaming = store.stream(3, "up_down")
+    next(streaming)
+    streaming.close()
+    for layer, family, ids in requests(relu_artifact):
+        check_fetch(store, relu_artifact, layer, family, ids)

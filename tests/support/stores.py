@@ -1,0 +1,47 @@
+"""Stores of small artifacts, and what a fetch of one owes whoever asked."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from runtime.artifact.reader import open_artifact
+from runtime.budget import choose_plan
+from runtime.flash import direct
+from runtime.store import Store
+from runtime.trace import Recorder
+from tests.support.artifacts import Built
+
+
+def open_store(
+    built: Built, recorder: Recorder | None = None, dram_budget_bytes: int | None = None, **changes: Any
+) -> Store:
+    """The store of an artifact on real flash, its plan with `changes`."""
+    artifact = open_artifact(built.path)
+    plan = choose_plan(artifact.manifest, dram_budget_bytes).model_copy(update=changes)
+    return Store(artifact, plan, direct.Flash(artifact, 8), recorder)
+
+
+def requests(built: Built, num_tokens: int = 6, seed: int = 1) -> Iterator[tuple[int, Any, np.ndarray]]:
+    """(layer, family, ids) as a decoder asks: skewed, so that there are hits."""
+    random = np.random.default_rng(seed)
+    for _ in range(num_tokens):
+        for (layer, family), codes in built.units.items():
+            weight = np.linspace(4, 0.1, len(codes)) ** 2
+            count = int(random.integers(0, len(codes) // 2))
+            ids = random.choice(len(codes), count, replace=False, p=weight / weight.sum())
+            yield layer, family, np.sort(ids).astype(np.int32)
+
+
+def check_fetch(
+    store: Store, built: Built, layer: int, family: Any, ids: np.ndarray, asked: np.ndarray | None = None
+) -> None:
+    """Runs one fetch of `asked`, or of `ids`; `ids` must come, and every batch hold its units when it is yielded."""
+    rows, codes, seen = store.rows(family), built.units[layer, family], []
+    for batch in store.fetch(layer, family, ids if asked is None else asked):
+        assert batch.ids.dtype == batch.slots.dtype == np.int32
+        assert len(set(batch.slots.tolist())) == batch.slots.size
+        assert (rows[batch.slots] == codes[batch.ids]).all()
+        seen.append(batch.ids)
+    found = np.sort(np.concatenate(seen)) if seen else ids[:0]
+    assert (found == ids).all()
