@@ -84,8 +84,10 @@ def writer_of(stage: str, parameter: str, build: Collection[str]) -> str | None:
     """The stage of `build` whose record a parameter takes; None if the build has none, as for what may be left out.
 
     It is the last one before `stage` that gives such a record: the model of `place` is what `distill` made of it where
-    there is distillation, that of `calibrate` is always the one of `ingest`.
+    there is distillation, that of `calibrate` is always the one of `ingest`. `original` is the checkpoint itself.
     """
+    if parameter == "original":
+        return "ingest"
     kind, several, _ = records_of(stage)[parameter]
     if several and kind is _result_of(stage):  # the shards that it puts together are its own
         return None

@@ -1,9 +1,11 @@
-"""verify: opens an unpublished artifact with the runtime that will run it, and holds it against its source.
+"""verify: opens an unpublished artifact with the runtime that will run it, and holds it against what was compiled.
 
 Every byte is checked (hashes, pages, layout: runtime/artifact/reader.py and runtime/artifact/integrity.py have the
 rules). Then test text is decoded token by token through selector, cache and flash, as in use: perplexity, divergence
-from the source, and the reads that it took; dense logits are compared with the source's own. What is measured goes into
-the record, block by block, whatever it is: `publish` judges it. So does a little text that the artifact writes.
+from the source, and the reads that it took. The source is the checkpoint that the build began with, so that what
+`relufy` and `distill` cost counts; dense logits are compared with those of the weights that were packed. What is
+measured goes into the record, block by block, whatever it is: `publish` judges it. So does a little text that the
+artifact writes.
 """
 
 import logging
@@ -62,8 +64,15 @@ class VerifyConfig(Record):
     )
 
 
-def run(config: VerifyConfig, model: Model, corpus: Corpus, package: Package) -> Verification:
+def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, package: Package) -> Verification:
     """Checks the artifact that `package` wrote, and measures it.
+
+    Args:
+        config: Where the artifact is to stand, and how much text is decoded.
+        model: Whose weights were packed.
+        original: The checkpoint as the user gave it; the same unless `relufy` or `distill` ran.
+        corpus: Test text.
+        package: The artifact.
 
     Raises:
         ArtifactError: if it is damaged, naming the place.
@@ -77,10 +86,11 @@ def run(config: VerifyConfig, model: Model, corpus: Corpus, package: Package) ->
     blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
     equal = simulation_equals(folder, blocks[:1, :SIMULATED_TOKENS])
-    source = SourceLogits(model, blocks)
+    source = SourceLogits(original, blocks)
+    packed = source if model == original else SourceLogits(model, blocks)
     watch = Watch(source, blocks)
     quality = Session(folder).perplexity(blocks, sparse=True, on_logits=watch)
-    compared = compare(source, folder, blocks)
+    compared = compare(source, packed, folder, blocks)
     found = _quality(quality.block_nll, compared)
     top1_agreement, top1_error = watch.top1_agreement()
     logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
@@ -179,11 +189,14 @@ class Compared:
     max_logit_error: float
 
 
-def compare(source: Callable[[int], np.ndarray], folder: str, blocks: np.ndarray) -> Compared:
-    """Dense logits of the artifact against the source's.
+def compare(
+    source: Callable[[int], np.ndarray], packed: Callable[[int], np.ndarray], folder: str, blocks: np.ndarray
+) -> Compared:
+    """Dense logits of the artifact against those of the weights in it, and how well each predicts.
 
     Args:
         source: Block -> the source's logits, float32 [block_tokens, vocab_size].
+        packed: Alike, those of the weights that were packed.
         folder: The artifact.
         blocks: int32 [num_blocks, block_tokens].
     """
@@ -191,10 +204,10 @@ def compare(source: Callable[[int], np.ndarray], folder: str, blocks: np.ndarray
     errors, largest, nll_source, nll_dense = [], [], [], []
     for index, block in enumerate(blocks):
         decoder.begin(len(block))
-        found, expected = decoder.prefill(block.astype(np.int64)), source(index)
+        found, expected = decoder.prefill(block.astype(np.int64)), packed(index)
         errors.append(np.abs(found - expected).max())
         largest.append(np.abs(expected).max())
-        nll_source.append(sum_nll(expected[:-1], block[1:]) / (len(block) - 1))
+        nll_source.append(sum_nll(source(index)[:-1], block[1:]) / (len(block) - 1))
         nll_dense.append(sum_nll(found[:-1], block[1:]) / (len(block) - 1))
     error = float(np.max(errors) / np.max(largest))  # numpy's maximum hands on NaN, Python's does not
     return Compared(tuple(nll_source), tuple(nll_dense), error)

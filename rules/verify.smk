@@ -1,6 +1,7 @@
 rule verify:
     input:
         model=SOURCE,
+        original="ingest.json",
         corpus="tokenize.json",
         package=f"{DEVICE}/package.json",
     output:
@@ -15,4 +16,5 @@ rule verify:
         settings=flags("verify"),
     shell:
         job("verify")
-        + " --artifact {ARTIFACT:q} --model {input.model:q} --corpus {input.corpus:q} --package {input.package:q} 2> {log:q}"
+        + " --artifact {ARTIFACT:q} --model {input.model:q} --original {input.original:q} --corpus {input.corpus:q}"
+        " --package {input.package:q} 2> {log:q}"

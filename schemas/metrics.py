@@ -130,6 +130,7 @@ class Protocol(Record):
 class Verification(Record):
     """What `verify` found on test text with an artifact that is not published yet; `publish` judges it.
 
+    The source is the checkpoint that the build began with, before `relufy` and `distill`.
     A perplexity is exp of the mean over blocks; its error is the standard error of that mean, by the delta method
     (compiler/block_statistics.py), and null where one block alone was measured.
     """
@@ -153,7 +154,8 @@ class Verification(Record):
     dense: DenseRun | None
     """None where the budget holds no dense run."""
     max_logit_error: Measured
-    """Largest difference of dense logits from the source's, over the largest logit's magnitude."""
+    """Largest difference of dense logits from those of the weights that were packed, over the largest logit's
+    magnitude."""
     top1_agreement: Share
     top1_agreement_error: Measured
     divergence: Divergence

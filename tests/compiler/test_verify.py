@@ -48,7 +48,7 @@ def build(tmp_path_factory):
 @pytest.mark.parametrize("cache", ["lru", "lfu", "static"])
 def test_a_dense_fp16_artifact_is_its_source(tmp_path, cache):
     build = Build(tmp_path, method="dense", format_name="fp16", spec=SPEC, cache=cache, budget_share=0.3)
-    found = run(CONFIG, build.model, build.corpus, build.package())
+    found = run(CONFIG, build.model, build.model, build.corpus, build.package())
     assert found.max_logit_error < 2e-3
     assert found.ppl_artifact == pytest.approx(found.ppl_source, rel=2e-3)
     assert found.top1_agreement > 0.95
@@ -66,7 +66,7 @@ def test_a_real_checkpoint_is_its_source(tmp_path, name):
     work = Workspace(tmp_path / "ingest", "f")
     model = ingest.run(ingest.IngestConfig(model=str(data_folder() / "models" / name)), work)
     build = Build(tmp_path, method="dense", format_name="fp16", source=model, budget_share=0.3)
-    found = run(CONFIG, model, build.corpus, build.package())
+    found = run(CONFIG, model, model, build.corpus, build.package())
     assert found.max_logit_error < 2e-3
     assert found.top1_agreement > 0.95
 
@@ -74,7 +74,7 @@ def test_a_real_checkpoint_is_its_source(tmp_path, name):
 @pytest.mark.parametrize("method", ["relu", "predictor", "topk"])
 def test_a_sparse_artifact_reads_what_it_selects(tmp_path, method):
     build = Build(tmp_path, method=method, spec=SPEC)
-    found = run(CONFIG, build.model, build.corpus, build.package())
+    found = run(CONFIG, build.model, build.model, build.corpus, build.package())
     assert found.simulated_equals_real
     assert (
         0
@@ -92,7 +92,7 @@ def test_a_layer_without_a_predictor_uses_all_its_units(tmp_path, predictor_form
     artifact = build.package()
     manifest = open_artifact(artifact.folder).manifest
     assert [(entry.layer, entry.format) for entry in manifest.predictors] == [(1, predictor_format)]
-    found = run(CONFIG, build.model, build.corpus, artifact)
+    found = run(CONFIG, build.model, build.model, build.corpus, artifact)
     assert found.simulated_equals_real
     recorder = Recorder()
     Session(artifact.folder, recorder=recorder).generate([1, 2, 3], 4, ignore_eos=True)
@@ -104,7 +104,7 @@ def test_a_layer_without_a_predictor_uses_all_its_units(tmp_path, predictor_form
 def test_the_perplexity_of_the_source_is_that_of_transformers(build):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    found = run(CONFIG, build.model, build.corpus, build.package())
+    found = run(CONFIG, build.model, build.model, build.corpus, build.package())
     model = transformers.AutoModelForCausalLM.from_pretrained(build.model.folder, dtype=torch.float32)
     (test,) = (part for part in build.corpus.splits if part.split == "test")
     tokens = load_arrays(test.arrays, "tokens")["tokens"]
@@ -113,6 +113,20 @@ def test_the_perplexity_of_the_source_is_that_of_transformers(build):
     with torch.no_grad():
         loss = model(input_ids=blocks, labels=blocks).loss
     assert found.ppl_source == pytest.approx(float(loss.exp()), rel=1e-4)
+
+
+def test_what_other_weights_cost_is_held_against_the_original(build, tmp_path):
+    """The artifact is of another model, as after `relufy`: sound, and far from the source."""
+    spec = SPEC.model_copy(update={"hidden_act": "silu"})
+    other = Build(tmp_path, method="dense", format_name="fp16", spec=spec)
+    found = run(CONFIG, other.model, build.model, other.corpus, other.package())
+    alone = run(CONFIG, other.model, other.model, other.corpus, other.package())
+    source = run(CONFIG, build.model, build.model, other.corpus, build.package()).ppl_source
+    assert found.max_logit_error == alone.max_logit_error < 2e-3
+    assert found.ppl_artifact == alone.ppl_artifact
+    assert found.ppl_source == source != alone.ppl_source
+    assert found.divergence.mean_kld > 100 * alone.divergence.mean_kld
+    assert found.top1_agreement < alone.top1_agreement
 
 
 def test_test_blocks_are_cut_to_the_context(build):
@@ -139,7 +153,7 @@ def test_how_many_blocks_are_measured(test_tokens, num_parameters, expected):
 
 def test_every_block_is_measured_with_its_own_figures(build):
     """Against the figures of one block at a time, and the standard error by the statistics module's deviation."""
-    whole = run(VerifyConfig(), build.model, build.corpus, build.package())
+    whole = run(VerifyConfig(), build.model, build.model, build.corpus, build.package())
     assert (len(whole.blocks), whole.num_test_blocks, whole.num_test_tokens) == (4, 4, 4 * 31)
     tokens = blocks_of_test_text(build.corpus, 64)
     session = Session(build.artifact)
@@ -158,14 +172,14 @@ def test_every_block_is_measured_with_its_own_figures(build):
 
 
 def test_one_block_says_nothing_of_its_error(build):
-    found = run(VerifyConfig(test_tokens=2), build.model, build.corpus, build.package())
+    found = run(VerifyConfig(test_tokens=2), build.model, build.model, build.corpus, build.package())
     assert (len(found.blocks), found.num_test_blocks) == (1, 4)
     assert np.isnan([found.ppl_source_error, found.ppl_artifact_error, found.ppl_ratio_error]).all()
 
 
 def test_the_sample_is_what_a_user_gets(build):
     """The same prompt and options on the command line give the same text."""
-    sample = run(CONFIG, build.model, build.corpus, build.package()).sample
+    sample = run(CONFIG, build.model, build.model, build.corpus, build.package()).sample
     assert sample is not None
     command = run_command([sys.executable, "-m", "runtime"], str(build.artifact), sample) + " --json"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -191,13 +205,13 @@ def test_a_flipped_bit_is_found(tmp_path):
     data[5000] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptPageError, match=r"flash\.img: page 1 at byte 4096 has the checksum \w{8}, expected"):
-        run(CONFIG, build.model, build.corpus, package)
+        run(CONFIG, build.model, build.model, build.corpus, package)
 
 
 def test_another_artifact_in_its_place(build):
     package = build.package().model_copy(update={"manifest_sha256": "f" * 64})
     with pytest.raises(ColdpressError, match=r"the package says ffffffffffff; run package again"):
-        run(CONFIG, build.model, build.corpus, package)
+        run(CONFIG, build.model, build.model, build.corpus, package)
 
 
 def test_a_simulation_that_differs_is_noticed(build, monkeypatch):
@@ -228,7 +242,7 @@ def test_the_logit_error_is_the_worst_of_all_blocks(build):
     exact = [SourceLogits(build.model, blocks)(block) for block in (0, 1)]
 
     def compared(*changed):
-        return verify.compare(changed.__getitem__, str(build.artifact), blocks).max_logit_error
+        return verify.compare(changed.__getitem__, changed.__getitem__, str(build.artifact), blocks).max_logit_error
 
     largest = max(float(np.abs(block).max()) for block in exact)
     for sign in (-1, 1):  # too small a logit is as wrong as too large a one
@@ -256,7 +270,7 @@ def test_agreement_is_with_the_source(build):
 
 
 def test_the_record_says_on_what_text_it_stands(build):
-    found = run(CONFIG, build.model, build.corpus, build.package()).protocol
+    found = run(CONFIG, build.model, build.model, build.corpus, build.package()).protocol
     test = build.corpus.split("test")
     assert found.tokens_sha256 == hashlib.sha256(Path(test.arrays.array_file).read_bytes()).hexdigest()
     assert (found.context_length, found.stride) == (32, test.block_tokens)
@@ -265,7 +279,7 @@ def test_the_record_says_on_what_text_it_stands(build):
 
 def test_the_record_says_what_a_dense_run_would_take(build):
     """In the artifact's format, within its plan's budget: every unit is read or pinned."""
-    found = run(CONFIG, build.model, build.corpus, build.package()).dense
+    found = run(CONFIG, build.model, build.model, build.corpus, build.package()).dense
     assert found is not None
     unit_bytes = 3 * 2 * 34  # a row of gate, a row of up and a column of down, 64 values each in groups of 34 bytes
     everything = SPEC.num_hidden_layers * SPEC.intermediate_size * unit_bytes
@@ -279,7 +293,7 @@ def test_a_logit_that_is_no_number_is_no_small_error(build, place):
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
     logits = [SourceLogits(build.model, blocks)(block).copy() for block in (0, 1)]
     logits[place][2, 7] = np.nan
-    found = verify.compare(logits.__getitem__, str(build.artifact), blocks)
+    found = verify.compare(logits.__getitem__, logits.__getitem__, str(build.artifact), blocks)
     assert np.isnan(found.max_logit_error)
     assert np.isnan(found.nll_source[place])
 
@@ -313,7 +327,7 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(tmp_path):
     package = build.package()
     (build.artifact / "notes.txt").write_text("not of the compiler")
     with pytest.raises(ArtifactError, match=r"notes\.txt"):
-        run(CONFIG, build.model, build.corpus, package)
+        run(CONFIG, build.model, build.model, build.corpus, package)
 
 
 def test_a_published_artifact_is_verified_where_it_stands(tmp_path):
@@ -321,6 +335,6 @@ def test_a_published_artifact_is_verified_where_it_stands(tmp_path):
     package = build.package()
     build.artifact.rename(tmp_path / "final.coldpress")
     moved = CONFIG.model_copy(update={"artifact": str(tmp_path / "final.coldpress")})
-    assert run(moved, build.model, build.corpus, package).artifact_sha256 == package.manifest_sha256
+    assert run(moved, build.model, build.model, build.corpus, package).artifact_sha256 == package.manifest_sha256
     with pytest.raises(ColdpressError, match=r"nothing stands there, the package says \w{12}; run package again"):
-        run(CONFIG, build.model, build.corpus, package)
+        run(CONFIG, build.model, build.model, build.corpus, package)

@@ -72,7 +72,7 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
         },
         "layout": laid_out | {"predictors": PREDICTORS},
         "package": laid_out | packed | {"predictors": PREDICTORS},
-        "verify": {"model": model, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
+        "verify": {"model": model, "original": ingest, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
         "publish": {"package": (f"{DEVICE}/package.json",), "verification": verification},
         "report": laid_out
         | {"corpus": corpus, "activations": second, "predictors": PREDICTORS, "layout": layout}
