@@ -17,6 +17,7 @@ import pytest
 from compiler._io import _content, save_record
 from compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
 from schemas.errors import ColdpressError
+from tests.support.imatrices import write_llama
 from tests.support.models import write_corpus, write_model
 from tests.support.tiny import tiny_device
 
@@ -46,6 +47,7 @@ class Folder:
         settings = {
             "model": str(self.inputs / "model"),
             "corpus": str(self.inputs / "corpus.txt"),
+            "imatrix": str(self.inputs / "imatrix.dat"),
             "artifact": str(self.path / ("tiny.coldpress" if stage in ("verify", "publish") else "package.coldpress")),
             "metrics": str(self.path / "report.json"),
             "html": str(self.path / "report.html"),
@@ -90,6 +92,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, dict[str, s
     inputs = tmp_path_factory.mktemp("inputs")
     write_model(inputs / "model", num_hidden_layers=len(LAYERS), relu=True)
     write_corpus(inputs / "corpus.txt", 200)
+    write_llama(inputs / "imatrix.dat", len(LAYERS), hidden_size=64, intermediate_size=160)
     folder = Folder(tmp_path_factory.mktemp("build"), inputs)
     save_record(tiny_device(), folder.path / "device.json")
     sys.addaudithook(_note)
@@ -148,5 +151,7 @@ def test_every_file_of_a_finished_build_is_read_by_some_stage(built: tuple[Folde
     }
     first_inputs = {f"calibrate/{layer:03d}.inputs.safetensors" for layer in LAYERS}
     """Predictors learn from those of `recalibrate`."""
-    people = {"publish.json", "report.html", "report.json", "distill/source/model.safetensors.index.json"}
+    people = {"publish.json", "report.html", "report.json"} | {
+        f"{stage}/source/model.safetensors.index.json" for stage in ("relufy", "distill")
+    }
     assert names - resumed - first_inputs <= people
