@@ -161,5 +161,5 @@ def test_a_format_concerns_no_stage_that_only_counts() -> None:
     """Though the selector that `calibrate` asks for its families imports the kernels, and they the formats."""
     counting = {"ingest", "tokenize", "calibrate", "recalibrate"}
     assert not used_by("runtime/quantization/int4_group32.py", format="int4_group32") & counting
-    assert "distill" not in used_by("runtime/quantization/int4_group32.py", format="int4_group32", recipe="lora")
+    assert "distill" not in used_by("runtime/quantization/int4_group32.py", format="fp16", recipe="lora")
     assert used_by("runtime/kernels/gemv.py") == {"verify"}
