@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runtime import _plugins
-from runtime.generate import FLASHES
+from runtime.generate import DEFAULT_FLASH
 from schemas import __version__
 from schemas.errors import clipped
 from schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
@@ -170,14 +170,15 @@ def _add_prompt(parser: argparse.ArgumentParser, required: bool) -> None:
 
 def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: str) -> None:
     parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
-    selectors, caches = _plugins.names("runtime.sparsity"), _plugins.names("runtime.cache")
+    selectors, caches, flashes = (_plugins.names(f"runtime.{kind}") for kind in ("sparsity", "cache", "flash"))
     parser.add_argument("--selector", metavar="NAME", help=f"{selector_help} (known: {', '.join(selectors)})")
     parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)})")
     parser.add_argument(
         "--flash",
-        default="direct",
+        default=DEFAULT_FLASH,
         metavar="KIND",
-        help=f"{' or '.join(FLASHES)}: count the device's time (default: direct)",
+        help=f"how flash is read (known: {', '.join(flashes)}); simulated counts the device's time (default: "
+        f"{DEFAULT_FLASH})",
     )
     parser.add_argument(
         "--device", type=Path, metavar="FILE", help="device record to simulate (default: the artifact's own device)"

@@ -19,19 +19,20 @@ from runtime._sampling import Chooser, Sampling
 from runtime._timer import Timer
 from runtime.artifact import contents
 from runtime.artifact.reader import Artifact, open_artifact
-from runtime.flash import Reader, direct, simulated
+from runtime.flash import Reader, simulated
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection, check_selector
 from runtime.store import Store
 from runtime.token_statistics import Token
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError, UnknownNameError, clipped
+from schemas.errors import ColdpressError, clipped
 from schemas.layout import Plan
 from schemas.manifest import Manifest
 from schemas.metrics import RunMetrics
 
-FLASHES = ("direct", "simulated")
+DEFAULT_FLASH = "direct"
+"""The file of runtime/flash that flash.img is read with."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Session:
         dram_budget_bytes: int | None = None,
         selector: str | None = None,
         cache: str | None = None,
-        flash: str = "direct",
+        flash: str = DEFAULT_FLASH,
         device: DeviceProfile | None = None,
         recorder: Recorder | None = None,
         identity: str | None = None,
@@ -94,7 +95,8 @@ class Session:
             dram_budget_bytes: None takes the artifact's largest plan as it is.
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache; None for the plan's.
-            flash: `direct` reads flash.img; `simulated` does too, but counts the device profile's seconds.
+            flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
+                device profile's seconds.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Takes down what the store is asked.
             identity: sha256 that the artifact's manifest must have; None takes any.
@@ -318,11 +320,13 @@ def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
 
     Raises:
         UnknownNameError: if there is none of that name.
+        ColdpressError: if this machine cannot read with it.
     """
-    if name not in FLASHES:
-        raise UnknownNameError("flash", name, FLASHES)
-    real = direct.Flash(artifact, plan.queue_depth)
-    return real if name == "direct" else simulated.Flash(artifact, plan.queue_depth, data=real)
+    plugin = _plugins.load("runtime.flash", name)
+    if plugin is not simulated:
+        return plugin.Flash(artifact, plan.queue_depth)
+    data = _plugins.load("runtime.flash", DEFAULT_FLASH).Flash(artifact, plan.queue_depth)
+    return simulated.Flash(artifact, plan.queue_depth, data=data)
 
 
 def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:

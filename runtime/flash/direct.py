@@ -60,7 +60,13 @@ class Flash:
 
     def start(self, extents: Extents, into: np.ndarray) -> _native.Reads:
         """The reads, under way."""
-        return _native.start_reads(
+        return _native.start_reads(*self.read_arguments(extents, into), self._num_threads)
+
+    def read_arguments(
+        self, extents: Extents, into: np.ndarray
+    ) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, np.ndarray]:
+        """What the native core needs for these reads, but how many may be in flight."""
+        return (
             self._file,
             extents.offsets.astype(np.uint64),
             extents.lengths.astype(np.uint64),
@@ -68,7 +74,6 @@ class Flash:
             extents.buffer_offsets.astype(np.uint64),
             self._page_bytes,
             self._artifact.page_crc32c,
-            self._num_threads,
         )
 
     def result(self, extents: Extents, reads: _native.Reads) -> Exception | None:

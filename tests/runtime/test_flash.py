@@ -4,6 +4,10 @@ import errno
 import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -12,11 +16,22 @@ from runtime import _native
 from runtime._extents import Extents
 from runtime.artifact.errors import DeviceError
 from runtime.artifact.reader import Artifact, open_artifact
-from runtime.flash import direct, simulated
+from runtime.flash import direct, io_uring, simulated
 from schemas.device import flash_seconds
 from schemas.errors import CorruptPageError
+from tests.support.data import ROOT
 
 PAGE = 4096
+START = {direct: "start_reads", io_uring: "start_ring_reads"}
+"""What each asks of the native core."""
+
+
+@pytest.fixture(params=[direct, io_uring], ids=["direct", "io_uring"])
+def device(request):
+    """A file of runtime/flash that reads flash.img."""
+    if request.param is io_uring and _native.ring_error():
+        pytest.skip(f"the kernel refuses io_uring ({os.strerror(_native.ring_error())})")
+    return request.param
 
 
 def extents(*pages_and_counts):
@@ -44,19 +59,19 @@ def flip(path, offset):
         file.write(bytes([byte ^ 1]))
 
 
-def test_extents_land_one_after_another(relu_artifact):
+def test_extents_land_one_after_another(device, relu_artifact):
     reads, buffer = extents((40, 3), (0, 1), (17, 2)), _native.aligned_buffer(6 * PAGE)
-    flash = direct.Flash(open_artifact(relu_artifact.path), queue_depth=4)
+    flash = device.Flash(open_artifact(relu_artifact.path), queue_depth=4)
     seconds = flash.submit(reads, buffer).finish()
     assert seconds > 0
     assert (buffer == expected(relu_artifact, reads)).all()
 
 
-def test_a_flipped_bit_is_found_and_placed(relu_artifact, damaged):
+def test_a_flipped_bit_is_found_and_placed(device, relu_artifact, damaged):
     section = relu_artifact.manifest.flash.sections[7]
     offset = section.offset_bytes + 5 * PAGE + 77
     flip(damaged / "flash.img", offset)
-    flash = direct.Flash(open_artifact(damaged), 4)
+    flash = device.Flash(open_artifact(damaged), 4)
     page = offset // PAGE
     with pytest.raises(CorruptPageError, match=rf"flash.img: page {page} at byte .*layer 7, family up_down.*checksum"):
         flash.submit(extents((page - 2, 4)), _native.aligned_buffer(4 * PAGE)).finish()
@@ -80,39 +95,106 @@ class Failing:
 
 @pytest.mark.parametrize("failure", [3, OSError(errno.EIO, "Input/output error")])
 @pytest.mark.parametrize("ask", [lambda ticket: ticket.finish(), lambda ticket: ticket.wait(1)])
-def test_one_failure_is_read_again(relu_artifact, monkeypatch, failure, ask):
-    real, calls = _native.start_reads, []
+def test_one_failure_is_read_again(device, relu_artifact, monkeypatch, failure, ask):
+    real, calls = getattr(_native, START[device]), []
 
     def flaky(*arguments):
         calls.append(arguments)
         return real(*arguments) if len(calls) > 1 else Failing(failure)
 
-    flash = direct.Flash(open_artifact(relu_artifact.path), 4)
-    monkeypatch.setattr(direct._native, "start_reads", flaky)
+    flash = device.Flash(open_artifact(relu_artifact.path), 4)
+    monkeypatch.setattr(_native, START[device], flaky)
     reads, buffer = extents((2, 2)), _native.aligned_buffer(2 * PAGE)
     ask(flash.submit(reads, buffer))
     assert len(calls) == 2
     assert (buffer == expected(relu_artifact, reads)).all()
 
 
-def test_a_second_failure_is_told_and_giving_up_is_not(relu_artifact, monkeypatch):
-    flash = direct.Flash(open_artifact(relu_artifact.path), 4)
+def test_a_second_failure_is_told_and_giving_up_is_not(device, relu_artifact, monkeypatch):
+    flash = device.Flash(open_artifact(relu_artifact.path), 4)
     error = OSError(errno.EIO, "Input/output error")
-    monkeypatch.setattr(direct._native, "start_reads", lambda *arguments: Failing(error))
+    monkeypatch.setattr(_native, START[device], lambda *arguments: Failing(error))
     ticket = flash.submit(extents((2, 2)), _native.aligned_buffer(2 * PAGE))
     with pytest.raises(DeviceError, match=r"flash.img: a read is failing \(Input/output error\)"):
         ticket.wait(1)
     ticket.abandon()
 
 
-def test_a_file_cut_short_while_open_is_an_error(damaged):
-    flash = direct.Flash(open_artifact(damaged), 4)
+def test_what_is_given_up_in_flight_leaves_the_next_reads_alone(device, relu_artifact):
+    flash, reads = device.Flash(open_artifact(relu_artifact.path), 2), extents((0, 40), (60, 40), (120, 40))
+    buffer = _native.aligned_buffer(reads.num_bytes)
+    for _ in range(20):
+        flash.submit(reads, buffer).abandon()
+        buffer[:] = 0  # which a read that went on would undo
+        assert not buffer.any()
+        first, second = (
+            flash.submit(reads, buffer),
+            flash.submit(extents((7, 1)), other := _native.aligned_buffer(PAGE)),
+        )
+        second.finish()
+        first.finish()
+        assert (buffer == expected(relu_artifact, reads)).all()
+        assert (other == expected(relu_artifact, extents((7, 1)))).all()
+
+
+def test_a_forked_child_reads_too(device, relu_artifact):
+    """The threads of the native core are not there any more."""
+    flash, reads = device.Flash(open_artifact(relu_artifact.path), 4), extents((3, 2), (30, 5))
+    buffer, wanted = _native.aligned_buffer(reads.num_bytes), expected(relu_artifact, reads)
+    flash.submit(reads, buffer).finish()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the child of a process with threads may not do much, which it does not
+        child = os.fork()
+    if child == 0:
+        buffer[:] = 0
+        signal.alarm(5)
+        flash.submit(reads, buffer).finish()
+        os._exit(0 if (buffer == wanted).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+NO_RING = """
+import ctypes, struct, sys
+steps = (0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == libc.prctl(22, 2, program, 0, 0) == 0
+from runtime.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""coldpress-run behind a filter such as containers have: the system call io_uring_setup, 425, gives EPERM."""
+
+
+def test_a_kernel_that_refuses_io_uring_is_told_in_a_sentence(relu_artifact):
+    command = [
+        sys.executable,
+        "-c",
+        NO_RING,
+        "generate",
+        relu_artifact.path,
+        "--prompt-ids",
+        "1",
+        "--max-new-tokens",
+        "2",
+    ]
+    done = subprocess.run([*command, "--flash", "io_uring"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: flash io_uring: the kernel refuses it (Operation not permitted), expected Linux 5.6 or newer without a "
+        "filter or a sysctl against it; take --flash direct\n"
+    )
+    assert subprocess.run(command, capture_output=True, cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_file_cut_short_while_open_is_an_error(device, damaged):
+    flash = device.Flash(open_artifact(damaged), 4)
     os.truncate(damaged / "flash.img", 10 * PAGE)
     with pytest.raises(DeviceError, match=r"flash.img: a read is failing \(.*truncated"):
         flash.submit(extents((9, 4)), _native.aligned_buffer(4 * PAGE)).finish()
 
 
-def test_a_file_system_without_direct_reads_is_reported(relu_artifact, monkeypatch, caplog):
+def test_a_file_system_without_direct_reads_is_reported(device, relu_artifact, monkeypatch, caplog):
     real = Artifact.open
 
     def refuse(self, name, flags=0):
@@ -122,7 +204,7 @@ def test_a_file_system_without_direct_reads_is_reported(relu_artifact, monkeypat
 
     monkeypatch.setattr(Artifact, "open", refuse)
     with caplog.at_level(logging.WARNING, "coldpress"):
-        flash = direct.Flash(open_artifact(relu_artifact.path), 4)
+        flash = device.Flash(open_artifact(relu_artifact.path), 4)
     assert not flash.direct
     assert "refuses O_DIRECT" in caplog.text
     reads, buffer = extents((3, 1), (30, 5)), _native.aligned_buffer(6 * PAGE)
@@ -130,10 +212,10 @@ def test_a_file_system_without_direct_reads_is_reported(relu_artifact, monkeypat
     assert (buffer == expected(relu_artifact, reads)).all()
 
 
-def test_the_descriptor_goes_with_the_flash(relu_artifact):
+def test_the_descriptor_goes_with_the_flash(device, relu_artifact):
     artifact = open_artifact(relu_artifact.path)
     before = len(os.listdir("/proc/self/fd"))
-    flash = direct.Flash(artifact, 4)
+    flash = device.Flash(artifact, 4)
     assert len(os.listdir("/proc/self/fd")) == before + 1
     del flash
     assert len(os.listdir("/proc/self/fd")) == before

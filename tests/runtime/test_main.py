@@ -210,7 +210,7 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
         (["--selector", "predictor"], "the selector 'predictor' cannot choose units of the family up_down"),
         (["--selector", "topp"], "unknown selector 'topp'. Did you mean 'topk'"),
         (["--cache", "lruu"], "unknown cache 'lruu'. Did you mean 'lru'"),
-        (["--flash", "tape"], "unknown flash 'tape'. Known: direct, simulated"),
+        (["--flash", "tape"], "unknown flash 'tape'. Known: direct, io_uring, simulated"),
         (["--device", "x.json"], "add --flash simulated"),
         (["--flash", "simulated", "--device", "x.json"], "x.json: No such file"),
         (["--flash", "simulated", "--device", str(ROOT / "pyproject.toml")], "not a device record, at the text"),

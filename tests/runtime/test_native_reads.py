@@ -18,6 +18,13 @@ def data() -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, PAGES * PAGE, np.uint8)
 
 
+@pytest.fixture(params=["start_reads", "start_ring_reads"])
+def start(request):
+    if request.param == "start_ring_reads" and _native.ring_error():
+        pytest.skip(f"the kernel refuses io_uring ({os.strerror(_native.ring_error())})")
+    return getattr(_native, request.param)
+
+
 @pytest.fixture
 def image(tmp_path, data) -> Path:
     path = tmp_path / "flash.img"
@@ -41,14 +48,11 @@ def checksums(data) -> np.ndarray:
     return _native.crc32c_pages(data, PAGE)
 
 
-start = _native.start_reads
-
-
 def u64(values) -> np.ndarray:
     return np.array(values, np.uint64)
 
 
-def read(fd, extents, buffer, checksums, threads=8, page_bytes=PAGE) -> int:
+def read(start, fd, extents, buffer, checksums, threads=8, page_bytes=PAGE) -> int:
     """extents: (first page, number of pages), packed into the buffer one after another."""
     lengths = [count * page_bytes for _, count in extents]
     into = np.cumsum([0, *lengths[:-1]]) if lengths else []
@@ -64,80 +68,80 @@ SCATTERED = [(7, 1), (0, 3), (399, 1), (100, 290), (50, 0), (8, 2)]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 32])
-def test_extents_land_where_they_belong(fd, data, checksums, threads):
+def test_extents_land_where_they_belong(start, fd, data, checksums, threads):
     wanted = pages_of(data, SCATTERED)
     buffer = _native.aligned_buffer(wanted.size + PAGE)
-    assert read(fd, SCATTERED, buffer, checksums, threads) == -1
+    assert read(start, fd, SCATTERED, buffer, checksums, threads) == -1
     assert np.array_equal(buffer[:-PAGE], wanted)
     assert not buffer[-PAGE:].any()
 
 
-def test_larger_pages(fd, data):
+def test_larger_pages(start, fd, data):
     buffer = _native.aligned_buffer(data.size // 2)
     sums = _native.crc32c_pages(data, 4 * PAGE)
-    assert read(fd, [(50, 50)], buffer, sums, page_bytes=4 * PAGE) == -1
+    assert read(start, fd, [(50, 50)], buffer, sums, page_bytes=4 * PAGE) == -1
     assert np.array_equal(buffer, data[data.size // 2 :])
 
 
-def test_nothing_to_read(fd, checksums):
-    assert read(fd, [], _native.aligned_buffer(0), checksums) == -1
+def test_nothing_to_read(start, fd, checksums):
+    assert read(start, fd, [], _native.aligned_buffer(0), checksums) == -1
 
 
 @pytest.mark.parametrize("bad", [0, 7, 101, 389, 399])
 @pytest.mark.parametrize("threads", [1, 8])
-def test_a_flipped_bit_is_found_at_its_page(image, data, checksums, bad, threads):
+def test_a_flipped_bit_is_found_at_its_page(start, image, data, checksums, bad, threads):
     with image.open("r+b") as file:
         file.seek(bad * PAGE + 1234)
         file.write(bytes([data[bad * PAGE + 1234] ^ 4]))
     buffer = _native.aligned_buffer(pages_of(data, SCATTERED).size)
     with image.open("rb") as file:
-        assert read(file.fileno(), SCATTERED, buffer, checksums, threads) == bad
+        assert read(start, file.fileno(), SCATTERED, buffer, checksums, threads) == bad
 
 
-def test_every_page_of_a_long_read_is_checked(image, data, checksums):
+def test_every_page_of_a_long_read_is_checked(start, image, data, checksums):
     """Checksums are taken of several pages at a time, and long reads are cut in pieces, of which none is left out."""
     buffer = _native.aligned_buffer(300 * PAGE)
     with image.open("rb") as file:
         for bad in range(50, 350):
             sums = checksums.copy()
             sums[bad] ^= 1
-            assert read(file.fileno(), [(50, 300)], buffer, sums, threads=1) == bad
+            assert read(start, file.fileno(), [(50, 300)], buffer, sums, threads=1) == bad
 
 
-def test_of_several_bad_pages_the_first_is_told(fd, data, checksums):
+def test_of_several_bad_pages_the_first_is_told(start, fd, data, checksums):
     sums = checksums.copy()
     sums[[350, 120, 399, 8]] ^= 1
     buffer = _native.aligned_buffer(pages_of(data, SCATTERED).size)
-    assert {read(fd, SCATTERED, buffer, sums, threads) for threads in (1, 3, 8, 8, 8)} == {8}
+    assert {read(start, fd, SCATTERED, buffer, sums, threads) for threads in (1, 3, 8, 8, 8)} == {8}
 
 
-def test_pages_that_are_not_read_are_not_checked(fd, data, checksums):
+def test_pages_that_are_not_read_are_not_checked(start, fd, data, checksums):
     sums = checksums.copy()
     sums[20] ^= 1
     buffer = _native.aligned_buffer(pages_of(data, SCATTERED).size)
-    assert read(fd, SCATTERED, buffer, sums) == -1
+    assert read(start, fd, SCATTERED, buffer, sums) == -1
 
 
 @pytest.mark.parametrize(("size", "missing"), [(PAGES * PAGE - 100, 100), (390 * PAGE, PAGE), (10, PAGE - 10)])
-def test_a_truncated_file_is_an_error(image, fd, checksums, size, missing):
+def test_a_truncated_file_is_an_error(start, image, fd, checksums, size, missing):
     os.truncate(image, size)
     page = min(size // PAGE, PAGES - 1)
     buffer = _native.aligned_buffer(PAGES * PAGE)
     message = rf"Errno 5.*truncated: {missing} bytes are missing in the read at byte {page * PAGE}"
     with pytest.raises(OSError, match=message):
-        read(fd, [(page, 1)], buffer, checksums)
+        read(start, fd, [(page, 1)], buffer, checksums)
 
 
-def test_of_several_failures_the_first_is_told(image, fd, checksums):
+def test_of_several_failures_the_first_is_told(start, image, fd, checksums):
     os.truncate(image, 30 * PAGE)
     buffer = _native.aligned_buffer(PAGES * PAGE)
     with pytest.raises(OSError, match=rf"in the read at byte {35 * PAGE}$"):
-        read(fd, [(90, 1), (35, 2), (2, 1), (60, 3)], buffer, checksums)
+        read(start, fd, [(90, 1), (35, 2), (2, 1), (60, 3)], buffer, checksums)
 
 
-def test_a_closed_file_is_an_error(checksums):
+def test_a_closed_file_is_an_error(start, checksums):
     with pytest.raises(OSError, match=r"Errno 9") as caught:
-        read(987654, [(0, 1)], _native.aligned_buffer(PAGE), checksums)
+        read(start, 987654, [(0, 1)], _native.aligned_buffer(PAGE), checksums)
     assert caught.value.errno == 9
 
 
@@ -154,7 +158,7 @@ BAD_EXTENTS = [
 
 
 @pytest.mark.parametrize(("extent", "message"), BAD_EXTENTS)
-def test_bad_extents_are_refused_before_any_read(fd, checksums, extent, message):
+def test_bad_extents_are_refused_before_any_read(start, fd, checksums, extent, message):
     offset, length, into = extent
     buffer = _native.aligned_buffer(4 * PAGE)
     columns = u64([0, offset]), u64([PAGE, length]), buffer, u64([0, into])
@@ -163,7 +167,7 @@ def test_bad_extents_are_refused_before_any_read(fd, checksums, extent, message)
     assert not buffer.any()
 
 
-def test_bad_shapes_are_refused(fd, checksums):
+def test_bad_shapes_are_refused(start, fd, checksums):
     buffer = _native.aligned_buffer(PAGE)
     with pytest.raises(ValueError, match=r"lengths has 2 values, expected 1"):
         start(fd, u64([0]), u64([PAGE, PAGE]), buffer, u64([0]), PAGE, checksums, 1)
@@ -175,7 +179,7 @@ def test_bad_shapes_are_refused(fd, checksums):
         start(fd, u64([0]), u64([PAGE]), read_only, u64([0]), PAGE, checksums, 1)
 
 
-def test_waiting_tells_whether_what_was_waited_for_is_whole(fd, data, checksums):
+def test_waiting_tells_whether_what_was_waited_for_is_whole(start, fd, data, checksums):
     sums = checksums.copy()
     sums[100] ^= 1
     buffer = _native.aligned_buffer(6 * PAGE)
@@ -192,7 +196,7 @@ def test_waiting_tells_whether_what_was_waited_for_is_whole(fd, data, checksums)
         reads.wait(4)
 
 
-def test_reads_that_nobody_waits_for_end_before_their_memory_goes(fd, data, checksums):
+def test_reads_that_nobody_waits_for_end_before_their_memory_goes(start, fd, data, checksums):
     for _ in range(50):
         buffer = _native.aligned_buffer(300 * PAGE)
         reads = start(fd, u64([50 * PAGE]), u64([300 * PAGE]), buffer, u64([0]), PAGE, checksums, 8)
@@ -201,7 +205,7 @@ def test_reads_that_nobody_waits_for_end_before_their_memory_goes(fd, data, chec
         assert np.array_equal(view, data[349 * PAGE : 350 * PAGE])
 
 
-def test_many_callers_at_once(fd, data, checksums):
+def test_many_callers_at_once(start, fd, data, checksums):
     failures = []
 
     def work(seed: int) -> None:
@@ -210,7 +214,7 @@ def test_many_callers_at_once(fd, data, checksums):
             extents = [(int(rng.integers(0, PAGES - 8)), int(rng.integers(0, 9))) for _ in range(20)]
             wanted = pages_of(data, extents)
             buffer = _native.aligned_buffer(wanted.size)
-            if read(fd, extents, buffer, checksums, int(rng.integers(1, 9))) != -1 or not np.array_equal(
+            if read(start, fd, extents, buffer, checksums, int(rng.integers(1, 9))) != -1 or not np.array_equal(
                 buffer, wanted
             ):
                 failures.append(seed)

@@ -17,6 +17,7 @@
 #include "intervals.h"
 #include "pool.h"
 #include "reads.h"
+#include "ring_reads.h"
 #include "rows.h"
 
 namespace nb = nanobind;
@@ -214,18 +215,33 @@ struct PendingReads {
     }
 };
 
-PendingReads start_reads(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
-                         const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c,
-                         int num_threads) {
+// Makes `Kind` of what was checked; `at_once` is how many reads may be in flight.
+template <typename Kind>
+PendingReads start(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
+                   const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c, int at_once) {
     const int64_t count = static_cast<int64_t>(offsets.shape(0));
     expect(page_bytes > 0, "page_bytes is " + text(page_bytes) + ", expected a positive number");
     expect_length("lengths", lengths.shape(0), count);
     expect_length("buffer_offsets", buffer_offsets.shape(0), count);
     const Extents extents{offsets.data(), lengths.data(), buffer_offsets.data(), count};
     expect_extents(extents, buffer.shape(0), static_cast<uint64_t>(page_bytes), page_crc32c.shape(0));
-    const int threads = threads_of(num_threads);
-    return {buffer, page_crc32c, count,
-            std::make_unique<Reads>(fd, extents, buffer.data(), page_bytes, page_crc32c.data(), threads)};
+    const Request request{fd, extents, buffer.data(), page_bytes, page_crc32c.data()};
+    return {buffer, page_crc32c, count, std::make_unique<Kind>(request, at_once)};
+}
+
+PendingReads start_reads(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
+                         const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c,
+                         int num_threads) {
+    return start<ThreadReads>(fd, offsets, lengths, buffer, buffer_offsets, page_bytes, page_crc32c,
+                              threads_of(num_threads));
+}
+
+PendingReads start_ring_reads(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
+                              const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c,
+                              int depth) {
+    expect(depth >= 1, "depth is " + text(depth) + ", expected at least 1");
+    expect(ring_error() == 0, "the kernel refuses io_uring; ask ring_error() first");
+    return start<RingReads>(fd, offsets, lengths, buffer, buffer_offsets, page_bytes, page_crc32c, depth);
 }
 
 // Zeroed, and not touched before its use: large blocks come from the system as zero pages.
@@ -295,6 +311,10 @@ NB_MODULE(_native, m) {
           nb::arg("buffer").noconvert(), nb::arg("buffer_offsets").noconvert(), "page_bytes"_a,
           nb::arg("page_crc32c").noconvert(), "num_threads"_a,
           "Begins to read the extents, in their order, up to num_threads at once.");
+    m.def("start_ring_reads", &start_ring_reads, "fd"_a, nb::arg("offsets").noconvert(), nb::arg("lengths").noconvert(),
+          nb::arg("buffer").noconvert(), nb::arg("buffer_offsets").noconvert(), "page_bytes"_a,
+          nb::arg("page_crc32c").noconvert(), "depth"_a, "As start_reads, through io_uring, up to depth at once.");
+    m.def("ring_error", &ring_error, "0, or the errno with which the kernel refuses io_uring.");
     m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
           "CRC32C of each page of the data, the last one padded with zeros.");
     m.def("aligned_buffer", &aligned_buffer, "nbytes"_a, "A zeroed array of bytes that begins on 64 KiB.");

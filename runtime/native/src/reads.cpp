@@ -48,13 +48,13 @@ int64_t first_bad_page(uint64_t offset, uint64_t length, const uint8_t* data, in
 
 }  // namespace
 
-Reads::Reads(int fd, const Extents& extents, uint8_t* buffer, int64_t page_bytes, const uint32_t* page_crc32c,
-             int threads)
-    : fd_(fd),
-      buffer_(buffer),
-      page_bytes_(page_bytes),
-      page_crc32c_(page_crc32c) {
-    const uint64_t page = static_cast<uint64_t>(page_bytes);
+Reads::Reads(const Request& request)
+    : fd_(request.fd),
+      buffer_(request.buffer),
+      page_bytes_(request.page_bytes),
+      page_crc32c_(request.page_crc32c) {
+    const Extents& extents = request.extents;
+    const uint64_t page = static_cast<uint64_t>(page_bytes_);
     const uint64_t step = std::max<uint64_t>(1, kPieceBytes / page) * page;
     stops_.reserve(static_cast<size_t>(extents.count));
     for (int64_t i = 0; i < extents.count; ++i) {
@@ -65,31 +65,27 @@ Reads::Reads(int fd, const Extents& extents, uint8_t* buffer, int64_t page_bytes
     }
     read_.resize(pieces_.size());
     whole_ = static_cast<int64_t>(pieces_.size());
-    job_ = read_pool().start(static_cast<int64_t>(pieces_.size()), threads, [this](int64_t index) { read(index); });
 }
-
-Reads::~Reads() { read_pool().finish(*job_); }
 
 bool Reads::wait(int64_t count) {
     const int64_t pieces = count ? stops_[static_cast<size_t>(count - 1)] : 0;
     std::unique_lock<std::mutex> lock(mutex_);
     awaited_ = pieces;
-    arrived_.wait(lock, [&] { return ready_ >= pieces; });
+    some_ready_.wait(lock, [&] { return ready_ >= pieces; });
     return whole_ >= pieces;
 }
 
 ReadResult Reads::finish() {
-    wait(static_cast<int64_t>(stops_.size()));  // this thread makes none itself: `threads` are enough
+    wait(static_cast<int64_t>(stops_.size()));
     return result_;
 }
 
-void Reads::read(int64_t index) {
+void Reads::arrived(int64_t index, uint64_t got, int error) {
     const Piece& piece = pieces_[static_cast<size_t>(index)];
-    uint8_t* into = buffer_ + piece.buffer_offset;
-    int error = 0;
-    const uint64_t got = read_fully(fd_, piece.offset, piece.length, into, error);
     const bool cut = got < piece.length;
-    const int64_t bad = cut ? -1 : first_bad_page(piece.offset, piece.length, into, page_bytes_, page_crc32c_);
+    const int64_t bad = cut ? -1
+                            : first_bad_page(piece.offset, piece.length, buffer_ + piece.buffer_offset, page_bytes_,
+                                             page_crc32c_);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (cut && (result_.error == 0 || piece.offset < result_.error_offset)) {
         result_.error = error ? error : EIO;
@@ -101,7 +97,21 @@ void Reads::read(int64_t index) {
     read_[static_cast<size_t>(index)] = true;
     const int64_t before = ready_;
     while (ready_ < static_cast<int64_t>(read_.size()) && read_[static_cast<size_t>(ready_)]) ++ready_;
-    if (before < awaited_ && ready_ >= awaited_) arrived_.notify_all();
+    if (before < awaited_ && ready_ >= awaited_) some_ready_.notify_all();
+}
+
+ThreadReads::ThreadReads(const Request& request, int threads) : Reads(request) {
+    job_ = read_pool().start(static_cast<int64_t>(pieces_.size()), threads, [this](int64_t index) { read(index); });
+}
+
+// The caller's thread helps with what is not begun, which is nothing where it has waited for all.
+ThreadReads::~ThreadReads() { read_pool().finish(*job_); }
+
+void ThreadReads::read(int64_t index) {
+    const Piece& piece = pieces_[static_cast<size_t>(index)];
+    int error = 0;
+    const uint64_t got = read_fully(fd_, piece.offset, piece.length, buffer_ + piece.buffer_offset, error);
+    arrived(index, got, error);
 }
 
 }  // namespace coldpress

@@ -1,4 +1,4 @@
-// Many reads in flight from one file, every page checked against its CRC32C by the thread that read it.
+// Many reads in flight from one file, every page checked against its CRC32C while others are still being read.
 #pragma once
 
 #include <condition_variable>
@@ -17,6 +17,15 @@ struct Extents {
     int64_t count;
 };
 
+// What to read and where to; all of it must outlive the reads.
+struct Request {
+    int fd;
+    Extents extents;  // used only while reads are made
+    uint8_t* buffer;
+    int64_t page_bytes;
+    const uint32_t* page_crc32c;
+};
+
 struct ReadResult {
     int64_t bad_page = -1;       // the lowest page of the file whose checksum differs, -1 if none
     int error = 0;               // errno of the failure at the lowest file offset, 0 if none
@@ -24,12 +33,10 @@ struct ReadResult {
     uint64_t missing_bytes = 0;  // and how much the file ends before it should; 0 for other failures
 };
 
-// Reads that are under way from the moment this is made, up to `threads` of them at once. File, buffer and checksums
-// must outlive it.
+// Reads that are under way from the moment this is made until it is destroyed, which waits for all of them.
 class Reads {
    public:
-    Reads(int fd, const Extents& extents, uint8_t* buffer, int64_t page_bytes, const uint32_t* page_crc32c, int threads);
-    ~Reads();  // waits for all of them
+    virtual ~Reads() = default;
     Reads(const Reads&) = delete;
     Reads& operator=(const Reads&) = delete;
 
@@ -39,26 +46,42 @@ class Reads {
     // file.
     ReadResult finish();
 
-   private:
+   protected:
     struct Piece {
         uint64_t offset, length, buffer_offset;
     };
-    void read(int64_t index);
+    explicit Reads(const Request& request);
+    // To be called once for every piece, by the thread that will check it, when `got` bytes of it were read; fewer than
+    // its length at the end of the file or, with `error` set, on a failure.
+    void arrived(int64_t index, uint64_t got, int error);
 
     const int fd_;
     uint8_t* const buffer_;
+    std::vector<Piece> pieces_;
+
+   private:
     const int64_t page_bytes_;
     const uint32_t* const page_crc32c_;
-    std::vector<Piece> pieces_;
     std::vector<int64_t> stops_;  // behind each extent's last piece
 
     std::mutex mutex_;
-    std::condition_variable arrived_;
+    std::condition_variable some_ready_;
     std::vector<bool> read_;
     int64_t ready_ = 0;    // pieces that were read with all before them
     int64_t awaited_ = 0;  // pieces that somebody waits for
     int64_t whole_;        // pieces before the first that failed
     ReadResult result_;
+};
+
+// Each piece by a thread that sleeps in the device: up to `threads` at once.
+class ThreadReads : public Reads {
+   public:
+    ThreadReads(const Request& request, int threads);
+    ~ThreadReads() override;
+
+   private:
+    void read(int64_t index);
+
     Pool::Started job_;
 };
 

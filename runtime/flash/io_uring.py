@@ -1,0 +1,39 @@
+"""The reads of direct.py, handed to the kernel through io_uring instead of by threads that sleep in `pread`.
+
+One thread of the native core keeps up to `queue_depth` reads in flight and checks each page while the others are being
+read, so that a deep queue costs neither threads nor a change between them for every read. Bytes, checks and failures
+are the same as direct.py's. Where the kernel refuses io_uring (before Linux 5.6, by a sysctl, or by the filter of a
+container) this is an error: the user has asked for it by name.
+"""
+
+import os
+
+import numpy as np
+
+from runtime import _native
+from runtime._extents import Extents
+from runtime.artifact.reader import Artifact
+from runtime.flash import direct
+from schemas.errors import ColdpressError
+
+
+class Flash(direct.Flash):
+    """flash.img of an open artifact."""
+
+    def __init__(self, artifact: Artifact, queue_depth: int) -> None:
+        """As that of direct.py; `queue_depth` is not bounded by what threads cost.
+
+        Raises:
+            ColdpressError: if the kernel refuses io_uring.
+        """
+        if error := _native.ring_error():
+            raise ColdpressError(
+                f"flash io_uring: the kernel refuses it ({os.strerror(error)}), expected Linux 5.6 or newer without a "
+                "filter or a sysctl against it; take --flash direct"
+            )
+        super().__init__(artifact, queue_depth)
+        self._queue_depth = queue_depth
+
+    def start(self, extents: Extents, into: np.ndarray) -> _native.Reads:
+        """See `direct.Flash.start`."""
+        return _native.start_ring_reads(*self.read_arguments(extents, into), self._queue_depth)
