@@ -1,6 +1,7 @@
 """Batched reads: every extent lands where it belongs, every page is checked, every failure is found and told."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -261,6 +262,25 @@ def test_aligned_buffer(size):
     assert (buffer.dtype, buffer.shape, buffer.ctypes.data % 65536) == (np.uint8, (size,), 0)
     assert not buffer.any()
     buffer[:] = 1
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="this kernel has no huge pages to ask for"
+)
+def test_a_large_buffer_asks_for_huge_pages():
+    """A device takes as many pieces per read as there are pages in memory: half the bandwidth on some."""
+    start = (buffer := _native.aligned_buffer(5 << 20)).ctypes.data
+    assert start % (2 << 20) == 0
+    regions = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    for region, flags in zip(regions, regions[1:], strict=False):
+        first, last = (int(place, 16) for place in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ", region, re.MULTILINE)[-1])
+        if first <= start < last:
+            assert last >= start + (4 << 20)
+            assert "hg" in flags.splitlines()[0].split()
+            break
+    else:
+        pytest.fail("the buffer is nowhere in memory")
+    assert not buffer.any()
 
 
 def test_aligned_buffer_outlives_its_views():

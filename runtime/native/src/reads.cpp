@@ -10,7 +10,7 @@
 namespace coldpress {
 namespace {
 
-constexpr uint64_t kPieceBytes = 512 << 10;  // one thread's share of a long extent
+constexpr uint64_t kPieceBytes = 1 << 20;  // the most that is read, and then checked, at once
 
 // Returns the number of bytes read; fewer than asked for at the end of the file or, with `error` set, on a failure.
 uint64_t read_fully(int fd, uint64_t offset, uint64_t length, uint8_t* into, int& error) {
