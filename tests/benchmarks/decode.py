@@ -1,6 +1,7 @@
 """What of a decoded token's time is flash, computing and bookkeeping, and how much of it they share.
 
-`python -m tests.benchmarks.decode [--cases swiglu-50 …] [--layers 2] [--tokens 8] [--cached 0.5]`. Layers of a 7B's
+`python -m tests.benchmarks.decode [--cases swiglu-50 …] [--layers 2] [--tokens 8] [--cached 0.5] [--flash direct]`.
+Layers of a 7B's
 shape with random weights and a random order on flash in int4, `cached` of the units pinned or cached, read from this
 machine's disk. Three things are measured beside the run, in the same process: its reads alone, one submission after
 the other (`flash_s`); the same tokens with all units in DRAM (`compute_s`, which has the lookups in it); and its
@@ -21,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime import _native
+from runtime import _native, _plugins
 from runtime._extents import Extents
 from runtime.artifact.reader import Artifact
 from runtime.budget import fixed_bytes
-from runtime.flash import direct, simulated
-from runtime.generate import Session
+from runtime.flash import simulated
+from runtime.generate import DEFAULT_FLASH, Session
 from runtime.simulate import replay
 from runtime.store import Store
 from runtime.trace import FETCH, Event, Recorder
@@ -114,10 +115,10 @@ class Noted(simulated.Flash):
         return super().submit(extents, into)
 
 
-def decoded(path: Path, tokens: np.ndarray, budget: int | None) -> tuple[Session, RunMetrics, list[Event]]:
+def decoded(path: Path, tokens: np.ndarray, budget: int | None, flash: str) -> tuple[Session, RunMetrics, list[Event]]:
     """A session that has run the tokens twice: metrics and fetches of the second time, with warm caches."""
     recorder = Recorder()
-    session = Session(path, dram_budget_bytes=budget, recorder=recorder)
+    session = Session(path, dram_budget_bytes=budget, recorder=recorder, flash=flash)
     session.perplexity(tokens, sparse=True)
     recorder.events.clear()
     metrics = session.perplexity(tokens, sparse=True).metrics
@@ -135,26 +136,26 @@ def decided(session: Session, fetches: Sequence[Event]) -> tuple[float, list[Ext
     return time.perf_counter() - start, flash.calls
 
 
-def reads_alone(session: Session, calls: Sequence[Extents]) -> float:
+def reads_alone(session: Session, calls: Sequence[Extents], name: str) -> float:
     """Seconds that these reads take one call after the other."""
     buffer = _native.aligned_buffer(READ_BUFFER_BYTES)
-    flash = direct.Flash(session.artifact, session.plan.queue_depth)
+    flash = _plugins.load("runtime.flash", name).Flash(session.artifact, session.plan.queue_depth)
     start = time.perf_counter()
     for extents in calls:
         flash.submit(extents, buffer).finish()
     return time.perf_counter() - start
 
 
-def measure(case: str, path: Path, num_tokens: int) -> Row:
+def measure(case: str, path: Path, num_tokens: int, flash: str) -> Row:
     """One case."""
     tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, (1, num_tokens + 2))
-    session, metrics, fetches = decoded(path, tokens, None)
+    session, metrics, fetches = decoded(path, tokens, None, flash)
     bookkeeping_s, calls = decided(session, fetches)
-    flash_s = reads_alone(session, calls)
+    flash_s = reads_alone(session, calls, flash)
     manifest, count = session.artifact.manifest, metrics.num_tokens
     session.close()
     everything = fixed_bytes(manifest, session.plan) + manifest.flash.size_bytes
-    with decoded(path, tokens, everything)[0] as whole:
+    with decoded(path, tokens, everything, flash)[0] as whole:
         in_dram = whole.perplexity(tokens, sparse=True).metrics
     if in_dram.misses:
         raise SystemExit(f"{case}: {in_dram.misses} misses with {everything} bytes of DRAM, expected none")
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--cached", type=float, default=0.5, help="share of the units in DRAM")
+    parser.add_argument("--flash", default=DEFAULT_FLASH, help="a file of runtime/flash that reads flash.img")
     parser.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
     arguments = parser.parse_args()
     rows: list[Row] = []
@@ -185,7 +187,7 @@ def main() -> None:
             path = folder / case
             if not path.exists():
                 write_artifact(case, arguments.layers, arguments.cached, folder)
-            rows.append(measure(case, path, arguments.tokens))
+            rows.append(measure(case, path, arguments.tokens, arguments.flash))
     names = ("token_s", "wait_s", "flash_s", "compute_s", "bookkeeping_s")
     show(
         f"seconds per token, {arguments.layers} layers, {os.cpu_count()} cores",

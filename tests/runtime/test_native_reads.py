@@ -3,6 +3,7 @@
 import os
 import re
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -272,7 +273,7 @@ def test_a_large_buffer_asks_for_huge_pages():
     start = (buffer := _native.aligned_buffer(5 << 20)).ctypes.data
     assert start % (2 << 20) == 0
     regions = Path("/proc/self/smaps").read_text().split("VmFlags:")
-    for region, flags in zip(regions, regions[1:], strict=False):
+    for region, flags in pairwise(regions):
         first, last = (int(place, 16) for place in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ", region, re.MULTILINE)[-1])
         if first <= start < last:
             assert last >= start + (4 << 20)
