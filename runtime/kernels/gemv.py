@@ -28,6 +28,22 @@ def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: 
     return out
 
 
+def gemv_each(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
+    """float32[tokens, rows]: the matrix times each of few vectors, bit for bit what `gemv` gives of each.
+
+    Args:
+        matrix, length, fmt: as in `gemv`.
+        x: float32[tokens, length].
+
+    Raises:
+        ValueError, TypeError: as `gemv`.
+    """
+    if fmt not in NATIVE_FORMATS:
+        decoded = reference_decode_rows(matrix, length, fmt)
+        return np.stack([decoded @ one for one in x])
+    return np.stack([gemv(matrix, length, fmt, one) for one in x])
+
+
 def reference_gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
     """What `gemv` computes, in numpy."""
     return reference_decode_rows(matrix, length, fmt) @ x

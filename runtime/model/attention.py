@@ -6,11 +6,12 @@ units of a family are added up from blocks (ActiveFlow 2.1, TEAL), the others ar
 hidden_size, H heads, D head_dim.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.kernels import attention
+from runtime.kernels import FEW_TOKENS, attention
 from runtime.model.arithmetic import rms_norm, rotate
 from runtime.model.blocks import Blocks, column_sums
 from runtime.model.matrix import Resident
@@ -31,6 +32,15 @@ class KvCache:
     def context_length(self) -> int:
         """Tokens that fit."""
         return self.keys.shape[1]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tokens of one sequence among those of a pass: the next ones behind what its cache holds."""
+
+    cache: KvCache
+    """Of all layers; its `length` is for the caller to advance, once the pass is through all layers."""
+    num_tokens: int
 
 
 def new_cache(spec: ModelSpec, context_length: int) -> KvCache:
@@ -66,37 +76,52 @@ class Attention:
         self._q_norm, self._k_norm = (resident.optional_vector(f"{prefix}{name}_norm.weight") for name in "qk")
 
     def apply(
-        self, x_TN: np.ndarray, rotary: tuple[np.ndarray, np.ndarray] | None, cache: KvCache, blocks: Blocks
+        self, x_TN: np.ndarray, rotary: tuple[np.ndarray, np.ndarray] | None, spans: Sequence[Span], blocks: Blocks
     ) -> np.ndarray:
-        """The attention's output for tokens at positions `cache.length` and on; their keys and values enter the cache.
+        """The attention's output for the next tokens of some sequences; their keys and values enter the caches.
 
         Args:
-            x_TN: Input after the norm, float32 [T, hidden_size].
-            rotary: cos and sin of these positions; None with learned positions.
-            cache: All layers' cache; its `length` is the caller's to advance.
+            x_TN: Input after the norm, float32 [T, hidden_size], the spans' tokens one after the other.
+            rotary: cos and sin of their positions; None with learned positions.
+            spans: What sequences they belong to.
             blocks: Gives the units of the families that hold its matrices.
 
         Returns:
             float32 [T, hidden_size].
         """
-        start, stop = cache.length, cache.length + len(x_TN)
-        keys, values = cache.keys[self._layer], cache.values[self._layer]
         projected = self._project(("q_proj", "k_proj", "v_proj"), x_TN, blocks)
+        queries = self._heads(projected["q_proj"], self._q_norm, rotary)
+        keys = self._heads(projected["k_proj"], self._k_norm, rotary)
+        values = self._heads(projected["v_proj"], None, None)
+        mixed, first = np.empty_like(queries), 0
+        for span in spans:
+            of_span = slice(first, first + span.num_tokens)
+            self._append(span, keys[of_span], values[of_span])
+            mixed[of_span] = self._attend(span, queries[of_span])
+            first = of_span.stop
+        return self._project(("o_proj",), mixed.reshape(len(x_TN), -1), blocks)["o_proj"]
+
+    def _append(self, span: Span, keys: np.ndarray, values: np.ndarray) -> None:
+        """Writes keys and values, float32 [tokens, kv_heads, head_dim], behind what the span's cache holds."""
+        place = slice(span.cache.length, span.cache.length + span.num_tokens)
         with np.errstate(over="raise"):
             try:
-                keys[start:stop] = self._heads(projected["k_proj"], self._k_norm, rotary)
-                values[start:stop] = self._heads(projected["v_proj"], None, None)
+                span.cache.keys[self._layer, place] = keys
+                span.cache.values[self._layer, place] = values
             except FloatingPointError as error:
                 raise ColdpressError(
                     f"layer {self._layer}: a key or value is beyond 65504, the largest number of the fp16 KV cache; "
                     "this model cannot be run"
                 ) from error
-        queries = self._heads(projected["q_proj"], self._q_norm, rotary)
-        if len(x_TN) == 1:
-            mixed = attention.attend(queries[0], keys, values, stop, self._spec.sliding_window)
-        else:
-            mixed = attention.attend_prefill(queries, keys, values, stop, self._spec.sliding_window)
-        return self._project(("o_proj",), mixed.reshape(len(x_TN), -1), blocks)["o_proj"]
+
+    def _attend(self, span: Span, queries: np.ndarray) -> np.ndarray:
+        """float32 [tokens, heads, head_dim]: each token sees what comes before it in its sequence, and itself."""
+        keys, values = span.cache.keys[self._layer], span.cache.values[self._layer]
+        length, window = span.cache.length, self._spec.sliding_window
+        if span.num_tokens > FEW_TOKENS:
+            return attention.attend_prefill(queries, keys, values, length + span.num_tokens, window)
+        each = (attention.attend(q, keys, values, length + 1 + at, window) for at, q in enumerate(queries))
+        return np.stack(list(each))
 
     def _project(self, roles: tuple[MatrixRole, ...], x_TN: np.ndarray, blocks: Blocks) -> dict[MatrixRole, np.ndarray]:
         """Outputs of matrices that take the same input, biases added."""

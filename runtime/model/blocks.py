@@ -80,22 +80,38 @@ class StreamedBlock:
 
 @dataclass(frozen=True)
 class SlotBlock:
-    """Units in the store's slots: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes]. One token."""
+    """Units in the store's slots: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes].
+
+    Each token uses its own units in their order here, so that its sums have the bits that they have alone.
+    """
 
     ids: np.ndarray
     slots: np.ndarray
     memory: np.ndarray
     units: Units
+    own_TK: np.ndarray | None = None
+    """bool: which units each token uses, None for all; for the others `dot` gives 0, and `axpy` leaves them out."""
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, _, length = self.units.parts[role]
-        return rows.dot_rows(self.memory, self.slots, offset, length, self.units.format, x_TN[0])[None]
+        y_TK = np.zeros((len(x_TN), self.ids.size), np.float32)
+        for token, x in enumerate(x_TN):
+            own = self._own(token)
+            y_TK[token, own] = rows.dot_rows(self.memory, self.slots[own], offset, length, self.units.format, x)
+        return y_TK
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, _, length = self.units.parts[role]
-        return rows.axpy_rows(self.memory, self.slots, offset, length, self.units.format, c_TK[0])[None]
+        y_TN = np.empty((len(c_TK), length), np.float32)
+        for token, c in enumerate(c_TK):
+            own = self._own(token)
+            y_TN[token] = rows.axpy_rows(self.memory, self.slots[own], offset, length, self.units.format, c[own])
+        return y_TN
+
+    def _own(self, token: int) -> np.ndarray | slice:
+        return slice(None) if self.own_TK is None else self.own_TK[token]
 
 
 def column_sums(

@@ -2,8 +2,8 @@
 
 `prefill` is dense: layer after layer, the units streamed from flash in sequential blocks, each block used for a
 whole chunk of tokens. `decode` is sparse: per layer and family the selector picks units and the store brings them
-(design, section 5). Both run the same layers; only where a unit's bytes come from differs. Shape letters: T tokens,
-N hidden_size, V vocab_size.
+(design, section 5), for one token or for several at once, which share the reads. Both run the same layers; only where a
+unit's bytes come from differs. Shape letters: T tokens, N hidden_size, V vocab_size.
 """
 
 from collections import deque
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.artifact.reader import Artifact
+from runtime.kernels import FEW_TOKENS
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
-from runtime.model.attention import Attention, KvCache, new_cache
+from runtime.model.attention import Attention, KvCache, Span, new_cache
 from runtime.model.blocks import Block, SlotBlock, StreamedBlock, Units, units_of
 from runtime.model.matrix import Resident
 from runtime.model.mlp import Mlp
-from runtime.model.selection import Selection
+from runtime.model.selection import Selection, union
 from runtime.store import Store
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.model import ModelSpec
@@ -134,7 +135,39 @@ class Decoder:
 
     def decode(self, token: int) -> np.ndarray:
         """Appends one token through the selector and the store; its logits, float32 [V]. Raises as `prefill`."""
-        return self._head.apply(self._forward(np.array([token]), sparse=True))[0]
+        return self.decode_many(np.array([token]))[0]
+
+    def decode_many(self, tokens: np.ndarray) -> np.ndarray:
+        """Appends consecutive tokens, of which none sees what comes after it, in one pass through the layers.
+
+        Each token computes with what the selector picks for it alone; what any of them uses is fetched once. Logits are
+        those of one token after the other: bit for bit where everything is in DRAM, else up to the rounding of sums,
+        whose terms come in the order in which units arrive.
+
+        Args:
+            tokens: int [T], at least one and at most FEW_TOKENS.
+
+        Returns:
+            float32 [T, V].
+
+        Raises:
+            ColdpressError: as `prefill`; or if there are more tokens, or several under a selector that sees what is in
+                DRAM, which would pick other units for them than one after the other.
+        """
+        self._check_together(len(tokens))
+        return self._head.apply(self._forward(tokens, sparse=True))
+
+    def roll_back(self, length: int) -> None:
+        """Takes back tokens behind the first `length`, at most those that there are: what follows replaces them."""
+        if not 0 <= length <= self._cache.length:
+            raise ValueError(f"length is {length}, the KV cache has {self._cache.length} tokens")
+        self._cache.length = length
+
+    def _check_together(self, num_tokens: int) -> None:
+        if not 1 <= num_tokens <= FEW_TOKENS:
+            raise ColdpressError(f"{num_tokens} tokens are to be decoded at once, expected 1 to {FEW_TOKENS}")
+        if num_tokens > 1:
+            self._selection.check_many()
 
     def _prefill_chunks(self, tokens: np.ndarray) -> Iterator[np.ndarray]:
         if len(tokens) == 0:
@@ -145,7 +178,8 @@ class Decoder:
     def _forward(self, tokens: np.ndarray, sparse: bool) -> np.ndarray:
         """The final hidden states of `tokens`, float32 [T, N], after the last norm."""
         self._check(tokens)
-        positions = self._cache.length + np.arange(len(tokens))
+        spans = [Span(self._cache, len(tokens))]
+        positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
         x_TN = self._embedding.rows(tokens)
         if self._positions is not None:
             x_TN = x_TN + self._positions.rows(positions + self.spec.position_offset)
@@ -154,9 +188,10 @@ class Decoder:
             rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
         blocks = self._selected if sparse else self._streamed
         for layer in self._layers:
-            x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, self._cache, blocks)
+            x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, spans, blocks)
             x_TN = x_TN + layer.mlp.apply(layer.mlp_norm.apply(x_TN), blocks)
-        self._cache.length += len(tokens)
+        for span in spans:
+            span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
 
     def _check(self, tokens: np.ndarray) -> None:
@@ -178,8 +213,11 @@ class Decoder:
             yield StreamedBlock(ids, codes, self._units[family])
 
     def _selected(self, layer: int, family: str, signal: np.ndarray) -> Iterable[Block]:
-        """The units that the selector picks for this token."""
-        ids = self._selection.select(layer, family, signal[0], self._store.residency(layer, family))
+        """The units that the selector picks for the tokens, each of which computes with its own."""
+        residency = self._store.residency(layer, family)
+        chosen = [self._selection.select(layer, family, one, residency) for one in signal]
+        ids, own_TU = union(chosen, residency.present.size)
         memory = self._store.rows(family)
         for batch in self._store.fetch(layer, family, ids):
-            yield SlotBlock(batch.ids, batch.slots, memory, self._units[family])
+            own_TK = None if own_TU is None else own_TU[:, batch.ids]
+            yield SlotBlock(batch.ids, batch.slots, memory, self._units[family], own_TK)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime import _plugins
-from runtime.kernels import gemv, matmul
+from runtime.kernels import FEW_TOKENS, gemv, matmul
 from schemas.families import FormatName
 from schemas.quantized import ResidentTensor
 
@@ -26,13 +26,15 @@ class Matrix:
     """float32 [M], added to every product."""
 
     def apply(self, x_TN: np.ndarray) -> np.ndarray:
-        """`x` times the transposed matrix, plus the bias: float32 [T, N] -> float32 [T, M]."""
+        """`x` times the transposed matrix, plus the bias: float32 [T, N] -> float32 [T, M].
+
+        Up to FEW_TOKENS the product of each token has the bits that it has alone.
+        """
+        few = len(x_TN) <= FEW_TOKENS
         if self.format is None:
-            y_TM = x_TN @ self.codes.T
-        elif len(x_TN) == 1:
-            y_TM = gemv.gemv(self.codes, self.length, self.format, x_TN[0])[None]
+            y_TM = np.stack([self.codes @ x for x in x_TN]) if few else x_TN @ self.codes.T
         else:
-            y_TM = matmul.matmul(self.codes, self.length, self.format, x_TN)
+            y_TM = (gemv.gemv_each if few else matmul.matmul)(self.codes, self.length, self.format, x_TN)
         return y_TM if self.bias is None else y_TM + self.bias
 
     def rows(self, ids: np.ndarray) -> np.ndarray:

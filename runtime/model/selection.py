@@ -4,6 +4,7 @@ Reads what the method declares (runtime/sparsity: CHOOSES, NEEDS_PREDICTORS, NEE
 artifact keeps for the plan. `dense` runs any artifact; another method runs those that were laid out for it.
 """
 
+from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from runtime import _plugins
 from runtime.artifact.reader import Artifact
 from runtime.sparsity import Residency
+from runtime.store import uses_read_units
 from schemas.errors import ColdpressError, UnknownNameError
 from schemas.layout import PartPlan, Plan, placed_parts
 from schemas.manifest import Manifest
@@ -56,7 +58,8 @@ class Selection:
             ColdpressError: as `check_selector`, or if the method cannot be fitted without calibration.
         """
         check_selector(plan.method, artifact.manifest)
-        self._method = _plugins.load(PACKAGE, plan.method)
+        self._method, self._title = _plugins.load(PACKAGE, plan.method), plan.method
+        self.sees_residency = self._method.SEES_RESIDENCY or uses_read_units(plan)
         self._arrays = {
             (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)
@@ -72,6 +75,34 @@ class Selection:
     def select(self, layer: int, family: str, signal: np.ndarray, residency: Residency) -> np.ndarray:
         """Ids to use for `signal` float32 [n], int32 ascending."""
         return self._method.select(signal, self._arrays[layer, family], residency)
+
+    def check_many(self) -> None:
+        """Refuses to choose for several tokens at once where that would not be the choice for one after the other.
+
+        Raises:
+            ColdpressError: saying so.
+        """
+        if self.sees_residency:
+            raise ColdpressError(
+                f"the selector '{self._title}' uses what is in DRAM, so that tokens decoded together would be computed "
+                "with other units than one after the other; decode one at a time, or choose a selector, or "
+                "use_read_units=false, that does not"
+            )
+
+
+def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """What any of some tokens uses: ids int32 ascending, and bool [T, num_units] of whose they are; None of one token.
+
+    Args:
+        chosen: Ids of each token, int32 ascending.
+        num_units: Ids are below it.
+    """
+    if len(chosen) == 1:
+        return chosen[0], None
+    own_TU = np.zeros((len(chosen), num_units), bool)
+    for own, ids in zip(own_TU, chosen, strict=True):
+        own[ids] = True
+    return np.flatnonzero(own_TU.any(axis=0)).astype(np.int32), own_TU
 
 
 def _predictor_arrays(artifact: Artifact, layer: int) -> dict[str, np.ndarray]:

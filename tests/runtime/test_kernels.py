@@ -70,6 +70,14 @@ def test_gemv(rng, fmt, length):
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
+def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, fmt):
+    matrix = unit_store(rng, fmt, 96)[:, OFFSET:]
+    x = np.stack([floats(rng, 96) for _ in range(5)])
+    expected = np.stack([gemv.gemv(matrix, 96, fmt, one) for one in x])
+    assert gemv.gemv_each(matrix, 96, fmt, x).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_decoding_is_exact(rng, fmt, length):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
