@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 
 from compiler.export import _gguf_vocabulary, _llama_cpp
+from compiler.export._gguf_options import Options, TypeName
 from compiler.export._llama_cpp import Architecture
 from compiler.export._stored import StoredModel, StoredTensor
-from compiler.export.gguf import Options, TypeName
 from runtime import _plugins
 from schemas.errors import ColdpressError
 

@@ -8,25 +8,9 @@ Norms and biases are F32. What llama.cpp computes for which architecture is in `
 """
 
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field
-
+from compiler.export._gguf_options import Options
 from compiler.export._stored import StoredModel
-from schemas.base import Record
-
-TypeName = Literal["F32", "F16", "Q8_0", "Q4_0"]
-
-
-class Options(Record):
-    """How the weights are written."""
-
-    gguf_type: Literal["stored", "F16", "Q8_0", "Q4_0"] = Field(
-        default="stored", description="type of the matrices in a GGUF file; stored: each as the artifact has it"
-    )
-    gguf_tokenizer: bool = Field(
-        default=True, description="whether a GGUF file has the tokenizer; without, it takes token ids alone"
-    )
 
 
 def write(model: StoredModel, options: Options, path: Path) -> list[str]:
