@@ -34,25 +34,13 @@ from schemas.layout import placed_parts
 from schemas.model import Model
 from tests.support.dense_codes import flash_values, resident_values
 from tests.support.models import RELU_TYPES, encode, write_model, write_safetensors
+from tests.support.stages import between
 
 LAYERS, BLOCK_TOKENS = 2, 32
 BLOCKS = {"calibration": 16, "validation": 4, "test": 2}
-STAGES = (
-    "ingest",
-    "tokenize",
-    "calibrate",
-    "allocate",
-    "recalibrate",
-    "predict",
-    "size",
-    "place",
-    "order",
-    "quantize",
-    "layout",
-    "package",
-)
 SHARED = ("ingest", "tokenize")
 """Stages whose records the artifacts of a model share."""
+STAGES = (*SHARED, *between("calibrate", "package"))
 DENSITY, DENSITY_OF_ACTIVE = 0.4, 0.02
 """Of a selector that does not find out for itself; and of one that chooses by activations, where few are not zero."""
 TIGHT_BUDGET, BUDGET, PREDICTORS_BUDGET = "95%", "100%", 400_000

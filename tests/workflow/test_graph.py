@@ -13,6 +13,7 @@ import yaml
 from compiler.job import STAGES
 from compiler.profiles import device_names, model_names
 from tests.support.data import ROOT
+from tests.support.stages import DEFAULT
 from tests.support.workflow import NUM_LAYERS, Workflow
 
 COMMIT = "a" * 40
@@ -35,7 +36,7 @@ for config in json.loads(sys.argv[2]):
 
 def test_every_stage_is_a_job(workflow: Workflow, tmp_path: Path) -> None:
     jobs = workflow.at(tmp_path).planned()
-    assert set(jobs) == (set(STAGES) - {"relufy", "distill", "gram", "importance", "export"}) | {"all", "device"}
+    assert set(jobs) == {*DEFAULT, "all", "device"}
     assert {rule for rule, count in jobs.items() if count == 2} == {"predict", "order", "quantize"}
     assert workflow.at(tmp_path, layers_per_job=1).planned()["order"] == NUM_LAYERS
 

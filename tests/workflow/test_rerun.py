@@ -5,22 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.stages import between
 from tests.support.workflow import Workflow
 
-ALLOCATED = {
-    "allocate",
-    "recalibrate",
-    "predict",
-    "size",
-    "place",
-    "order",
-    "quantize",
-    "layout",
-    "package",
-    "verify",
-    "publish",
-    "report",
-}
+ALLOCATED = {*between("allocate", "report")}
+PACKAGED = {*between("package", "report")}
+ORDERED = {"order", "layout"} | PACKAGED
 
 
 def test_a_second_run_does_nothing(built: Workflow) -> None:
@@ -28,10 +18,6 @@ def test_a_second_run_does_nothing(built: Workflow) -> None:
     done = built.run()
     assert done.returncode == 0
     assert "Nothing to be done" in done.stdout + done.stderr
-
-
-PACKAGED = {"package", "verify", "publish", "report"}
-ORDERED = {"order", "layout"} | PACKAGED
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from compiler.job import STAGES, config_of, flag
+from tests.support.stages import OPTIONAL
 from tests.support.workflow import NUM_LAYERS, Workflow
 
 DEVICE = "pixel6"
@@ -186,10 +187,7 @@ def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned
 def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
     found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
     expected = expected_records("ingest.json", "ingest.json")
-    absent = {"relufy", "distill", "calibrate_shard", "recalibrate_shard", "predict", "size", "gram"} | {
-        "importance",
-        "export",
-    }
+    absent = OPTIONAL | {"calibrate_shard", "recalibrate_shard", "predict", "size"}
     for rule in absent:
         assert rule not in found
         del expected[rule]
