@@ -41,7 +41,7 @@ class SeedSetting(Record):
     )
 
 
-class TrainingSetting(Record):
+class TrainingSetting(SeedSetting):
     """For stages that train the model."""
 
     blocks_per_step: Annotated[PositiveCount, Key("distill_blocks")] = Field(

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from compiler._io import Workspace, load_arrays
-from compiler._shared_settings import DeviceSetting, SeedSetting, TrainingSetting
+from compiler._io import Workspace
+from compiler._shared_settings import DeviceSetting, TrainingSetting
 from compiler.activity.forward import choose_device
 from compiler.architectures import _common
-from compiler.training.memory import PROCESS_BYTES, Size, check_memory, weight_bytes
+from compiler.training.course import Course
+from compiler.training.memory import PROCESS_BYTES, Size, check_memory
 from runtime._plugins import load
 from schemas.base import PositiveCount
 from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
-from schemas.model import Distillation, Model, ModelSpec
+from schemas.model import Model, ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +38,7 @@ LOG = logging.getLogger(__name__)
 OFF = "off"
 
 
-class RelufyConfig(SeedSetting, DeviceSetting, TrainingSetting):
+class RelufyConfig(DeviceSetting, TrainingSetting):
     """Settings of `relufy`."""
 
     activation: Annotated[Literal["off", "relu", "relu2", "fatrelu"], Key("relufy")] = Field(
@@ -69,35 +70,28 @@ def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, thr
     """
     spec = relufied(model.spec, config.activation, config.threshold)
     device = choose_device(config.compute_device)
-    at_once = threads if device == "cpu" else 1
-    size = size_of(model, corpus.split("calibration").block_tokens, at_once)
-    how, remedy = f"relufy={config.activation}", "relufy=off"
-    check_memory("relufy", how, ram_bytes(size), size, device, remedy)
-    from compiler.training.loop import Schedule, train
+    course = Course(
+        stage="relufy",
+        key="relufy",
+        recipe=config.activation,
+        without="relufy=off",
+        rate_key="relufy_rate",
+        learning_rate=config.learning_rate,
+        steps=config.steps,
+        shared=config,
+        threads=threads if device == "cpu" else 1,
+    )
+    size = Size.of(model, corpus, course.threads)
+    check_memory(course, ram_bytes(size), size, device)
+    from compiler.training.loop import learned
     from compiler.training.source import Source
-    from compiler.training.state import States
 
     source = Source.of(model)
     student = Source.of(model.model_copy(update={"spec": spec}), _changes(model, spec))
     teacher, learning = source.build(device).requires_grad_(False), student.build(device)
     lesson = _lesson(teacher, learning, student.modules, config.penalty, size.recompute)
-    training = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
-    validation = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"][: config.validation_blocks]
-    schedule = Schedule(
-        steps=config.steps,
-        blocks_per_step=config.blocks_per_step,
-        learning_rate=config.learning_rate,
-        evaluations=config.evaluations,
-        dense_share=0.0,
-        patience=config.patience,
-        seed=config.seed,
-        threads=at_once,
-    )
-    states = States(work)
-    curve = train(lesson, training, validation, schedule, states)
-    written = student.write(lesson.weight, work.folder / "source")
-    states.remove()
-    return written.model_copy(update={"relufication": Distillation(recipe=config.activation, curve=curve)})
+    written, found = learned(course, lesson, student, corpus, work)
+    return written.model_copy(update={"relufication": found})
 
 
 def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
@@ -117,20 +111,14 @@ def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
     return ModelSpec.model_validate({**spec.model_dump(), **changes})
 
 
-def size_of(model: Model, block_tokens: int, threads: int) -> Size:
-    """What memory hangs on."""
-    shapes = {role: source.shape for role, source in model.tensors.items()}
-    return Size(model.spec, shapes, (), block_tokens, threads, weight_bytes(model), "fp16")
-
-
 def ram_bytes(size: Size) -> int:
     """The most that relufication holds in memory, of the machine or of the accelerator that computes."""
     return PROCESS_BYTES + size.two_models_bytes
 
 
 def disk_bytes(size: Size) -> int:
-    """The most that it leaves in the build folder: weights in float32, and two states while it runs."""
-    return 4 * size.num_parameters + 2 * size.two_models_state_bytes
+    """The most that it leaves in the build folder."""
+    return size.disk_bytes(size.two_models_state_bytes)
 
 
 def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:

@@ -8,26 +8,28 @@ memory is refused with figures, before anything is loaded.
 """
 
 import logging
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from compiler._io import Workspace, load_arrays
-from compiler._shared_settings import DeviceSetting, SeedSetting, TrainingSetting
+from compiler._io import Workspace
+from compiler._shared_settings import DeviceSetting, TrainingSetting
 from compiler.activity.forward import choose_device
-from compiler.training.memory import PROCESS_BYTES, Size, check_memory, weight_bytes
+from compiler.training.course import Course
+from compiler.training.memory import PROCESS_BYTES, Size, check_memory
 from runtime._plugins import load, options_of
 from schemas.base import Options, PositiveCount
 from schemas.config import Key, OptionsOf
 from schemas.corpus import Corpus
-from schemas.model import Distillation, Model
+from schemas.model import Model
 from schemas.sparsity import Sparsity
 
 LOG = logging.getLogger(__name__)
 RECIPES = "compiler.distill"
 
 
-class DistillConfig(SeedSetting, DeviceSetting, TrainingSetting):
+class DistillConfig(DeviceSetting, TrainingSetting):
     """Settings of `distill`."""
 
     recipe: Annotated[str, Key(plugins=RECIPES)] = Field(
@@ -76,38 +78,29 @@ def run(
         LOG.info("distill: method %s leaves nothing out, so the model stays as it is", sparsity.method)
         return model
     device = choose_device(config.compute_device)
-    at_once = threads if device == "cpu" else 1
-    shapes = {role: source.shape for role, source in model.tensors.items()}
-    block_tokens = corpus.split("calibration").block_tokens
-    size = Size(model.spec, shapes, sparsity.families, block_tokens, at_once, weight_bytes(model), sparsity.format)
-    needed = ram_bytes(size, config.recipe, config.options)
+    course = Course(
+        stage="distill",
+        key="recipe",
+        recipe=config.recipe,
+        without="distill=false",
+        rate_key="learning_rate",
+        learning_rate=config.learning_rate,
+        steps=config.steps,
+        shared=config,
+        threads=threads if device == "cpu" else 1,
+    )
+    size = Size.of(model, corpus, course.threads, sparsity.families, sparsity.format)
     others = "" if config.recipe == "lora" else "recipe=lora, "
-    check_memory("distill", f"recipe={config.recipe}", needed, size, device, "distill=false", others)
+    check_memory(course, ram_bytes(size, config.recipe, config.options), size, device, others)
     from compiler.distill._task import Task
-    from compiler.training.loop import Schedule, move_back, train
+    from compiler.training.loop import learned
     from compiler.training.source import Source
-    from compiler.training.state import States
 
     source = Source.of(model)
     lesson = recipe.prepare(Task(source, sparsity, masks, config.seed, device, size.recompute), options)
-    training = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
-    validation = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"][: config.validation_blocks]
-    schedule = Schedule(
-        config.steps,
-        config.blocks_per_step,
-        config.learning_rate,
-        config.evaluations,
-        config.dense_share,
-        config.patience,
-        config.seed,
-        at_once,
-    )
-    states = States(work)
-    curve = train(lesson, training, validation, schedule, states)
-    share = move_back(lesson, validation, curve, config.kept_gain, at_once)
-    written = source.write(lesson.weight, work.folder / "source")
-    states.remove()
-    return written.model_copy(update={"distillation": Distillation(recipe=config.recipe, curve=curve, share=share)})
+    lesson = replace(lesson, dense_share=config.dense_share, kept_gain=config.kept_gain)
+    written, found = learned(course, lesson, source, corpus, work)
+    return written.model_copy(update={"distillation": found})
 
 
 def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
@@ -117,6 +110,6 @@ def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
 
 
 def disk_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
-    """The most that distilling leaves in the build folder: weights in float32, and two states while it runs."""
+    """The most that distilling leaves in the build folder."""
     found = load(RECIPES, recipe)
-    return 4 * size.num_parameters + 2 * found.state_bytes(size, options_of(found, options))
+    return size.disk_bytes(found.state_bytes(size, options_of(found, options)))

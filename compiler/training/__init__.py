@@ -1,1 +1,1 @@
-"""Training a model by another: what the stages that give a model other weights share (distill)."""
+"""Training a model by another: what the stages that give a model other weights share (relufy, distill)."""

@@ -39,11 +39,15 @@ class Lesson:
     """Around whatever the student runs in."""
     masks: Switch = field(default_factory=Switch)
     """Of the student's masks."""
+    dense_share: float = 0.0
+    """Of a step's blocks, those that the student runs without masks."""
     cross_entropy: float = 0.0
     """Share of the text's own tokens in the loss; the rest is the teacher's."""
     at_share: Callable[[Sequence[Tensor], float], None] | None = None
     """(values of `parameters`, share): puts the student's weights that share of the way from the source's to where
     those values have them; None where there is no such way."""
+    kept_gain: float = 1.0
+    """Share of what training won on validation text that has to stay when weights are moved back; 1 moves nothing."""
     watched: Callable[[], AbstractContextManager[list[Tensor]]] = nothing_added
     """Around a forward pass of the student and what is derived from it, in the thread that runs it: what the pass adds
     to the loss, in the order of layers."""

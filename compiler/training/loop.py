@@ -19,10 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compiler._io import Workspace, load_arrays
+from compiler.training.course import Course
 from compiler.training.lesson import Lesson
+from compiler.training.source import Source
 from compiler.training.state import Progress, States
+from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
-from schemas.model import DistillationPoint
+from schemas.model import Distillation, DistillationPoint, Model
 
 LOG = logging.getLogger(__name__)
 MAX_GRADIENT = 1.0
@@ -33,87 +37,81 @@ SHARES = tuple(count / 20 for count in range(10, 20))
 RunAll = Callable[..., Iterator[Any]]
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast to train."""
+def learned(
+    course: Course, lesson: Lesson, source: Source, corpus: Corpus, work: Workspace
+) -> tuple[Model, Distillation]:
+    """Trains the lesson's student and writes `source` with its weights; gives how it went, too.
 
-    steps: int
-    blocks_per_step: int
-    learning_rate: float
-    evaluations: int
-    dense_share: float
-    """Of a step's blocks, those that the student runs without masks."""
-    patience: int
-    """Evaluations in a row that bring nothing before training ends."""
-    seed: int
-    threads: int
-
-    @property
-    def every(self) -> int:
-        """Steps between two evaluations."""
-        return math.ceil(self.steps / self.evaluations)
+    Raises:
+        ColdpressError: if the loss is no number.
+    """
+    training = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
+    validation = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"][: course.shared.validation_blocks]
+    states = States(work)
+    curve = train(course, lesson, training, validation, states)
+    share = move_back(lesson, validation, curve, course.threads)
+    written = source.write(lesson.weight, work.folder / "source")
+    states.remove()
+    return written, Distillation(recipe=course.recipe, curve=curve, share=share)
 
 
 def train(
-    lesson: Lesson, training: np.ndarray, validation: np.ndarray, schedule: Schedule, states: States
+    course: Course, lesson: Lesson, training: np.ndarray, validation: np.ndarray, states: States
 ) -> tuple[DistillationPoint, ...]:
     """Trains the student in place; it ends with the weights of the evaluation that was best, the start included.
 
     Args:
+        course: Steps, rate and threads.
         lesson: Student, teacher and what may move.
         training: int token ids [num_blocks, block_tokens].
         validation: Other blocks, which decide what is kept.
-        schedule: Steps, rate and threads.
         states: Where an interrupted run's state is looked for and kept.
 
     Returns:
         Every evaluation, the one before the first step included.
     """
-    optimizer = torch.optim.AdamW(lesson.parameters, lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    order = np.random.default_rng(schedule.seed)
-    count = min(schedule.blocks_per_step, len(training))
-    with _workers(schedule.threads) as run_all:
-        judge = _Judge(lesson, _blocks(validation, lesson), run_all, schedule.threads)
+    optimizer = torch.optim.AdamW(lesson.parameters, lr=course.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    order = np.random.default_rng(course.shared.seed)
+    count = min(course.shared.blocks_per_step, len(training))
+    with _workers(course.threads) as run_all:
+        judge = _Judge(lesson, _blocks(validation, lesson), run_all, course.threads)
         progress = states.load(lesson.parameters, optimizer) or _begin(lesson, judge)
         for _ in range(progress.step):
             order.choice(len(training), count, replace=False)
-        while progress.step < schedule.steps and not _tired(progress.curve, schedule.patience):
+        while progress.step < course.steps and not _tired(progress.curve, course.shared.patience):
             chosen = order.choice(len(training), count, replace=False)
-            loss = _set_gradients(lesson, run_all, _blocks(training[chosen], lesson), schedule)
-            _check_finite(loss, progress.step, schedule)
+            loss = _set_gradients(lesson, run_all, _blocks(training[chosen], lesson), course.threads)
+            _check_finite(loss, progress.step, course)
             nn.utils.clip_grad_norm_(lesson.parameters, MAX_GRADIENT, foreach=False)
-            rate = schedule.learning_rate * 0.5 * (1 + math.cos(math.pi * progress.step / schedule.steps))
+            rate = course.learning_rate * 0.5 * (1 + math.cos(math.pi * progress.step / course.steps))
             optimizer.param_groups[0]["lr"] = rate
             optimizer.step()
             progress.step += 1
             progress.losses.append(loss)
-            _look(progress, lesson, judge, schedule, lambda: states.save(progress, lesson.parameters, optimizer))
+            _look(progress, lesson, judge, course, lambda: states.save(progress, lesson.parameters, optimizer))
     with torch.no_grad():
         for parameter, values in zip(lesson.parameters, progress.best, strict=True):
             parameter.copy_(values)
     return tuple(progress.curve)
 
 
-def move_back(
-    lesson: Lesson, validation: np.ndarray, curve: Sequence[DistillationPoint], kept_gain: float, threads: int
-) -> float:
-    """Moves a trained student back towards its source, as far as `kept_gain` of what it won on validation text stays.
+def move_back(lesson: Lesson, validation: np.ndarray, curve: Sequence[DistillationPoint], threads: int) -> float:
+    """Moves a trained student back towards its source, as far as enough of what it won on validation text stays.
 
     What is won falls slowly at first on this way, and what the student loses where it runs dense falls at once: the one
     with about the square of what is left to go, the other with that of what was gone (Wortsman et al. 2022).
 
     Args:
-        lesson: Its student has the weights that training ended with.
+        lesson: Its student has the weights that training ended with; `kept_gain` says what is enough.
         validation: int token ids [num_blocks, block_tokens], as in training.
         curve: What training gave.
-        kept_gain: Share of the fall in divergence under masks that has to stay; 1 moves nothing.
         threads: Blocks that run at a time.
 
     Returns:
         The share of the way that the weights are left at.
     """
     first, lowest = curve[0].validation_kl, min(point.validation_kl for point in curve)
-    if lesson.at_share is None or kept_gain == 1 or lowest >= first:
+    if lesson.at_share is None or lesson.kept_gain == 1 or lowest >= first:
         return 1.0
     trained, at_share = [parameter.detach().clone() for parameter in lesson.parameters], lesson.at_share
     with _workers(threads) as run_all:
@@ -121,7 +119,7 @@ def move_back(
 
         def keeps_enough(share: float) -> bool:
             at_share(trained, share)
-            return first - judge()[0] >= kept_gain * (first - lowest)
+            return first - judge()[0] >= lesson.kept_gain * (first - lowest)
 
         found = bisect.bisect_left(SHARES, True, key=keeps_enough)
     share = SHARES[found] if found < len(SHARES) else 1.0
@@ -137,9 +135,9 @@ def _begin(lesson: Lesson, judge: "_Judge") -> Progress:
     return Progress(0, [first], [], [parameter.detach().clone() for parameter in lesson.parameters])
 
 
-def _look(progress: Progress, lesson: Lesson, judge: "_Judge", schedule: Schedule, save: Callable[[], None]) -> None:
+def _look(progress: Progress, lesson: Lesson, judge: "_Judge", course: Course, save: Callable[[], None]) -> None:
     """Evaluates where it is time to, and saves the state then, or where the last one is long ago."""
-    if progress.step % schedule.every == 0 or progress.step == schedule.steps:
+    if progress.step % math.ceil(course.steps / course.shared.evaluations) == 0 or progress.step == course.steps:
         found, loss = judge(), math.fsum(progress.losses) / len(progress.losses)
         point = DistillationPoint(step=progress.step, loss=loss, validation_kl=found[0], validation_penalty=found[1])
         if point.validation_loss < progress.lowest.validation_loss:
@@ -148,7 +146,7 @@ def _look(progress: Progress, lesson: Lesson, judge: "_Judge", schedule: Schedul
         progress.losses = []
         LOG.info(
             "training: step %d of %d, loss %.4f, validation KL %.4f nats per token",
-            *(progress.step, schedule.steps, loss, found[0]),
+            *(progress.step, course.steps, loss, found[0]),
         )
     elif time.monotonic() - progress.since < STATE_S:
         return
@@ -156,11 +154,11 @@ def _look(progress: Progress, lesson: Lesson, judge: "_Judge", schedule: Schedul
     progress.since = time.monotonic()
 
 
-def _check_finite(loss: float, step: int, schedule: Schedule) -> None:
+def _check_finite(loss: float, step: int, course: Course) -> None:
     if not math.isfinite(loss):
         raise ColdpressError(
-            f"the loss of distillation is {loss} at step {step + 1}, expected a finite number; lower learning_rate, "
-            f"which is {schedule.learning_rate:g}"
+            f"the loss of {course.stage} is {loss} at step {step + 1}, expected a finite number; lower "
+            f"{course.rate_key}, which is {course.learning_rate:g}"
         )
 
 
@@ -230,7 +228,7 @@ class _Judge:
         return math.fsum(divergences) / len(found), math.fsum(penalties) / len(found)
 
 
-def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], schedule: Schedule) -> float:
+def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], threads: int) -> float:
     """Mean gradient over `blocks`, added up in their order, the first of them dense; gives the mean loss."""
 
     def one(wanted: Tensor, block: Tensor) -> tuple[float, tuple[Tensor, ...]]:
@@ -242,9 +240,9 @@ def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], schedu
     for parameter in lesson.parameters:
         parameter.grad = torch.zeros_like(parameter)
     losses: list[float] = []
-    num_dense = round(schedule.dense_share * len(blocks))
+    num_dense = round(lesson.dense_share * len(blocks))
     for masks, part in ((False, blocks[:num_dense]), (True, blocks[num_dense:])):
-        for some in _at_a_time(part, schedule.threads):
+        for some in _at_a_time(part, threads):
             taught = _taught(lesson, run_all, some)
             lesson.masks.on = masks
             with lesson.running():

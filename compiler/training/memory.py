@@ -18,9 +18,11 @@ from math import prod
 
 from compiler.checkpoint.tensors import stored_dtype
 from compiler.device import host
+from compiler.training.course import Course
 from runtime._plugins import load
 from runtime.artifact.tensor_header import ITEM_BYTES
 from runtime.quantities import show_bytes
+from schemas.corpus import Corpus
 from schemas.errors import DoesNotFitError
 from schemas.families import FamilyName, FormatName
 from schemas.model import Model, ModelSpec
@@ -50,6 +52,19 @@ class Size:
     """Of all tensors as they are stored."""
     format: FormatName
     """That the build will hold weights in."""
+
+    @staticmethod
+    def of(
+        model: Model,
+        corpus: Corpus,
+        threads: int,
+        families: tuple[FamilyName, ...] = (),
+        format_name: FormatName = "fp16",
+    ) -> "Size":
+        """What training by a corpus hangs on."""
+        shapes = {role: source.shape for role, source in model.tensors.items()}
+        block_tokens = corpus.split("calibration").block_tokens
+        return Size(model.spec, shapes, families, block_tokens, threads, weight_bytes(model), format_name)
 
     @property
     def num_parameters(self) -> int:
@@ -99,6 +114,10 @@ class Size:
         """Of one state that such training goes on from."""
         return STATE_BYTES_PER_PARAMETER * self.num_parameters
 
+    def disk_bytes(self, state_bytes: int) -> int:
+        """What training leaves in the build folder: weights in float32, and two states while it runs."""
+        return 4 * self.num_parameters + 2 * state_bytes
+
     @property
     def writing_bytes(self) -> int:
         """What one file of the result takes while it is written."""
@@ -116,29 +135,27 @@ class Size:
         return sum(prod(shape) for role, shape in self.shapes.items() if role.startswith("layers.0."))
 
 
-def check_memory(stage: str, how: str, needed: int, size: Size, device: str, without: str, others: str = "") -> None:
+def check_memory(course: Course, needed: int, size: Size, device: str, others: str = "") -> None:
     """Refuses what does not fit.
 
     Args:
-        stage: That trains.
-        how: The setting that decides what it takes.
+        course: What was asked for.
         needed: Bytes.
         size: Of the model.
         device: torch's name of what computes.
-        without: The setting that leaves training out.
         others: What else helps, with a comma behind it.
 
     Raises:
         DoesNotFitError: with both figures.
     """
-    free = _free_bytes(device)
-    LOG.info("%s: %s needs %s of memory, %s are free", stage, how, show_bytes(needed), show_bytes(free))
+    free, how = _free_bytes(device), f"{course.key}={course.recipe}"
+    LOG.info("%s: %s needs %s of memory, %s are free", course.stage, how, show_bytes(needed), show_bytes(free))
     if needed > free:
         fewer = "fewer --cores, " if size.threads > 1 else ""
         raise DoesNotFitError(
-            f"{stage} needs {show_bytes(needed)} of memory for the {size.num_parameters:,} parameters of "
+            f"{course.stage} needs {show_bytes(needed)} of memory for the {size.num_parameters:,} parameters of "
             f"{size.spec.model_type} with {how}, {'this machine' if device == 'cpu' else device} has "
-            f"{show_bytes(free)} free; build with {others}{fewer}a smaller block_tokens or {without}"
+            f"{show_bytes(free)} free; build with {others}{fewer}a smaller block_tokens or {course.without}"
         )
 
 

@@ -114,7 +114,8 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
 def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
     """What the stage does, with no masks; all of it is kept, since its KL to the dense model can only grow."""
     from compiler.distill._task import Task
-    from compiler.training.loop import Schedule, train
+    from compiler.training.course import Course
+    from compiler.training.loop import train
     from compiler.training.source import Source
     from compiler.training.state import States
 
@@ -122,19 +123,20 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
     options = recipe.Options(**VARIANTS["control"])
     lesson = recipe.prepare(Task(source, asked, (), config.seed, "cpu", False), options)
     last: list[Any] = []
-    schedule = Schedule(
-        config.steps,
-        config.blocks_per_step,
-        config.learning_rate,
-        1,
-        0.0,
-        config.steps,
-        config.seed,
-        case.stream.threads,
+    course = Course(
+        stage="distill",
+        key="recipe",
+        recipe="self",
+        without="distill=false",
+        rate_key="learning_rate",
+        learning_rate=config.learning_rate,
+        steps=config.steps,
+        shared=config.model_copy(update={"evaluations": 1, "patience": config.steps}),
+        threads=case.stream.threads,
     )
     states = States(work)
     states.save = lambda progress, parameters, _: last.extend(value.detach().clone() for value in parameters)
-    train(lesson, case.splits["calibration"], case.splits["validation"], schedule, states)
+    train(course, lesson, case.splits["calibration"], case.splits["validation"], states)
     names = dict(
         zip((name for name, _ in lesson.student.named_parameters()), last[-len(lesson.parameters) :], strict=True)
     )

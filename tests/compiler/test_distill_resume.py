@@ -108,5 +108,5 @@ def test_training_ends_when_validation_text_gains_nothing(tmp_path: Path) -> Non
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     config = QUICK.model_copy(update={"learning_rate": 1e30, "patience": 20})
-    with pytest.raises(ColdpressError, match=r"loss of distillation is nan at step 2.*lower learning_rate.*1e\+30"):
+    with pytest.raises(ColdpressError, match=r"loss of distill is nan at step 2.*lower learning_rate.*1e\+30"):
         run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "d"), 1)

@@ -14,6 +14,7 @@ from compiler._io import Workspace
 from compiler.activity.forward import LayerStream
 from compiler.ingest import IngestConfig
 from compiler.relufy import RelufyConfig
+from compiler.training.memory import Size
 from compiler.workflow import settings
 from schemas.errors import ColdpressError
 from schemas.model import Model
@@ -142,9 +143,15 @@ def test_a_model_with_zeros_is_refused(tmp_path: Path) -> None:
         made(QUICK, model, tmp_path)
 
 
+def test_a_loss_that_is_no_number_names_the_rate_of_this_stage(tmp_path: Path) -> None:
+    config = QUICK.model_copy(update={"learning_rate": 1e30, "patience": 20})
+    with pytest.raises(ColdpressError, match=r"loss of relufy is nan at step 2.*lower relufy_rate, which is 1e\+30"):
+        made(config, model_at(tmp_path), tmp_path)
+
+
 def test_memory_is_two_models_and_what_training_keeps(tmp_path: Path) -> None:
     model = model_at(tmp_path)
-    size = relufy.size_of(model, 256, 1)
+    size = Size.of(model, corpus_at(tmp_path), 1)
     assert relufy.ram_bytes(size) > 7 * 4 * model.num_parameters  # with a gradient of the block that runs
     assert relufy.ram_bytes(replace(size, threads=2)) > relufy.ram_bytes(size) + 4 * model.num_parameters
 
