@@ -232,6 +232,21 @@ def test_losses_are_divergences_of_transformers_own_model(model: Model, tmp_path
     assert resumed.of(variants) == found, "what was measured before an interruption is not measured again"
 
 
+def test_what_variants_have_in_common_is_fitted_once(model: Model, tmp_path: Path) -> None:
+    """A selector's fit may take long: thresholds from magnitudes, intervals of flash."""
+    calls: list[tuple[Key, float]] = []
+
+    def fit(key: Key, share: float) -> dict[str, np.ndarray]:
+        calls.append((key, share))
+        return topk.fit(num_units(key[1], model.spec), share, {}, topk.Options())
+
+    base = {(layer, family): 0.75 for layer in range(LAYERS) for family in FAMILIES}
+    space = Workspace(tmp_path, "test")
+    losses = MeasuredLosses(LayerStream(model), topk, fit, TOKENS["calibration"], TOKENS["validation"], space)
+    losses.of([base, {**base, (2, "mlp_mid"): 0.25}, {**base, (0, "mlp_in"): 0.25}])
+    assert sorted(calls) == sorted([*base.items(), ((2, "mlp_mid"), 0.25), ((0, "mlp_in"), 0.25)])
+
+
 def allocate(
     model: Model, activations: Activations, corpus: Corpus | None, folder: Path, threads: int = 1, **settings: Any
 ) -> Sparsity:
