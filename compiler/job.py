@@ -19,8 +19,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from compiler._io import Workspace, digest, load_record, save_record, sha256_of
-from compiler.workflow.code_digest import stage_digest
-from compiler.workflow.lock import job_lock
+from compiler.code_digest import stage_digest
+from compiler.lock import job_lock
 from schemas.base import Record
 from schemas.errors import ColdpressError
 

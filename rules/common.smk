@@ -15,11 +15,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.en
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from compiler.workflow import inputs, settings
-from compiler.workflow.code_digest import stage_digest
+from compiler.code_digest import stage_digest
 from compiler.workflow.download import check_before_download
 from compiler.workflow.ending import Ending
 from compiler.workflow.last_words import last_words, marks
-from compiler.workflow.lock import build_lock
+from compiler.lock import build_lock
 from schemas.errors import ColdpressError
 
 

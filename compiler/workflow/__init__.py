@@ -1,1 +1,1 @@
-"""What surrounds the stages: settings, profiles, the digest of code, the lock, progress and the final screen."""
+"""What surrounds the stages: settings, inputs, progress, last words and the final screen."""

@@ -1,13 +1,13 @@
-"""compiler/workflow/code_digest.py: a stage's digest changes with what it runs, and with nothing else."""
+"""compiler/code_digest.py: a stage's digest changes with what it runs, and with nothing else."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
+from compiler import code_digest
+from compiler.code_digest import Plugins, source_files, stage_digest
 from compiler.job import STAGES
-from compiler.workflow import code_digest
-from compiler.workflow.code_digest import Plugins, source_files, stage_digest
 from compiler.workflow.settings import resolve
 
 SAW: Plugins = {"runtime.tools": ("saw",)}

@@ -1,4 +1,4 @@
-"""compiler/workflow/lock.py: one build at a time, no build beside a job of an earlier one, and nothing outlives a
+"""compiler/lock.py: one build at a time, no build beside a job of an earlier one, and nothing outlives a
 process."""
 
 import os
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.workflow import lock
-from compiler.workflow.lock import BUILD_VARIABLE, build_lock, job_lock
+from compiler import lock
+from compiler.lock import BUILD_VARIABLE, build_lock, job_lock
 from schemas.errors import ColdpressError
 from tests.support.data import ROOT
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from compiler.workflow.lock import build_lock, job_lock
+from compiler.lock import build_lock, job_lock
 with build_lock(Path(sys.argv[1])) if sys.argv[2] == "build" else job_lock(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
     time.sleep(60)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from compiler.code_digest import KERNELS, NATIVE_SOURCES, RUNS_THE_ARTIFACT, source_files
 from compiler.job import STAGES
-from compiler.workflow.code_digest import KERNELS, NATIVE_SOURCES, RUNS_THE_ARTIFACT, source_files
 from compiler.workflow.settings import resolve
 from tests.support.workflow import Workflow
 
@@ -33,9 +33,8 @@ print(json.dumps([sorted(imported), sorted(called)]))
 """
 RUNNER = {
     "compiler/job.py",
-    "compiler/workflow/__init__.py",
-    "compiler/workflow/code_digest.py",
-    "compiler/workflow/lock.py",
+    "compiler/code_digest.py",
+    "compiler/lock.py",
 }
 """What loads records and calls a stage; that it changes no result, the tests of jobs hold."""
 

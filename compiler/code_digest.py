@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 from compiler._io import digest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("compiler", "runtime", "schemas", "demo")
 RUNS_THE_ARTIFACT = ("verify",)
 KERNELS = "runtime.kernels"
