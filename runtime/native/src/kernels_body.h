@@ -12,6 +12,23 @@ namespace {
 using V = Isa::V;
 constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
 constexpr int kRows = 4;  // rows at a time: x (or y) is loaded once for all of them
+constexpr int64_t kLine = 64;
+constexpr int64_t kStride = 4;  // blocks between two looks ahead
+
+// Has the same `kStride` blocks of the rows to come fetched, each line once. Rows lie apart, so the hardware does not
+// see the next ones coming; and of four rows that it is to follow at once it loses sight, even where they lie together.
+template <Format F, int R>
+inline void look_ahead(const uint8_t* const* next, int64_t block) {
+    constexpr int64_t bytes = block_bytes(F);
+    for (int r = 0; r < R; ++r)
+        for (int64_t at = 0; at < kStride * bytes; at += kLine) Isa::prefetch(next[r] + block * bytes + at);
+}
+
+// The first rows of all, which nobody had fetched.
+template <Format F, int R>
+inline void look_at(const uint8_t* const* rows, int64_t length) {
+    for (int64_t b = 0; b < length / kBlock; b += kStride) look_ahead<F, R>(rows, b);
+}
 
 // The last, partial block of an fp16 row, with zeros behind its end; so that nothing reads beyond the row.
 struct Tail {
@@ -50,8 +67,7 @@ inline void dot_rows(const uint8_t* const* rows, const uint8_t* const* next, int
     V inputs[kVectors];
     for (int64_t b = 0; b < whole; ++b) {
         for (int i = 0; i < kVectors; ++i) inputs[i] = Isa::load(x + b * kBlock + i * Isa::kWidth);
-        // Rows lie apart, so the hardware does not see the next ones coming.
-        for (int r = 0; r < R; ++r) Isa::prefetch(next[r] + b * bytes);
+        if (b % kStride == 0) look_ahead<F, R>(next, b);
         for (int r = 0; r < R; ++r) sums[r] = times_block<F>(rows[r] + b * bytes, inputs, sums[r]);
     }
     if (F == Format::fp16 && length % kBlock != 0) {
@@ -67,6 +83,7 @@ inline void dot_rows(const uint8_t* const* rows, const uint8_t* const* next, int
 template <Format F>
 void dot_format(const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
     int64_t i = 0;
+    if (count >= kRows) look_at<F, kRows>(rows, length);
     for (; i + kRows <= count; i += kRows)
         dot_rows<F, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, length, x, out + i);
     for (; i < count; ++i) dot_rows<F, 1>(rows + i, rows + i, length, x, out + i);
@@ -88,7 +105,7 @@ inline void axpy_rows(const uint8_t* const* rows, const uint8_t* const* next, in
     V outputs[kVectors];
     for (int64_t b = 0; b < whole; ++b) {
         for (int i = 0; i < kVectors; ++i) outputs[i] = Isa::load(y + b * kBlock + i * Isa::kWidth);
-        for (int r = 0; r < R; ++r) Isa::prefetch(next[r] + b * bytes);
+        if (b % kStride == 0) look_ahead<F, R>(next, b);
         for (int r = 0; r < R; ++r) add_block<F>(rows[r] + b * bytes, Isa::set1(coefficients[r]), outputs);
         for (int i = 0; i < kVectors; ++i) Isa::store(y + b * kBlock + i * Isa::kWidth, outputs[i]);
     }
@@ -105,6 +122,7 @@ inline void axpy_rows(const uint8_t* const* rows, const uint8_t* const* next, in
 template <Format F>
 void axpy_format(const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients, float* y) {
     int64_t i = 0;
+    if (count >= kRows) look_at<F, kRows>(rows, length);
     for (; i + kRows <= count; i += kRows)
         axpy_rows<F, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, length, coefficients + i,
                             y);

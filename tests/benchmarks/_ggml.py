@@ -1,0 +1,60 @@
+"""llama.cpp's own product of a Q4_0 matrix and a vector: its ggml, as the extra `llama` brings it, called directly."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+Q4_0, F32 = 2, 0
+"""ggml_type."""
+ROOM_BYTES = 256 << 20
+"""Beside the matrix: ggml takes memory for every product and gives none back before the end."""
+
+
+class _Params(ctypes.Structure):
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+class Q4Product:
+    """A matrix in Q4_0, whose bytes are those of int4_group32."""
+
+    def __init__(self, codes: np.ndarray, length: int) -> None:
+        """Takes a copy of `codes` uint8 [rows, row_bytes], rows of `length` values.
+
+        Raises:
+            ModuleNotFoundError: without the extra `llama`.
+        """
+        import xllamacpp
+
+        self._library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
+        handle, count = ctypes.c_void_p, ctypes.c_int64
+        init = self._function("ggml_init", handle, _Params)
+        new_tensor = self._function("ggml_new_tensor_2d", handle, handle, ctypes.c_int, count, count)
+        self._data = self._function("ggml_get_data", handle, handle)
+        self._compute = self._function("ggml_graph_compute_with_ctx", ctypes.c_int, handle, handle, ctypes.c_int)
+        self._function("ggml_cpu_init", None)()
+        self._context = init(_Params(codes.size + ROOM_BYTES, None, False))
+        matrix = new_tensor(self._context, Q4_0, length, len(codes))
+        vector = new_tensor(self._context, F32, length, 1)
+        product = self._function("ggml_mul_mat", handle, handle, handle, handle)(self._context, matrix, vector)
+        self._graph = self._function("ggml_new_graph", handle, handle)(self._context)
+        self._function("ggml_build_forward_expand", None, handle, handle)(self._graph, product)
+        self._array(matrix, codes.size, ctypes.c_uint8)[:] = codes.ravel()
+        self._x = self._array(vector, length, ctypes.c_float)
+        self._out = self._array(product, len(codes), ctypes.c_float)
+
+    def __call__(self, x: np.ndarray, num_threads: int) -> np.ndarray:
+        """float32 [rows]: the product with `x` float32 [length], valid until the next one."""
+        self._x[:] = x
+        status = self._compute(self._context, self._graph, num_threads)
+        if status:
+            raise RuntimeError(f"ggml ended with status {status}")
+        return self._out
+
+    def _function(self, name: str, result: object, *arguments: object):
+        function = getattr(self._library, name)
+        function.restype, function.argtypes = result, arguments
+        return function
+
+    def _array(self, tensor: int, count: int, kind: type) -> np.ndarray:
+        return np.ctypeslib.as_array((kind * count).from_address(self._data(tensor)))
