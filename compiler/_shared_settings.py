@@ -29,7 +29,11 @@ class CacheSetting(Record):
     """For stages that count on the cache of the runtime."""
 
     cache: Annotated[str, Key(plugins="runtime.cache")] = Field(
-        default="lru", description="cache policy that manages the DRAM that is not pinned"
+        default="lru",
+        description="cache policy that manages the DRAM that is not pinned; belady is for simulations alone",
+    )
+    cache_options: Annotated[Options, OptionsOf("cache")] = Field(
+        default={}, description="the cache policy's own options, as JSON"
     )
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from compiler.activity.choice import Arrays
 from compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from compiler.reads import Reading, reads_of
-from runtime._plugins import load
-from runtime.cache._policy import Policy
+from runtime.cache import Known, make
 from runtime.sparsity import Residency
+from schemas.base import Options
 from schemas.errors import ColdpressError
 from schemas.families import FAMILIES, Signal, num_units, slice_length, slices
 from schemas.model import MLP_ROLES, ModelSpec, role_shape
@@ -50,6 +50,8 @@ class CacheSettings:
     policy: str
     slots: Mapping[str, int]
     """Family -> units that each layer keeps."""
+    options: Options = field(default_factory=dict)
+    """The policy's own."""
 
 
 @dataclass(frozen=True)
@@ -198,12 +200,11 @@ class Masks:
     def _one_by_one(self, layer: int, family: str, arrays: Mapping[str, np.ndarray]) -> "_Chooser":
         units = num_units(family, self.spec)
         slots = self.cache.slots[family] if self.cache else 0
-        policy: Policy = load("runtime.cache", self.cache.policy if self.cache else "static").Cache(
-            units, slots, np.zeros(0, np.int64)
-        )
         position = np.arange(units, dtype=np.int32)
         if self.reading:
             position = self.reading.placed[layer, family].position
+        known = Known(units, slots, np.zeros(0, np.int64), position)
+        policy = make(self.cache.policy, self.cache.options, known) if self.cache else make("static", {}, known)
 
         def choose(block: int, values: np.ndarray) -> np.ndarray:
             mask = np.zeros((len(values), units), bool)
@@ -212,8 +213,7 @@ class Masks:
                 before[:] = policy.present
                 ids = self.sparse.selector.select(signal, arrays, Residency(before, position))
                 row[ids] = True
-                present = policy.touch(ids)
-                policy.admit(ids[~present])
+                present = policy.serve(ids)
                 if block >= self.warm_up_blocks and self.cache:
                     hits = int(np.count_nonzero(present))
                     self.hits[layer, family] = self.hits.get((layer, family), 0) + hits

@@ -61,6 +61,7 @@ def run(
         options=sparsity.options,
         arrays=_selector_arrays(sparsity),
         cache=config.cache,
+        cache_options=config.cache_options,
         dram_budget_bytes=sparsity.budget.dram_budget_bytes,
         context_length=sparsity.context_length,
         resident_bytes=fixed.resident,

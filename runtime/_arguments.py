@@ -23,6 +23,8 @@ EXAMPLES = """examples:
 """
 BUDGET_HELP = "DRAM in bytes, or as 3GB, 50MB, 1.5GiB (default: the artifact's largest plan)"
 
+OPTIONS_HELP = "options behind a colon: window:window_tokens=3"
+
 
 def _token_ids(text: str) -> list[int]:
     try:
@@ -156,7 +158,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         "--trace", type=Path, required=True, metavar="FILE", help="trace recorded by `generate --trace`"
     )
     parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
-    parser.add_argument("--cache", metavar="NAME", help="a cache policy other than the plan's")
+    parser.add_argument("--cache", metavar="NAME", help=f"a cache policy other than the plan's ({OPTIONS_HELP})")
     parser.add_argument(
         "--device", type=Path, metavar="FILE", help="device record (default: the artifact's own device)"
     )
@@ -172,7 +174,7 @@ def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: st
     parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
     selectors, caches, flashes = (_plugins.names(f"runtime.{kind}") for kind in ("sparsity", "cache", "flash"))
     parser.add_argument("--selector", metavar="NAME", help=f"{selector_help} (known: {', '.join(selectors)})")
-    parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)})")
+    parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)}; {OPTIONS_HELP})")
     parser.add_argument(
         "--flash",
         default=DEFAULT_FLASH,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.cache import show_choice
 from runtime.generate import Generation, Session
 from runtime.quantities import show_bytes, table
 from runtime.token_statistics import TokenSpreads, spreads
@@ -69,7 +70,7 @@ def _summarize(session: Session, generations: list[Generation]) -> Row:
     tokens, lookups = total("num_tokens"), total("hits") + total("misses")
     return Row(
         selector=session.plan.method,
-        cache=session.plan.cache,
+        cache=show_choice(session.plan.cache, session.plan.cache_options),
         tokens_per_s=float(np.median([metrics.num_tokens / metrics.decode_s for metrics in runs])),
         reads_per_token=total("reads") / tokens,
         read_bytes_per_token=total("read_bytes") / tokens,

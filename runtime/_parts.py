@@ -5,17 +5,19 @@ through all layers: each layer's pinned units, then its cached ones, then, behin
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from runtime import _plugins
 from runtime.artifact.reader import Artifact
-from runtime.cache._policy import Policy
+from runtime.cache import Known, Policy, make
 from runtime.planner import Strided
 from schemas.families import FamilyName
 from schemas.layout import Plan, Section, placed_parts
+
+Requests = Mapping[tuple[int, str], Sequence[np.ndarray]]
+"""By layer and family, the ids of each request in order."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,12 @@ class Part:
             del self.free[-admitted.size :]
         return evicted.size
 
+    def end_tokens(self, count: int) -> int:
+        """Tells the policy that tokens are over; how many units it gave up."""
+        evicted = self.cache.end_tokens(count)
+        self.free.extend(self.slot[evicted].tolist())
+        return evicted.size
+
     def forget(self, unread: np.ndarray) -> None:
         """Undoes the admission of units that were not read."""
         lost = unread[self.cache.contains(unread)]
@@ -77,9 +85,17 @@ class Part:
             yield start, stop, slots[start:stop]
 
 
-def parts_of(artifact: Artifact, plan: Plan) -> dict[tuple[int, FamilyName], Part]:
-    """All parts in use, with empty caches and their slots numbered."""
-    policy = _plugins.load("runtime.cache", plan.cache).Cache
+def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[tuple[int, FamilyName], Part]:
+    """All parts in use, with empty caches and their slots numbered.
+
+    Args:
+        artifact: The open artifact.
+        plan: Names the policy.
+        requests: All requests to come, where a trace is simulated.
+
+    Raises:
+        ColdpressError: if the policy cannot be used, as where it knows the future and there is none to know.
+    """
     next_slot = dict.fromkeys((family for family, _ in plan.staging_slots), 0)
     positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
     parts: dict[tuple[int, FamilyName], Part] = {}
@@ -91,7 +107,9 @@ def parts_of(artifact: Artifact, plan: Plan) -> dict[tuple[int, FamilyName], Par
         middle, next_slot[family] = first + wanted.num_pinned, first + wanted.num_pinned + wanted.cache_slots
         slot[pinned] = np.arange(first, middle, dtype=slot.dtype)
         free = list(range(next_slot[family] - 1, middle - 1, -1))
-        cache = policy(section.num_units, wanted.cache_slots, pinned)
+        future = None if requests is None else requests.get((wanted.layer, family), ())
+        known = Known(section.num_units, wanted.cache_slots, pinned, position, future)
+        cache = make(plan.cache, plan.cache_options, known)
         units = Strided(section.part_offset_bytes(wanted.layer), section.unit_bytes, section.stride_bytes)
         parts[wanted.layer, family] = Part(units, cache, order, position, slot, free)
     return parts

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from schemas.base import Record
 from schemas.errors import ColdpressError, UnknownNameError
 
 
@@ -34,19 +35,20 @@ def load(package: str, name: str) -> ModuleType:
 
 
 def options_of(plugin: ModuleType, values: Mapping[str, Any]) -> Any:
-    """The `Options` record of a plug-in, with its defaults where `values` says nothing.
+    """The `Options` record of a plug-in, with its defaults where `values` says nothing; an empty one if it has none.
 
     Raises:
         ColdpressError: if the plug-in has no such option, or a value does not fit it; the text names the known ones.
     """
     name = plugin.__name__.rpartition(".")[2]
-    unknown = [key for key in values if key not in plugin.Options.model_fields]
+    declared: type[Record] = getattr(plugin, "Options", Record)
+    unknown = [key for key in values if key not in declared.model_fields]
     if unknown:
-        raise UnknownNameError(f"option of {name}", unknown[0], plugin.Options.model_fields)
+        raise UnknownNameError(f"option of {name}", unknown[0], declared.model_fields)
     try:
-        return plugin.Options.model_validate(dict(values))
+        return declared.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        expected = plugin.Options.model_fields[key].description
+        expected = declared.model_fields[key].description
         raise ColdpressError(f"option {key} of {name} is {first['input']!r}, expected {expected}") from error

@@ -19,6 +19,7 @@ from runtime._sampling import Chooser, Sampling
 from runtime._timer import Timer
 from runtime.artifact import contents
 from runtime.artifact.reader import Artifact, open_artifact
+from runtime.cache import read_choice
 from runtime.flash import Reader, simulated
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection, check_selector
@@ -94,7 +95,7 @@ class Session:
             path: The artifact's folder.
             dram_budget_bytes: None takes the artifact's largest plan as it is.
             selector: A method of runtime/sparsity; None for the plan's.
-            cache: A policy of runtime/cache; None for the plan's.
+            cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
             flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
                 device profile's seconds.
             device: The device to simulate; None for the one that the artifact was compiled for.
@@ -301,11 +302,11 @@ def choose_plan(
     """
     if selector is not None:
         check_selector(selector, manifest)
-    if cache is not None:
-        _plugins.load("runtime.cache", cache)
+    chosen = None if cache is None else read_choice(cache)
     fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
     plan = budget.choose_plan(manifest.model_copy(update={"plans": fitting or manifest.plans}), dram_budget_bytes)
-    changes: dict[str, object] = {"cache": cache or plan.cache}
+    policy, options = chosen or (plan.cache, plan.cache_options)
+    changes: dict[str, object] = {"cache": policy, "cache_options": options}
     if selector not in (None, plan.method):
         used = _plugins.load("runtime.sparsity", selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0

@@ -4,13 +4,15 @@ Cache, planner and store are those of a real run, so hits, misses, evictions, re
 same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py).
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from runtime.artifact.reader import Artifact
 from runtime.flash import simulated
 from runtime.store import Store
-from runtime.trace import RESET, STREAM, Event
+from runtime.trace import END, FETCH, RESET, STREAM, Event
 from schemas.errors import ColdpressError
 from schemas.layout import Plan
 from schemas.metrics import RunMetrics
@@ -23,7 +25,7 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetri
         ColdpressError: if the trace is of another model.
     """
     check_trace(artifact, trace)
-    store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth))
+    store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth), requests=requests_of(trace))
     replay(store, trace)
     counted = store.counters
     num_tokens = max((event.token for event in trace), default=0)
@@ -32,14 +34,28 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetri
     return found.model_copy(update={"decode_s": found.modelled_flash_s + found.modelled_dram_s})
 
 
+def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray]]:
+    """The ids of every fetch in order, by layer and family."""
+    found: defaultdict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
+    for event in trace:
+        if event.kind == FETCH:
+            found[event.layer, event.family].append(event.ids)
+    return found
+
+
 def replay(store: Store, trace: Iterable[Event]) -> None:
     """Asks `store` for what the trace asked for, in the same order."""
+    num_tokens = 0
     for event in trace:
         if event.kind == RESET:
             store.reset()
+        elif event.kind == END:
+            store.end_tokens(event.token - num_tokens)
+            num_tokens = event.token
         elif event.kind == STREAM:
             deque(store.stream(event.layer, event.family), maxlen=0)
         else:
+            num_tokens = event.token - 1
             deque(store.fetch(event.layer, event.family, event.ids), maxlen=0)
 
 
@@ -54,7 +70,7 @@ def check_trace(artifact: Artifact, trace: Iterable[Event]) -> None:
     for index, event in enumerate(trace):
         num_units = known.get((event.layer, event.family), 0)
         largest = int(event.ids[-1]) if event.ids.size else 0
-        if event.kind != RESET and largest >= num_units:
+        if event.kind in (STREAM, FETCH) and largest >= num_units:
             raise ColdpressError(
                 f"event {index} of the trace asks for unit {largest} of layer {event.layer}, family {event.family}, "
                 f"where the artifact has {num_units} units; use a trace recorded with this artifact's model and method"

@@ -22,7 +22,7 @@ from runtime import _native, _plugins, planner
 from runtime._counters import Counters
 from runtime._extents import span_bytes
 from runtime._incoming import COPY_BYTES, Incoming, in_buffer
-from runtime._parts import Part, Staging, parts_of, staging_of
+from runtime._parts import Part, Requests, Staging, parts_of, staging_of
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.flash import Reader, Ticket
@@ -57,7 +57,14 @@ class Batch:
 class Store:
     """The units of one artifact under one plan."""
 
-    def __init__(self, artifact: Artifact, plan: Plan, flash: Reader, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        plan: Plan,
+        flash: Reader,
+        recorder: Recorder | None = None,
+        requests: Requests | None = None,
+    ) -> None:
         """Allocates everything the budget covers and loads the pinned units.
 
         Args:
@@ -65,8 +72,10 @@ class Store:
             plan: One of its plans, or one from `runtime.budget.choose_plan`.
             flash: `Flash` of a file in runtime/flash, made for the artifact.
             recorder: Takes down every `fetch` and `stream`, for a simulation of the same run.
+            requests: All that will be fetched, where that is known, for policies that look ahead.
 
         Raises:
+            ColdpressError: if the plan's cache policy cannot be used here.
             DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory.
         """
         self.plan, self.counters = plan, Counters()
@@ -80,7 +89,7 @@ class Store:
         # whatever a plan says
         self._buffer = _native.aligned_buffer(min(plan.read_buffer_bytes, 2 * artifact.manifest.flash.size_bytes))
         self._extents = hashlib.sha256()
-        self._parts = parts_of(artifact, plan)
+        self._parts = parts_of(artifact, plan, requests)
         self._rows: dict[FamilyName, np.ndarray] = {}
         self._staging: dict[FamilyName, Staging] = {}
         for entry in artifact.manifest.families:
@@ -117,6 +126,13 @@ class Store:
             self._recorder.reset()
         for part in self._parts.values():
             part.cache.reset()
+
+    def end_tokens(self, count: int = 1) -> None:
+        """Says that the units of `count` tokens, decoded together, were fetched: what policies count per token."""
+        if self._recorder:
+            self._recorder.end_tokens(count)
+        for part in self._parts.values():
+            self.counters.evictions += part.end_tokens(count)
 
     def fetch(self, layer: int, family: FamilyName, ids: np.ndarray) -> Iterator[Batch]:
         """Brings units into memory.

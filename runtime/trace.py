@@ -1,11 +1,12 @@
 """What a run asked of its store, in order: enough to replay every cache and read decision without the model.
 
 On disk a trace is one safetensors file without metadata, n events in the order in which they happened:
-`kind` uint8 [n] (0: a whole family was streamed, 1: some units were fetched, 2: a new context began),
-`token` int32 [n] (0 for the prefill, then 1, 2, ...), `layer` int32 [n], `family` uint8 [n] (index into the names),
-`names` uint8 (families in ASCII, joined by spaces), `start` int64 [n + 1] (event e has the units
-`ids[start[e] : start[e + 1]]`, ascending; none unless it is a fetch), `ids` int32 [m + 1] (a 0 at the end, so that it
-is never empty).
+`kind` uint8 [n] (0: a whole family was streamed, 1: some units were fetched, 2: a new context began, 3: the tokens that
+units were fetched for since the last such event are decoded), `token` int32 [n] (0 for the prefill; of a fetch the
+first token that it is for, counted from 1; of the end of tokens, how many are decoded by then), `layer` int32 [n],
+`family` uint8 [n] (index into the names), `names` uint8 (families in ASCII, joined by spaces), `start` int64 [n + 1]
+(event e has the units `ids[start[e] : start[e + 1]]`, ascending; none unless it is a fetch), `ids` int32 [m + 1] (a 0
+at the end, so that it is never empty).
 """
 
 import os
@@ -21,7 +22,7 @@ from runtime.artifact import tensor_files
 from runtime.artifact.errors import TensorFileError, short
 from schemas.families import FAMILIES
 
-STREAM, FETCH, RESET = 0, 1, 2
+STREAM, FETCH, RESET, END = 0, 1, 2, 3
 NO_IDS = np.empty(0, np.int32)
 REMEDY = "record the trace again"
 
@@ -31,7 +32,7 @@ class Event:
     """One call of the store."""
 
     kind: int
-    """STREAM, FETCH or RESET; the latter is of the store as a whole, its layer 0 and its family any."""
+    """STREAM, FETCH, RESET or END; the latter two are of the store as a whole, their layer 0 and their family any."""
     token: int
     layer: int
     family: str
@@ -41,12 +42,11 @@ class Event:
 
 @dataclass
 class Recorder:
-    """Takes down what a store is asked; a fetch of a layer that is not further on begins a new token."""
+    """Takes down what a store is asked."""
 
     events: list[Event] = field(default_factory=list)
-    _token: int = 0
-    _layer: int = -1
-    _seen: set[str] = field(default_factory=set)
+    num_tokens: int = 0
+    """Tokens that were decoded."""
 
     def stream(self, layer: int, family: str) -> None:
         """The whole family was wanted, in flash order."""
@@ -58,18 +58,12 @@ class Recorder:
 
     def fetch(self, layer: int, family: str, ids: np.ndarray) -> None:
         """Some units were wanted."""
-        if self._token == 0 or layer < self._layer or (layer == self._layer and family in self._seen):
-            self._token += 1
-        if layer != self._layer or family in self._seen:
-            self._seen = set()
-        self._layer = layer
-        self._seen.add(family)
-        self.events.append(Event(FETCH, self._token, layer, family, ids.copy()))
+        self.events.append(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy()))
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that were decoded."""
-        return self._token
+    def end_tokens(self, count: int) -> None:
+        """The tokens that units were fetched for are decoded."""
+        self.num_tokens += count
+        self.events.append(Event(END, self.num_tokens, 0, next(iter(FAMILIES)), NO_IDS))
 
     def save(self, path: Path) -> None:
         """Writes the trace."""
@@ -111,8 +105,8 @@ def load_trace(path: Path) -> tuple[Event, ...]:
     unknown = [family for family in families if family not in FAMILIES]
     if unknown:
         raise TensorFileError(name, "names", short(unknown[0]), f"some of {', '.join(FAMILIES)}", REMEDY)
-    if arrays["family"].max() >= len(families) or arrays["kind"].max() > RESET:
-        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(families)}; 0 to 2", REMEDY)
+    if arrays["family"].max() >= len(families) or arrays["kind"].max() > END:
+        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(families)}; 0 to 3", REMEDY)
     return tuple(_events(arrays, families))
 
 

@@ -83,6 +83,8 @@ class Plan(Record):
     arrays: Many[SelectorArray] = ()
     """What the selector was fitted to."""
     cache: CacheName
+    cache_options: Options = Field(default={})
+    """The policy's own settings; those left out have the defaults that its file gives."""
     dram_budget_bytes: PositiveCount
     context_length: PositiveCount
     resident_bytes: Count

@@ -155,6 +155,7 @@ class OrderInputs:
             pinned=self.pinned(group, family),
             cache=self.config.cache,
             cache_slots=tuple(self.slots[layer, family] for layer in group),
+            cache_options=self.config.cache_options,
             search_tokens=self.config.search_tokens,
         )
         return Task(demand, self.unit_bytes(family), self.device.flash, self.config.seed + group[0])

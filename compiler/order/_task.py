@@ -9,7 +9,7 @@ summed over layers too; each layer has its own pins, its own cache and its own r
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from compiler.activity.packed_bits import population
 from compiler.order._coactivation import gpu_pair_counts, pair_counts
 from compiler.order._misses import read_bits
 from compiler.order._seconds import Modelled, gap_candidates, least_seconds, modelled
+from schemas.base import Options
 from schemas.device import Flash
 
 JUDGED_SHARE = 1 / 8
@@ -93,6 +94,8 @@ class Demand:
     """Units of the family that each layer's cache holds beside the pinned ones."""
     search_tokens: int
     """Tokens at the end that `missed` looks at; other counts are of all."""
+    cache_options: Options = field(default_factory=dict)
+    """The cache policy's own."""
 
     @cached_property
     def left_on_flash(self) -> np.ndarray:
@@ -127,7 +130,7 @@ class Demand:
         late = self.activity.between(max(0, start) // 8 * 8, self.activity.num_tokens)
         return late.each_layer(
             lambda layer, bits: read_bits(
-                bits, late.num_tokens, self.pinned[layer], self.cache, self.cache_slots[layer]
+                bits, late.num_tokens, self.pinned[layer], self.cache, self.cache_slots[layer], self.cache_options
             )
         )
 

@@ -172,7 +172,7 @@ def _pinned_share(
     for share in SHARES:
         problem = _problem(config, spec, counts, sparsity, device, share)
         choices = _solve.search(problem, solve, SHARE_GAP).choices
-        seconds = replay(config.cache, problem, choices, sparsity, device, traces)
+        seconds = replay(config.cache, config.cache_options, problem, choices, sparsity, device, traces)
         tried.append(PinnedShare(share=share, flash_s_per_token=seconds))
         LOG.info("place: %3.0f %% of the units' DRAM pinned: %.4g s of flash a token", 100 * share, seconds)
     return choose_share(tried), tuple(tried)

@@ -7,8 +7,8 @@ under the same order. Of shares that cost nearly the same the smallest is taken:
 the calibration's, pinned units do not.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from compiler.place._counts import Trace
 from compiler.place._problem import Choice, Group, Problem, tiers_of
 from runtime import planner
 from runtime._extents import span_bytes
-from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
+from runtime.cache import Known, Policy, make
 from runtime.store import MAX_READ_BYTES
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.placement import PinnedShare
@@ -29,22 +29,6 @@ NEARLY = 1.03
 of least cost was up to 3.1 % dearer than the best, the smallest of those within 3 % up to 1.7 % (EXPERIMENTS.md)."""
 
 
-class Cache(Protocol):
-    """What is used of a cache policy; see `runtime.cache._policy.Policy`."""
-
-    def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Which of the wanted units are in."""
-        ...
-
-    def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the missing units come in, and which go out."""
-        ...
-
-    def reset(self) -> None:
-        """Another context begins."""
-        ...
-
-
 def choose_share(tried: Sequence[PinnedShare]) -> float:
     """The smallest share whose flash time is nearly the least."""
     least = min(entry.flash_s_per_token for entry in tried)
@@ -53,6 +37,7 @@ def choose_share(tried: Sequence[PinnedShare]) -> float:
 
 def replay(
     policy: str,
+    options: Mapping[str, Any],
     problem: Problem,
     choices: tuple[Choice, ...],
     sparsity: Sparsity,
@@ -71,7 +56,8 @@ def replay(
     for trace in traces:
         number = known[trace.layer, trace.family]
         group = problem.groups[number]
-        cache = load("runtime.cache", policy).Cache(group.units.size, slots[number], pinned[number])
+        size = group.units.size
+        cache = make(policy, options, Known(size, slots[number], pinned[number], np.arange(size)))
         units = _laid_out(group, sparsity, len(problem.groups) // len(sparsity.families))
         total += _flash_seconds(cache, units, trace, device) / trace.num_measured
     return total * len(problem.groups) / len(traces)
@@ -87,7 +73,7 @@ def _laid_out(group: Group, sparsity: Sparsity, num_layers: int) -> planner.Stri
     return planner.Strided(0, group.unit_bytes, len(layers) * group.unit_bytes)
 
 
-def _flash_seconds(cache: Cache, units: planner.Strided, trace: Trace, device: DeviceProfile) -> float:
+def _flash_seconds(cache: Policy, units: planner.Strided, trace: Trace, device: DeviceProfile) -> float:
     flash, page_bytes = device.flash, device.flash.page_bytes.value
     gap_bytes = flash.break_even_gap_bytes
     max_bytes = max(MAX_READ_BYTES, span_bytes(units.unit_bytes, page_bytes))
@@ -95,9 +81,7 @@ def _flash_seconds(cache: Cache, units: planner.Strided, trace: Trace, device: D
     for context in trace.contexts:
         cache.reset()
         for token, ids in enumerate(context.ids):
-            missing = ids[~cache.touch(ids)]
-            if missing.size:
-                cache.admit(missing)
+            missing = ids[~cache.serve(ids)]
             if missing.size and token >= context.num_warm:
                 extents = planner.plan_reads(units, missing, page_bytes, gap_bytes, max_bytes).extents
                 seconds += float(flash_seconds(flash, len(extents), extents.num_bytes))

@@ -155,6 +155,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     check_dataset(values["corpus"], values["corpus_revision"])
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
+    _check_cache(values["cache"])
     chosen = _chosen(values, reference)
     options = _profile_options(profile, chosen) if profile else {}
     options |= {key: value for key, value in raw.items() if key not in keys}
@@ -268,6 +269,14 @@ def _method(requested: str, model: ModelReference) -> str:
             "use method=topk or method=dense"
         )
     return requested
+
+
+def _check_cache(cache: str) -> None:
+    if _plugins.load("runtime.cache", cache).Cache.looks_ahead:
+        raise ColdpressError(
+            f"cache={cache} has to know all requests to come, which no run does; it is for "
+            f"`coldpress-run simulate --cache {cache}`: use cache=lru or another"
+        )
 
 
 def _find_model(named: str, revision: str | None) -> tuple[ModelProfile | None, ModelReference, int]:

@@ -20,6 +20,7 @@ from runtime.artifact.errors import (
 )
 from runtime.artifact.errors import short as _short
 from schemas import families as arithmetic
+from schemas.base import Record
 from schemas.errors import clipped
 from schemas.families import FamilyName
 from schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
@@ -111,10 +112,12 @@ def _lacking(plan: Plan) -> list[str]:
     found = [
         f"the {kind} {_short(name)}" for kind, name, folder in wanted if name not in _plugins.names(f"runtime.{folder}")
     ]
-    if plan.method in _plugins.names("runtime.sparsity"):
-        known = _plugins.load("runtime.sparsity", plan.method).Options.model_fields
-        unknown = [name for name in plan.options if name not in known]
-        found += [f"the option {_short(name)} of the selector '{plan.method}'" for name in unknown]
+    given = {"selector": plan.options, "cache": plan.cache_options}
+    for kind, name, folder in wanted:
+        if name in _plugins.names(f"runtime.{folder}"):
+            known = getattr(_plugins.load(f"runtime.{folder}", name), "Options", Record).model_fields
+            unknown = [option for option in given[kind] if option not in known]
+            found += [f"the option {_short(option)} of the {kind} '{name}'" for option in unknown]
     return found
 
 

@@ -3,10 +3,34 @@
 A policy sees unit ids and returns unit ids. A request is one `touch` with all ids that are wanted, ascending, and then
 at most one `admit` with those that were missing. No unit of the current request is ever evicted: its rows may be in
 use, and evicting what this very token needs for something else that it needs can only lose. What does not fit is
-refused.
+refused. A token may make several requests; `end_tokens` says that it is over.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
+
+from schemas.base import Record
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a policy knows of its family of a layer from the start."""
+
+    num_units: int
+    """Ids are below it."""
+    capacity: int
+    """Units that may be cached beside the pinned ones."""
+    pinned: np.ndarray
+    """Ids that are always in, integers."""
+    position: np.ndarray
+    """Integers [num_units], the unit's place on flash, in the order of its section; ids where no order is known yet."""
+    requests: Sequence[np.ndarray] | None = None
+    """All requests to come, ids of each in order; None but where a recorded trace is simulated."""
+
+
+NOTHING = np.empty(0, np.int32)
 
 
 class Policy:
@@ -14,21 +38,18 @@ class Policy:
 
     admits = True
     """False where nothing ever comes in beside the pinned units, so that slots for it would be wasted."""
+    looks_ahead = False
+    """Whether it has to know all requests to come, so that it can only run where a trace is simulated; there no rows
+    are in use, so it may evict units of the current request."""
 
-    def __init__(self, num_units: int, capacity: int, pinned: np.ndarray) -> None:
-        """An empty cache.
-
-        Args:
-            num_units: Units of the family in the layer; ids are below it.
-            capacity: Units that may be cached beside the pinned ones.
-            pinned: Ids that are always in, integers.
-        """
-        self.capacity = capacity
-        self.num_cached = 0
-        self._pinned = np.zeros(num_units, bool)
-        self._pinned[pinned] = True
-        self._cached = np.zeros(num_units, bool)
-        self._last_request = np.zeros(num_units, np.int64)
+    def __init__(self, known: Known, options: Record) -> None:
+        """An empty cache; `options` is the plug-in's `Options`, or an empty record."""
+        self.num_free = known.capacity
+        """Units for which nothing would have to go."""
+        self._pinned = np.zeros(known.num_units, bool)
+        self._pinned[known.pinned] = True
+        self._cached = np.zeros(known.num_units, bool)
+        self._last_request = np.zeros(known.num_units, np.int64)
         self._request = 0
 
     @property
@@ -41,7 +62,7 @@ class Policy:
         return self._pinned[ids] | self._cached[ids]
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Begins a request for `ids` (distinct, ascending) and says which of them are in, bool [k]."""
+        """Begins a request for `ids` (distinct, ascending, not changed any more); which of them are in, bool [k]."""
         self._request += 1
         self._last_request[ids] = self._request
         return self.contains(ids)
@@ -50,21 +71,37 @@ class Policy:
         """Lets in what it sees fit of `ids`, the missing units of the current request.
 
         Returns:
-            The admitted ids, and the ids evicted for them: equally many or fewer, none of them of the current request.
+            The admitted ids, and the ids that are evicted, none of them of the current request (see `looks_ahead`).
         """
         candidates = self._wanted(ids)
-        num_free = self.capacity - self.num_cached
+        num_free = self.num_free
         evicted = self._victims(candidates[num_free:]) if candidates.size > num_free else ids[:0]
         admitted = candidates[: num_free + evicted.size]
         self._cached[evicted] = False
         self._cached[admitted] = True
-        self.num_cached += admitted.size - evicted.size
+        self.num_free += evicted.size - admitted.size
         return admitted, evicted
 
     def drop(self, ids: np.ndarray) -> None:
         """Forgets cached units, such as admitted ones whose read failed."""
         self._cached[ids] = False
-        self.num_cached -= ids.size
+        self.num_free += ids.size
+
+    def end_tokens(self, count: int = 1) -> np.ndarray:
+        """Says that the requests since the last call were those of `count` tokens, decoded together, and are over.
+
+        Returns:
+            The ids that are evicted now.
+        """
+        return NOTHING
+
+    def serve(self, ids: np.ndarray) -> np.ndarray:
+        """A token whose one request is `ids`, from `touch` to `end_tokens`; which of them were in, bool [k]."""
+        present = self.touch(ids)
+        if not present.all():
+            self.admit(ids[~present])
+        self.end_tokens()
+        return present
 
     def reset(self) -> None:
         """Begins a new context (another prompt); cached units stay."""
@@ -74,7 +111,7 @@ class Policy:
         return ids
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
-        """The units to give up for the first of `candidates`, in the order in which they go; at most as many."""
+        """The units to give up for the first of `candidates`, in the order in which they go."""
         raise NotImplementedError
 
     def _evictable(self) -> np.ndarray:

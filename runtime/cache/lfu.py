@@ -8,16 +8,17 @@ lower id.
 
 import numpy as np
 
-from runtime.cache._policy import Policy
+from runtime.cache._policy import Known, Policy
+from schemas.base import Record
 
 
 class Cache(Policy):
     """Ids in, ids out; see `Policy`."""
 
-    def __init__(self, num_units: int, capacity: int, pinned: np.ndarray) -> None:
+    def __init__(self, known: Known, options: Record) -> None:
         """See `Policy`."""
-        super().__init__(num_units, capacity, pinned)
-        self._uses = np.zeros(num_units, np.int64)
+        super().__init__(known, options)
+        self._uses = np.zeros(known.num_units, np.int64)
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
         """Counts the uses; see `Policy`."""

@@ -1,30 +1,39 @@
 """S3-FIFO: a small queue that lets units pass which are wanted once, a main queue for those wanted again.
 
 Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), Algorithm 1: a missing unit enters the small
-queue, or the main one if it left the small one lately. The small queue has a tenth of the room; a unit at its end that
-was wanted twice since it came moves on to the main queue, others go and are remembered, as many as the main queue
-holds. A unit at the end of the main queue that was wanted since it came begins anew with one use less. Units of one
-request are in the order of their ids, and those of the current one are passed over.
+queue, or the main one if it left the small one lately. The small queue has `small_share` of the room; a unit at its
+end that was wanted twice since it came moves on to the main queue, others go and are remembered, as many as the main
+queue holds. A unit at the end of the main queue that was wanted since it came begins anew with one use less. Units of
+one request are in the order of their ids, and those of the current one are passed over.
 """
 
 import numpy as np
+from pydantic import Field
 
-from runtime.cache._policy import Policy, smallest
+from runtime.cache._policy import Known, Policy, smallest
+from schemas.base import Record
 
-SMALL_SHARE = 0.1
 MOST_USES = 3
 MOVES_ON = 2
 """Uses in the small queue with which a unit moves on to the main one."""
 NOWHERE, SMALL, MAIN = 0, 1, 2
 
 
+class Options(Record):
+    """The small queue."""
+
+    small_share: float = Field(default=0.1, gt=0, lt=1, description="share of the slots that the small queue has")
+
+
 class Cache(Policy):
     """Ids in, ids out; see `Policy`."""
 
-    def __init__(self, num_units: int, capacity: int, pinned: np.ndarray) -> None:
+    def __init__(self, known: Known, options: Options) -> None:
         """See `Policy`."""
-        super().__init__(num_units, capacity, pinned)
-        self._room = max(1, round(SMALL_SHARE * capacity))
+        super().__init__(known, options)
+        num_units = known.num_units
+        self._room = max(1, round(options.small_share * known.capacity))
+        self._num_remembered = known.capacity - self._room
         self._queue = np.full(num_units, NOWHERE, np.int8)
         self._entered = np.zeros(num_units, np.int64)
         """When each unit entered its queue."""
@@ -42,7 +51,7 @@ class Cache(Policy):
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `Policy`."""
         admitted, evicted = super().admit(ids)
-        known = (self._left[admitted] >= 0) & (self._left[admitted] >= self._num_left - (self.capacity - self._room))
+        known = (self._left[admitted] >= 0) & (self._left[admitted] >= self._num_left - self._num_remembered)
         self._left[admitted] = -1
         self._uses[admitted] = 0
         self._enter(admitted[~known], SMALL)

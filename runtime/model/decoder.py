@@ -155,7 +155,9 @@ class Decoder:
                 DRAM, which would pick other units for them than one after the other.
         """
         self._check_together(len(tokens))
-        return self._head.apply(self._forward(tokens, sparse=True))
+        hidden_TN = self._forward(tokens, sparse=True)
+        self._store.end_tokens(len(tokens))
+        return self._head.apply(hidden_TN)
 
     def roll_back(self, length: int) -> None:
         """Takes back tokens behind the first `length`, at most those that there are: what follows replaces them."""

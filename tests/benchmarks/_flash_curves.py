@@ -8,18 +8,18 @@ import numpy as np
 
 from compiler.evaluate import Sparse, evaluate
 from compiler.reads import Reading, reads_of
-from runtime.cache import lru
+from runtime.cache import Policy
 from runtime.sparsity import Residency, flash, topk
 from tests.benchmarks._flash_prices import fitted, priced
 from tests.benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, masked_by
 from tests.benchmarks._greedy_chunks import greedy_chunks
+from tests.support.caches import empty
 
 GAPS = (0.0, 0.25, 0.5, 1.0)
 """Of the break-even gap."""
 TOPK_DENSITIES = (0.2, 0.3, 0.4, 0.5, 0.6)
 FLASH_DENSITIES = (0.25, 0.35, 0.45, 0.6, 0.75)
 VALIDATION_BLOCKS = 2
-NOTHING = np.zeros(0, np.int64)
 Curve = list[dict[str, float]]
 
 
@@ -59,7 +59,7 @@ class TopK:
         if not setting.slots:
             return self.masks[split, density]
         caches = {
-            key: lru.Cache(setting.known.norms[key].size, setting.num_slots(key), NOTHING) for key in setting.known.keys
+            key: empty("lru", setting.known.norms[key].size, setting.num_slots(key)) for key in setting.known.keys
         }
         return [(key, _missing(caches[key], mask)) for key, mask in self.masks[split, density]]
 
@@ -75,13 +75,11 @@ class TopK:
         return min((share * even for share in GAPS), key=lambda gap: self.ms(setting, "validation", density, gap))
 
 
-def _missing(cache: lru.Cache, mask: np.ndarray) -> np.ndarray:
+def _missing(cache: Policy, mask: np.ndarray) -> np.ndarray:
     missing = mask.copy()
     for row in missing:
         ids = np.flatnonzero(row)
-        present = cache.touch(ids)
-        row[ids[present]] = False
-        cache.admit(ids[~present])
+        row[ids[cache.serve(ids)]] = False
     return missing
 
 

@@ -30,7 +30,7 @@ from runtime.flash import simulated
 from runtime.generate import DEFAULT_FLASH, Session
 from runtime.simulate import replay
 from runtime.store import Store
-from runtime.trace import FETCH, Event, Recorder
+from runtime.trace import END, FETCH, Event, Recorder
 from schemas.metrics import RunMetrics
 from tests.benchmarks._report import finish, show
 from tests.support.artifacts import Recipe, build_artifact, small_spec
@@ -122,7 +122,7 @@ def decoded(path: Path, tokens: np.ndarray, budget: int | None, flash: str) -> t
     session.perplexity(tokens, sparse=True)
     recorder.events.clear()
     metrics = session.perplexity(tokens, sparse=True).metrics
-    return session, metrics, [event for event in recorder.events if event.kind == FETCH]
+    return session, metrics, [event for event in recorder.events if event.kind in (FETCH, END)]
 
 
 def decided(session: Session, fetches: Sequence[Event]) -> tuple[float, list[Extents]]:

@@ -28,19 +28,17 @@ import numpy as np
 from compiler.evaluate import CacheSettings, Sparse, evaluate
 from compiler.profiles import load_device
 from compiler.reads import Placed, Reading, reads_of
-from runtime._plugins import load
-from runtime.cache._policy import Policy
 from runtime.planner import Strided
 from runtime.sparsity import Residency, dip_ca, flash, topk
 from runtime.store import MAX_READ_BYTES
 from runtime.token_time import dram_seconds
 from schemas.device import DeviceProfile
 from schemas.families import num_units
-from tests.benchmarks._belady import missed
 from tests.benchmarks._cases import BLOCK_TOKENS, MODELS, Case
 from tests.benchmarks._flash_prices import fitted
 from tests.benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, known_of
 from tests.benchmarks._report import finish, show
+from tests.support.caches import empty, missed
 
 GAMMAS = (0.0, 0.1, 0.2, 0.35, 0.6)
 ALONG_GAMMAS = (0.2, 0.5, 1.0)
@@ -185,18 +183,8 @@ def replayed(work: Work, asked: Asked, policy: str) -> Asked:
     found = Asked(asked.used)
     for key, requests in asked.used.items():
         units, capacity = work.units(key[1]), round(work.slots * work.units(key[1]))
-        if policy == "belady":
-            found.missed[key] = missed(units, capacity, requests)
-        else:
-            cache = load("runtime.cache", policy).Cache(units, capacity, np.zeros(0, np.int64))
-            found.missed[key] = [_missed(cache, ids) for ids in requests]
+        found.missed[key] = missed(empty(policy, units, capacity, requests=requests), requests)
     return found
-
-
-def _missed(cache: Policy, ids: np.ndarray) -> np.ndarray:
-    missing = ids[~cache.touch(ids)]
-    cache.admit(missing)
-    return missing
 
 
 def tokens_per_s(work: Work, asked: Asked, device: DeviceProfile) -> float:

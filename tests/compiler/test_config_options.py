@@ -1,16 +1,13 @@
 """compiler/workflow/settings.py: options of plug-ins are keys where their plug-in is chosen, and refused elsewhere."""
 
-from typing import Annotated
-
 import pytest
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from compiler._shared_settings import CacheSetting
 from compiler.profiles import load_model
 from compiler.workflow import settings
 from runtime import _plugins
 from schemas.base import Record
-from schemas.config import OptionsOf
 from schemas.errors import ColdpressError
 
 
@@ -33,18 +30,12 @@ class LfuOptions(Record):
     decay: float = Field(default=0.5, gt=0, lt=1, description="what a count loses per token")
 
 
-class TakesOptions(CacheSetting):
-    """A stage's settings with its plug-in's options."""
-
-    cache_options: Annotated[dict[str, JsonValue], OptionsOf("cache")] = Field(default={}, description="JSON")
-
-
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cache policies with options, and a stage that takes them."""
+    """Two cache policies with options of their own."""
     monkeypatch.setattr(_plugins.load("runtime.cache", "lru"), "Options", LruOptions, raising=False)
     monkeypatch.setattr(_plugins.load("runtime.cache", "lfu"), "Options", LfuOptions, raising=False)
-    monkeypatch.setattr(settings, "config_of", lambda stage: TakesOptions)
+    monkeypatch.setattr(settings, "config_of", lambda stage: CacheSetting)
 
 
 @pytest.mark.usefixtures("options")
@@ -65,6 +56,21 @@ def test_options_of_other_plugins_are_refused() -> None:
     assert "config key 'patience' is 0, expected a whole number at least 1: tokens that a unit stays" in refusal(
         patience=0
     )
+
+
+def test_options_of_a_cache_are_keys_of_the_stages_that_count_on_it() -> None:
+    built = settings.resolve({"cache": "window", "window_tokens": "3"})
+    for stage in ("allocate", "place", "order", "layout"):
+        assert built.of_stage(stage)["cache_options"] == {"window_tokens": 3}
+    assert "is an option of cache=window, and this build has cache=lru" in refusal(window_tokens=3)
+    assert refusal(cache="linked", linked_run=1) == (
+        "config key 'linked_run' is 1, expected a whole number at least 2: units side by side on flash from which on "
+        "they are a run"
+    )
+
+
+def test_a_cache_that_looks_ahead_is_for_simulations() -> None:
+    assert refusal(cache="belady").startswith("cache=belady has to know all requests to come, which no run does")
 
 
 @pytest.mark.usefixtures("options")

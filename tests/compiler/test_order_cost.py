@@ -19,8 +19,8 @@ from compiler.order._seconds import gap_candidates, modelled
 from compiler.place import PlaceConfig
 from compiler.place import run as place
 from runtime import planner
-from runtime._plugins import load, names
 from schemas.device import Flash, flash_seconds
+from tests.support.caches import RUNNABLE, empty
 from tests.support.statistics import activations_of, device_of, model_of, pack, task_of, topical, workspace
 
 FLASH = device_of().flash
@@ -71,7 +71,7 @@ def test_the_best_gap_is_the_fastest_of_many() -> None:
     assert gaps[-1] > 4 * even
 
 
-@pytest.mark.parametrize("policy", names("runtime.cache"))
+@pytest.mark.parametrize("policy", RUNNABLE)
 @pytest.mark.parametrize(("num_slots", "num_tokens"), [(0, 100), (15, 700), (15, 1100)])
 def test_misses_are_those_of_the_runtime_s_cache(policy: str, num_slots: int, num_tokens: int) -> None:
     active = topical(60, num_tokens, 5)
@@ -79,12 +79,12 @@ def test_misses_are_those_of_the_runtime_s_cache(policy: str, num_slots: int, nu
     found = np.unpackbits(
         read_bits(pack(active), num_tokens, pinned, policy, num_slots), axis=1, bitorder="little"
     ).astype(bool)
-    cache = load("runtime.cache", policy).Cache(60, num_slots, np.flatnonzero(pinned))
+    cache = empty(policy, 60, num_slots, np.flatnonzero(pinned))
     for token in range(num_tokens):
         ids = np.flatnonzero(active[:, token])
         missing = ids[~cache.touch(ids)]
-        if missing.size:
-            cache.admit(missing)
+        cache.admit(missing)
+        cache.end_tokens()
         assert np.flatnonzero(found[:, token]).tolist() == missing.tolist()
     assert not found[:, num_tokens:].any()
     assert found[~pinned].any()
@@ -101,7 +101,7 @@ def test_judged_reads_are_the_end_of_all_reads_where_the_warm_up_fills_the_cache
     assert (task.fitting.activity.bits == task.activity.bits[:, : (4000 - 504) // 8]).all()
 
 
-@pytest.mark.parametrize("cache", names("runtime.cache"))
+@pytest.mark.parametrize("cache", RUNNABLE)
 @pytest.mark.parametrize("pinned_share", [0.0, 0.4, 1.0])
 def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_share: float) -> None:
     """Twelve layers of different density, two families: through allocate and place to the layout's own plan."""

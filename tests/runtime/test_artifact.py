@@ -211,7 +211,12 @@ MANIFEST_CASES = {
     "flash role": (lambda m: resident(m, "layers.3.up_proj.weight"), errors.ModelError, "up_proj"),
     "too many layers": (lambda m: resident(m, "layers.12.q_proj.bias"), errors.ModelError, "layers.12"),
     "predictors": (lambda m: m["predictors"].append(predictor(0)), errors.FileNameError, "predictors.safetensors"),
-    "cache": (lambda m: plan(m, cache="magic"), errors.FeatureError, "the cache 'magic'", "lfu, lru, s3fifo, static"),
+    "cache": (
+        lambda m: plan(m, cache="magic"),
+        errors.FeatureError,
+        "the cache 'magic'",
+        "belady, lfu, linked, lru",
+    ),
     "selector": (lambda m: plan(m, method="magic"), errors.FeatureError, "the selector 'magic'", "predictor", "relu"),
     "no name": (lambda m: plan(m, cache="../lru"), errors.SchemaError, "plans.0.cache"),
     "method": (lambda m: plan(m, method="predictor"), errors.PlanError, "plans[0].method", "up_down"),

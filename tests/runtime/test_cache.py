@@ -5,11 +5,12 @@ import itertools
 from collections import OrderedDict
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.cache import lfu, lru, s3fifo, static
-from tests.benchmarks._belady import missed
+from schemas.errors import ColdpressError
+from tests.support.caches import RUNNABLE, empty, missed
 
 NUM_UNITS = 60
 requests = st.lists(st.sets(st.integers(0, NUM_UNITS - 1)), min_size=1, max_size=40)
@@ -111,33 +112,39 @@ def s3fifo_reference(capacity, pinned, wanted):
     return log
 
 
-def run(policy, capacity, pinned, wanted):
-    cache, log = policy.Cache(NUM_UNITS, capacity, np.array(sorted(pinned), np.int32)), []
-    for ids in wanted:
-        ids = np.array(sorted(ids), np.int32)
+def run(policy, capacity, pinned, wanted, **options):
+    """(hits, admitted, evicted) per request, and what leaves behind it, each a token of its own."""
+    requests, log = as_ids(wanted), []
+    cache = empty(policy, NUM_UNITS, capacity, pinned, requests=requests, **options)
+    for ids in requests:
         present = cache.touch(ids)
         admitted, evicted = cache.admit(ids[~present])
-        log.append((ids[present].tolist(), admitted.tolist(), evicted.tolist()))
+        left = cache.end_tokens()
+        log.append((ids[present].tolist(), admitted.tolist(), [*evicted.tolist(), *left.tolist()]))
     return log
+
+
+def as_ids(wanted):
+    return [np.array(sorted(ids), np.int32) for ids in wanted]
 
 
 @settings(max_examples=150, deadline=None)
 @given(capacity=st.integers(0, 30), pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6), wanted=requests)
 def test_lru_in_batches_decides_as_lru_one_at_a_time(capacity, pinned, wanted):
-    assert run(lru, capacity, pinned, wanted) == lru_reference(capacity, pinned, wanted)
+    assert run("lru", capacity, pinned, wanted) == lru_reference(capacity, pinned, wanted)
 
 
 @settings(max_examples=150, deadline=None)
 @given(capacity=st.integers(0, 30), pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6), wanted=requests)
 def test_lfu_in_batches_decides_as_lfu_one_at_a_time(capacity, pinned, wanted):
-    assert run(lfu, capacity, pinned, wanted) == lfu_reference(capacity, pinned, wanted)
+    assert run("lfu", capacity, pinned, wanted) == lfu_reference(capacity, pinned, wanted)
 
 
 @settings(max_examples=150, deadline=None)
 @given(capacity=st.integers(1, 30), pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6), wanted=requests)
 def test_s3fifo_in_batches_decides_as_one_at_a_time(capacity, pinned, wanted):
     """Who goes for a request, not in which order."""
-    found, expected = run(s3fifo, capacity, pinned, wanted), s3fifo_reference(capacity, pinned, wanted)
+    found, expected = run("s3fifo", capacity, pinned, wanted), s3fifo_reference(capacity, pinned, wanted)
     assert [(hits, admitted, sorted(gone)) for hits, admitted, gone in found] == [
         (hits, admitted, sorted(gone)) for hits, admitted, gone in expected
     ]
@@ -146,19 +153,19 @@ def test_s3fifo_in_batches_decides_as_one_at_a_time(capacity, pinned, wanted):
 def test_s3fifo_keeps_what_is_wanted_again_from_what_is_wanted_once():
     """A pass over many units, each once, leaves those that were wanted three times; LRU gives them all up."""
     left = {}
-    for policy in (s3fifo, lru):
-        cache = policy.Cache(NUM_UNITS, 10, np.empty(0, np.int32))
+    for policy in ("s3fifo", "lru"):
+        cache = empty(policy, NUM_UNITS, 10)
         often = np.arange(5)
         for ids in [often] * 3 + [np.array([unit]) for unit in range(10, 40)]:
             present = cache.touch(ids)
             cache.admit(ids[~present])
         left[policy] = int(cache.contains(often).sum())
-    assert left == {s3fifo: 5, lru: 0}
+    assert left == {"s3fifo": 5, "lru": 0}
 
 
 def test_lfu_gives_the_hit_ratios_of_the_papers_example():
     """ActiveFlow Fig. 12: 8 channels, 4 cached; the tokens use {0, 1, 4, 6}, then {0, 4, 6, 7}."""
-    cache = lfu.Cache(8, 4, np.empty(0, np.int32))
+    cache = empty("lfu", 8, 4)
     cache.touch(np.array([0, 2, 3, 5]))
     cache.admit(np.array([0, 2, 3, 5]))
     cache.reset()  # a new sequence: all counts are zero
@@ -172,7 +179,7 @@ def test_lfu_gives_the_hit_ratios_of_the_papers_example():
 
 
 def test_lfu_does_not_give_up_a_unit_that_is_used_more_often():
-    cache = lfu.Cache(8, 1, np.empty(0, np.int32))
+    cache = empty("lfu", 8, 1)
     for ids in ([3], [3], [4]):
         present = cache.touch(np.array(ids))
         admitted, evicted = cache.admit(np.array(ids)[~present])
@@ -182,7 +189,7 @@ def test_lfu_does_not_give_up_a_unit_that_is_used_more_often():
 
 def test_a_dense_request_keeps_what_it_can_instead_of_thrashing():
     """Plain LRU would never hit when every token wants everything and the cache holds half of it."""
-    cache = lru.Cache(10, 5, np.empty(0, np.int32))
+    cache = empty("lru", 10, 5)
     everything = np.arange(10)
     for _ in range(3):
         present = cache.touch(everything)
@@ -192,10 +199,115 @@ def test_a_dense_request_keeps_what_it_can_instead_of_thrashing():
 
 
 def test_static_holds_its_pinned_units_only():
-    cache = static.Cache(6, 4, np.array([1, 2]))
+    cache = empty("static", 6, 4, {1, 2})
     assert cache.touch(np.array([0, 1, 2])).tolist() == [False, True, True]
     admitted, evicted = cache.admit(np.array([0]))
     assert admitted.size == evicted.size == 0
+
+
+def window_reference(length, capacity, pinned, wanted, counts):
+    """The same for the window, token by token; a request's tokens are `counts` of them."""
+    newest, log, now = {}, [], 0
+    for ids, count in zip(wanted, counts, strict=False):
+        hits = [unit for unit in sorted(ids) if unit in pinned or unit in newest]
+        missing = [unit for unit in sorted(ids) if unit not in hits]
+        evicted, old = [], {unit: token for unit, token in newest.items() if unit not in ids}
+        while len(missing) > capacity - len(newest) + len(evicted) and old:
+            oldest = min(old.values())  # the window shrinks by a token
+            evicted += [unit for unit, token in old.items() if token == oldest]
+            old = {unit: token for unit, token in old.items() if token > oldest}
+        admitted = missing[: capacity - len(newest) + len(evicted)]
+        now += count
+        newest = {unit: token for unit, token in newest.items() if unit not in evicted}
+        newest |= {unit: now for unit in ids if unit in newest or unit in admitted}
+        evicted += [unit for unit, token in newest.items() if token <= now - length]
+        newest = {unit: token for unit, token in newest.items() if token > now - length}
+        log.append((hits, admitted, sorted(evicted)))
+    return log
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    length=st.integers(1, 6),
+    capacity=st.integers(0, 40),
+    pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6),
+    wanted=requests,
+    counts=st.lists(st.integers(1, 3), min_size=40, max_size=40),
+)
+def test_the_window_keeps_what_the_last_tokens_used(length, capacity, pinned, wanted, counts):
+    cache, found = empty("window", NUM_UNITS, capacity, pinned, window_tokens=length), []
+    for ids, count in zip(as_ids(wanted), counts, strict=False):
+        present = cache.touch(ids)
+        admitted, evicted = cache.admit(ids[~present])
+        gone = sorted([*evicted.tolist(), *cache.end_tokens(count).tolist()])
+        found.append((ids[present].tolist(), admitted.tolist(), gone))
+    assert found == window_reference(length, capacity, pinned, wanted, counts)
+
+
+def test_a_token_is_what_end_tokens_says_and_not_a_request():
+    """Two requests of one token are one token's units; a window of one token drops both with the next token's."""
+    cache = empty("window", 8, 8, window_tokens=1)
+    for ids in ([0, 1], [1, 2]):
+        present = cache.touch(np.array(ids))
+        cache.admit(np.array(ids)[~present])
+    assert cache.end_tokens().size == 0
+    assert np.flatnonzero(cache.present).tolist() == [0, 1, 2]
+    cache.touch(np.array([2]))
+    assert sorted(cache.end_tokens().tolist()) == [0, 1]
+
+
+def linked_reference(base, capacity, pinned, position, wanted, options):
+    """(hits, ids handed on to the base) per request: runs unit by unit, from what a plain base then holds."""
+    random, below, log = np.random.default_rng(0), empty(base, NUM_UNITS, capacity, pinned), []
+    for ids in wanted:
+        unit_at = {int(position[unit]): unit for unit in ids}
+        hits, runs = [unit for unit in sorted(ids) if below.present[unit]], []
+        for place in sorted(unit_at):
+            if place - 1 in unit_at:
+                runs[-1].append(unit_at[place])
+            else:
+                runs.append([unit_at[place]])
+        missing = [unit for unit in sorted(ids) if unit not in hits]
+        draws = random.random(len(runs)) if missing else [0] * len(runs)
+        dear = {
+            unit
+            for run, drawn in zip(runs, draws, strict=True)
+            if len(run) >= options["linked_run"] and drawn >= options["linked_admission"]
+            for unit in run
+        }
+        usual = [unit for unit in missing if unit not in dear]
+        room = capacity - (int(below.present.sum()) - len(pinned)) - len(usual)
+        chosen = sorted(usual + [unit for unit in missing if unit in dear][: max(0, room)])
+        below.touch(np.array(sorted(ids), np.int32))
+        below.admit(np.array(chosen, np.int32))
+        below.end_tokens()
+        log.append((hits, below.present.tolist()))
+    return log
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    base=st.sampled_from(["lru", "lfu", "s3fifo", "window"]),
+    capacity=st.integers(1, 30),
+    pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6),
+    wanted=requests,
+    run=st.integers(2, 5),
+    admission=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_linked_lets_runs_in_as_drawn_and_everything_else_as_its_base(base, capacity, pinned, wanted, run, admission):
+    position = np.random.default_rng(5).permutation(NUM_UNITS)
+    options = {"linked_over": base, "linked_run": run, "linked_admission": admission}
+    cache, found = empty("linked", NUM_UNITS, capacity, pinned, position=position, **options), []
+    for ids in as_ids(wanted):
+        present = cache.serve(ids)
+        found.append((ids[present].tolist(), cache.present.tolist()))
+    assert found == linked_reference(base, capacity, pinned, position, wanted, options)
+
+
+@pytest.mark.parametrize("base", ["linked", "belady", "static", "nothing"])
+def test_linked_builds_upon_what_admits_and_does_not_look_ahead(base):
+    with pytest.raises(ColdpressError, match=f"option linked_over of linked is '{base}', expected the policy"):
+        empty("linked", 8, 4, linked_over=base)
 
 
 def fewest_misses(capacity, wanted):
@@ -213,17 +325,31 @@ def fewest_misses(capacity, wanted):
     return from_here(0, frozenset())
 
 
-@settings(max_examples=60, deadline=None)
+def num_missed(policy, num_units, capacity, wanted):
+    ids = as_ids(wanted)
+    return sum(missing.size for missing in missed(empty(policy, num_units, capacity, requests=ids), ids))
+
+
+@settings(max_examples=100, deadline=None)
 @given(capacity=st.integers(0, 3), wanted=st.lists(st.sets(st.integers(0, 5), max_size=4), min_size=1, max_size=6))
-def test_the_benchmarks_bound_is_what_the_best_cache_misses(capacity, wanted):
-    found = missed(6, capacity, [np.array(sorted(ids), np.int32) for ids in wanted])
-    assert sum(ids.size for ids in found) == fewest_misses(capacity, wanted)
+def test_belady_misses_what_the_best_cache_misses(capacity, wanted):
+    assert num_missed("belady", 6, capacity, wanted) == fewest_misses(capacity, wanted)
 
 
 @settings(max_examples=60, deadline=None)
 @given(capacity=st.integers(0, 20), wanted=requests)
-def test_no_policy_misses_less_than_the_benchmarks_bound(capacity, wanted):
-    least = sum(ids.size for ids in missed(NUM_UNITS, capacity, [np.array(sorted(ids), np.int32) for ids in wanted]))
-    for policy in (lru, lfu, static):
-        hits = sum(len(entry[0]) for entry in run(policy, capacity, set(), wanted))
-        assert sum(map(len, wanted)) - hits >= least
+def test_no_policy_misses_less_than_belady(capacity, wanted):
+    least = num_missed("belady", NUM_UNITS, capacity, wanted)
+    for policy in RUNNABLE:
+        assert num_missed(policy, NUM_UNITS, capacity, wanted) >= least
+
+
+def test_belady_is_refused_where_the_future_is_not_known():
+    with pytest.raises(ColdpressError, match="'belady' has to know all requests to come, which a run does not"):
+        empty("belady", 8, 4)
+
+
+def test_belady_notices_another_future():
+    cache = empty("belady", 8, 4, requests=as_ids([{1, 2}]))
+    with pytest.raises(ValueError, match="request 0 has 3 units"):
+        cache.touch(np.array([1, 2, 3]))

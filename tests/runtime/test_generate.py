@@ -10,6 +10,7 @@ import pytest
 from runtime._sampling import Sampling
 from runtime.artifact.reader import open_artifact
 from runtime.budget import fixed_bytes, used_bytes
+from runtime.cache import show_choice
 from runtime.generate import Session, choose_plan
 from runtime.simulate import simulate
 from runtime.token_statistics import Spread, Token, spreads
@@ -224,6 +225,12 @@ def test_a_cache_policy_can_be_named(relu_artifact, cache):
     assert used_bytes(relu_artifact.manifest, session.plan) <= session.plan.dram_budget_bytes
     assert (sum(part.cache_slots for part in session.plan.parts) > 0) == (cache != "static")
     assert session.generate(PROMPT, 6).token_ids == Session(relu_artifact.path).generate(PROMPT, 6).token_ids
+
+
+@pytest.mark.parametrize("text", ["window:window_tokens=2", "linked:linked_over=lfu:linked_admission=0.25", "s3fifo"])
+def test_a_cache_policy_can_be_given_options(relu_artifact, text):
+    plan = Session(relu_artifact.path, cache=text).plan
+    assert show_choice(plan.cache, plan.cache_options) == text
 
 
 @pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])

@@ -210,6 +210,13 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
         (["--selector", "predictor"], "the selector 'predictor' cannot choose units of the family up_down"),
         (["--selector", "topp"], "unknown selector 'topp'. Did you mean 'topk'"),
         (["--cache", "lruu"], "unknown cache 'lruu'. Did you mean 'lru'"),
+        (["--cache", "lru:window_tokens=2"], "unknown option of lru 'window_tokens'. Known: none."),
+        (["--cache", "window:window_tokens"], "'window_tokens' is no option of the cache 'window', expected such as"),
+        (
+            ["--cache", "window:window_tokens=0"],
+            "option window_tokens of window is 0, expected tokens",
+        ),
+        (["--cache", "belady"], "the cache 'belady' has to know all requests to come, which a run does not"),
         (["--flash", "tape"], "unknown flash 'tape'. Known: direct, io_uring, simulated"),
         (["--device", "x.json"], "add --flash simulated"),
         (["--flash", "simulated", "--device", "x.json"], "x.json: No such file"),

@@ -12,10 +12,12 @@ from runtime.budget import choose_plan, fixed_bytes
 from runtime.flash import direct, simulated
 from runtime.simulate import replay, simulate
 from runtime.store import Store
-from runtime.trace import FETCH, RESET, Event, Recorder, load_trace
+from runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace
 from schemas.errors import ArtifactError, ColdpressError
-from tests.runtime.test_store import requests
+from tests.support.caches import RUNNABLE
+from tests.support.stores import ask
 
+CACHES = (*RUNNABLE, "belady")
 DECISIONS = """hits misses evictions reads read_bytes used_bytes prefill_reads prefill_read_bytes extents_sha256
 dram_used_bytes dram_budget_bytes num_tokens"""
 
@@ -28,13 +30,12 @@ def record(built, num_tokens=5):
         store.reset()
         for layer, family in built.units:
             deque(store.stream(layer, family), maxlen=0)
-        for layer, family, ids in requests(built, num_tokens, seed=prompt):
-            deque(store.fetch(layer, family, ids), maxlen=0)
+        ask(store, built, num_tokens, seed=prompt)
     return recorder
 
 
 @pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
-@pytest.mark.parametrize("cache", ["lru", "lfu", "s3fifo", "static"])
+@pytest.mark.parametrize("cache", RUNNABLE)
 @pytest.mark.parametrize("gap", [0, 4096, 100_000])
 @pytest.mark.parametrize("extra", [0, 30_000, 200_000, 5_000_000])
 def test_simulated_equals_real(request, name, cache, gap, extra):
@@ -70,8 +71,7 @@ def test_the_recording_run_itself_is_reproduced(relu_artifact, tmp_path):
     artifact, recorder = open_artifact(relu_artifact.path), Recorder()
     plan = choose_plan(artifact.manifest)
     store = Store(artifact, plan, direct.Flash(artifact, 8), recorder)
-    for layer, family, ids in requests(relu_artifact, 4):
-        deque(store.fetch(layer, family, ids), maxlen=0)
+    ask(store, relu_artifact, 4)
     recorder.save(tmp_path / "trace.safetensors")
     modelled = simulate(artifact, plan, load_trace(tmp_path / "trace.safetensors"))
     assert modelled.num_tokens == recorder.num_tokens == 4
@@ -109,11 +109,37 @@ def test_a_trace_survives_the_disk(relu_artifact, tmp_path):
         assert found.ids.tolist() == expected.ids.tolist()
 
 
-def test_tokens_are_told_apart_also_with_one_layer():
+def test_tokens_end_where_the_store_is_told(tmp_path):
+    """Also where one layer is asked twice for a token, and several tokens are decoded together."""
     recorder, ids = Recorder(), np.array([1], np.int32)
-    for family in ("mlp_in", "mlp_mid", "mlp_in", "mlp_mid", "mlp_in"):
-        recorder.fetch(0, family, ids)
-    assert [event.token for event in recorder.events] == [1, 1, 2, 2, 3]
+    for count in (1, 3, 1):
+        recorder.fetch(0, "mlp_in", ids)
+        recorder.fetch(0, "mlp_in", ids)
+        recorder.end_tokens(count)
+    assert recorder.num_tokens == 5
+    recorder.save(tmp_path / "trace")
+    for events in (recorder.events, load_trace(tmp_path / "trace")):
+        assert [event.token for event in events] == [1, 1, 1, 2, 2, 4, 5, 5, 5]
+        assert [event.kind for event in events] == [FETCH, FETCH, END] * 3
+
+
+def test_a_replay_ends_tokens_as_the_run_did(relu_artifact):
+    """A window of one token keeps nothing of the token before, so a replay that ended none would have other hits."""
+    artifact, trace = open_artifact(relu_artifact.path), record(relu_artifact, 4).events
+    plan = choose_plan(artifact.manifest).model_copy(update={"cache": "window", "cache_options": {"window_tokens": 1}})
+    without = [event for event in trace if event.kind != END]
+    assert sum(event.kind == END for event in trace) == 8
+    ended, never = simulate(artifact, plan, trace), simulate(artifact, plan, without)
+    assert ended.evictions > never.evictions
+
+
+def test_a_cache_that_looks_ahead_misses_least_in_a_simulation_and_is_refused_in_a_run(relu_artifact):
+    artifact, trace = open_artifact(relu_artifact.path), record(relu_artifact, 6).events
+    plan = choose_plan(artifact.manifest)
+    misses = {name: simulate(artifact, plan.model_copy(update={"cache": name}), trace).misses for name in CACHES}
+    assert misses["belady"] < min(misses[name] for name in RUNNABLE)
+    with pytest.raises(ColdpressError, match="'belady' has to know all requests to come"):
+        Store(artifact, plan.model_copy(update={"cache": "belady"}), direct.Flash(artifact, 8))
 
 
 def test_a_trace_of_another_model_is_refused(relu_artifact, topk_artifact):

@@ -15,6 +15,7 @@ from tests.support.artifacts import change_manifest, refuse
         ("cache", "magic", "the cache 'magic'"),
         ("method", "magic", "the selector 'magic'"),
         ("options", {"magic": 1}, "the option 'magic' of the selector 'relu'"),
+        ("cache_options", {"magic": 1}, "the option 'magic' of the cache 'lru'"),
     ],
 )
 def test_a_plan_with_an_unknown_name_is_left_out_and_named(path, caplog, field, value, words):

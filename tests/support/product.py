@@ -198,7 +198,7 @@ def difference(artifact: Path, source: Source, folder: Path) -> Difference:
     selector = _plugins.load("runtime.sparsity", session.plan.method)
     masks = Masks(Sparse(selector, families, arrays_of(session)), model.spec, reading=reading_of(session))
     if selector.SEES_RESIDENCY:
-        masks.cache = CacheSettings(session.plan.cache, slots_of(session))
+        masks.cache = CacheSettings(session.plan.cache, slots_of(session), session.plan.cache_options)
     stream = LayerStream(model)
     found, dense = stream.head(stream.last_hidden(source.tokens, masks.layer)).numpy(), stream.logits(source.tokens)
     errors, largest = np.abs(found - np.stack(decoded)), np.abs(found).max()

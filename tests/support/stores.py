@@ -1,5 +1,6 @@
 """Stores of small artifacts, and what a fetch of one owes whoever asked."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,15 @@ def requests(built: Built, num_tokens: int = 6, seed: int = 1) -> Iterator[tuple
             count = int(random.integers(0, len(codes) // 2))
             ids = random.choice(len(codes), count, replace=False, p=weight / weight.sum())
             yield layer, family, np.sort(ids).astype(np.int32)
+
+
+def ask(store: Store, built: Built, num_tokens: int, seed: int = 1) -> None:
+    """Has the store bring what `requests` says, token by token."""
+    *_, last = built.units
+    for layer, family, ids in requests(built, num_tokens, seed):
+        deque(store.fetch(layer, family, ids), maxlen=0)
+        if (layer, family) == last:
+            store.end_tokens()
 
 
 def check_fetch(

@@ -1,0 +1,34 @@
+"""Caches of tests and benchmarks, apart from any store."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime import _plugins
+from runtime.cache import Known, Policy, make
+
+RUNNABLE = tuple(
+    name for name in _plugins.names("runtime.cache") if not _plugins.load("runtime.cache", name).Cache.looks_ahead
+)
+"""Policies that need not know the requests to come."""
+
+
+def empty(
+    name: str,
+    num_units: int,
+    capacity: int,
+    pinned: Iterable[int] = (),
+    *,
+    position: np.ndarray | None = None,
+    requests: Sequence[np.ndarray] | None = None,
+    **options: Any,
+) -> Policy:
+    """A cache with nothing in it; units lie where their ids say unless `position` says otherwise."""
+    places = np.arange(num_units) if position is None else position
+    return make(name, options, Known(num_units, capacity, np.array(sorted(pinned), np.int64), places, requests))
+
+
+def missed(cache: Policy, requests: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """What of each token's one request is not in the cache when it comes, ids of each."""
+    return [ids[~cache.serve(ids)] for ids in requests]
