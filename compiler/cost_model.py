@@ -7,8 +7,7 @@ request, by the device profile's one law (`schemas.device.flash_seconds`).
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -25,9 +24,7 @@ from schemas.model import ModelSpec
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
 READ_BUFFER_SHARE = 0.125
-STAGING_SHARE = 0.25
-"""Shares of the DRAM that is left for flash units, spent on the read buffer and on staging slots."""
-MIN_STAGING_SLOTS = 8
+"""Of the DRAM that is left for flash units."""
 WHOLE_MLP: FamilyName = "neuron"
 """The family whose units hold the whole MLP, so that nothing of it stays resident."""
 
@@ -188,53 +185,27 @@ def whole_rank(rank: int, format_name: FormatName) -> int:
     return rank
 
 
-# Buffers
+# Read buffer
 
 
-@dataclass(frozen=True)
-class Buffers:
-    """DRAM between flash and cache: the buffer that reads land in, and slots for units used but not cached."""
+def read_buffer_bytes(
+    spec: ModelSpec, format_name: FormatName, families: Iterable[FamilyName], free_bytes: int, page_bytes: int
+) -> int:
+    """The buffer that reads land in, out of `free_bytes`: what resident tensors, predictors and KV cache leave.
 
-    read_buffer_bytes: int
-    staging_slots: tuple[tuple[FamilyName, int], ...]
-    total_bytes: int
-
-
-def buffers_for(
-    spec: ModelSpec,
-    format_name: FormatName,
-    densities: dict[FamilyName, tuple[float, ...]],
-    free_bytes: int,
-    page_bytes: int,
-) -> Buffers:
-    """Divides off the buffers from `free_bytes`, the DRAM that resident tensors, predictors and KV cache leave.
-
-    A read buffer holds at least the largest unit with the pages it touches, at most PEAK_READ_BYTES. Staging holds the
-    units of one layer that a token uses on average, within STAGING_SHARE of what is free, and at least
-    MIN_STAGING_SLOTS (a fetch of more units runs in batches). Only these least sizes may exceed `free_bytes`: the
-    caller checks.
+    It holds at least the largest unit with the pages it touches, which alone may exceed `free_bytes` (the caller
+    checks), and at most PEAK_READ_BYTES.
 
     Args:
         spec: The model's shape.
         format_name: The units' format.
-        densities: Per family on flash, the density of every layer.
+        families: Those on flash.
         free_bytes: May be negative.
         page_bytes: Reads start and end on multiples of it.
     """
-    sizes = {family: unit_bytes(family, spec, format_name) for family in densities}
-    least = _round_up(max(sizes.values()), page_bytes) + page_bytes
-    wanted = min(PEAK_READ_BYTES, int(free_bytes * READ_BUFFER_SHARE) // page_bytes * page_bytes)
-    read_buffer = max(least, wanted)
-    totals = {family: num_units(family, spec) for family in densities}
-    fewest = {family: min(total, MIN_STAGING_SLOTS) for family, total in totals.items()}
-    room = min(int(free_bytes * STAGING_SHARE), free_bytes - read_buffer)
-    room = max(0, room - sum(fewest[family] * size for family, size in sizes.items())) // len(sizes)
-    slots: list[tuple[FamilyName, int]] = []
-    for family, per_layer in densities.items():
-        used = max(fewest[family], math.ceil(max(per_layer) * totals[family]))
-        slots.append((family, min(used, fewest[family] + room // sizes[family])))
-    staging = sum(count * sizes[family] for family, count in slots)
-    return Buffers(read_buffer, tuple(slots), read_buffer + staging)
+    largest = max(unit_bytes(family, spec, format_name) for family in families)
+    least = _round_up(largest, page_bytes) + page_bytes
+    return max(least, min(PEAK_READ_BYTES, int(free_bytes * READ_BUFFER_SHARE) // page_bytes * page_bytes))
 
 
 def _round_up(value: int, step: int) -> int:

@@ -12,18 +12,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from compiler.cost_model import (
-    MIN_STAGING_SLOTS,
     PEAK_READ_BYTES,
     WHOLE_MLP,
-    Buffers,
-    buffers_for,
     kv_cache_bytes,
+    read_buffer_bytes,
     resident_bytes,
     tensor_bytes,
     unit_bytes,
 )
 from runtime import planner
 from runtime._extents import span_bytes
+from runtime._incoming import room_bytes, under_way_together
 from runtime.store import MAX_READ_BYTES
 from runtime.token_time import dram_seconds, looked_up_roles
 from schemas.device import DeviceProfile, flash_seconds
@@ -41,7 +40,7 @@ def dense_run(
     unit, page_bytes = unit_bytes(WHOLE_MLP, spec, format_name), device.flash.page_bytes.value
     resident, kv_cache = resident_bytes(model, (WHOLE_MLP,), format_name), kv_cache_bytes(spec, context_length)
     total = spec.num_hidden_layers * num_units(WHOLE_MLP, spec)
-    room = budget_bytes - resident - kv_cache - MIN_STAGING_SLOTS * unit
+    room = budget_bytes - resident - kv_cache
     computed = computed_bytes(model, format_name, resident, kv_cache)
     found: list[DenseRun] = []
     for buffer_bytes in _buffer_sizes(span_bytes(unit, page_bytes), min(room, PEAK_READ_BYTES), page_bytes):
@@ -87,17 +86,19 @@ def read_units(
         buffer_bytes: At least what one unit may take.
     """
     page_bytes = device.flash.page_bytes.value
-    longest = max(min(MAX_READ_BYTES, buffer_bytes), span_bytes(unit, page_bytes))
+    room = room_bytes(buffer_bytes, page_bytes, span_bytes(unit, page_bytes))
+    longest = max(min(MAX_READ_BYTES, room), span_bytes(unit, page_bytes))
     plan = planner.plan_reads(planner.Strided(0, unit, unit), positions, page_bytes, gap_bytes, longest)
     seconds = sum(
-        float(flash_seconds(device.flash, len(batch.extents), batch.extents.num_bytes))
-        for batch in planner.batches(plan, buffer_bytes)
+        float(flash_seconds(device.flash, len(extents), extents.num_bytes))
+        for extents in under_way_together(plan, buffer_bytes, room)
     )
     return len(plan.extents), plan.extents.num_bytes, seconds
 
 
-def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> Buffers:
-    """The buffers of a build: those of the best dense run where every neuron is used, else a share of what is free.
+def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> int:
+    """Bytes of a build's read buffer: that of the best dense run where every neuron is used, else a share of what is
+    free.
 
     Args:
         model: Its shape and tensors.
@@ -111,10 +112,9 @@ def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: Device
         budget = sparsity.budget.dram_budget_bytes
         run = dense_run(model, sparsity.format, sparsity.context_length, budget, device)
         if run is not None:
-            staging = MIN_STAGING_SLOTS * unit_bytes(WHOLE_MLP, model.spec, sparsity.format)
-            slots = ((WHOLE_MLP, MIN_STAGING_SLOTS),)
-            return Buffers(run.read_buffer_bytes, slots, run.read_buffer_bytes + staging)
-    return buffers_for(model.spec, sparsity.format, densities, free_bytes, device.flash.page_bytes.value)
+            return run.read_buffer_bytes
+    page_bytes = device.flash.page_bytes.value
+    return read_buffer_bytes(model.spec, sparsity.format, sparsity.families, free_bytes, page_bytes)
 
 
 def _buffer_sizes(least: int, most: int, page_bytes: int) -> Iterator[int]:

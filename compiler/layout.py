@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from compiler._shared_settings import CacheSetting
 from compiler.activity.choice import selector_arrays
-from compiler.cost_model import Buffers, kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
-from compiler.dense_run import buffers_of
+from compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
+from compiler.dense_run import buffer_of
 from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
 from schemas.device import DeviceProfile, Flash
@@ -47,14 +47,14 @@ def run(
 
     Raises:
         UnknownNameError: if there is no such cache policy.
-        DoesNotFitError: if resident tensors, predictors, KV cache, buffers and pinned units exceed the budget.
+        DoesNotFitError: if resident tensors, predictors, KV cache, read buffer and pinned units exceed the budget.
     """
     load("runtime.cache", config.cache)
     sections = make_sections(model.spec, sparsity)
     claims = _claims(sections, sparsity, placement)
     fixed = _fixed_bytes(model, sparsity, predictors)
-    buffers = buffers_of(model, sparsity, sparsity.budget.dram_budget_bytes - sum(fixed), device)
-    room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffers, claims)
+    buffer_bytes = buffer_of(model, sparsity, sparsity.budget.dram_budget_bytes - sum(fixed), device)
+    room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffer_bytes, claims)
     plan = Plan(
         name="default",
         method=sparsity.method,
@@ -67,8 +67,7 @@ def run(
         resident_bytes=fixed.resident,
         predictor_bytes=fixed.predictors,
         kv_cache_bytes=fixed.kv_cache,
-        read_buffer_bytes=buffers.read_buffer_bytes,
-        staging_slots=buffers.staging_slots,
+        read_buffer_bytes=buffer_bytes,
         collapse_gap_bytes=collapse_gap_bytes(order, device.flash),
         queue_depth=device.flash.queue_depth.value,
         parts=_parts(claims, cache_slots(config.cache, list(claims.values()), room_bytes)),
@@ -173,15 +172,15 @@ def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: Predictors | None
     )
 
 
-def _room_bytes(budget_bytes: int, fixed: _Fixed, buffers: Buffers, claims: Claims) -> int:
+def _room_bytes(budget_bytes: int, fixed: _Fixed, buffer_bytes: int, claims: Claims) -> int:
     """What the budget leaves for pinned units and cache slots."""
-    room_bytes = budget_bytes - sum(fixed) - buffers.total_bytes
+    room_bytes = budget_bytes - sum(fixed) - buffer_bytes
     pinned_bytes = sum(claim.num_pinned * claim.unit_bytes for claim in claims.values())
     if pinned_bytes > room_bytes:
         raise DoesNotFitError(
             f"a DRAM budget of {budget_bytes} bytes was asked for, {budget_bytes - room_bytes + pinned_bytes} are "
             f"needed: {fixed.resident} resident, {fixed.predictors} predictors, {fixed.kv_cache} KV cache, "
-            f"{buffers.total_bytes} buffers, {pinned_bytes} pinned units; raise dram_budget or shorten context_length"
+            f"{buffer_bytes} read buffer, {pinned_bytes} pinned units; raise dram_budget or shorten context_length"
         )
     return room_bytes
 

@@ -1,44 +1,93 @@
-"""What the store reads: a buffer full of reads at a time, and the units in the buffer. No decisions."""
+"""What the store reads: parts of a buffer full of reads, one after the other, and the units in them. No decisions."""
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from runtime import planner
+from runtime._extents import Extents
 from runtime.flash import Ticket
 
 COPY_BYTES = 1 << 20
-"""Units are copied out of a read buffer this many bytes at a time."""
+"""Units are moved inside a read buffer this many bytes at a time."""
+LEAST_HALF_BYTES = 128 << 10
+"""Smaller halves of a read buffer are not used apart: neighbours share a page, which is read for both."""
+
+
+def room_bytes(buffer_bytes: int, page_bytes: int, least_bytes: int) -> int:
+    """What of a read buffer is read into at a time, while the rest is used: half, or all where half is too little.
+
+    Args:
+        buffer_bytes: Whole pages.
+        page_bytes: Size of a page.
+        least_bytes: That must have room.
+    """
+    half = buffer_bytes // 2 // page_bytes * page_bytes
+    return half if half >= max(LEAST_HALF_BYTES, least_bytes) else buffer_bytes
+
+
+def under_way_together(plan: planner.ReadPlan, buffer_bytes: int, room: int) -> Iterator[Extents]:
+    """The reads of a plan in the portions that a device has before it at once: all, where `room` is half of the buffer,
+    since then it is never idle in between, or else a buffer full at a time."""
+    if room < buffer_bytes:
+        yield plan.extents
+    else:
+        yield from (batch.extents for batch in planner.batches(plan, room))
+
+
+def halves(buffer: np.ndarray, page_bytes: int, least_bytes: int) -> list[np.ndarray]:
+    """A read buffer's parts of `room_bytes`."""
+    room = room_bytes(buffer.size, page_bytes, least_bytes)
+    return [buffer[start : start + room] for start in range(0, buffer.size - room + 1, room)]
 
 
 class Incoming:
-    """The reads of one fetch: a buffer full of them under way, the others to follow."""
+    """Batches of reads in their order: as many under way as there are buffers, the others to follow."""
 
-    def __init__(self, batches: Iterator[planner.Batch], begin: Callable[[planner.Batch], Ticket]) -> None:
+    def __init__(
+        self,
+        batches: Iterable[planner.Batch],
+        buffers: Sequence[np.ndarray],
+        begin: Callable[[planner.Batch, np.ndarray], Ticket],
+    ) -> None:
         """Begins the first ones."""
-        self._batches, self._begin = batches, begin
-        self.begin_next()
+        self._batches, self._begin = iter(batches), begin
+        self._under_way: deque[tuple[planner.Batch, Ticket, np.ndarray]] = deque()
+        for buffer in buffers:
+            self._begin_next(buffer)
 
-    def begin_next(self) -> None:
-        """To be called when nobody needs what the last ones brought any more."""
+    def __iter__(self) -> Iterator[tuple[planner.Batch, Ticket, np.ndarray]]:
+        """A batch, its reads, and where they go; which is read into again when the next one is asked for."""
+        while self._under_way:
+            yield self._under_way[0]
+            self._begin_next(self._under_way.popleft()[2])
+
+    def _begin_next(self, buffer: np.ndarray) -> None:
         batch = next(self._batches, None)
-        self.under_way = None if batch is None else (batch, self._begin(batch))
+        if batch:
+            self._under_way.append((batch, self._begin(batch, buffer), buffer))
 
-    def abandon(self) -> None:
-        """Returns when nothing is written to the buffer any more."""
-        if self.under_way:
-            self.under_way[1].abandon()
+    def close(self) -> None:
+        """Returns when nothing is written to a buffer any more."""
+        for _, ticket, _ in self._under_way:
+            ticket.abandon()
+
+
+def windows(buffer: np.ndarray, unit_bytes: int) -> np.ndarray:
+    """uint8 [buffer.size - unit_bytes + 1, unit_bytes]: row i is what begins at byte i, as a view."""
+    return np.lib.stride_tricks.sliding_window_view(buffer, unit_bytes)
 
 
 def in_buffer(buffer: np.ndarray, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:
     """uint8 [m, unit_bytes]: the units at ascending `offsets` of a buffer, as a view of it."""
     size, stride = units.unit_bytes, units.stride_bytes
-    windows = np.lib.stride_tricks.sliding_window_view(buffer, size)
+    rows_at = windows(buffer, size)
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first == (offsets.size - 1) * stride:
-        return windows[first : last + 1 : stride]
+        return rows_at[first : last + 1 : stride]
     rows = buffer[: offsets.size * size].reshape(-1, size)
     step = max(1, COPY_BYTES // size)
     for start in range(0, offsets.size, step):  # to the front, over bytes that are moved or nobody's
-        rows[start : start + step] = windows[offsets[start : start + step]]
+        rows[start : start + step] = rows_at[offsets[start : start + step]]
     return rows

@@ -53,6 +53,7 @@ def start_reads(
     page_bytes: int,
     page_crc32c: np.ndarray,
     num_threads: int,
+    units: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
 ) -> Reads: ...
 def start_ring_reads(
     fd: int,
@@ -63,6 +64,7 @@ def start_ring_reads(
     page_bytes: int,
     page_crc32c: np.ndarray,
     depth: int,
+    units: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
 ) -> Reads: ...
 def ring_error() -> int: ...
 def crc32c_pages(data: np.ndarray | bytes | memoryview, page_bytes: int) -> np.ndarray: ...

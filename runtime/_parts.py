@@ -1,11 +1,10 @@
-"""Who is where: the slots of a part's pinned and cached units, and the staging slots of a family. Bookkeeping only.
+"""Who is where: the slots of a part's pinned and cached units. Bookkeeping only.
 
 A part is one family of one layer, with a cache of its own wherever its units lie. Slots of a family are numbered
-through all layers: each layer's pinned units, then its cached ones, then, behind the last layer, the staging slots.
+through all layers: each layer's pinned units, then its cached ones.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +17,6 @@ from schemas.layout import Plan, Section, placed_parts
 
 Requests = Mapping[tuple[int, str], Sequence[np.ndarray]]
 """By layer and family, the ids of each request in order."""
-
-
-@dataclass(frozen=True)
-class Staging:
-    """Slots of a family that no unit keeps."""
-
-    first_slot: int
-    num_slots: int
 
 
 @dataclass(frozen=True)
@@ -48,18 +39,18 @@ class Part:
         """`ids` by ascending flash position."""
         return ids[np.argsort(self.position[ids])]
 
-    def admit(self, misses: np.ndarray) -> int:
+    def admit(self, misses: np.ndarray) -> np.ndarray:
         """Lets the policy choose among missing units and moves slots from those that go to those that come.
 
         Returns:
-            How many units were evicted.
+            The units that were evicted, integers.
         """
         admitted, evicted = self.cache.admit(misses)
         self.free.extend(self.slot[evicted].tolist())
         if admitted.size:
             self.slot[admitted] = self.free[: -admitted.size - 1 : -1]
             del self.free[-admitted.size :]
-        return evicted.size
+        return evicted
 
     def end_tokens(self, count: int) -> int:
         """Tells the policy that tokens are over; how many units it gave up."""
@@ -74,16 +65,6 @@ class Part:
             self.cache.drop(lost)
             self.free.extend(self.slot[lost].tolist())
 
-    def runs(self, ids: np.ndarray, staging: Staging) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Cuts `ids` into runs whose refused units fit into the staging slots: (start, stop, slots int32)."""
-        refused = ~self.cache.contains(ids)
-        rank = np.cumsum(refused) - refused  # how many refused units come before
-        staged = staging.first_slot + rank % staging.num_slots
-        slots = np.where(refused, staged, self.slot[ids]).astype(np.int32)
-        edges = np.flatnonzero(refused & (rank > 0) & (rank % staging.num_slots == 0))
-        for start, stop in itertools.pairwise([0, *edges.tolist(), ids.size]):
-            yield start, stop, slots[start:stop]
-
 
 def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[tuple[int, FamilyName], Part]:
     """All parts in use, with empty caches and their slots numbered.
@@ -96,7 +77,7 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
     Raises:
         ColdpressError: if the policy cannot be used, as where it knows the future and there is none to know.
     """
-    next_slot = dict.fromkeys((family for family, _ in plan.staging_slots), 0)
+    next_slot = dict.fromkeys((part.family for part in plan.parts), 0)
     positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
     parts: dict[tuple[int, FamilyName], Part] = {}
     for wanted, section in placed_parts(plan, artifact.manifest.flash.sections):
@@ -123,7 +104,6 @@ def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.nda
     return order, position
 
 
-def staging_of(plan: Plan, family: FamilyName, num_units: int) -> Staging:
-    """The staging slots of a family: behind the slots of its parts; no more than a layer has units to fill them."""
-    kept = sum(part.num_pinned + part.cache_slots for part in plan.parts if part.family == family)
-    return Staging(kept, min(dict(plan.staging_slots)[family], num_units))
+def num_slots(plan: Plan, family: FamilyName) -> int:
+    """Units of a family that all layers keep, pinned or cached."""
+    return sum(part.num_pinned + part.cache_slots for part in plan.parts if part.family == family)

@@ -1,5 +1,5 @@
-"""One DRAM budget, divided: resident tensors, predictors, KV cache, read buffer and staging first, then pinned units,
-and cache slots with all that is left. Pure arithmetic on the manifest's plans.
+"""One DRAM budget, divided: resident tensors, predictors, KV cache and read buffer first, then pinned units, and
+cache slots with all that is left. Pure arithmetic on the manifest's plans.
 
 Slots are spread evenly over the layers (DIP, appendix A: no gain was found from spreading them otherwise) and, where
 layers or families differ, by demand: density times bytes, the flash traffic of a token without a cache.
@@ -24,18 +24,16 @@ class Claim(NamedTuple):
     num_pinned: int
 
 
-def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
-    """DRAM that a plan needs before any unit is kept: resident, predictors, KV cache, read buffer, staging slots."""
-    unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
-    staging = sum(slots * unit_bytes[family] for family, slots in plan.staging_slots)
-    return plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + plan.read_buffer_bytes + staging
+def fixed_bytes(plan: Plan) -> int:
+    """DRAM that a plan needs before any unit is kept: resident, predictors, KV cache, read buffer."""
+    return plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + plan.read_buffer_bytes
 
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
     """DRAM that a plan needs: the fixed part, and the slots of pinned and cached units."""
     unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
     slots = sum((part.num_pinned + part.cache_slots) * unit_bytes[part.family] for part in plan.parts)
-    return fixed_bytes(manifest, plan) + slots
+    return fixed_bytes(plan) + slots
 
 
 def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None) -> Plan:
@@ -63,7 +61,7 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     Raises:
         DoesNotFitError: if the fixed part does not fit.
     """
-    fixed = fixed_bytes(manifest, plan)
+    fixed = fixed_bytes(plan)
     if fixed > dram_budget_bytes:
         raise DoesNotFitError(
             f"{MANIFEST_FILE}: {plan.title} needs {fixed} bytes of DRAM before any unit is cached (resident "

@@ -1,57 +1,65 @@
 """Ids in, rows in memory out: cache, planner and flash under one DRAM budget. The runtime's one stateful class.
 
-`fetch` is the path of a decoded token: cache lookup, read plan, device reads, admission and eviction, copies into
-slots. Reads are under way before the first units are handed out, and what has arrived is computed with while the rest
-is read. `stream` is the prefill's dense pass. The units of a family lie in one array for all layers, `rows(family)`:
-first each layer's slots (pinned, then cached), then staging slots shared by all layers for units that are used but not
-kept. A unit stays in its slot as long as it is cached: kernels take slot numbers, so rows need not be moved together
-as in LLM-in-a-flash 3.3, and an evicted unit's slot is simply the next one to be filled.
+`fetch` is the path of a decoded token: cache lookup, admission and eviction, read plan, device reads. Reads are under
+way before the first units are handed out, and what has arrived is computed with while the rest is read. `stream` is
+the prefill's dense pass. The units of a family that are kept lie in one array for all layers, each layer's pinned ones
+and then its cached ones. A unit stays in its slot as long as it is cached: kernels take slot numbers, so rows need not
+be moved together as in LLM-in-a-flash 3.3, and an evicted unit's slot is simply the next one to be filled. Units lie on
+flash packed, so that a read that bypasses the page cache cannot end in their slots: whoever has read them copies those
+that are kept, and those that are not are used where they were read to.
 """
 
 import hashlib
 import os
 import resource
 import sys
-from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from runtime import _native, _plugins, planner
 from runtime._counters import Counters
 from runtime._extents import span_bytes
-from runtime._incoming import COPY_BYTES, Incoming, in_buffer
-from runtime._parts import Part, Requests, Staging, parts_of, staging_of
+from runtime._incoming import Incoming, halves, in_buffer, under_way_together, windows
+from runtime._parts import Part, Requests, num_slots, parts_of
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
-from runtime.flash import Reader, Ticket
+from runtime.flash import Landing, Reader, Ticket
 from runtime.sparsity import Residency
 from runtime.token_time import computed_bytes, dram_seconds
 from runtime.trace import Recorder
 from schemas.device import flash_seconds
 from schemas.errors import DoesNotFitError
-from schemas.families import FamilyName, num_units
+from schemas.families import FamilyName
 from schemas.layout import Plan
 from schemas.manifest import MANIFEST_FILE
 from schemas.metrics import RunMetrics
 
 MAX_READ_BYTES = 512 << 10
 """Longest single read: devices reach their peak bandwidth before, and longer ones leave fewer to run side by side."""
-LEAST_HALF_BYTES = 128 << 10
-"""Smaller halves of a read buffer are not used apart: neighbours share a page, which is read for both."""
+MAX_BUFFER_BYTES = 1 << 30
+"""More of a read buffer is not used: places in it are numbers of 32 bits."""
 ARRIVAL_BYTES = 1 << 20
 """Read between two batches of a fetch, at least: with less, calls would cost more than they let overlap."""
 
 
+class _Begin(Protocol):
+    def __call__(self, batch: planner.Batch, into: np.ndarray, landing: Landing) -> Ticket: ...
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Units that are in memory until the next batch is asked for: `rows(family)[slots[i]]` is unit `ids[i]`."""
+    """Units that are in memory until the next batch is asked for: `rows[slots[i]]` is unit `ids[i]`."""
 
     ids: np.ndarray
     """int32 [m]."""
     slots: np.ndarray
     """int32 [m]."""
+    rows: np.ndarray
+    """uint8 [slots, unit_bytes]; rows may overlap."""
 
 
 class Store:
@@ -87,29 +95,28 @@ class Store:
         self._page_bytes = artifact.manifest.flash.page_bytes
         # one fetch reads no page more than twice and no unit twice, so that more than that would never be touched,
         # whatever a plan says
-        self._buffer = _native.aligned_buffer(min(plan.read_buffer_bytes, 2 * artifact.manifest.flash.size_bytes))
+        size_bytes = min(plan.read_buffer_bytes, 2 * artifact.manifest.flash.size_bytes, MAX_BUFFER_BYTES)
+        self._buffer = _native.aligned_buffer(size_bytes)
         self._extents = hashlib.sha256()
         self._parts = parts_of(artifact, plan, requests)
         self._rows: dict[FamilyName, np.ndarray] = {}
-        self._staging: dict[FamilyName, Staging] = {}
+        self._halves: dict[FamilyName, list[np.ndarray]] = {}
         for entry in artifact.manifest.families:
             family: FamilyName = entry.family
-            self._staging[family] = staging = staging_of(plan, family, num_units(family, artifact.manifest.model))
-            self._rows[family] = np.empty((staging.first_slot + staging.num_slots, entry.unit_bytes), np.uint8)
+            self._rows[family] = np.empty((num_slots(plan, family), entry.unit_bytes), np.uint8)
+            least = span_bytes(entry.unit_bytes, self._page_bytes)
+            self._halves[family] = halves(self._buffer, self._page_bytes, least)
         for (_, family), part in self._parts.items():
             self._load_pinned(part, family)
 
     def _load_pinned(self, part: Part, family: FamilyName) -> None:
         pinned = part.in_flash_order(np.flatnonzero(part.cache.present))
-        for batch in self._read(self._planned(part, part.position[pinned], self._buffer.size)):
-            ids = pinned[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
-            self._copy(family, part.slot[ids], batch.buffer_offset)
-            self.counters.load_reads += len(batch.extents)
-            self.counters.load_read_bytes += batch.extents.num_bytes
-
-    def rows(self, family: FamilyName) -> np.ndarray:
-        """uint8 [slots, unit_bytes]: the memory that `Batch.slots` index; the same array for the store's whole life."""
-        return self._rows[family]
+        planned = self._planned(part, part.position[pinned], self._room(family))
+        with closing(self._incoming(part, family, planned, pinned, self._submit)) as incoming:
+            for batch, ticket, _ in incoming:
+                ticket.finish()
+                self.counters.load_reads += len(batch.extents)
+                self.counters.load_read_bytes += batch.extents.num_bytes
 
     def residency(self, layer: int, family: FamilyName) -> Residency:
         """Which units a fetch would not have to read, and where the others lie."""
@@ -137,10 +144,9 @@ class Store:
     def fetch(self, layer: int, family: FamilyName, ids: np.ndarray) -> Iterator[Batch]:
         """Brings units into memory.
 
-        First comes one batch of what is there already, while the rest is being read, then batches of that as they
-        arrive. Between two batches nothing that was yielded in this fetch is overwritten but staging slots, so each
-        batch must be used before the next is asked for. A fetch that is given up, or fails, leaves the cache without
-        the units that were not read.
+        First comes what is there already, while the rest is being read, then that as it arrives. Each batch must be
+        used before the next is asked for: what is not kept is gone then. A fetch that is given up, or fails, leaves the
+        cache without the units that were not read.
 
         Args:
             layer: Layer number.
@@ -162,62 +168,75 @@ class Store:
         hits, misses = ids[present], ids[~present]
         self.counters.hits += hits.size
         self.counters.misses += misses.size
-        planned, units = self._reads_for(part, misses)
+        planned, units = self._reads_for(part, family, misses)
         if self._use_read_units:
             hits = np.flatnonzero(part.cache.present).astype(np.int32)
+        self.counters.modelled_flash_s += self._modelled_seconds(planned, family)
         self.counters.used_bytes += units.size * part.units.unit_bytes
         self.counters.active_bytes += (hits.size + units.size) * part.units.unit_bytes
-        incoming = Incoming(planner.batches(planned, self._buffer.size), self._begin)
-        try:
-            if hits.size:
-                yield Batch(hits, part.slot[hits])
-            if units.size:
-                self.counters.evictions += part.admit(misses)
-                yield from self._arriving(part, family, units, incoming)
-        finally:
-            incoming.abandon()
+        slots, evicted = part.slot[hits], part.admit(misses)
+        self.counters.evictions += evicted.size
+        if self._use_read_units and evicted.size:  # their slots are read into as soon as reads begin
+            going = np.isin(hits, evicted)
+            yield Batch(hits[going], slots[going], self._rows[family])
+            hits, slots = hits[~going], slots[~going]
+        yield from self._arriving(part, family, Batch(hits, slots, self._rows[family]), planned, units)
 
-    def _reads_for(self, part: Part, misses: np.ndarray) -> tuple[planner.ReadPlan, np.ndarray]:
+    def _reads_for(self, part: Part, family: FamilyName, misses: np.ndarray) -> tuple[planner.ReadPlan, np.ndarray]:
         """The reads that bring `misses`, and the units that a token takes from them: int32, in flash order."""
         positions = np.sort(part.position[misses])
-        planned = self._planned(part, positions, self._buffer.size)
+        planned = self._planned(part, positions, self._room(family))
         if self._use_read_units:
             brought = planner.brought(part.units, part.order.size, planned.extents)
             positions = brought[~part.cache.present[part.order[brought]]]
             planned = planner.inside(part.units, positions, planned.extents)
         return planned, part.order[positions]
 
-    def _arriving(self, part: Part, family: FamilyName, units: np.ndarray, incoming: Incoming) -> Iterator[Batch]:
-        """Batches of `units`, which are what the reads bring, as they arrive."""
-        staging, num_read = self._staging[family], 0
+    def _arriving(
+        self, part: Part, family: FamilyName, there: Batch, planned: planner.ReadPlan, units: np.ndarray
+    ) -> Iterator[Batch]:
+        """What is there, and then `units`, which the reads of a plan bring in this order, as they arrive."""
+        num_read = 0
         try:
-            while incoming.under_way:
-                batch, ticket = incoming.under_way
-                for first, last, count in planner.arrivals(batch, part.units.unit_bytes, ARRIVAL_BYTES):
-                    ticket.wait(count)
-                    ids = units[batch.first_unit + first : batch.first_unit + last]
-                    for start, stop, slots in part.runs(ids, staging):
-                        self._copy(family, slots, batch.buffer_offset[first + start : first + stop])
-                        num_read = batch.first_unit + first + stop
-                        if first + stop == batch.buffer_offset.size:
-                            self.counters.flash_s += ticket.finish()
-                            incoming.begin_next()  # the buffer is free again
-                        yield Batch(ids[start:stop], slots)
+            with closing(self._incoming(part, family, planned, units, self._begin)) as incoming:
+                if there.ids.size:
+                    yield there
+                for batch, ticket, buffer in incoming:
+                    for first, last, count in planner.arrivals(batch, part.units.unit_bytes, ARRIVAL_BYTES):
+                        ticket.wait(count)
+                        num_read = batch.first_unit + last
+                        ids = units[batch.first_unit + first : num_read]
+                        kept = part.cache.contains(ids)
+                        if kept.any():
+                            yield Batch(ids[kept], part.slot[ids[kept]], self._rows[family])
+                        if not kept.all():
+                            places = batch.buffer_offset[first:last][~kept].astype(np.int32)
+                            yield Batch(ids[~kept], places, windows(buffer, part.units.unit_bytes))
+                    self.counters.flash_s += ticket.finish()
         finally:
             part.forget(units[num_read:])
 
-    def _begin(self, batch: planner.Batch) -> Ticket:
+    def _incoming(
+        self, part: Part, family: FamilyName, planned: planner.ReadPlan, units: np.ndarray, begin: "_Begin"
+    ) -> Incoming:
+        """The reads of a plan that brings `units`; those that are kept go to their slots."""
+        kept, slots, rows = part.cache.contains(units), part.slot[units], self._rows[family]
+
+        def begin_batch(batch: planner.Batch, buffer: np.ndarray) -> Ticket:
+            its = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
+            return begin(batch, buffer, Landing(batch.buffer_offset[kept[its]], slots[its][kept[its]], rows))
+
+        return Incoming(planner.batches(planned, self._room(family)), self._halves[family], begin_batch)
+
+    def _begin(self, batch: planner.Batch, into: np.ndarray, landing: Landing) -> Ticket:
         """Has the reads of a batch begin, and counts them."""
         self.counters.reads += len(batch.extents)
         self.counters.read_bytes += batch.extents.num_bytes
-        self.counters.modelled_flash_s += self._modelled_seconds(batch)
-        return self._submit(batch, self._buffer)
+        return self._submit(batch, into, landing)
 
-    def _read(self, planned: planner.ReadPlan) -> Iterator[planner.Batch]:
-        """Makes the reads, a buffer at a time, one after the other."""
-        for batch in planner.batches(planned, self._buffer.size):
-            self._submit(batch, self._buffer).finish()
-            yield batch
+    def _room(self, family: FamilyName) -> int:
+        """Bytes of the read buffer that a batch may take."""
+        return self._halves[family][0].size
 
     def _planned(self, part: Part, positions: np.ndarray, room: int) -> planner.ReadPlan:
         """The reads for units at ascending flash positions, none longer than `room` bytes."""
@@ -227,23 +246,14 @@ class Store:
     def _max_read_bytes(self, part: Part, room: int) -> int:
         return max(min(MAX_READ_BYTES, room), span_bytes(part.units.unit_bytes, self._page_bytes))
 
-    def _submit(self, batch: planner.Batch, into: np.ndarray) -> Ticket:
+    def _submit(self, batch: planner.Batch, into: np.ndarray, landing: Landing | None = None) -> Ticket:
         self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
         self._extents.update(batch.extents.lengths.astype("<i8").tobytes())
-        return self._flash.submit(batch.extents, into)
+        return self._flash.submit(batch.extents, into, landing)
 
-    def _modelled_seconds(self, batch: planner.Batch) -> float:
-        return float(flash_seconds(self._modelled, len(batch.extents), batch.extents.num_bytes))
-
-    def _copy(self, family: FamilyName, slots: np.ndarray, offsets: np.ndarray) -> None:
-        """Copies units from the read buffer to their slots."""
-        if not self._flash.moves_data:
-            return
-        rows = self._rows[family]
-        windows = np.lib.stride_tricks.sliding_window_view(self._buffer, rows.shape[1])
-        step = max(1, COPY_BYTES // rows.shape[1])
-        for start in range(0, slots.size, step):
-            rows[slots[start : start + step]] = windows[offsets[start : start + step]]
+    def _modelled_seconds(self, planned: planner.ReadPlan, family: FamilyName) -> float:
+        portions = under_way_together(planned, self._buffer.size, self._room(family))
+        return sum(float(flash_seconds(self._modelled, len(extents), extents.num_bytes)) for extents in portions)
 
     def stream(self, layer: int, family: FamilyName) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All units of a family of a layer in flash order: the prefill's dense pass.
@@ -266,22 +276,10 @@ class Store:
         part = self._parts[layer, family]
         if self._recorder:
             self._recorder.stream(layer, family)
-        room = self._dense_room(part)
-        halves = (
-            [self._buffer[:room], self._buffer[room : 2 * room]] if 2 * room <= self._buffer.size else [self._buffer]
-        )
-        under_way: deque[tuple[planner.Batch, Ticket, np.ndarray]] = deque()
-        try:
-            for number, batch in enumerate(self._dense_batches(part, room)):
-                into = halves[number % len(halves)]
-                under_way.append((batch, self._submit(batch, into), into))
-                if len(under_way) == len(halves):
-                    yield self._arrived(part, *under_way.popleft())
-            while under_way:
-                yield self._arrived(part, *under_way.popleft())
-        finally:
-            for _, ticket, _ in under_way:
-                ticket.abandon()
+        batches = self._dense_batches(part, self._room(family))
+        with closing(Incoming(batches, self._halves[family], self._submit)) as incoming:
+            for batch, ticket, buffer in incoming:
+                yield self._arrived(part, batch, ticket, buffer)
 
     def _arrived(
         self, part: Part, batch: planner.Batch, ticket: Ticket, buffer: np.ndarray
@@ -292,12 +290,6 @@ class Store:
         self.counters.prefill_read_bytes += batch.extents.num_bytes
         ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
         return ids, in_buffer(buffer, batch.buffer_offset, part.units)
-
-    def _dense_room(self, part: Part) -> int:
-        """Bytes of the read buffer that a batch of the dense pass may take: half, or all where that is too little."""
-        half = self._buffer.size // 2 // self._page_bytes * self._page_bytes
-        least = max(LEAST_HALF_BYTES, span_bytes(part.units.unit_bytes, self._page_bytes))
-        return half if half >= least else self._buffer.size
 
     def _dense_batches(self, part: Part, room: int) -> Iterator[planner.Batch]:
         """A pass over all units of a part: from front to back, or around the other layers of its group."""

@@ -91,9 +91,8 @@ class Plan(Record):
     predictor_bytes: Count
     kv_cache_bytes: Count
     read_buffer_bytes: PositiveCount
-    """Page-rounded buffer that device reads land in; also bounds the prefill's blocks."""
-    staging_slots: Many[tuple[FamilyName, PositiveCount]]
-    """Per family, slots shared by all layers for units that are used but not cached."""
+    """Page-rounded buffer that device reads land in, and that units are used from which are not cached; also bounds the
+    prefill's blocks."""
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     queue_depth: PositiveCount

@@ -18,7 +18,7 @@ class Budget(Record):
     predictor_bytes: Count
     kv_cache_bytes: Count
     buffer_bytes: Count
-    """Read buffers and staging slots."""
+    """The read buffer."""
     cache_bytes: Count
     """Pinned units and cache slots: what is left."""
 

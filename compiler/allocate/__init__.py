@@ -39,7 +39,7 @@ from compiler.cost_model import (
     weight_bytes,
     whole_rank,
 )
-from compiler.dense_run import buffers_of
+from compiler.dense_run import buffer_of
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
 from schemas.base import ArrayFile, Options, PositiveCount
@@ -196,7 +196,7 @@ def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
         ),
         layers_per_group=config.layers_per_group,
     )
-    buffers = buffers_of(model, sparsity, free - predictors, device).total_bytes
+    buffers = buffer_of(model, sparsity, free - predictors, device)
     cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, predictors, buffers))
     divided = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": cache})
     return sparsity.model_copy(update={"budget": divided})

@@ -14,7 +14,7 @@ import numpy as np
 
 from compiler._io import load_arrays
 from compiler.cost_model import unit_bytes
-from compiler.dense_run import buffers_of, computed_bytes, dense_run, read_units
+from compiler.dense_run import buffer_of, computed_bytes, dense_run, read_units
 from runtime._plugins import load
 from runtime.token_time import dram_seconds
 from schemas.activations import Activations, LayerStatistics
@@ -71,7 +71,7 @@ def _replay(
     """(flash seconds, bytes of active units, bytes of missed ones) of one layer, means over held-out tokens."""
     budget = sparsity.budget
     free = budget.buffer_bytes + budget.cache_bytes
-    buffer_bytes = buffers_of(model, sparsity, free, device).read_buffer_bytes
+    buffer_bytes = buffer_of(model, sparsity, free, device)
     gap_bytes = device.flash.break_even_gap_bytes
 
     def demand(family: FamilyName, layer: int) -> float:

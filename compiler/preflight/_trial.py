@@ -22,14 +22,14 @@ from compiler.checkpoint.private import private_folder
 from compiler.checkpoint.shapes import Shapes
 from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from compiler.cost_model import HasShapes, buffers_for, kv_cache_bytes, resident_bytes
+from compiler.cost_model import HasShapes, kv_cache_bytes, read_buffer_bytes, resident_bytes
 from compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
 from runtime._plugins import load
 from schemas.base import Options
 from schemas.corpus import Corpus, TokenBlocks
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName, FormatName, Method
+from schemas.families import FormatName, Method
 from schemas.model import Model, SourceFile
 
 M = TypeVar("M", Model, Shapes)
@@ -172,7 +172,7 @@ def slice_budget(model: Model, few: Model, build: Build, page_bytes: int) -> int
 
 
 def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
-    """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache and the smallest buffers.
+    """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache and the smallest read buffer.
 
     With `auto` that of the candidate that needs the least.
     """
@@ -180,9 +180,8 @@ def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
     def least_of(method: str) -> int:
         options = own_options(method, build.options) if build.method == AUTO else build.options
         families = families_for(method, options, model.spec)
-        whole: dict[FamilyName, tuple[float, ...]] = dict.fromkeys(families, (1.0,) * model.spec.num_hidden_layers)
-        buffers = buffers_for(model.spec, build.format, whole, 0, page_bytes).total_bytes
-        return resident_bytes(model, families, build.format) + buffers
+        buffer = read_buffer_bytes(model.spec, build.format, families, 0, page_bytes)
+        return resident_bytes(model, families, build.format) + buffer
 
     methods = methods_for(build.method, model.spec.exact_zeros)
     return min(map(least_of, methods)) + kv_cache_bytes(model.spec, build.context_length)

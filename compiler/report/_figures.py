@@ -99,15 +99,13 @@ def budget_parts(layout: Layout) -> tuple[BudgetPart, ...]:
     """What the DRAM budget is spent on; the parts sum to it."""
     plan = layout.largest_plan
     planned = placed_parts(plan, layout.sections)
-    unit_bytes = {section.family: section.unit_bytes for section in layout.sections}
-    staging = sum(count * unit_bytes[family] for family, count in plan.staging_slots)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
     parts = [
         BudgetPart("resident weights", plan.resident_bytes),
         BudgetPart("predictors", plan.predictor_bytes),
         BudgetPart("KV cache", plan.kv_cache_bytes),
-        BudgetPart("read buffer and staging", plan.read_buffer_bytes + staging),
+        BudgetPart("read buffer", plan.read_buffer_bytes),
         BudgetPart("pinned units", pinned),
         BudgetPart("cached units", slots),
     ]

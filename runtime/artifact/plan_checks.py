@@ -59,8 +59,6 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     least = span_bytes(unit_bytes, page_bytes)
     fits = plan.read_buffer_bytes >= least and plan.read_buffer_bytes % page_bytes == 0
     require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")
-    staged = sorted(family for family, _ in plan.staging_slots)
-    require(staged == sorted(families), "staging_slots", staged, f"the families {', '.join(families)}")
     _check_parts(facts, plan, field)
 
 

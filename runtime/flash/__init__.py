@@ -4,11 +4,24 @@ A file of this package has a class `Flash(artifact, queue_depth)`, made for one 
 `Reader`.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from runtime._extents import Extents
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Units that are copied from where reads put them to their slots as soon as their pages have been checked."""
+
+    offsets: np.ndarray
+    """int64 [m], ascending: bytes from the start of the memory that is read into."""
+    slots: np.ndarray
+    """int32 [m]."""
+    rows: np.ndarray
+    """uint8 [slots, unit_bytes]: unit k goes to `rows[slots[k]]`."""
 
 
 class Ticket(Protocol):
@@ -41,9 +54,9 @@ class Reader(Protocol):
     direct: bool
     """Whether reads bypass the page cache; False means that memory outside the budget holds copies."""
 
-    def submit(self, extents: Extents, into: np.ndarray) -> Ticket:
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Ticket:
         """Begins to read `extents` one after another into `into` (uint8, at least their bytes), which is theirs until
-        the ticket's `finish` or `abandon` has returned."""
+        the ticket's `finish` or `abandon` has returned, as are the slots of `landing`."""
         ...
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from runtime import _native
 from runtime._extents import Extents
 from runtime.artifact.errors import DAMAGED, DeviceError
 from runtime.artifact.reader import Artifact
+from runtime.flash import Landing
 from schemas.errors import CorruptPageError
 from schemas.manifest import FLASH_FILE
 
@@ -50,22 +51,22 @@ class Flash:
                 FLASH_FILE,
             )
 
-    def submit(self, extents: Extents, into: np.ndarray) -> "Reading":
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> "Reading":
         """See `runtime.flash.Reader`."""
-        return Reading(self, extents, into)
+        return Reading(self, extents, into, landing)
 
     def close(self) -> None:
         """Closes the file, once."""
         self._finalizer()
 
-    def start(self, extents: Extents, into: np.ndarray) -> _native.Reads:
+    def start(self, extents: Extents, into: np.ndarray, landing: Landing | None) -> _native.Reads:
         """The reads, under way."""
-        return _native.start_reads(*self.read_arguments(extents, into), self._num_threads)
+        return _native.start_reads(*self.read_arguments(extents, into), self._num_threads, landed(landing))
 
     def read_arguments(
         self, extents: Extents, into: np.ndarray
     ) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, np.ndarray]:
-        """What the native core needs for these reads, but how many may be in flight."""
+        """What the native core needs for these reads, but how many may be in flight and where units land."""
         return (
             self._file,
             extents.offsets.astype(np.uint64),
@@ -98,10 +99,10 @@ class Flash:
 class Reading:
     """Reads under way; see `runtime.flash.Ticket`."""
 
-    def __init__(self, flash: Flash, extents: Extents, into: np.ndarray) -> None:
+    def __init__(self, flash: Flash, extents: Extents, into: np.ndarray, landing: Landing | None) -> None:
         """Begins them."""
-        self._flash, self._extents, self._into = flash, extents, into
-        self._reads = flash.start(extents, into)
+        self._flash, self._extents, self._into, self._landing = flash, extents, into, landing
+        self._reads = flash.start(extents, into, landing)
         self._waited_s, self._finished = 0.0, False
 
     def wait(self, count: int) -> None:
@@ -123,7 +124,7 @@ class Reading:
             start = time.perf_counter()
             failure = self._flash.result(self._extents, self._reads)
             if failure:
-                self._reads = self._flash.start(self._extents, self._into)
+                self._reads = self._flash.start(self._extents, self._into, self._landing)
                 failure = self._flash.result(self._extents, self._reads)
             if failure:
                 raise failure
@@ -134,6 +135,11 @@ class Reading:
     def abandon(self) -> None:
         """See `runtime.flash.Ticket`."""
         self._flash.result(self._extents, self._reads)
+
+
+def landed(landing: Landing | None) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """What the native core needs of a landing; nothing where no unit does."""
+    return (landing.offsets, landing.slots, landing.rows) if landing and landing.slots.size else None
 
 
 def _place(artifact: Artifact, start: int, length: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from runtime import _native
 from runtime._extents import Extents
 from runtime.artifact.reader import Artifact
-from runtime.flash import direct
+from runtime.flash import Landing, direct
 from schemas.errors import ColdpressError
 
 
@@ -34,6 +34,6 @@ class Flash(direct.Flash):
         super().__init__(artifact, queue_depth)
         self._queue_depth = queue_depth
 
-    def start(self, extents: Extents, into: np.ndarray) -> _native.Reads:
+    def start(self, extents: Extents, into: np.ndarray, landing: Landing | None) -> _native.Reads:
         """See `direct.Flash.start`."""
-        return _native.start_ring_reads(*self.read_arguments(extents, into), self._queue_depth)
+        return _native.start_ring_reads(*self.read_arguments(extents, into), self._queue_depth, direct.landed(landing))

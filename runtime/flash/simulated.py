@@ -4,38 +4,39 @@ Same interface as direct.py and no data, so that a trace can be replayed without
 the real bytes at modelled speed, so that text can be generated as if on that device.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from runtime._extents import Extents
 from runtime.artifact.reader import Artifact
-from runtime.flash import Reader, Ticket
+from runtime.flash import Landing, Reader, Ticket
 from schemas.device import flash_seconds
 
 
-@dataclass(frozen=True)
 class Modelled:
     """Reads that take the seconds of a model; see `runtime.flash.Ticket`."""
 
-    seconds: float
-    data: Ticket | None
+    def __init__(self, flash: "Flash", seconds: float, data: Ticket | None) -> None:
+        """Reads before `flash` until they are finished or abandoned."""
+        self._flash, self._seconds, self._data = flash, seconds, data
+        flash.tickets.add(self)
 
     def wait(self, count: int) -> None:
         """See `runtime.flash.Ticket`."""
-        if self.data:
-            self.data.wait(count)
+        if self._data:
+            self._data.wait(count)
 
     def finish(self) -> float:
         """See `runtime.flash.Ticket`."""
-        if self.data:
-            self.data.finish()
-        return self.seconds
+        if self._data:
+            self._data.finish()
+        self._flash.tickets.discard(self)
+        return self._seconds
 
     def abandon(self) -> None:
         """See `runtime.flash.Ticket`."""
-        if self.data:
-            self.data.abandon()
+        if self._data:
+            self._data.abandon()
+        self._flash.tickets.discard(self)
 
 
 class Flash:
@@ -54,11 +55,21 @@ class Flash:
         self._flash = artifact.manifest.device.flash.issuing(queue_depth)
         self._data = data
         self.moves_data = data is not None
+        self.tickets: set[Modelled] = set()
+        self._num_reads = self._num_bytes = 0
 
-    def submit(self, extents: Extents, into: np.ndarray) -> "Modelled":
-        """See `runtime.flash.Reader`; modelled seconds."""
-        seconds = float(flash_seconds(self._flash, len(extents), extents.num_bytes))
-        return Modelled(seconds, self._data.submit(extents, into) if self._data else None)
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Modelled:
+        """See `runtime.flash.Reader`; modelled seconds: what these reads add to those that the device still has."""
+        if not self.tickets:
+            self._num_reads = self._num_bytes = 0
+        before_s = self._busy_s()
+        self._num_reads += len(extents)
+        self._num_bytes += extents.num_bytes
+        data = self._data.submit(extents, into, landing) if self._data else None
+        return Modelled(self, self._busy_s() - before_s, data)
+
+    def _busy_s(self) -> float:
+        return float(flash_seconds(self._flash, self._num_reads, self._num_bytes))
 
     def close(self) -> None:
         """Closes where bytes come from."""

@@ -80,7 +80,7 @@ class StreamedBlock:
 
 @dataclass(frozen=True)
 class SlotBlock:
-    """Units in the store's slots: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes].
+    """Units where the store keeps or read them: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes].
 
     Each token uses its own units in their order here, so that its sums have the bits that they have alone.
     """

@@ -219,7 +219,6 @@ class Decoder:
         residency = self._store.residency(layer, family)
         chosen = [self._selection.select(layer, family, one, residency) for one in signal]
         ids, own_TU = union(chosen, residency.present.size)
-        memory = self._store.rows(family)
         for batch in self._store.fetch(layer, family, ids):
             own_TK = None if own_TU is None else own_TU[:, batch.ids]
-            yield SlotBlock(batch.ids, batch.slots, memory, self._units[family], own_TK)
+            yield SlotBlock(batch.ids, batch.slots, batch.rows, self._units[family], own_TK)

@@ -34,7 +34,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         spec = small_spec(num_hidden_layers=arguments.layers, hidden_size=2048, intermediate_size=6144)
-        recipe = Recipe(spec=spec, context_length=64, staging_slots=512, read_buffer_bytes=16 << 20)
+        recipe = Recipe(spec=spec, context_length=64, read_buffer_bytes=16 << 20)
         path = build_artifact(Path(folder) / "a", recipe).path
         print(json.dumps(measure(path)))
 

@@ -26,7 +26,7 @@ from runtime import _native, _plugins
 from runtime._extents import Extents
 from runtime.artifact.reader import Artifact
 from runtime.budget import fixed_bytes
-from runtime.flash import simulated
+from runtime.flash import Landing, simulated
 from runtime.generate import DEFAULT_FLASH, Session
 from runtime.simulate import replay
 from runtime.store import Store
@@ -92,7 +92,6 @@ def write_artifact(case: str, layers: int, cached: float, folder: Path) -> Path:
         format="int4_group32",
         pinned_share=cached * PINNED_SHARE,
         slots_share=cached * (1 - PINNED_SHARE),
-        staging_slots=1024,
         read_buffer_bytes=READ_BUFFER_BYTES,
         collapse_gap_bytes=16384,
         context_length=64,
@@ -109,10 +108,10 @@ class Noted(simulated.Flash):
         super().__init__(artifact, queue_depth)
         self.calls: list[Extents] = []
 
-    def submit(self, extents: Extents, into: np.ndarray) -> simulated.Modelled:
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> simulated.Modelled:
         """See `runtime.flash.Reader`."""
         self.calls.append(extents)
-        return super().submit(extents, into)
+        return super().submit(extents, into, landing)
 
 
 def decoded(path: Path, tokens: np.ndarray, budget: int | None, flash: str) -> tuple[Session, RunMetrics, list[Event]]:
@@ -154,7 +153,7 @@ def measure(case: str, path: Path, num_tokens: int, flash: str) -> Row:
     flash_s = reads_alone(session, calls, flash)
     manifest, count = session.artifact.manifest, metrics.num_tokens
     session.close()
-    everything = fixed_bytes(manifest, session.plan) + manifest.flash.size_bytes
+    everything = fixed_bytes(session.plan) + manifest.flash.size_bytes
     with decoded(path, tokens, everything, flash)[0] as whole:
         in_dram = whole.perplexity(tokens, sparse=True).metrics
     if in_dram.misses:

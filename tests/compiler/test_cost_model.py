@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler import cost_model
-from compiler.cost_model import budget_bytes, buffers_for, parse_share, stored_format
+from compiler.cost_model import budget_bytes, parse_share, read_buffer_bytes, stored_format
 from runtime._plugins import load, names
 from runtime.planner import Strided, plan_reads
 from schemas.device import Flash
@@ -71,19 +71,12 @@ def test_footprint_is_weights_and_kv_cache() -> None:
     assert cost_model.dense_footprint_bytes(model, "fp16", 100) == cost_model.weight_bytes(model, "fp16") + kv_cache
 
 
-def test_buffers_hold_a_unit_and_stay_within_their_shares() -> None:
+def test_the_read_buffer_holds_a_unit_and_stays_within_its_share() -> None:
     spec = model_of(hidden_size=1024, intermediate_size=4096).spec
-    unit = 3 * 1024 * 2
-    roomy = buffers_for(spec, "fp16", {"neuron": (0.1, 0.2)}, 1 << 30, 4096)
-    assert roomy.read_buffer_bytes == cost_model.PEAK_READ_BYTES
-    assert roomy.staging_slots == (("neuron", 820),)  # a token's active units of the denser layer
-    assert roomy.total_bytes == roomy.read_buffer_bytes + 820 * unit
-    tight = buffers_for(spec, "fp16", {"neuron": (0.1, 0.2)}, 1 << 20, 4096)
-    assert tight.read_buffer_bytes == 1 << 17
-    assert tight.staging_slots == (("neuron", (1 << 18) // unit),)
-    floor = buffers_for(spec, "fp16", {"neuron": (0.1, 0.2)}, -5, 4096)
-    assert floor.read_buffer_bytes == 3 * 4096  # a unit of 6,144 bytes touches three pages at most
-    assert floor.staging_slots == (("neuron", cost_model.MIN_STAGING_SLOTS),)
+    assert read_buffer_bytes(spec, "fp16", ["neuron"], 1 << 30, 4096) == cost_model.PEAK_READ_BYTES
+    assert read_buffer_bytes(spec, "fp16", ["neuron"], 1 << 20, 4096) == 1 << 17
+    # a unit of 6,144 bytes touches three pages at most
+    assert read_buffer_bytes(spec, "fp16", ["neuron"], -5, 4096) == 3 * 4096
 
 
 def test_the_least_sparsity_that_fits() -> None:
@@ -92,12 +85,11 @@ def test_the_least_sparsity_that_fits() -> None:
     assert cost_model.llm_sparsity(5, 4) == 0.0
 
 
-@given(free=st.integers(0, 1 << 22), density=st.floats(0.05, 1))
-def test_buffers_exceed_what_is_free_only_by_their_least_sizes(free: int, density: float) -> None:
+@given(free=st.integers(0, 1 << 22))
+def test_the_read_buffer_exceeds_what_is_free_only_by_its_least_size(free: int) -> None:
     spec = model_of().spec
-    densities = {"mlp_in": (density,) * 2, "mlp_mid": (density,) * 2}
-    least = buffers_for(spec, "int8_group32", densities, 0, 4096).total_bytes  # type: ignore[arg-type]
-    found = buffers_for(spec, "int8_group32", densities, free, 4096).total_bytes  # type: ignore[arg-type]
+    least = read_buffer_bytes(spec, "int8_group32", ["mlp_in", "mlp_mid"], 0, 4096)
+    found = read_buffer_bytes(spec, "int8_group32", ["mlp_in", "mlp_mid"], free, 4096)
     assert least <= found <= max(least, free)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compiler.cost_model import MIN_STAGING_SLOTS, WHOLE_MLP, kv_cache_bytes, resident_bytes, unit_bytes
+from compiler.cost_model import WHOLE_MLP, kv_cache_bytes, resident_bytes, unit_bytes
 from compiler.dense_run import dense_run
 from runtime._extents import span_bytes
 from runtime.artifact.reader import open_artifact
@@ -17,10 +17,10 @@ CONTEXT = 64
 
 
 def least_budget(model, device):
-    """Bytes below which no dense run fits: what is resident, the KV cache and the least buffers."""
+    """Bytes below which no dense run fits: what is resident, the KV cache and the least read buffer."""
     unit = unit_bytes(WHOLE_MLP, model.spec, "int8_group32")
     fixed = resident_bytes(model, (WHOLE_MLP,), "int8_group32") + kv_cache_bytes(model.spec, CONTEXT)
-    return fixed + MIN_STAGING_SLOTS * unit + span_bytes(unit, device.flash.page_bytes.value)
+    return fixed + span_bytes(unit, device.flash.page_bytes.value)
 
 
 def units_bytes(model):

@@ -78,14 +78,11 @@ def listed_name(folder: Path, chance: random.Random) -> str:
 def plan_figure(folder: Path, chance: random.Random) -> str:
     """A figure of a plan, with the budget and what else hangs on it."""
     manifest = _manifest(folder)
-    figure, count = chance.choice((*FIGURES, "staging_slots", "num_pinned", "cache_slots")), chance.choice(COUNTS)
+    figure, count = chance.choice((*FIGURES, "num_pinned", "cache_slots")), chance.choice(COUNTS)
     try:
         plan, spec = chance.choice(manifest["plans"]), manifest["model"]
         unit_bytes = {entry["family"]: entry["unit_bytes"] for entry in manifest["families"]}
-        if figure == "staging_slots":
-            entry = chance.choice(plan["staging_slots"])
-            more, entry[1] = (count - entry[1]) * unit_bytes[entry[0]], count
-        elif figure in ("num_pinned", "cache_slots"):
+        if figure in ("num_pinned", "cache_slots"):
             part = chance.choice(plan["parts"])
             count = min(count, 64)
             more, part[figure] = (count - part[figure]) * unit_bytes[part["family"]], count

@@ -227,8 +227,6 @@ MANIFEST_CASES = {
     "KV sum": (lambda m: plan(m, kv_cache_bytes=5), errors.PlanError, "kv_cache_bytes is 5, expected 49152"),
     "buffer": (lambda m: plan(m, read_buffer_bytes=4096), errors.PlanError, "read_buffer_bytes is 4096", "least 8192"),
     "odd buffer": (lambda m: plan(m, read_buffer_bytes=32769), errors.PlanError, "read_buffer_bytes is 32769"),
-    "staging": (lambda m: plan(m, staging_slots=[["neuron", 4]]), errors.PlanError, "staging_slots"),
-    "no staging": (lambda m: plan(m, staging_slots=[["up_down", 0]]), errors.SchemaError, "staging_slots"),
     "plan parts": (lambda m: m["plans"][0]["parts"].reverse(), errors.PlanError, "plans[0].parts"),
     "too many slots": (lambda m: part(m, 4, cache_slots=481), errors.PlanError, "plans[0].parts[4]", "at most 512"),
     "budget": (lambda m: plan(m, dram_budget_bytes=100_000), errors.PlanError, "dram_budget_bytes is 100000"),
@@ -260,9 +258,8 @@ def used(manifest):
     found = manifest["plans"][0]
     sizes = {entry["family"]: entry["unit_bytes"] for entry in manifest["families"]}
     fixed = sum(found[f"{name}_bytes"] for name in ("resident", "predictor", "kv_cache", "read_buffer"))
-    staging = sum(count * sizes[family] for family, count in found["staging_slots"])
     slots = sum((entry["num_pinned"] + entry["cache_slots"]) * sizes[entry["family"]] for entry in found["parts"])
-    return fixed + staging + slots
+    return fixed + slots
 
 
 def part(manifest, index, **changes):

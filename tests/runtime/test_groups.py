@@ -47,7 +47,7 @@ def test_fetch_and_stream_bring_the_layers_own_units(built, size, gap_bytes):
     for (layer, family), codes in units.items():
         ids = np.sort(random.choice(len(codes), 23, replace=False)).astype(np.int32)
         for batch in store.fetch(layer, family, ids):
-            assert (store.rows(family)[batch.slots] == codes[batch.ids]).all()
+            assert (batch.rows[batch.slots] == codes[batch.ids]).all()
         seen: list[int] = []
         for found, rows in store.stream(layer, family):
             assert (rows == codes[found]).all()

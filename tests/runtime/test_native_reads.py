@@ -295,3 +295,53 @@ def test_aligned_buffer_outlives_its_views():
 def test_impossible_buffers_are_refused():
     with pytest.raises(ValueError, match=r"a buffer of -1 bytes is not possible"):
         _native.aligned_buffer(-1)
+
+
+@pytest.mark.parametrize("unit_bytes", [100, 5000, 3 << 20])
+def test_units_land_in_their_slots_as_their_pages_are_read(start, fd, data, checksums, unit_bytes):
+    """Units of less than a page, over pages, and over more than one read of the system; the other slots are left."""
+    extents = [(0, 3), (7, 1), (40, 5)] if unit_bytes < PAGE * 3 else [(1, 390), (395, 2)]
+    lengths = np.array([count * PAGE for _, count in extents])
+    into = np.cumsum(lengths) - lengths
+    buffer = _native.aligned_buffer(int(lengths.sum()))
+    offsets = [int(into[0]), int(into[0]) + 5000, int(into[-1])] if unit_bytes < PAGE else [17]
+    offsets = [offset for offset in offsets if offset + unit_bytes <= buffer.size]
+    slots = np.arange(len(offsets), dtype=np.int32)[::-1] * 2
+    rows = np.full((7, unit_bytes), 0xA5, np.uint8)
+    read_offsets = u64([first * PAGE for first, _ in extents])
+    landing = (np.array(offsets, np.int64), np.ascontiguousarray(slots), rows)
+    reads = start(fd, read_offsets, u64(lengths), buffer, u64(into), PAGE, checksums, 8, landing)
+    assert reads.finish() == -1
+    whole = np.concatenate([data[first * PAGE : (first + count) * PAGE] for first, count in extents])
+    for offset, slot in zip(offsets, slots.tolist(), strict=True):
+        assert (rows[slot] == whole[offset : offset + unit_bytes]).all()
+    untouched = np.setdiff1d(np.arange(7), slots)
+    assert (rows[untouched] == 0xA5).all()
+
+
+def test_units_of_a_bad_page_do_not_land(start, fd, checksums):
+    wrong = checksums.copy()
+    wrong[2] ^= 1
+    rows = np.full((2, 64), 0xA5, np.uint8)
+    landing = (np.array([0, PAGE], np.int64), np.array([0, 1], np.int32), rows)
+    buffer = _native.aligned_buffer(2 * PAGE)
+    reads = start(fd, u64([0, 2 * PAGE]), u64([PAGE, PAGE]), buffer, u64([0, PAGE]), PAGE, wrong, 8, landing)
+    assert reads.finish() == 2
+    assert (rows[1] == 0xA5).all()
+    assert (rows[0] == buffer[:64]).all()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "slots", "message"),
+    [
+        ([0, PAGE - 63], [0, 1], "unit 1 at byte 4033 is before another or outside the buffer of 4096"),
+        ([64, 0], [0, 1], "unit 1 at byte 0 is before another"),
+        ([-1, 0], [0, 1], "unit 0 at byte -1 is before another or outside"),
+        ([0, 64], [0, 2], "slot 2 at index 1 is outside the store of 2 slots"),
+        ([0, 64], [0], "slots has 1 values, expected 2"),
+    ],
+)
+def test_units_that_cannot_land_are_refused(start, fd, checksums, offsets, slots, message):
+    landing = (np.array(offsets, np.int64), np.array(slots, np.int32), np.zeros((2, 64), np.uint8))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        start(fd, u64([0]), u64([PAGE]), _native.aligned_buffer(PAGE), u64([0]), PAGE, checksums, 8, landing)

@@ -31,7 +31,7 @@ def test_every_batch_holds_its_units(request, name, cache):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"staging_slots": 1},
+        {"read_buffer_bytes": 256 << 10},
         {"read_buffer_bytes": 8192},
         {"collapse_gap_bytes": 0},
         {"collapse_gap_bytes": 1 << 20},
@@ -52,25 +52,47 @@ def test_every_size_of_buffer_and_cache_works(tmp_path, changes):
 
 
 def test_hits_come_first_and_outlast_the_fetch(relu_artifact):
-    """Only staging slots are written again while a fetch runs."""
+    """Only what is not kept is gone when the next batch is asked for."""
     store, codes = open_store(relu_artifact), relu_artifact.units[0, "up_down"]
     list(store.fetch(0, "up_down", np.arange(40, dtype=np.int32)))
     cached = np.flatnonzero(store.residency(0, "up_down").present)
     wanted = np.arange(20, 300, dtype=np.int32)
     batches = list(store.fetch(0, "up_down", wanted))
     assert set(batches[0].ids.tolist()) == set(cached.tolist()) & set(wanted.tolist())
-    staging = store.rows("up_down").shape[0] - 24
-    for batch in batches:
-        kept = batch.slots < staging
-        assert (store.rows("up_down")[batch.slots[kept]] == codes[batch.ids[kept]]).all()
+    kept = [batch for batch in batches if batch.rows is batches[0].rows]
+    assert sum(batch.ids.size for batch in kept) == store.residency(0, "up_down").present[wanted].sum()
+    for batch in kept:
+        assert (batch.rows[batch.slots] == codes[batch.ids]).all()
 
 
-def test_a_batch_needs_no_more_staging_than_there_is(relu_artifact):
-    store = open_store(relu_artifact, cache="static")
-    batches = list(store.fetch(3, "up_down", np.arange(512, dtype=np.int32)))
-    staging = store.rows("up_down").shape[0] - 24
-    assert all((batch.slots >= staging).sum() <= 24 for batch in batches[1:])
-    assert sum(batch.ids.size for batch in batches) == 512
+def test_units_that_are_not_kept_are_used_where_they_were_read_to(relu_artifact):
+    """No memory but the read buffer's holds them, and no more of them come at once than it does."""
+    store = open_store(relu_artifact, cache="static", read_buffer_bytes=8192)
+    wanted = np.arange(512, dtype=np.int32)
+    present = store.residency(3, "up_down").present
+    sizes = []
+    for batch in store.fetch(3, "up_down", wanted):
+        read = ~present[batch.ids]
+        assert read.all() or not read.any()
+        assert np.shares_memory(batch.rows, store._buffer) == read.all()
+        sizes.append(batch.ids.size * read.any())
+    assert sum(sizes) == 512 - present.sum()
+    assert 0 < max(sizes) <= 8192 // 256
+
+
+def test_a_fetch_may_be_given_up_before_its_first_read_is_used(relu_artifact):
+    """Its units were admitted already: they are not there, and their slots are free again."""
+    store = open_store(relu_artifact)
+    list(store.fetch(0, "up_down", np.arange(40, dtype=np.int32)))
+    present = store.residency(0, "up_down").present.copy()
+    for _ in range(3):
+        fetching = store.fetch(0, "up_down", np.arange(20, 60, dtype=np.int32))
+        next(fetching)
+        fetching.close()
+        left = store.residency(0, "up_down").present
+        assert not left[~present].any()
+    for layer, family, ids in requests(relu_artifact):
+        check_fetch(store, relu_artifact, layer, family, ids)
 
 
 def test_pinned_units_are_there_from_the_start(relu_artifact):
@@ -148,9 +170,9 @@ def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
         def __init__(self, inner):
             self.inner, self.left = inner, 10**9
 
-        def submit(self, extents, into):
+        def submit(self, extents, into, landing=None):
             self.left -= 1
-            return self.inner.submit(extents, into) if self.left >= 0 else Corrupt()
+            return self.inner.submit(extents, into, landing) if self.left >= 0 else Corrupt()
 
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"read_buffer_bytes": 8192})
@@ -181,9 +203,9 @@ def test_no_read_is_longer_than_it_may_be(tmp_path, monkeypatch):
     lengths = []
     submit = direct.Flash.submit
 
-    def watched(flash, extents, buffer):
+    def watched(flash, extents, buffer, landing=None):
         lengths.extend(extents.lengths.tolist())
-        return submit(flash, extents, buffer)
+        return submit(flash, extents, buffer, landing)
 
     monkeypatch.setattr(direct.Flash, "submit", watched)
     store = open_store(built, read_buffer_bytes=2 << 20, dram_budget_bytes=64 << 20)
@@ -196,10 +218,10 @@ def test_no_read_is_longer_than_it_may_be(tmp_path, monkeypatch):
 @pytest.mark.parametrize("extra", [0, 50_000, 400_000, 10_000_000])
 def test_memory_is_what_the_budget_says(relu_artifact, extra):
     manifest = relu_artifact.manifest
-    budget = fixed_bytes(manifest, manifest.plans[0]) + extra
+    budget = fixed_bytes(manifest.plans[0]) + extra
     store = open_store(relu_artifact, dram_budget_bytes=budget)
     plan = store.plan
-    allocated = store.rows("up_down").nbytes + plan.read_buffer_bytes
+    allocated = store._rows["up_down"].nbytes + plan.read_buffer_bytes
     assert store.dram_used_bytes == plan.resident_bytes + plan.kv_cache_bytes + allocated
     assert store.dram_used_bytes <= budget
     for layer, family, ids in requests(relu_artifact, num_tokens=2):
@@ -229,12 +251,11 @@ def test_a_plan_beyond_this_machines_memory_is_refused_before_allocating(relu_ar
 
 def test_buffers_beyond_all_units_are_not_made(relu_artifact):
     """A plan may name any figures within its budget, and a budget is any figure: 10^15 bytes here."""
-    huge = {"staging_slots": (("up_down", 10**12),), "read_buffer_bytes": 4096 * 10**9, "dram_budget_bytes": 10**15}
+    huge = {"read_buffer_bytes": 4096 * 10**9, "dram_budget_bytes": 10**15}
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest)
     store = Store(artifact, plan.model_copy(update=huge), simulated.Flash(artifact, 8))
-    kept = sum(part.num_pinned + part.cache_slots for part in plan.parts)
-    assert len(store.rows("up_down")) == kept + 512  # the units of one layer
+    assert store._buffer.size == 2 * artifact.manifest.flash.size_bytes
 
 
 def test_metrics_are_the_counters(relu_artifact):
@@ -301,6 +322,29 @@ def test_what_costs_no_read_is_used(wide_artifact, cache, gap_bytes):
     assert store.extents_sha256() == plain.extents_sha256()
     assert (store.counters.hits, store.counters.misses) == (plain.counters.hits, plain.counters.misses)
     assert store.counters.active_bytes > plain.counters.active_bytes
+
+
+def test_what_makes_room_is_used_before_it_is_read_over(wide_artifact):
+    """On a device that is done at once; with `use_read_units` a token uses what its own request evicts."""
+
+    class AtOnce:
+        direct = moves_data = True
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def submit(self, extents, into, landing=None):
+            ticket = self.inner.submit(extents, into, landing)
+            ticket.finish()
+            return ticket
+
+    store = open_store(wide_artifact, options={"use_read_units": True}, collapse_gap_bytes=0)
+    store._flash = AtOnce(store._flash)
+    for layer, family, ids in requests(wide_artifact):
+        here = store.residency(layer, family).present.copy()
+        expected = everything_in_reach(wide_artifact, layer, family, ids[~here[ids]], here, 0)
+        check_fetch(store, wide_artifact, layer, family, expected, ids)
+    assert store.counters.evictions > 0
 
 
 def test_a_request_is_planned_once(wide_artifact, monkeypatch):

@@ -90,7 +90,6 @@ class Recipe:
     page_bytes: int = 4096
     pinned_share: float = 1 / 16
     slots_share: float = 1 / 8
-    staging_slots: int = 24
     read_buffer_bytes: int = 32768
     collapse_gap_bytes: int = 4096
     context_length: int = 32
@@ -334,15 +333,13 @@ def _plan(
         "predictor_bytes": _predictor_bytes(path),
         "kv_cache_bytes": kv_cache_bytes(recipe.spec, recipe.context_length),
         "read_buffer_bytes": recipe.read_buffer_bytes,
-        "staging_slots": [[family, recipe.staging_slots] for family in families],
         "collapse_gap_bytes": recipe.collapse_gap_bytes,
         "queue_depth": 8,
         "parts": parts,
     }
     slots = sum((part["num_pinned"] + part["cache_slots"]) * unit_bytes[part["family"]] for part in parts)
-    staging = sum(recipe.staging_slots * size for size in unit_bytes.values())
     fixed = sum(plan[name] for name in ("resident_bytes", "predictor_bytes", "kv_cache_bytes", "read_buffer_bytes"))
-    return plan | {"dram_budget_bytes": fixed + staging + slots}
+    return plan | {"dram_budget_bytes": fixed + slots}
 
 
 def _predictor_bytes(path: Path) -> int:

@@ -47,11 +47,11 @@ def check_fetch(
     store: Store, built: Built, layer: int, family: Any, ids: np.ndarray, asked: np.ndarray | None = None
 ) -> None:
     """Runs one fetch of `asked`, or of `ids`; `ids` must come, and every batch hold its units when it is yielded."""
-    rows, codes, seen = store.rows(family), built.units[layer, family], []
+    codes, seen = built.units[layer, family], []
     for batch in store.fetch(layer, family, ids if asked is None else asked):
         assert batch.ids.dtype == batch.slots.dtype == np.int32
         assert len(set(batch.slots.tolist())) == batch.slots.size
-        assert (rows[batch.slots] == codes[batch.ids]).all()
+        assert (batch.rows[batch.slots] == codes[batch.ids]).all()
         seen.append(batch.ids)
     found = np.sort(np.concatenate(seen)) if seen else ids[:0]
     assert (found == ids).all()

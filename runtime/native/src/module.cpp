@@ -2,15 +2,19 @@
 // its arguments. Bad arguments are ValueError with the numbers; failures of the device are OSError.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "attention.h"
 #include "cpu.h"
@@ -36,6 +40,8 @@ using Out1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Checksums = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Slots2 = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Buffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask2 = nb::ndarray<bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -191,9 +197,26 @@ void expect_extents(const Extents& extents, uint64_t buffer_bytes, uint64_t page
     throw nb::python_error();
 }
 
+using Units = std::tuple<Positions, Ids, Slots2>;  // offsets in the buffer, slots, the rows that slots index
+
+Landing landing_of(const std::optional<Units>& units, uint64_t buffer_bytes) {
+    if (!units) return {};
+    const auto& [offsets, slots, rows] = *units;
+    const int64_t count = static_cast<int64_t>(offsets.shape(0)), unit_bytes = static_cast<int64_t>(rows.shape(1));
+    expect_length("slots", slots.shape(0), count);
+    expect_slots(slots, rows.shape(0));
+    for (int64_t i = 0; i < count; ++i)
+        expect(offsets.data()[i] >= (i ? offsets.data()[i - 1] : 0) &&
+                   static_cast<uint64_t>(offsets.data()[i]) + static_cast<uint64_t>(unit_bytes) <= buffer_bytes,
+               "unit " + text(i) + " at byte " + text(offsets.data()[i]) + " is before another or outside the buffer of " +
+                   std::to_string(buffer_bytes) + " bytes");
+    return {offsets.data(), slots.data(), count, unit_bytes, rows.data(), unit_bytes};
+}
+
 // Reads under way, with what they need.
 struct PendingReads {
     Buffer buffer;
+    std::optional<Units> units;
     Checksums page_crc32c;
     int64_t count;
     std::unique_ptr<Reads> reads;
@@ -219,30 +242,32 @@ struct PendingReads {
 // Makes `Kind` of what was checked; `at_once` is how many reads may be in flight.
 template <typename Kind>
 PendingReads start(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
-                   const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c, int at_once) {
+                   const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c, int at_once,
+                   const std::optional<Units>& units) {
     const int64_t count = static_cast<int64_t>(offsets.shape(0));
     expect(page_bytes > 0, "page_bytes is " + text(page_bytes) + ", expected a positive number");
     expect_length("lengths", lengths.shape(0), count);
     expect_length("buffer_offsets", buffer_offsets.shape(0), count);
     const Extents extents{offsets.data(), lengths.data(), buffer_offsets.data(), count};
     expect_extents(extents, buffer.shape(0), static_cast<uint64_t>(page_bytes), page_crc32c.shape(0));
-    const Request request{fd, extents, buffer.data(), page_bytes, page_crc32c.data()};
-    return {buffer, page_crc32c, count, std::make_unique<Kind>(request, at_once)};
+    const Landing landing = landing_of(units, buffer.shape(0));
+    const Request request{fd, extents, buffer.data(), page_bytes, page_crc32c.data(), landing};
+    return {buffer, units, page_crc32c, count, std::make_unique<Kind>(request, at_once)};
 }
 
 PendingReads start_reads(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
                          const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c,
-                         int num_threads) {
+                         int num_threads, const std::optional<Units>& units) {
     return start<ThreadReads>(fd, offsets, lengths, buffer, buffer_offsets, page_bytes, page_crc32c,
-                              threads_of(num_threads));
+                              threads_of(num_threads), units);
 }
 
 PendingReads start_ring_reads(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
                               const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c,
-                              int depth) {
+                              int depth, const std::optional<Units>& units) {
     expect(depth >= 1, "depth is " + text(depth) + ", expected at least 1");
     expect(ring_error() == 0, "the kernel refuses io_uring; ask ring_error() first");
-    return start<RingReads>(fd, offsets, lengths, buffer, buffer_offsets, page_bytes, page_crc32c, depth);
+    return start<RingReads>(fd, offsets, lengths, buffer, buffer_offsets, page_bytes, page_crc32c, depth, units);
 }
 
 constexpr size_t kHugePageBytes = 2 << 20;
@@ -324,11 +349,13 @@ NB_MODULE(_native, m) {
              "Waits for all; the first page of the file with a wrong checksum, or -1.");
     m.def("start_reads", &start_reads, "fd"_a, nb::arg("offsets").noconvert(), nb::arg("lengths").noconvert(),
           nb::arg("buffer").noconvert(), nb::arg("buffer_offsets").noconvert(), "page_bytes"_a,
-          nb::arg("page_crc32c").noconvert(), "num_threads"_a,
-          "Begins to read the extents, in their order, up to num_threads at once.");
+          nb::arg("page_crc32c").noconvert(), "num_threads"_a, nb::arg("units").noconvert().none() = nb::none(),
+          "Begins to read the extents, in their order, up to num_threads at once. units = (offsets in the buffer, "
+          "slots, rows): these are copied to rows[slots] as they arrive.");
     m.def("start_ring_reads", &start_ring_reads, "fd"_a, nb::arg("offsets").noconvert(), nb::arg("lengths").noconvert(),
           nb::arg("buffer").noconvert(), nb::arg("buffer_offsets").noconvert(), "page_bytes"_a,
-          nb::arg("page_crc32c").noconvert(), "depth"_a, "As start_reads, through io_uring, up to depth at once.");
+          nb::arg("page_crc32c").noconvert(), "depth"_a, nb::arg("units").noconvert().none() = nb::none(),
+          "As start_reads, through io_uring, up to depth at once.");
     m.def("ring_error", &ring_error, "0, or the errno with which the kernel refuses io_uring.");
     m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
           "CRC32C of each page of the data, the last one padded with zeros.");

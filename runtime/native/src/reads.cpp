@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "crc32c.h"
 
@@ -52,7 +53,8 @@ Reads::Reads(const Request& request)
     : fd_(request.fd),
       buffer_(request.buffer),
       page_bytes_(request.page_bytes),
-      page_crc32c_(request.page_crc32c) {
+      page_crc32c_(request.page_crc32c),
+      landing_(request.landing) {
     const Extents& extents = request.extents;
     const uint64_t page = static_cast<uint64_t>(page_bytes_);
     const uint64_t step = std::max<uint64_t>(1, kPieceBytes / page) * page;
@@ -80,12 +82,25 @@ ReadResult Reads::finish() {
     return result_;
 }
 
+// Of a unit that reaches into other pieces only what lies in this one.
+void Reads::land(const Piece& piece) {
+    const int64_t begin = static_cast<int64_t>(piece.buffer_offset), end = begin + static_cast<int64_t>(piece.length);
+    const int64_t* const last = landing_.offsets + landing_.count;
+    const int64_t* unit = std::upper_bound(landing_.offsets, last, begin - landing_.unit_bytes);
+    for (; unit != last && *unit < end; ++unit) {
+        const int64_t from = std::max(begin, *unit), to = std::min(end, *unit + landing_.unit_bytes);
+        uint8_t* const row = landing_.rows + landing_.slots[unit - landing_.offsets] * landing_.stride;
+        std::memcpy(row + (from - *unit), buffer_ + from, static_cast<size_t>(to - from));
+    }
+}
+
 void Reads::arrived(int64_t index, uint64_t got, int error) {
     const Piece& piece = pieces_[static_cast<size_t>(index)];
     const bool cut = got < piece.length;
     const int64_t bad = cut ? -1
                             : first_bad_page(piece.offset, piece.length, buffer_ + piece.buffer_offset, page_bytes_,
                                              page_crc32c_);
+    if (!cut && bad < 0) land(piece);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (cut && (result_.error == 0 || piece.offset < result_.error_offset)) {
         result_.error = error ? error : EIO;

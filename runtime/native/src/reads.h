@@ -17,6 +17,16 @@ struct Extents {
     int64_t count;
 };
 
+// Units that are copied out of the buffer by the thread that has checked their pages.
+struct Landing {
+    const int64_t* offsets;  // of each unit in the buffer, ascending
+    const int32_t* slots;    // row of `rows` that it goes to
+    int64_t count;
+    int64_t unit_bytes;
+    uint8_t* rows;
+    int64_t stride;  // bytes from a row to the next
+};
+
 // What to read and where to; all of it must outlive the reads.
 struct Request {
     int fd;
@@ -24,6 +34,7 @@ struct Request {
     uint8_t* buffer;
     int64_t page_bytes;
     const uint32_t* page_crc32c;
+    Landing landing;
 };
 
 struct ReadResult {
@@ -60,8 +71,11 @@ class Reads {
     std::vector<Piece> pieces_;
 
    private:
+    void land(const Piece& piece);
+
     const int64_t page_bytes_;
     const uint32_t* const page_crc32c_;
+    const Landing landing_;
     std::vector<int64_t> stops_;  // behind each extent's last piece
 
     std::mutex mutex_;
