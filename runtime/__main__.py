@@ -1,4 +1,4 @@
-"""`coldpress-run`: generates text from an artifact, shows what it is, checks it, measures it, replays a trace.
+"""`coldpress-run`: generates text from an artifact, shows, checks and measures it, replays a trace, emulates a device.
 
 Parses the command line and prints; everything else is done by the modules it calls. Bad input ends in one sentence on
 stderr and exit code 2.
@@ -12,20 +12,20 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from runtime import _bench, _inspect, _summary
 from runtime._arguments import build_parser
 from runtime._sampling import Sampling
-from runtime.artifact import strict_json
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import Artifact, open_artifact
+from runtime.device_file import load_device, load_record
+from runtime.emulation import Emulation, emulate, emulated, our_command
 from runtime.generate import Session, choose_plan, on_device
 from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
@@ -34,12 +34,10 @@ from runtime.token_statistics import Token, spreads
 from runtime.tokenizer import TextCodec
 from runtime.trace import Recorder, load_trace
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError, clipped, printable
-from schemas.sealed import KEY, unseal
+from schemas.errors import ColdpressError, printable
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a stranger's tokenizer could move a terminal's cursor with."""
-DEVICE_JSON = replace(strict_json.MANIFEST, size_bytes=1 << 20)
 EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 
 
@@ -92,7 +90,12 @@ def _verify(arguments: argparse.Namespace) -> None:
         print(f"{arguments.artifact}: {files} files of {num_bytes} bytes, all as the manifest {artifact.sha256} says")
 
 
-def _measure(arguments: argparse.Namespace) -> None:
+def _measure(arguments: argparse.Namespace) -> int:
+    caps = emulated()
+    if arguments.emulate is not None and caps is None:
+        emulation = _emulation(arguments, Path(arguments.artifact).resolve())
+        print(f"emulating {emulation.title()}", flush=True)
+        return emulation.run(our_command(arguments.argv))
     prompt_ids = _prompt_ids(arguments, open_artifact(arguments.artifact))
     rows = _bench.run(
         lambda selector, cache: _session(arguments, selector, cache),
@@ -103,7 +106,14 @@ def _measure(arguments: argparse.Namespace) -> None:
     )
     print(_bench.render(rows))
     print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens")
-    _print_json(_bench.as_data(rows))
+    _print_json(_bench.as_data(rows) | ({"emulated": asdict(caps)} if caps else {}))
+    return 0
+
+
+def _emulate(arguments: argparse.Namespace) -> int:
+    emulation = _emulation(arguments, arguments.place.resolve())
+    print(f"emulating {emulation.title()}", file=sys.stderr, flush=True)
+    return emulation.run(arguments.command)
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
@@ -196,28 +206,17 @@ def _budget(arguments: argparse.Namespace) -> int | None:
     return None if arguments.dram_budget is None else parse_bytes(arguments.dram_budget)
 
 
+def _emulation(arguments: argparse.Namespace, place: Path) -> Emulation:
+    memory_bytes = None if arguments.memory is None else parse_bytes(arguments.memory)
+    return emulate(load_device(arguments.emulate), place, arguments.scale, memory_bytes)
+
+
 def _device(arguments: argparse.Namespace) -> DeviceProfile | None:
     if arguments.device is None:
         return None
     if getattr(arguments, "flash", "simulated") != "simulated":
         raise ColdpressError("--device is the device to simulate, but flash is read directly; add --flash simulated")
-    with arguments.device.open("rb") as file:
-        data = file.read(DEVICE_JSON.size_bytes + 1)  # of a pipe or a device node, too
-    strict_json.parse(data, lambda found, expected: _no_record(arguments.device, found, expected), DEVICE_JSON)
-    try:
-        opened = unseal(data)
-        if opened.stated not in (None, opened.found):
-            remedy = f"take the line {KEY} out if the change was meant"
-            raise ColdpressError(f"{arguments.device}: it has changed since it was written; {remedy}")
-        return DeviceProfile.model_validate_json(opened.body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = clipped(".".join(map(str, first["loc"])) or "the text")
-        raise ColdpressError(f"{arguments.device}: not a device record, at {place}: {clipped(first['msg'])}") from error
-
-
-def _no_record(path: Path, found: str, expected: str) -> ColdpressError:
-    return ColdpressError(f"{path}: not a device record, at the text: it is {found}, expected {expected}")
+    return load_record(arguments.device)
 
 
 def _prompt_ids(arguments: argparse.Namespace, artifact: Artifact) -> list[int]:
@@ -250,12 +249,13 @@ def _print_json(data: object) -> None:
     print(json.dumps(data))
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "generate": _generate,
     "inspect": _inspect_artifact,
     "verify": _verify,
     "bench": _measure,
     "simulate": _simulate,
+    "emulate": _emulate,
 }
 
 
@@ -264,9 +264,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     arguments = build_parser(COMMANDS).parse_args(argv)
+    arguments.argv = sys.argv[1:] if argv is None else list(argv)
+    subject = getattr(arguments, "artifact", "emulate")
     try:
         with np.errstate(all="ignore"):  # what overflows is looked for in results, and refused in a sentence
-            arguments.run(arguments)
+            code = arguments.run(arguments)
         sys.stdout.flush()
     except ColdpressError as error:
         return _fail(str(error))
@@ -274,14 +276,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        return _fail(f"{error.filename or arguments.artifact}: {error.strerror or error}")
+        return _fail(f"{error.filename or subject}: {error.strerror or error}")
     except MemoryError:
-        return _fail(
-            f"{arguments.artifact}: more memory was asked for than this process may have; give a smaller --dram-budget"
-        )
+        return _fail(f"{subject}: more memory was asked for than this process may have; give a smaller --dram-budget")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    return 0
+    return code or 0
 
 
 def _fail(sentence: str) -> int:

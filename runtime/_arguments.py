@@ -19,11 +19,14 @@ EXAMPLES = """examples:
   coldpress-run verify demo.coldpress
   coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
   coldpress-run generate demo.coldpress --prompt "Once" --trace run.trace
+  coldpress-run bench demo.coldpress --emulate pixel6 --scale 0.3
+  coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
   coldpress-run simulate demo.coldpress --trace run.trace --device device.json --dram-budget 2MB
 """
 BUDGET_HELP = "DRAM in bytes, or as 3GB, 50MB, 1.5GiB (default: the artifact's largest plan)"
 
 OPTIONS_HELP = "options behind a colon: window:window_tokens=3"
+DEVICE_HELP = "a device: the name of a profile, or its file in YAML or JSON"
 
 
 def _token_ids(text: str) -> list[int]:
@@ -58,7 +61,7 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a number such as 0.8") from error
 
 
-def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
+def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | None]]) -> argparse.ArgumentParser:
     """The parser; the namespace it gives has `run`, the function of the command that was named."""
     parser = argparse.ArgumentParser(
         prog="coldpress-run",
@@ -79,18 +82,23 @@ def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], None]]) -
             epilog=f"example:\n{example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        made.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
         made.set_defaults(run=commands[name])
         return made
 
-    generating = command("generate", "continue a prompt, reading weights from flash")
+    def of_artifact(name: str, text: str) -> argparse.ArgumentParser:
+        made = command(name, text)
+        made.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
+        return made
+
+    generating = of_artifact("generate", "continue a prompt, reading weights from flash")
     _add_generate(generating)
-    inspecting = command("inspect", "show what an artifact is: model, files, families, plans")
-    verifying = command("verify", "check every byte of an artifact: digests, page checksums, weights")
-    measuring = command("bench", "measure decoding for selectors and caches; the last line is JSON")
+    inspecting = of_artifact("inspect", "show what an artifact is: model, files, families, plans")
+    verifying = of_artifact("verify", "check every byte of an artifact: digests, page checksums, weights")
+    measuring = of_artifact("bench", "measure decoding for selectors and caches; the last line is JSON")
     _add_bench(measuring)
-    simulating = command("simulate", "replay a trace on a modelled device, without weights")
+    simulating = of_artifact("simulate", "replay a trace on a modelled device, without weights")
     _add_simulate(simulating)
+    _add_emulate(command("emulate", "run any command with the reads and the memory of a device"))
     for made in (generating, verifying):
         made.add_argument(
             "--identity", type=_sha256, metavar="SHA256", help="refuse any other artifact (see `inspect`)"
@@ -151,6 +159,8 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         "--runs", type=_at_least_one, default=3, metavar="N", help="runs per combination; caches stay warm (default: 3)"
     )
     _add_run(parser, "selectors to compare, such as dense,relu", "cache policies to compare, such as lru,lfu")
+    parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
+    _add_caps(parser)
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -162,6 +172,25 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=Path, metavar="FILE", help="device record (default: the artifact's own device)"
     )
+
+
+def _add_emulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("emulate", metavar="DEVICE", help=DEVICE_HELP)
+    parser.add_argument(
+        "--place", type=Path, default=Path(), metavar="PATH", help="on the disk to cap (default: the current folder)"
+    )
+    _add_caps(parser)
+    parser.add_argument("command", nargs="+", metavar="CMD", help="behind --: the command and its arguments")
+
+
+def _add_caps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scale",
+        type=_number,
+        metavar="F",
+        help="emulate this share of the device's reads and bytes per second (default: what the disk can give)",
+    )
+    parser.add_argument("--memory", metavar="BYTES", help="cap of all memory (default: the device's DRAM budget)")
 
 
 def _add_prompt(parser: argparse.ArgumentParser, required: bool) -> None:

@@ -2,10 +2,10 @@
 
 `python -m tests.benchmarks.decode [--cases swiglu-50 …] [--layers 2] [--tokens 8] [--cached 0.5] [--flash direct]`.
 Layers of a 7B's shape with random weights and a random order on flash in int4, `cached` of the units pinned or cached,
-read from this machine's disk by that file of runtime/flash. Three things are measured beside the run, in the same process: its reads alone, one submission after
-the other (`flash_s`); the same tokens with all units in DRAM (`compute_s`, which has the lookups in it); and its
-requests replayed without data (`bookkeeping_s`). A run that overlapped all it could would take
-max(flash_s, compute_s); one that overlaps nothing takes their sum.
+read from this machine's disk by that file of runtime/flash. Three things are measured beside the run, in the same
+process: its reads alone, one submission after the other (`flash_s`); the same tokens with all units in DRAM
+(`compute_s`, which has the lookups in it); and its requests replayed without data (`bookkeeping_s`). A run that
+overlapped all it could would take max(flash_s, compute_s); one that overlaps nothing takes their sum.
 
 Random weights give no token anything in common with the one before, so caches find what chance gives them. The last
 line is {rows: [{case, tokens_per_s, share_of_bound, gain_over_serial, wait_share, bookkeeping_share, hit_rate}]}.
