@@ -19,18 +19,20 @@ from typing import TextIO
 import numpy as np
 from safetensors import SafetensorError
 
-from runtime import _bench, _inspect, _summary
+from runtime import _bench, _inspect, _plugins, _summary
 from runtime._arguments import build_parser
 from runtime._sampling import Sampling
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import Artifact, open_artifact
 from runtime.device_file import load_device, load_record
+from runtime.draft_model import DraftModel, beside_draft
+from runtime.drafts import Drafting
 from runtime.emulation import Emulation, emulate, emulated, our_command
 from runtime.generate import Session, choose_plan, on_device
 from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
 from runtime.text_stream import TextStream
-from runtime.token_statistics import Token, spreads
+from runtime.token_statistics import Token
 from runtime.tokenizer import TextCodec
 from runtime.trace import Recorder, load_trace
 from schemas.device import DeviceProfile
@@ -42,8 +44,11 @@ EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    recorder = _recorder(arguments.trace)
-    session = _session(arguments, arguments.selector, arguments.cache, recorder)
+    recorder, other = _recorder(arguments.trace), _draft_session(arguments)
+    budget = _budget(arguments)
+    if other:
+        budget = beside_draft(open_artifact(arguments.artifact).manifest, other, budget)
+    session = _session(arguments, arguments.selector, arguments.cache, budget, recorder)
     codec = TextCodec.of(session.artifact)
     prompt_ids = _prompt_ids(arguments, session.artifact)
     text = _text_stream(arguments, prompt_ids, codec)
@@ -52,12 +57,16 @@ def _generate(arguments: argparse.Namespace) -> None:
         arguments.max_new_tokens,
         sampling=_sampling(arguments),
         ignore_eos=arguments.ignore_eos,
+        draft=DraftModel(other, session.artifact) if other else _draft_plugin(arguments),
+        draft_tokens=arguments.draft_tokens,
         on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
     )
     if recorder:
         _save_trace(recorder, arguments.trace)
     if not arguments.json:
-        print(_shown(text.rest() if text else "") + "\n\n" + _summary.render(done.metrics, spreads(done.tokens[1:])))
+        print(_shown(text.rest() if text else "") + "\n\n" + _summary.render(done.metrics, done.tokens))
+        if other:
+            print(_summary.render_draft(other.store))
         return
     _print_json(
         {
@@ -67,6 +76,7 @@ def _generate(arguments: argparse.Namespace) -> None:
             "stop": text.stop if text else None,
             "metrics": done.metrics.model_dump(mode="json"),
             **_summary.as_data(done.tokens),
+            "draft": other and _summary.draft_as_data(other.store),
         }
     )
 
@@ -98,7 +108,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         return emulation.run(our_command(arguments.argv))
     prompt_ids = _prompt_ids(arguments, open_artifact(arguments.artifact))
     rows = _bench.run(
-        lambda selector, cache: _session(arguments, selector, cache),
+        lambda selector, cache: _session(arguments, selector, cache, _budget(arguments)),
         [(selector, cache) for selector in _names(arguments.selector) for cache in _names(arguments.cache)],
         prompt_ids,
         arguments.tokens,
@@ -160,11 +170,15 @@ def _shown(text: str) -> str:
 
 
 def _session(
-    arguments: argparse.Namespace, selector: str | None, cache: str | None, recorder: Recorder | None = None
+    arguments: argparse.Namespace,
+    selector: str | None,
+    cache: str | None,
+    dram_budget_bytes: int | None,
+    recorder: Recorder | None = None,
 ) -> Session:
     return Session(
         arguments.artifact,
-        dram_budget_bytes=_budget(arguments),
+        dram_budget_bytes=dram_budget_bytes,
         selector=selector,
         cache=cache,
         flash=arguments.flash,
@@ -173,6 +187,21 @@ def _session(
         identity=getattr(arguments, "identity", None),
         started_s=time.perf_counter() - _process_age_s(),
     )
+
+
+def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
+    """A draft without a model."""
+    return None if arguments.draft is None else _plugins.load("runtime.drafts", arguments.draft).Draft()
+
+
+def _draft_session(arguments: argparse.Namespace) -> Session | None:
+    """The session of a draft artifact; None where the draft is none."""
+    if arguments.draft is None or arguments.draft in _plugins.names("runtime.drafts"):
+        if arguments.draft_budget is not None:
+            raise ColdpressError("--draft-budget is what a draft artifact may take, and there is none; leave it out")
+        return None
+    budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
+    return Session(arguments.draft, dram_budget_bytes=budget, flash=arguments.flash)
 
 
 def _sampling(arguments: argparse.Namespace) -> Sampling:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runtime import _plugins
 from runtime.generate import DEFAULT_FLASH
+from runtime.speculation import DRAFT_TOKENS
 from schemas import __version__
 from schemas.errors import clipped
 from schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
@@ -15,6 +16,7 @@ EXAMPLES = """examples:
   coldpress-run generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
   coldpress-run generate demo.coldpress --prompt-ids 1,403,407 --dram-budget 3MB --selector dense --json
   coldpress-run generate demo.coldpress --prompt "Once" --temperature 0.8 --top-k 40 --min-p 0.05 --stop "The end"
+  coldpress-run generate demo.coldpress --prompt "Once" --draft lookup --draft-tokens 4
   coldpress-run inspect demo.coldpress
   coldpress-run verify demo.coldpress
   coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
@@ -146,8 +148,31 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the draws (default: 0)")
     parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
+    _add_draft(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="record what was selected, for `simulate`")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def _add_draft(parser: argparse.ArgumentParser) -> None:
+    drafts = _plugins.names("runtime.drafts")
+    parser.add_argument(
+        "--draft",
+        metavar="DRAFT",
+        help=f"what proposes next tokens, to be checked in one pass: {' or '.join(drafts)}, or the folder of an "
+        "artifact with the same vocabulary; the text stays the same",
+    )
+    parser.add_argument(
+        "--draft-tokens",
+        type=_at_least_one,
+        default=DRAFT_TOKENS,
+        metavar="N",
+        help=f"tokens proposed per pass (default: {DRAFT_TOKENS})",
+    )
+    parser.add_argument(
+        "--draft-budget",
+        metavar="BYTES",
+        help="of the DRAM, what the draft artifact may take (default: its largest plan)",
+    )
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:

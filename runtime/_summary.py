@@ -5,18 +5,24 @@ from dataclasses import asdict
 from typing import Any
 
 from runtime.quantities import show_bytes, table
-from runtime.token_statistics import Spread, Token, TokenSpreads, spreads
+from runtime.store import Store
+from runtime.token_statistics import Drafted, Spread, Token, TokenSpreads, drafted, spreads
 from schemas.metrics import RunMetrics
 
 
 def as_data(tokens: Sequence[Token]) -> dict[str, Any]:
-    """The record of every token of a run, and the spreads of its decoded ones, which the first is not."""
-    decoded = spreads(tokens[1:])
-    return {"tokens": [asdict(token) for token in tokens], "per_token": decoded and asdict(decoded)}
+    """The record of every token of a run, the spreads of its decoded ones, which the first is not, and their drafts."""
+    decoded, speculation = spreads(tokens[1:]), drafted(tokens[1:])
+    return {
+        "tokens": [asdict(token) for token in tokens],
+        "per_token": decoded and asdict(decoded),
+        "speculation": speculation and asdict(speculation),
+    }
 
 
-def render(metrics: RunMetrics, decoded: TokenSpreads | None = None) -> str:
-    """The table for people, with the spreads of decoded tokens where there are any."""
+def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
+    """The table for people, with the spreads of decoded tokens where there are any, and what came of drafts."""
+    decoded, speculation = spreads(run_tokens[1:]), drafted(run_tokens[1:])
     tokens = max(1, metrics.num_tokens)
     speed = f"{metrics.num_tokens / metrics.decode_s:.1f}" if metrics.decode_s else "-"
     rows = [
@@ -26,6 +32,7 @@ def render(metrics: RunMetrics, decoded: TokenSpreads | None = None) -> str:
         ("flash read per token", show_bytes(metrics.read_bytes / tokens)),
         ("reads per token", f"{metrics.reads / tokens:.1f}"),
         *(_spread_rows(decoded) if decoded else ()),
+        *(_draft_rows(speculation) if speculation and speculation.drafted else ()),
         ("modelled flash, memory", f"{ms(metrics.modelled_flash_s / tokens)}, {ms(metrics.modelled_dram_s / tokens)}"),
         ("hit rate", f"{metrics.hit_rate:.3f}"),
         ("flash read by the prefill", show_bytes(metrics.prefill_read_bytes)),
@@ -36,6 +43,13 @@ def render(metrics: RunMetrics, decoded: TokenSpreads | None = None) -> str:
         ("peak RSS of the process", show_bytes(metrics.peak_rss_bytes)),
     ]
     return table(rows)
+
+
+def _draft_rows(found: Drafted) -> list[tuple[str, str]]:
+    return [
+        ("drafts accepted", f"{found.accepted} of {found.drafted} ({100 * found.acceptance:.0f} %)"),
+        ("tokens per pass", f"{found.tokens_per_pass:.2f}"),
+    ]
 
 
 def _spread_rows(decoded: TokenSpreads) -> list[tuple[str, str]]:
@@ -53,3 +67,24 @@ def _spread_rows(decoded: TokenSpreads) -> list[tuple[str, str]]:
 def ms(seconds: float) -> str:
     """Seconds as milliseconds."""
     return f"{1000 * seconds:.3f} ms"
+
+
+def draft_as_data(store: Store) -> dict[str, Any]:
+    """What a draft artifact took beside the run."""
+    counted = store.counters
+    return {
+        "dram_used_bytes": store.dram_used_bytes,
+        "reads": counted.reads,
+        "read_bytes": counted.read_bytes,
+        "hits": counted.hits,
+        "misses": counted.misses,
+    }
+
+
+def render_draft(store: Store) -> str:
+    """The same for people."""
+    rows = [
+        ("DRAM used by the draft", show_bytes(store.dram_used_bytes)),
+        ("flash read by the draft", show_bytes(store.counters.read_bytes)),
+    ]
+    return table(rows)

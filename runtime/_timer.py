@@ -1,7 +1,7 @@
 """Seconds of a run: of the prefill, of decoding, and to the first token; what a caller does between does not count."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ class Timer:
         self._started_s, self._counters = started_s, counters
         self._first_token_s: float | None = None
         self._prefill_s = self._decode_s = 0.0
-        self._num_decoded = 0
-        self._last = Token(id=-1, seconds=0.0, flash_s=0.0, reads=0, read_bytes=0, hits=0, misses=0)
+        self._num_decoded = self._num_passes = 0
+        self._last = Token(id=-1)
 
     @contextmanager
     def prefill(self) -> Iterator[None]:
@@ -45,6 +45,7 @@ class Timer:
         seconds, after = time.perf_counter() - start, self._counters
         self._decode_s += seconds
         self._num_decoded += 1
+        self._num_passes += 1
         self._last = replace(
             self._last,
             seconds=seconds,
@@ -55,9 +56,16 @@ class Timer:
             misses=after.misses - before.misses,
         )
 
-    def token(self, token_id: int) -> Token:
-        """The token that the last step gave, with what that step took."""
-        return replace(self._last, id=token_id)
+    def tokens(self, token_ids: Sequence[int], drafted: int = 0) -> Iterator[Token]:
+        """The tokens that the last step gave: the first with what that step took, the others with nothing; all but the
+        last were drafts."""
+        own = len(token_ids) - 1
+        for place, token_id in enumerate(token_ids):
+            token = Token(id=token_id) if place else replace(self._last, id=token_id, drafted=drafted)
+            self._num_decoded += place > 0
+            yield replace(token, pass_number=self._num_passes, accepted=place < own)
 
     def metrics(self, store: Store) -> RunMetrics:
-        return store.metrics(self._num_decoded, self._decode_s, self._prefill_s, self._first_token_s or 0.0)
+        """Those of the run so far."""
+        first_token_s = self._first_token_s or 0.0
+        return store.metrics(self._num_decoded, self._decode_s, self._prefill_s, first_token_s, self._num_passes)

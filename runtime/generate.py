@@ -7,7 +7,7 @@ replaces the plan's. The prefill is dense, every further token goes through the 
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from runtime._timer import Timer
 from runtime.artifact import contents
 from runtime.artifact.reader import Artifact, open_artifact
 from runtime.cache import read_choice
+from runtime.drafts import Drafting
 from runtime.flash import Reader, simulated
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection, check_selector
+from runtime.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
 from runtime.store import Store
 from runtime.token_statistics import Token
 from runtime.trace import Recorder
@@ -159,6 +161,8 @@ class Session:
         *,
         sampling: Sampling | None = None,
         ignore_eos: bool = False,
+        draft: Drafting | None = None,
+        draft_tokens: int = DRAFT_TOKENS,
         on_token: Callable[[Token], bool | None] | None = None,
     ) -> Generation:
         """Continues a prompt.
@@ -168,17 +172,27 @@ class Session:
             max_new_tokens: At least 1.
             sampling: None is greedy.
             ignore_eos: Go on behind end-of-sequence tokens.
+            draft: Proposes next tokens, which are checked in one pass; the tokens stay what they are without.
+            draft_tokens: Drafts of a pass, at most.
             on_token: Called with every new token as soon as it is known; its time is not counted. The run ends behind a
                 token for which it gives True.
 
         Raises:
-            ColdpressError: for an empty prompt, an id outside the vocabulary, logits that are not finite, or a session
-                that is closed or in use.
+            ColdpressError: for an empty prompt, an id outside the vocabulary, logits that are not finite, a session
+                that is closed or in use, or drafts under a selector that sees what is in DRAM.
             DoesNotFitError: if prompt and new tokens exceed the plan's context.
             CorruptPageError: if a page of flash.img is damaged.
         """
         ended = None
-        with closing(self.stream(prompt_ids, max_new_tokens, sampling=sampling, ignore_eos=ignore_eos)) as steps:
+        steps = self.stream(
+            prompt_ids,
+            max_new_tokens,
+            sampling=sampling,
+            ignore_eos=ignore_eos,
+            draft=draft,
+            draft_tokens=draft_tokens,
+        )
+        with closing(steps):
             while True:
                 try:
                     token = steps.send(ended)
@@ -193,6 +207,8 @@ class Session:
         *,
         sampling: Sampling | None = None,
         ignore_eos: bool = False,
+        draft: Drafting | None = None,
+        draft_tokens: int = DRAFT_TOKENS,
     ) -> Generator[Token, bool | None, Generation]:
         """As `generate`, one token after another; the session is in use from the first until the last, or until the
         generator is closed, after which the session is as after any run.
@@ -205,22 +221,28 @@ class Session:
         """
         if max_new_tokens < 1:
             raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
+        if draft:
+            check_draft_tokens(draft_tokens)
+            self.decoder.check_many()
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
-        with self._exclusive():
+        context_length = len(prompt_ids) + max_new_tokens
+        with self._exclusive(), draft.drafting(context_length) if draft else nullcontext(no_drafts) as propose:
             timer = self._start()
-            self.decoder.begin(len(prompt_ids) + max_new_tokens)
+            self.decoder.begin(context_length)
             prompt = _as_array(prompt_ids)
-            chooser = Chooser(sampling or Sampling(), prompt.tolist())
+            ids, tokens = prompt.tolist(), list[Token]()
+            chooser = Chooser(sampling or Sampling(), ids)
+            passes = Passes(self.decoder, chooser, propose, draft_tokens)
             with timer.prefill():
-                token_id = chooser.choose(self.decoder.prefill_last(prompt))
-            tokens = [timer.token(token_id)]
-            ended = yield tokens[-1]
-            while not ended and len(tokens) < max_new_tokens and token_id not in stop_ids:
+                found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
+            while True:
+                for token in timer.tokens(found.token_ids, found.drafted):
+                    tokens.append(token)
+                    if (yield token) or token.id in stop_ids or len(tokens) == max_new_tokens:
+                        return Generation(tuple(tokens), timer.metrics(self.store))
+                ids += found.token_ids
                 with timer.decode():
-                    token_id = chooser.choose(self.decoder.decode(token_id))
-                tokens.append(timer.token(token_id))
-                ended = yield tokens[-1]
-            return Generation(tuple(tokens), timer.metrics(self.store))
+                    found = passes.step(ids, max_new_tokens - len(tokens))
 
     def perplexity(
         self,
@@ -272,6 +294,19 @@ class Session:
             with timer.decode():
                 logits = self.decoder.decode(token)[None]
             yield logits
+
+    @contextmanager
+    def sequence(self, context_length: int) -> Iterator[None]:
+        """The right to use `decoder` for a sequence of at most so many tokens, all counters at zero.
+
+        Raises:
+            ColdpressError: if the session is closed or in use.
+            DoesNotFitError: if the plan counts on fewer tokens.
+        """
+        with self._exclusive():
+            self.store.counters = Counters()
+            self.decoder.begin(context_length)
+            yield
 
     def _start(self) -> Timer:
         """A run with counters at zero; the clock of the session's first one began with the session."""

@@ -29,8 +29,9 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetri
     replay(store, trace)
     counted = store.counters
     num_tokens = max((event.token for event in trace), default=0)
+    num_passes = len({event.token for event in trace if event.kind == FETCH})
     flash_s = counted.prefill_flash_s
-    found = store.metrics(num_tokens, 0.0, prefill_s=flash_s, first_token_s=flash_s)
+    found = store.metrics(num_tokens, 0.0, flash_s, flash_s, num_passes)
     return found.model_copy(update={"decode_s": found.modelled_flash_s + found.modelled_dram_s})
 
 
@@ -56,7 +57,7 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
             deque(store.stream(event.layer, event.family), maxlen=0)
         else:
             num_tokens = event.token - 1
-            deque(store.fetch(event.layer, event.family, event.ids), maxlen=0)
+            deque(store.fetch(event.layer, event.family, event.ids, event.kept), maxlen=0)
 
 
 def check_trace(artifact: Artifact, trace: Iterable[Event]) -> None:

@@ -141,7 +141,7 @@ class Store:
         for part in self._parts.values():
             self.counters.evictions += part.end_tokens(count)
 
-    def fetch(self, layer: int, family: FamilyName, ids: np.ndarray) -> Iterator[Batch]:
+    def fetch(self, layer: int, family: FamilyName, ids: np.ndarray, kept: np.ndarray | None = None) -> Iterator[Batch]:
         """Brings units into memory.
 
         First comes what is there already, while the rest is being read, then that as it arrives. Each batch must be
@@ -152,6 +152,7 @@ class Store:
             layer: Layer number.
             family: Family on flash.
             ids: Unit ids, int32 [k], distinct and ascending.
+            kept: Those of them that may stay in the cache, ascending; None for all.
 
         Yields:
             Batches that cover `ids` exactly once, at most a read buffer's units each. Under a plan with
@@ -163,7 +164,7 @@ class Store:
         """
         part = self._parts[layer, family]
         if self._recorder:
-            self._recorder.fetch(layer, family, ids)
+            self._recorder.fetch(layer, family, ids, kept)
         present = part.cache.touch(ids)
         hits, misses = ids[present], ids[~present]
         self.counters.hits += hits.size
@@ -174,7 +175,8 @@ class Store:
         self.counters.modelled_flash_s += self._modelled_seconds(planned, family)
         self.counters.used_bytes += units.size * part.units.unit_bytes
         self.counters.active_bytes += (hits.size + units.size) * part.units.unit_bytes
-        slots, evicted = part.slot[hits], part.admit(misses)
+        stay = misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)]
+        slots, evicted = part.slot[hits], part.admit(stay)
         self.counters.evictions += evicted.size
         if self._use_read_units and evicted.size:  # their slots are read into as soon as reads begin
             going = np.isin(hits, evicted)
@@ -309,12 +311,15 @@ class Store:
         """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""
         return self._extents.hexdigest()
 
-    def _dram_seconds(self, num_tokens: int) -> float:
+    def _dram_seconds(self, num_passes: int) -> float:
         computed, counted = computed_bytes(self._manifest, self.plan), self.counters
-        return dram_seconds(self._manifest.device, computed, num_tokens, counted.active_bytes, counted.used_bytes)
+        return dram_seconds(self._manifest.device, computed, num_passes, counted.active_bytes, counted.used_bytes)
 
-    def metrics(self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float) -> RunMetrics:
-        """The counters as a record, with what only the caller knows: decoded tokens and seconds."""
+    def metrics(
+        self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float, num_passes: int | None = None
+    ) -> RunMetrics:
+        """The counters as a record, with what only the caller knows: decoded tokens and seconds; `num_passes` where
+        that is not as many, since tokens of one pass share the weights that are in DRAM."""
         counted = self.counters
         return RunMetrics(
             num_tokens=num_tokens,
@@ -326,7 +331,7 @@ class Store:
             used_bytes=counted.used_bytes,
             active_bytes=counted.active_bytes,
             modelled_flash_s=counted.modelled_flash_s,
-            modelled_dram_s=self._dram_seconds(num_tokens),
+            modelled_dram_s=self._dram_seconds(num_tokens if num_passes is None else num_passes),
             flash_s=counted.flash_s,
             decode_s=decode_s,
             prefill_reads=counted.prefill_reads,

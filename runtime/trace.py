@@ -6,7 +6,8 @@ units were fetched for since the last such event are decoded), `token` int32 [n]
 first token that it is for, counted from 1; of the end of tokens, how many are decoded by then), `layer` int32 [n],
 `family` uint8 [n] (index into the names), `names` uint8 (families in ASCII, joined by spaces), `start` int64 [n + 1]
 (event e has the units `ids[start[e] : start[e + 1]]`, ascending; none unless it is a fetch), `ids` int32 [m + 1] (a 0
-at the end, so that it is never empty).
+at the end, so that it is never empty), `kept` uint8 [m + 1] (1: the unit may stay in the cache; 0: it is used and not
+kept).
 """
 
 import os
@@ -38,6 +39,8 @@ class Event:
     family: str
     ids: np.ndarray
     """int32 ascending; empty unless units were fetched."""
+    kept: np.ndarray | None = None
+    """Those of them that may stay in the cache, int32 ascending; None for all."""
 
 
 @dataclass
@@ -56,9 +59,10 @@ class Recorder:
         """A new context began."""
         self.events.append(Event(RESET, 0, 0, next(iter(FAMILIES)), NO_IDS))
 
-    def fetch(self, layer: int, family: str, ids: np.ndarray) -> None:
-        """Some units were wanted."""
-        self.events.append(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy()))
+    def fetch(self, layer: int, family: str, ids: np.ndarray, kept: np.ndarray | None = None) -> None:
+        """Some units were wanted, of which those of `kept`, or all, may stay."""
+        stay = None if kept is None or kept.size == ids.size else kept.copy()
+        self.events.append(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy(), stay))
 
     def end_tokens(self, count: int) -> None:
         """The tokens that units were fetched for are decoded."""
@@ -77,6 +81,7 @@ class Recorder:
             "kind": np.array([event.kind for event in self.events], np.uint8),
             "start": np.cumsum([0, *(event.ids.size for event in self.events)], dtype=np.int64),
             "ids": ids.astype(np.int32),
+            "kept": np.concatenate([*(_is_kept(event) for event in self.events), np.ones(1, bool)]).astype(np.uint8),
         }
         save_file(arrays, path)
 
@@ -110,12 +115,17 @@ def load_trace(path: Path) -> tuple[Event, ...]:
     return tuple(_events(arrays, families))
 
 
+def _is_kept(event: Event) -> np.ndarray:
+    return np.ones(event.ids.size, bool) if event.kept is None else np.isin(event.ids, event.kept)
+
+
 def _contents(num_events: int, num_ids: int, num_letters: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     columns = {"token": "<i4", "layer": "<i4", "family": "u1", "kind": "u1"}
     return {name: (np.dtype(kind), (num_events,)) for name, kind in columns.items()} | {
         "start": (np.dtype("<i8"), (num_events + 1,)),
         "ids": (np.dtype("<i4"), (num_ids,)),
         "names": (np.dtype("u1"), (num_letters,)),
+        "kept": (np.dtype("u1"), (num_ids,)),
     }
 
 
@@ -123,4 +133,5 @@ def _events(arrays: dict[str, np.ndarray], families: list[str]) -> Iterator[Even
     rows = zip(*(arrays[name].tolist() for name in ("token", "layer", "family", "kind")), strict=True)
     for index, (token, layer, family, kind) in enumerate(rows):
         start, stop = arrays["start"][index : index + 2].tolist()
-        yield Event(kind, token, layer, families[family], arrays["ids"][start:stop])
+        ids, stays = arrays["ids"][start:stop], arrays["kept"][start:stop].astype(bool)
+        yield Event(kind, token, layer, families[family], ids, None if stays.all() else ids[stays])

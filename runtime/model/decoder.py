@@ -9,6 +9,7 @@ unit's bytes come from differs. Shape letters: T tokens, N hidden_size, V vocab_
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from runtime.artifact.reader import Artifact
 from runtime.kernels import FEW_TOKENS
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
 from runtime.model.attention import Attention, KvCache, Span, new_cache
-from runtime.model.blocks import Block, SlotBlock, StreamedBlock, Units, units_of
+from runtime.model.blocks import Block, Blocks, SlotBlock, StreamedBlock, Units, units_of
 from runtime.model.matrix import Resident
 from runtime.model.mlp import Mlp
 from runtime.model.selection import Selection, union
@@ -137,7 +138,7 @@ class Decoder:
         """Appends one token through the selector and the store; its logits, float32 [V]. Raises as `prefill`."""
         return self.decode_many(np.array([token]))[0]
 
-    def decode_many(self, tokens: np.ndarray) -> np.ndarray:
+    def decode_many(self, tokens: np.ndarray, num_kept: int | None = None) -> np.ndarray:
         """Appends consecutive tokens, of which none sees what comes after it, in one pass through the layers.
 
         Each token computes with what the selector picks for it alone; what any of them uses is fetched once. Logits are
@@ -146,6 +147,8 @@ class Decoder:
 
         Args:
             tokens: int [T], at least one and at most FEW_TOKENS.
+            num_kept: Of drafts, which `accept` has to follow: the cache lets in what the first so many use, the rest is
+                used and not kept. None where all tokens stand.
 
         Returns:
             float32 [T, V].
@@ -155,9 +158,15 @@ class Decoder:
                 DRAM, which would pick other units for them than one after the other.
         """
         self._check_together(len(tokens))
-        hidden_TN = self._forward(tokens, sparse=True)
-        self._store.end_tokens(len(tokens))
+        hidden_TN = self._forward(tokens, partial(self._selected, num_kept=num_kept))
+        if num_kept is None:
+            self._store.end_tokens(len(tokens))
         return self._head.apply(hidden_TN)
+
+    def accept(self, num_standing: int, num_tokens: int) -> None:
+        """Ends a pass of `num_tokens` with drafts: the first `num_standing` stand, the others are taken back."""
+        self._store.end_tokens(num_standing)
+        self.roll_back(self.length - num_tokens + num_standing)
 
     def roll_back(self, length: int) -> None:
         """Takes back tokens behind the first `length`, at most those that there are: what follows replaces them."""
@@ -165,19 +174,23 @@ class Decoder:
             raise ValueError(f"length is {length}, the KV cache has {self._cache.length} tokens")
         self._cache.length = length
 
+    def check_many(self) -> None:
+        """Refuses several tokens at once where that would change their units; see `Selection.check_many`."""
+        self._selection.check_many()
+
     def _check_together(self, num_tokens: int) -> None:
         if not 1 <= num_tokens <= FEW_TOKENS:
             raise ColdpressError(f"{num_tokens} tokens are to be decoded at once, expected 1 to {FEW_TOKENS}")
         if num_tokens > 1:
-            self._selection.check_many()
+            self.check_many()
 
     def _prefill_chunks(self, tokens: np.ndarray) -> Iterator[np.ndarray]:
         if len(tokens) == 0:
             raise ColdpressError("the prompt has no tokens, expected at least one; give a prompt")
         for start in range(0, len(tokens), PREFILL_CHUNK_TOKENS):
-            yield self._forward(tokens[start : start + PREFILL_CHUNK_TOKENS], sparse=False)
+            yield self._forward(tokens[start : start + PREFILL_CHUNK_TOKENS], self._streamed)
 
-    def _forward(self, tokens: np.ndarray, sparse: bool) -> np.ndarray:
+    def _forward(self, tokens: np.ndarray, blocks: Blocks) -> np.ndarray:
         """The final hidden states of `tokens`, float32 [T, N], after the last norm."""
         self._check(tokens)
         spans = [Span(self._cache, len(tokens))]
@@ -188,7 +201,6 @@ class Decoder:
         rotary = None
         if self._inv_freq is not None:
             rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
-        blocks = self._selected if sparse else self._streamed
         for layer in self._layers:
             x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, spans, blocks)
             x_TN = x_TN + layer.mlp.apply(layer.mlp_norm.apply(x_TN), blocks)
@@ -214,11 +226,12 @@ class Decoder:
         for ids, codes in self._store.stream(layer, family):
             yield StreamedBlock(ids, codes, self._units[family])
 
-    def _selected(self, layer: int, family: str, signal: np.ndarray) -> Iterable[Block]:
+    def _selected(self, layer: int, family: str, signal: np.ndarray, num_kept: int | None) -> Iterable[Block]:
         """The units that the selector picks for the tokens, each of which computes with its own."""
         residency = self._store.residency(layer, family)
         chosen = [self._selection.select(layer, family, one, residency) for one in signal]
         ids, own_TU = union(chosen, residency.present.size)
-        for batch in self._store.fetch(layer, family, ids):
+        kept = ids if num_kept is None or own_TU is None else ids[own_TU[:num_kept, ids].any(axis=0)]
+        for batch in self._store.fetch(layer, family, ids, kept):
             own_TK = None if own_TU is None else own_TU[:, batch.ids]
             yield SlotBlock(batch.ids, batch.slots, batch.rows, self._units[family], own_TK)

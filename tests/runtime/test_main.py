@@ -50,7 +50,16 @@ def test_json_is_one_object_with_everything(capsys, artifact):
     code, out, err = run(capsys, "generate", artifact.path, "--prompt", "The map was", "--max-new-tokens", 6, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert found.keys() == {"prompt_token_ids", "token_ids", "text", "stop", "metrics", "tokens", "per_token"}
+    keys = {"prompt_token_ids", "token_ids", "text", "stop", "metrics", "tokens", "per_token", "speculation", "draft"}
+    assert found.keys() == keys
+    assert found["speculation"] == {
+        "passes": 5,
+        "drafted": 0,
+        "accepted": 0,
+        "acceptance": 0.0,
+        "tokens_per_pass": 1.0,
+    }
+    assert found["draft"] is None
     assert found["prompt_token_ids"][0] == 0
     expected = Session(artifact.path).generate(found["prompt_token_ids"], 6)
     assert found["token_ids"] == list(expected.token_ids)

@@ -1,0 +1,60 @@
+"""Drafts on the command line: what is printed, and what is refused."""
+
+import json
+import re
+
+import pytest
+
+from runtime.__main__ import main
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
+from tests.support.models import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    """A ReLU artifact with a tokenizer."""
+    spec = small_spec(vocab_size=384, num_hidden_layers=2, bos_token_id=0, eos_token_ids=(1,))
+    built = build_artifact(tmp_path_factory.mktemp("main") / "a.coldpress", Recipe(spec=spec))
+    (built.path / "tokenizer").mkdir()
+    write_tokenizer(built.path / "tokenizer", 384)
+    change_manifest(built.path, lambda manifest: None, relist=True)
+    return built
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_drafts_give_the_same_text_and_are_counted(capsys, artifact):
+    options = ("generate", artifact.path, "--prompt", "The map was", "--max-new-tokens", 12, "--ignore-eos")
+    plain = json.loads(run(capsys, *options, "--json")[1])
+    budget = plain["metrics"]["dram_budget_bytes"]
+    for draft in ("lookup", artifact.path):
+        given = (*options, "--draft", draft, "--draft-tokens", 3, "--dram-budget", 2 * budget)
+        found = json.loads(run(capsys, *given, "--json")[1])
+        assert found["text"] == plain["text"]
+        assert found["speculation"]["accepted"] == sum(token["accepted"] for token in found["tokens"])
+    assert found["speculation"]["acceptance"] == 1  # its own draft
+    assert found["speculation"]["drafted"] == found["speculation"]["accepted"] > 0
+    assert found["draft"]["dram_used_bytes"] + found["metrics"]["dram_budget_bytes"] == 2 * budget
+    assert found["draft"]["reads"] > 0
+    _, out, _ = run(capsys, *given)
+    assert re.search(r"drafts accepted +8 of 8 \(100 %\)", out)
+    assert "DRAM used by the draft" in out
+
+
+def test_drafts_that_cannot_be_are_refused(capsys, artifact):
+    options = ("generate", artifact.path, "--prompt-ids", "1,2", "--max-new-tokens", 4)
+    for extra, words in (
+        (("--draft", "lookup", "--draft-budget", "1MB"), "there is none; leave it out"),
+        (("--draft-budget", "1MB"), "there is none; leave it out"),
+        (("--draft", "nowhere"), "nowhere"),
+        (("--draft", artifact.path, "--dram-budget", "500KB"), "leaves too little"),
+        (("--draft", "lookup", "--draft-tokens", 32), "is 32, expected 1 to 31"),
+    ):
+        code, out, err = run(capsys, *options, *extra)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert err.count("\n") == 1

@@ -1,0 +1,235 @@
+"""Drafts: whatever is proposed, tokens are those of decoding one by one; what it took is counted; who may draft."""
+
+import itertools
+import re
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from runtime._plugins import load, names
+from runtime._sampling import Sampling
+from runtime.artifact.reader import open_artifact
+from runtime.budget import choose_plan, fixed_bytes
+from runtime.draft_model import DraftModel, beside_draft
+from runtime.drafts import lookup
+from runtime.generate import Session
+from runtime.simulate import simulate
+from runtime.token_statistics import Drafted, drafted
+from runtime.trace import Recorder, load_trace
+from schemas.errors import ColdpressError, DoesNotFitError
+from tests.runtime.test_generate import DECISIONS
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
+from tests.support.data import ROOT
+from tests.support.hf import load_hf, roles_of, spec_of
+from tests.support.stores import open_store
+
+PROMPT = [3, 14, 15, 9, 3, 14]
+
+
+class Told:
+    """A draft that is told what to propose: the tokens of a text, of which every `wrong`-th is another one."""
+
+    def __init__(self, text, wrong=0):
+        self.text = [(token + (wrong > 0 and place % wrong == 0)) % 96 for place, token in enumerate(text)]
+
+    @contextmanager
+    def drafting(self, context_length):
+        yield lambda ids, count: self.text[len(ids) : len(ids) + count]
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    """A session each, and a second one of the same artifact for drafts."""
+    found, folder = {}, tmp_path_factory.mktemp("sessions")
+    spec = small_spec(num_hidden_layers=11, intermediate_size=96)
+    for method, quantization in (("relu", "fp16"), ("topk", "int4_group32"), ("predictor", "int8_group32")):
+        recipe = Recipe(spec=spec, method=method, format=quantization)
+        path = build_artifact(folder / method, recipe).path
+        found[method] = Session(path), Session(path)
+    return found
+
+
+@pytest.mark.parametrize("name", ["relu", "topk", "predictor"])
+@pytest.mark.parametrize("draft_tokens", [1, 4, 31])
+def test_tokens_are_those_without_drafts(sessions, name, draft_tokens):
+    session, other = sessions[name]
+    plain = session.generate(PROMPT, 16, ignore_eos=True).token_ids
+    text = [*PROMPT, *plain]
+    for draft in (lookup.Draft(), Told(text), Told(text, 1), Told(text, 3), DraftModel(other, session.artifact)):
+        found = session.generate(PROMPT, 16, ignore_eos=True, draft=draft, draft_tokens=draft_tokens)
+        assert found.token_ids == plain
+        assert other.decoder.length <= len(text)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.5, 0.95, seed=3), Sampling(repetition_penalty=1.4)])
+def test_drawn_tokens_are_those_without_drafts(sessions, sampling):
+    session, other = sessions["relu"]
+    plain = session.generate(PROMPT, 24, sampling=sampling, ignore_eos=True).token_ids
+    text = [*PROMPT, *plain]
+    for draft in (lookup.Draft(), Told(text, 3), DraftModel(other, session.artifact)):
+        assert session.generate(PROMPT, 24, sampling=sampling, ignore_eos=True, draft=draft).token_ids == plain
+
+
+def test_tokens_of_a_trained_model_are_those_without_drafts(tmp_path):
+    model = load_hf(ROOT / "demo/model")
+    spec = spec_of(model.config)
+    recipe = Recipe(spec=spec, method="dense", format="int4_group32", context_length=96, slots_share=0.4)
+    session = Session(build_artifact(tmp_path / "a", recipe, roles_of(model, spec)).path)
+    prompt = [80, 147, 201, 282, 215, 80, 147]
+    plain = session.generate(prompt, 80, ignore_eos=True)
+    for count, draft in ((2, lookup.Draft()), (5, lookup.Draft()), (7, Told([*prompt, *plain.token_ids]))):
+        found = session.generate(prompt, 80, ignore_eos=True, draft=draft, draft_tokens=count)
+        assert found.token_ids == plain.token_ids
+        assert drafted(found.tokens[1:]).drafted > 0
+
+
+def test_a_run_ends_where_it_would_without_drafts(sessions):
+    """At a token of the caller's choice, and at the end of the text, inside a pass."""
+    session, _ = sessions["relu"]
+    plain = session.generate(PROMPT, 12, ignore_eos=True)
+    draft = Told([*PROMPT, *plain.token_ids])
+    steps = session.stream(PROMPT, 12, ignore_eos=True, draft=draft, draft_tokens=5)
+    assert [next(steps).id for _ in range(3)] == list(plain.token_ids[:3])
+    with pytest.raises(StopIteration) as done:
+        steps.send(True)
+    assert done.value.value.token_ids == plain.token_ids[:3]
+    assert done.value.value.metrics.num_tokens == 2
+    spec = session.decoder.spec
+    session.decoder.spec = spec.model_copy(update={"eos_token_ids": (plain.token_ids[4],)})
+    try:
+        expected = session.generate(PROMPT, 12).token_ids
+        assert session.generate(PROMPT, 12, draft=draft, draft_tokens=5).token_ids == expected
+        assert len(expected) < 12
+    finally:
+        session.decoder.spec = spec
+
+
+def test_what_came_of_drafts_is_counted(sessions):
+    session, _ = sessions["relu"]
+    plain = session.generate(PROMPT, 11, ignore_eos=True)
+    text = [*PROMPT, *plain.token_ids]
+    right = session.generate(PROMPT, 11, ignore_eos=True, draft=Told(text), draft_tokens=4)
+    assert drafted(right.tokens[1:]) == Drafted(passes=2, drafted=8, accepted=8, acceptance=1.0, tokens_per_pass=5.0)
+    assert [token.pass_number for token in right.tokens] == [0, *[1] * 5, *[2] * 5]
+    assert [token.accepted for token in right.tokens] == [False, *[True, True, True, True, False] * 2]
+    wrong = session.generate(PROMPT, 11, ignore_eos=True, draft=Told(text, 1), draft_tokens=4)
+    assert drafted(wrong.tokens[1:]) == Drafted(10, 4 * 6 + 3 + 2 + 1, 0, 0.0, 1.0)
+    assert drafted(plain.tokens[1:]) == Drafted(10, 0, 0, 0.0, 1.0)
+    for run in (right, wrong):
+        for name in ("hits", "misses", "reads", "read_bytes"):
+            assert sum(getattr(token, name) for token in run.tokens[1:]) == getattr(run.metrics, name), name
+        assert run.metrics.num_tokens == 10
+    lookups = right.metrics.hits + right.metrics.misses
+    assert lookups < plain.metrics.hits + plain.metrics.misses  # what two tokens of a pass use counts once
+
+
+def test_units_that_are_not_to_be_kept_leave_the_cache_as_it_is(relu_artifact):
+    store = open_store(relu_artifact)
+    layer, family = 3, "up_down"
+    wanted = np.flatnonzero(~store.residency(layer, family).present)[:20].astype(np.int32)
+    codes = relu_artifact.units[layer, family]
+    for batch in store.fetch(layer, family, wanted, wanted[5:8]):
+        assert (batch.rows[batch.slots] == codes[batch.ids]).all()
+    present = store.residency(layer, family).present
+    assert np.flatnonzero(present[wanted]).tolist() == [5, 6, 7]
+
+
+def test_a_run_with_drafts_is_simulated_as_it_was(topk_artifact, tmp_path):
+    recorder = Recorder()
+    session = Session(topk_artifact.path, recorder=recorder)
+    text = [*PROMPT, *Session(topk_artifact.path).generate(PROMPT, 24, ignore_eos=True).token_ids]
+    real = session.generate(PROMPT, 24, ignore_eos=True, draft=Told(text, 5), draft_tokens=6)
+    recorder.save(tmp_path / "trace")
+    trace = load_trace(tmp_path / "trace")
+    assert any(event.kept is not None for event in trace)
+    artifact = open_artifact(topk_artifact.path)
+    replayed = simulate(artifact, choose_plan(artifact.manifest), trace)
+    for field in DECISIONS:
+        assert getattr(replayed, field) == getattr(real.metrics, field), field
+
+
+# Drafts without a model
+
+
+@pytest.mark.parametrize("name", names("runtime.drafts"))
+def test_a_draft_proposes_at_most_what_is_asked_for(name):
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 4, 60).tolist()
+    with load("runtime.drafts", name).Draft().drafting(100) as propose:
+        for length, count in zip(range(1, 60), itertools.cycle((1, 3, 8)), strict=False):
+            found = propose(ids[:length], count)
+            assert len(found) <= count
+            assert all(type(token) is int for token in found)
+
+
+def test_lookup_gives_what_followed_the_longest_end_last():
+    """Against a search through the text."""
+
+    def search(ids, count):
+        for length in range(lookup.MOST, lookup.LEAST - 1, -1):
+            places = [at for at in range(length, len(ids)) if ids[at - length : at] == ids[-length:]]
+            if places and len(ids) > length:
+                return ids[places[-1] : places[-1] + count]
+        return []
+
+    random = np.random.default_rng(1)
+    found_some = 0
+    for vocabulary in (2, 5, 30):
+        ids = random.integers(0, vocabulary, 80).tolist()
+        with lookup.Draft().drafting(100) as propose:
+            for length in sorted({*random.integers(1, 80, 40).tolist(), 80}):
+                found = propose(ids[:length], 5)
+                assert found == search(ids[:length], 5)
+                found_some += bool(found)
+    assert found_some > 40
+
+
+# Who may draft
+
+
+def refused(session, draft, words, kind=ColdpressError, **settings):
+    with pytest.raises(kind, match=words):
+        session.generate(PROMPT, 8, draft=draft, **settings)
+
+
+def test_drafts_are_refused_where_the_selector_sees_what_is_in_memory(tmp_path):
+    built = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=2), method="dip_ca"))
+    refused(Session(built.path), lookup.Draft(), "the selector 'dip_ca' uses what is in DRAM")
+
+
+def test_how_many_drafts_a_pass_takes(sessions):
+    for count in (0, 32):
+        refused(sessions["relu"][0], lookup.Draft(), f"is {count}, expected 1 to 31", draft_tokens=count)
+
+
+def test_a_draft_of_another_vocabulary_is_refused(relu_artifact, tmp_path):
+    session = Session(relu_artifact.path)
+    small = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=1, vocab_size=64)))
+    with pytest.raises(ColdpressError, match="has a vocabulary of 64 tokens, expected the 96 of 'test'"):
+        DraftModel(Session(small.path), session.artifact)
+    other = build_artifact(tmp_path / "b", Recipe(spec=small_spec(num_hidden_layers=1)))
+    (other.path / "tokenizer").mkdir()
+    (other.path / "tokenizer/tokenizer.json").write_text("{}")
+    change_manifest(other.path, lambda manifest: None, relist=True)
+    with pytest.raises(ColdpressError, match=re.escape("another tokenizer/tokenizer.json than 'test'")):
+        DraftModel(Session(other.path), session.artifact)
+
+
+def test_a_draft_with_a_shorter_context_is_refused(relu_artifact, tmp_path):
+    session = Session(relu_artifact.path)
+    short = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=1), context_length=12))
+    draft = DraftModel(Session(short.path), session.artifact)
+    refused(session, draft, "make 14 tokens, the draft's plan 'test' has a KV cache for 12", DoesNotFitError)
+    with draft.session.sequence(4), pytest.raises(ColdpressError, match="in use by another call"):
+        session.generate(PROMPT, 2, draft=draft)
+
+
+def test_a_draft_counts_in_the_budget(relu_artifact, topk_artifact):
+    draft, manifest = Session(topk_artifact.path), relu_artifact.manifest
+    plan = manifest.plans[0]
+    taken, least = draft.store.dram_used_bytes, fixed_bytes(plan)
+    assert beside_draft(manifest, draft, taken + least) == least
+    assert beside_draft(manifest, draft, None) == plan.dram_budget_bytes - taken
+    with pytest.raises(DoesNotFitError, match=f"the draft takes {taken} of {taken + least - 1} bytes of DRAM"):
+        beside_draft(manifest, draft, taken + least - 1)
