@@ -182,6 +182,7 @@ def _session(
         selector=selector,
         cache=cache,
         flash=arguments.flash,
+        activations=arguments.activations,
         device=_device(arguments),
         recorder=recorder,
         identity=getattr(arguments, "identity", None),
@@ -201,7 +202,7 @@ def _draft_session(arguments: argparse.Namespace) -> Session | None:
             raise ColdpressError("--draft-budget is what a draft artifact may take, and there is none; leave it out")
         return None
     budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
-    return Session(arguments.draft, dram_budget_bytes=budget, flash=arguments.flash)
+    return Session(arguments.draft, dram_budget_bytes=budget, flash=arguments.flash, activations=arguments.activations)
 
 
 def _sampling(arguments: argparse.Namespace) -> Sampling:

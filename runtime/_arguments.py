@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runtime import _plugins
 from runtime.generate import DEFAULT_FLASH
+from runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from runtime.speculation import DRAFT_TOKENS
 from schemas import __version__
 from schemas.errors import clipped
@@ -235,6 +236,13 @@ def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: st
         metavar="KIND",
         help=f"how flash is read (known: {', '.join(flashes)}); simulated counts the device's time (default: "
         f"{DEFAULT_FLASH})",
+    )
+    parser.add_argument(
+        "--activations",
+        default=DEFAULT_ACTIVATIONS,
+        metavar="FORMAT",
+        help=f"what decoding rounds vectors to that it multiplies 4- and 8-bit weights with (known: "
+        f"{', '.join(ACTIVATIONS)}; default: {DEFAULT_ACTIVATIONS})",
     )
     parser.add_argument(
         "--device", type=Path, metavar="FILE", help="device record to simulate (default: the artifact's own device)"

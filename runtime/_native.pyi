@@ -11,6 +11,7 @@ def dot_rows(
     x: np.ndarray,
     out: np.ndarray,
     num_threads: int = 0,
+    activation_bits: int = 0,
 ) -> None: ...
 def axpy_rows(
     store: np.ndarray,
@@ -22,10 +23,36 @@ def axpy_rows(
     out: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...
+def mlp_rows(
+    store: np.ndarray,
+    slots: np.ndarray,
+    gate_offset: int | None,
+    up_offset: int | None,
+    down_offset: int,
+    length: int,
+    format: str,
+    activation: str,
+    threshold: float,
+    activated_up: bool,
+    x: np.ndarray,
+    gate_bias: np.ndarray | None,
+    up_bias: np.ndarray | None,
+    factors: np.ndarray | None,
+    out: np.ndarray,
+    num_threads: int = 0,
+    activation_bits: int = 0,
+) -> None: ...
 def gemv(
-    matrix: np.ndarray, length: int, format: str, x: np.ndarray, out: np.ndarray, num_threads: int = 0
+    matrix: np.ndarray,
+    length: int,
+    format: str,
+    x: np.ndarray,
+    out: np.ndarray,
+    num_threads: int = 0,
+    activation_bits: int = 0,
 ) -> None: ...
 def decode_rows(matrix: np.ndarray, length: int, format: str, out: np.ndarray, num_threads: int = 0) -> None: ...
+def read_through(words: np.ndarray, num_threads: int = 0) -> int: ...
 def attend(
     queries: np.ndarray,
     keys: np.ndarray,

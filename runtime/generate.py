@@ -22,6 +22,7 @@ from runtime.artifact.reader import Artifact, open_artifact
 from runtime.cache import read_choice
 from runtime.drafts import Drafting
 from runtime.flash import Reader, simulated
+from runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection, check_selector
 from runtime.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
@@ -86,6 +87,7 @@ class Session:
         selector: str | None = None,
         cache: str | None = None,
         flash: str = DEFAULT_FLASH,
+        activations: str = DEFAULT_ACTIVATIONS,
         device: DeviceProfile | None = None,
         recorder: Recorder | None = None,
         identity: str | None = None,
@@ -100,6 +102,7 @@ class Session:
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
             flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
                 device profile's seconds.
+            activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Takes down what the store is asked.
             identity: sha256 that the artifact's manifest must have; None takes any.
@@ -116,7 +119,9 @@ class Session:
         self.artifact = on_device(self._opened, device)
         self.plan = choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
         self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)
-        self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, self.plan))
+        self.decoder = Decoder(
+            self.artifact, self.store, Selection(self.artifact, self.plan), activation_format(activations)
+        )
 
     def __enter__(self) -> "Session":
         """The session itself."""

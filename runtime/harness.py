@@ -15,6 +15,7 @@ import numpy as np
 
 from runtime._sampling import Sampling
 from runtime.generate import Session, sum_nll
+from runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from runtime.quantities import parse_bytes
 from runtime.text_stream import TextStream
 from runtime.token_statistics import Token
@@ -44,6 +45,7 @@ class ArtifactModel(TemplateLM):
         dram_budget: str | None = None,
         selector: str | None = None,
         cache: str | None = None,
+        activations: str = DEFAULT_ACTIVATIONS,
         sparse_prompt: bool = False,
         **others: Any,
     ) -> None:
@@ -54,6 +56,7 @@ class ArtifactModel(TemplateLM):
             dram_budget: Bytes, or with a unit; None for the artifact's largest plan.
             selector: None for the plan's.
             cache: None for the plan's.
+            activations: What decoding rounds vectors to.
             sparse_prompt: Whether every token but the first goes through the selector.
             others: What the harness gives every model: a batch size and a device, which do not apply.
 
@@ -65,10 +68,13 @@ class ArtifactModel(TemplateLM):
         unknown = sorted(set(others) - {"batch_size", "max_batch_size", "device"})
         if unknown:
             raise ColdpressError(
-                f"model_args has {', '.join(unknown)}, expected artifact, dram_budget, selector, cache or sparse_prompt"
+                f"model_args has {', '.join(unknown)}, expected artifact, dram_budget, selector, cache, "
+                "activations or sparse_prompt"
             )
         budget_bytes = None if dram_budget is None else parse_bytes(str(dram_budget))
-        self._session = Session(artifact, dram_budget_bytes=budget_bytes, selector=selector, cache=cache)
+        self._session = Session(
+            artifact, dram_budget_bytes=budget_bytes, selector=selector, cache=cache, activations=activations
+        )
         self._codec = TextCodec(self._session.artifact)
         self._sparse_prompt = sparse_prompt
         self._spec = self._session.artifact.manifest.model

@@ -4,10 +4,18 @@ import numpy as np
 
 from runtime import _native
 from runtime.kernels import NATIVE_FORMATS
+from runtime.kernels.activations import BITS, ActivationFormat
 from runtime.kernels.matmul import reference_decode_rows
 
 
-def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: int = 0) -> np.ndarray:
+def gemv(
+    matrix: np.ndarray,
+    length: int,
+    fmt: str,
+    x: np.ndarray,
+    num_threads: int = 0,
+    activations: ActivationFormat = "fp32",
+) -> np.ndarray:
     """float32[rows]: matrix times x.
 
     Args:
@@ -16,6 +24,7 @@ def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: 
         fmt: name of the storage format.
         x: float32[length].
         num_threads: 0 for the process's default; no bit of the result depends on it.
+        activations: what x is rounded to first (runtime/kernels/activations.py).
 
     Raises:
         ValueError: if a length or the format does not fit the matrix.
@@ -24,11 +33,13 @@ def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, num_threads: 
     if fmt not in NATIVE_FORMATS:
         return reference_gemv(matrix, length, fmt, x)
     out = np.empty(matrix.shape[0], np.float32)
-    _native.gemv(matrix, length, fmt, x, out, num_threads)
+    _native.gemv(matrix, length, fmt, x, out, num_threads, BITS[activations])
     return out
 
 
-def gemv_each(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
+def gemv_each(
+    matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, activations: ActivationFormat = "fp32"
+) -> np.ndarray:
     """float32[tokens, rows]: the matrix times each of few vectors, bit for bit what `gemv` gives of each.
 
     Args:
@@ -41,7 +52,7 @@ def gemv_each(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.nd
     if fmt not in NATIVE_FORMATS:
         decoded = reference_decode_rows(matrix, length, fmt)
         return np.stack([decoded @ one for one in x])
-    return np.stack([gemv(matrix, length, fmt, one) for one in x])
+    return np.stack([gemv(matrix, length, fmt, one, activations=activations) for one in x])
 
 
 def reference_gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:

@@ -10,10 +10,18 @@ import numpy as np
 from runtime import _native
 from runtime._plugins import load
 from runtime.kernels import NATIVE_FORMATS
+from runtime.kernels.activations import BITS, ActivationFormat
 
 
 def dot_rows(
-    store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, x: np.ndarray, num_threads: int = 0
+    store: np.ndarray,
+    slots: np.ndarray,
+    offset: int,
+    length: int,
+    fmt: str,
+    x: np.ndarray,
+    num_threads: int = 0,
+    activations: ActivationFormat = "fp32",
 ) -> np.ndarray:
     """float32[k]: row k times x.
 
@@ -25,6 +33,7 @@ def dot_rows(
         fmt: name of the storage format.
         x: float32[length].
         num_threads: 0 for the process's default; no bit of the result depends on it.
+        activations: what x is rounded to first (runtime/kernels/activations.py).
 
     Raises:
         ValueError: if a slot, the offset, a length or the format is out of range.
@@ -33,7 +42,7 @@ def dot_rows(
     if fmt not in NATIVE_FORMATS:
         return reference_dot_rows(store, slots, offset, length, fmt, x)
     out = np.empty(slots.shape[0], np.float32)
-    _native.dot_rows(store, slots, offset, length, fmt, x, out, num_threads)
+    _native.dot_rows(store, slots, offset, length, fmt, x, out, num_threads, BITS[activations])
     return out
 
 

@@ -12,10 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from runtime import _plugins
-from runtime.kernels import matmul, rows
+from runtime.kernels import NATIVE_FORMATS, matmul, mlp, rows
+from runtime.kernels.activations import ActivationFormat
+from runtime.model.arithmetic import activation
 from schemas.families import Family, FormatName, slice_length
 from schemas.manifest import FamilyFormat
-from schemas.model import MatrixRole, ModelSpec, role_shape
+from schemas.model import Activation, MatrixRole, ModelSpec, role_shape
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,25 @@ class Units:
 
     format: FormatName
     parts: Mapping[MatrixRole, tuple[int, int, int]]
+    activations: ActivationFormat = "fp32"
+    """What a decoded token's input is rounded to."""
+
+    def layout(self, inner: "Inner") -> mlp.Layout:
+        """The same as the kernel takes it."""
+        down_offset, _, length = self.parts["down_proj"]
+        return mlp.Layout(
+            gate_offset=None if inner.gate is None else self.parts[inner.gate][0],
+            up_offset=None if inner.up is None else self.parts[inner.up][0],
+            down_offset=down_offset,
+            length=length,
+            fmt=self.format,
+            activation=inner.activation,
+            threshold=inner.threshold,
+            activated_up=inner.activated_up,
+        )
 
 
-def units_of(family: FamilyFormat, spec: ModelSpec) -> Units:
+def units_of(family: FamilyFormat, spec: ModelSpec, activations: ActivationFormat = "fp32") -> Units:
     """Where the slices lie inside a unit: one after another, each encoded on its own."""
     nbytes = _plugins.load("runtime.quantization", family.format).nbytes
     parts: dict[MatrixRole, tuple[int, int, int]] = {}
@@ -35,7 +53,7 @@ def units_of(family: FamilyFormat, spec: ModelSpec) -> Units:
         length = slice_length(piece, spec)
         parts[piece.role] = (offset, nbytes(length), length)
         offset += nbytes(length)
-    return Units(family.format, parts)
+    return Units(family.format, parts, activations)
 
 
 class Block(Protocol):
@@ -54,9 +72,53 @@ class Block(Protocol):
         """The units' slices, weighted and summed: float32 [T, K] -> float32 [T, N]."""
         ...
 
+    def mlp(self, inner: "Inner", x_TN: np.ndarray, terms: "Terms") -> np.ndarray:
+        """The units' share of the MLP's output: float32 [T, N] -> float32 [T, N]."""
+        ...
+
 
 Blocks = Callable[[int, str, np.ndarray], Iterable[Block]]
 """(layer, family, its signal float32 [T, n]) -> the blocks to compute with."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """How a unit's inner activation is made of its slices: the product of what is not None, and of a factor."""
+
+    gate: MatrixRole | None
+    """The row that is activated."""
+    up: MatrixRole | None
+    """The row that it is multiplied with."""
+    activation: Activation
+    threshold: float
+    """That of `fatrelu`."""
+    activated_up: bool
+    """Whether `up` goes through the activation, too."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What goes with the units of a block; None where there is nothing."""
+
+    gate_bias_K: np.ndarray | None
+    up_bias_K: np.ndarray | None
+    factors_TK: np.ndarray | None
+
+
+def step_by_step(block: Block, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
+    """`Block.mlp` from the block's other products."""
+    act = activation(inner.activation, inner.threshold)
+    values_TK = np.ones((len(x_TN), block.ids.size), np.float32) if terms.factors_TK is None else terms.factors_TK
+    if inner.gate is not None:
+        values_TK = values_TK * act(_with_bias(block.dot(inner.gate, x_TN), terms.gate_bias_K))
+    if inner.up is not None:
+        up_TK = _with_bias(block.dot(inner.up, x_TN), terms.up_bias_K)
+        values_TK = values_TK * (act(up_TK) if inner.activated_up else up_TK)
+    return block.axpy("down_proj", values_TK)
+
+
+def _with_bias(values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    return values if bias is None else values + bias
 
 
 @dataclass(frozen=True)
@@ -76,6 +138,10 @@ class StreamedBlock:
         """See `Block`."""
         offset, size, length = self.units.parts[role]
         return matmul.matmul_t(self.codes[:, offset : offset + size], length, self.units.format, c_TK)
+
+    def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
+        """See `Block`."""
+        return step_by_step(self, inner, x_TN, terms)
 
 
 @dataclass(frozen=True)
@@ -98,7 +164,8 @@ class SlotBlock:
         y_TK = np.zeros((len(x_TN), self.ids.size), np.float32)
         for token, x in enumerate(x_TN):
             own = self._own(token)
-            y_TK[token, own] = rows.dot_rows(self.memory, self.slots[own], offset, length, self.units.format, x)
+            place = self.memory, self.slots[own], offset, length, self.units.format
+            y_TK[token, own] = rows.dot_rows(*place, x, activations=self.units.activations)
         return y_TK
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
@@ -108,6 +175,21 @@ class SlotBlock:
         for token, c in enumerate(c_TK):
             own = self._own(token)
             y_TN[token] = rows.axpy_rows(self.memory, self.slots[own], offset, length, self.units.format, c[own])
+        return y_TN
+
+    def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
+        """See `Block`."""
+        if self.units.format not in NATIVE_FORMATS:
+            return step_by_step(self, inner, x_TN, terms)
+        layout, y_TN = self.units.layout(inner), np.empty_like(x_TN)
+        for token, x in enumerate(x_TN):
+            own = self._own(token)
+            gate_bias, up_bias = (None if bias is None else bias[own] for bias in (terms.gate_bias_K, terms.up_bias_K))
+            factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK[token, own])
+            slots = self.slots[own]
+            own_terms = mlp.Terms(gate_bias, up_bias, factors)
+            kind = self.units.activations
+            y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind)
         return y_TN
 
     def _own(self, token: int) -> np.ndarray | slice:

@@ -15,6 +15,7 @@ import numpy as np
 
 from runtime.artifact.reader import Artifact
 from runtime.kernels import FEW_TOKENS
+from runtime.kernels.activations import ActivationFormat
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
 from runtime.model.attention import Attention, KvCache, Span, new_cache
 from runtime.model.blocks import Block, Blocks, SlotBlock, StreamedBlock, Units, units_of
@@ -54,13 +55,16 @@ class _Layer:
 class Decoder:
     """A model with one sequence in its KV cache."""
 
-    def __init__(self, artifact: Artifact, store: Store, selection: Selection) -> None:
+    def __init__(
+        self, artifact: Artifact, store: Store, selection: Selection, activations: ActivationFormat = "fp32"
+    ) -> None:
         """Takes the resident tensors; `begin` must come before the first token.
 
         Args:
             artifact: The open artifact.
             store: Its units, under the plan to run with.
             selection: The selector of every layer and family, for decoding.
+            activations: What a decoded token's vectors are rounded to in products with quantized rows.
 
         Raises:
             ArtifactError: if a file is damaged, or the families do not make a layer.
@@ -68,9 +72,9 @@ class Decoder:
         self.spec: ModelSpec = artifact.manifest.model
         self._store, self._selection = store, selection
         self._units: dict[str, Units] = {
-            entry.family: units_of(entry, self.spec) for entry in artifact.manifest.families
+            entry.family: units_of(entry, self.spec, activations) for entry in artifact.manifest.families
         }
-        resident = Resident(artifact.resident, artifact.manifest.resident)
+        resident = Resident(artifact.resident, artifact.manifest.resident, activations)
         self._embedding = resident.matrix("embed_tokens")
         self._head = self._embedding if self.spec.tie_word_embeddings else resident.matrix("lm_head")
         self._positions = resident.matrix("embed_positions") if self.spec.position == "learned" else None

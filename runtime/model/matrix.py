@@ -11,6 +11,7 @@ import numpy as np
 
 from runtime import _plugins
 from runtime.kernels import FEW_TOKENS, gemv, matmul
+from runtime.kernels.activations import ActivationFormat
 from schemas.families import FormatName
 from schemas.quantized import ResidentTensor
 
@@ -24,6 +25,8 @@ class Matrix:
     format: FormatName | None
     bias: np.ndarray | None
     """float32 [M], added to every product."""
+    activations: ActivationFormat = "fp32"
+    """What a decoded token's input is rounded to."""
 
     def apply(self, x_TN: np.ndarray) -> np.ndarray:
         """`x` times the transposed matrix, plus the bias: float32 [T, N] -> float32 [T, M].
@@ -33,8 +36,10 @@ class Matrix:
         few = len(x_TN) <= FEW_TOKENS
         if self.format is None:
             y_TM = np.stack([self.codes @ x for x in x_TN]) if few else x_TN @ self.codes.T
+        elif few:
+            y_TM = gemv.gemv_each(self.codes, self.length, self.format, x_TN, self.activations)
         else:
-            y_TM = (gemv.gemv_each if few else matmul.matmul)(self.codes, self.length, self.format, x_TN)
+            y_TM = matmul.matmul(self.codes, self.length, self.format, x_TN)
         return y_TM if self.bias is None else y_TM + self.bias
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
@@ -48,9 +53,15 @@ class Matrix:
 class Resident:
     """The resident tensors of an artifact by role; the reader has checked that all are there, in the model's shapes."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], tensors: Iterable[ResidentTensor]) -> None:
-        """`arrays` as the reader gives them, `tensors` as the manifest describes them."""
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        tensors: Iterable[ResidentTensor],
+        activations: ActivationFormat = "fp32",
+    ) -> None:
+        """`arrays` as the reader gives them, `tensors` as the manifest describes them; `activations` of matrices."""
         self._arrays = arrays
+        self._activations: ActivationFormat = activations
         self._tensors = {tensor.role: tensor for tensor in tensors}
 
     def vector(self, role: str) -> np.ndarray:
@@ -64,4 +75,5 @@ class Resident:
     def matrix(self, name: str) -> Matrix:
         """`<name>.weight` with `<name>.bias`, if there is one."""
         tensor = self._tensors[f"{name}.weight"]
-        return Matrix(self._arrays[tensor.role], tensor.shape[-1], tensor.format, self.optional_vector(f"{name}.bias"))
+        bias = self.optional_vector(f"{name}.bias")
+        return Matrix(self._arrays[tensor.role], tensor.shape[-1], tensor.format, bias, self._activations)

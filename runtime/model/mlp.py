@@ -8,7 +8,7 @@ letters: T tokens, N hidden_size, F intermediate_size, K units of a block.
 import numpy as np
 
 from runtime.model.arithmetic import activation
-from runtime.model.blocks import Block, Blocks, column_sums
+from runtime.model.blocks import Blocks, Inner, Terms, column_sums
 from runtime.model.matrix import Resident
 from schemas.errors import ArtifactError
 from schemas.families import FAMILIES, Family, Signal, resident_roles, slices
@@ -53,6 +53,8 @@ class Mlp:
             if role in MLP_ROLES
         }
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in MLP_ROLES}
+        if self._inner is not None:
+            self._form = _inner_of(self._inner.signal, spec)
 
     def apply(self, x_TN: np.ndarray, blocks: Blocks) -> np.ndarray:
         """The MLP's output for its input after the norm, float32 [T, hidden_size] both."""
@@ -62,7 +64,12 @@ class Mlp:
         signal = self._signal(self._inner.signal, x_TN, known)
         y_TN = np.zeros_like(x_TN)
         for block in blocks(self._layer, self._inner.name, signal):
-            y_TN += block.axpy("down_proj", self._inner_of(block, self._inner.signal, signal, x_TN))
+            terms = Terms(
+                self._bias_of(self._form.gate, block.ids),
+                self._bias_of(self._form.up, block.ids),
+                None if self._inner.signal == "mlp_input" else signal[:, block.ids],
+            )
+            y_TN += block.mlp(self._form, x_TN, terms)
         return self._with_bias("down_proj", y_TN)
 
     def _projections(self, x_TN: np.ndarray, blocks: Blocks) -> dict[MatrixRole, np.ndarray]:
@@ -86,20 +93,9 @@ class Mlp:
             return self._act(known["gate_proj"])
         return self._combine(known.get("gate_proj"), known["up_proj"])
 
-    def _inner_of(self, block: Block, kind: Signal, signal: np.ndarray, x_TN: np.ndarray) -> np.ndarray:
-        """The inner activation of a block's units, float32 [T, K]: from the signal, and from rows for the rest."""
-        if kind == "mlp_inner":
-            return np.ascontiguousarray(signal[:, block.ids])
-        if not self._spec.gated_mlp:
-            return self._act(self._rows("up_proj", block, x_TN))
-        active = signal[:, block.ids] if kind == "mlp_activation" else self._act(self._rows("gate_proj", block, x_TN))
-        if kind == "mlp_up":
-            return active * signal[:, block.ids]
-        return active * self._act_up(self._rows("up_proj", block, x_TN))
-
-    def _rows(self, role: MatrixRole, block: Block, x_TN: np.ndarray) -> np.ndarray:
-        values, bias = block.dot(role, x_TN), self._biases[role]
-        return values if bias is None else values + bias[block.ids]
+    def _bias_of(self, role: MatrixRole | None, ids: np.ndarray) -> np.ndarray | None:
+        bias = None if role is None else self._biases[role]
+        return None if bias is None else bias[ids]
 
     def _combine(self, gate: np.ndarray | None, up: np.ndarray) -> np.ndarray:
         return self._act(up) if gate is None else self._act(gate) * self._act_up(up)
@@ -107,6 +103,19 @@ class Mlp:
     def _with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
         bias = self._biases[role]
         return values if bias is None else values + bias
+
+
+def _inner_of(signal: Signal, spec: ModelSpec) -> Inner:
+    """What of the inner activation units have rows for; the rest of it is the signal."""
+    gate: MatrixRole = "gate_proj" if spec.gated_mlp else "up_proj"
+    known = NEEDED[signal]
+    return Inner(
+        gate=None if gate in known else gate,
+        up=None if "up_proj" in known or not spec.gated_mlp else "up_proj",
+        activation=spec.hidden_act,
+        threshold=spec.activation_threshold,
+        activated_up=spec.activated_up,
+    )
 
 
 def _as_it_is(values: np.ndarray) -> np.ndarray:

@@ -56,5 +56,5 @@ class Q4Product:
         function.restype, function.argtypes = result, arguments
         return function
 
-    def _array(self, tensor: int, count: int, kind: type) -> np.ndarray:
+    def _array(self, tensor: int, count: int, kind: type[ctypes.c_uint8 | ctypes.c_float]) -> np.ndarray:
         return np.ctypeslib.as_array((kind * count).from_address(self._data(tensor)))

@@ -11,42 +11,13 @@ from runtime import _native
 from runtime._plugins import load, names
 from runtime.kernels import attention, gemv, matmul, rows
 from schemas.errors import UnknownNameError
+from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
 
 FORMATS = names("runtime.quantization")
 LENGTHS = [1, 31, 32, 33, 64, 172, 4096]
-SLOTS, OFFSET = 23, 5
 
 
-@pytest.fixture(params=_native.cpus(), autouse=True)
-def cpu(request):
-    before = _native.cpu()
-    _native.use_cpu(request.param)
-    yield request.param
-    _native.use_cpu(before)
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(7)
-
-
-def floats(rng, *shape) -> np.ndarray:
-    return rng.standard_normal(shape).astype(np.float32)
-
-
-def unit_store(rng, fmt: str, length: int, slots: int = SLOTS) -> np.ndarray:
-    """uint8[slots, OFFSET + slice + 2]: random bytes around one slice, which begins at an odd byte."""
-    codes = load("runtime.quantization", fmt).encode(floats(rng, slots, length))
-    store = rng.integers(0, 256, (slots, OFFSET + codes.shape[1] + 2), np.uint8)
-    store[:, OFFSET:-2] = codes
-    return store
-
-
-def assert_close(found: np.ndarray, expected: np.ndarray, terms: int) -> None:
-    # The references are computed in float64. Terms have random signs: rounding errors of their sum grow with its root.
-    assert found.dtype == np.float32
-    assert expected.dtype == np.float64
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2e-6 * (1 + terms**0.5))
+pytestmark = pytest.mark.usefixtures("cpu")
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

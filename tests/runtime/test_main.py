@@ -227,6 +227,7 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
         ),
         (["--cache", "belady"], "the cache 'belady' has to know all requests to come, which a run does not"),
         (["--flash", "tape"], "unknown flash 'tape'. Known: direct, io_uring, simulated"),
+        (["--activations", "int4"], "unknown activation format 'int4'. Did you mean 'int8'"),
         (["--device", "x.json"], "add --flash simulated"),
         (["--flash", "simulated", "--device", "x.json"], "x.json: No such file"),
         (["--flash", "simulated", "--device", str(ROOT / "pyproject.toml")], "not a device record, at the text"),

@@ -23,8 +23,10 @@ std::vector<const Kernels*> tables() {
     if (f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         found.push_back(&kAvx2Kernels);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
             found.push_back(&kAvx512Kernels);
+            if (__builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512VnniKernels);
+        }
     }
 #elif defined(__aarch64__)
     found.push_back(&kNeonKernels);

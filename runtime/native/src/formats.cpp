@@ -14,4 +14,17 @@ Format format_of(const char* name) {
                                 "'; there are kernels for fp16, int8_group32, int4_group32");
 }
 
+Activation activation_of(const char* name) {
+    constexpr struct {
+        const char* name;
+        Activation function;
+    } known[] = {{"relu", Activation::relu},       {"drelu", Activation::relu}, {"relu2", Activation::relu2},
+                 {"fatrelu", Activation::fatrelu}, {"silu", Activation::silu},  {"gelu", Activation::gelu},
+                 {"gelu_tanh", Activation::gelu_tanh}};
+    for (const auto& entry : known)
+        if (std::strcmp(name, entry.name) == 0) return entry.function;
+    throw std::invalid_argument("no native kernel computes the activation '" + std::string(name) +
+                                "'; there are kernels for relu, drelu, relu2, fatrelu, silu, gelu, gelu_tanh");
+}
+
 }  // namespace coldpress

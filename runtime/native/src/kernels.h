@@ -11,6 +11,17 @@
 
 namespace coldpress {
 
+// A vector whose groups of kBlock values are whole numbers times a scale: one plane has 8 bits, two have 16, as
+// 256 * planes[0] + planes[1]. The order of values, scales and starts is the kernel's own.
+struct Rounded {
+    int num_planes;
+    int8_t* planes[2];   // room for kBlock values per block each
+    float* scales;       // room for 8 per block
+    int32_t* starts[2];  // room for 8 per block; with what sums begin, where codes are read as if unsigned
+};
+
+constexpr int64_t kRoundedBlocks = 4;  // room is for a multiple of this many blocks
+
 struct Kernels {
     const char* name;
     // out[i] = dot(row i, x)
@@ -18,16 +29,25 @@ struct Kernels {
     // y[j] += sum over i, in order, of coefficients[i] * row i [j]
     void (*axpy)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients,
                  float* y);
+    // Fills `out` from x[blocks * kBlock] for `dot_rounded` with rows of this format, which is not fp16. Products with a
+    // group that has an infinity or not-a-number are not-a-number.
+    void (*round)(Format, const float* x, int64_t blocks, const Rounded& out);
+    // out[i] = dot(row i, what x was rounded to): integers inside a group, float32 across groups
+    void (*dot_rounded)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
+                        float* out);
     // out[j] = row[j], for j < length: `out` needs no padding
     void (*decode)(Format, const uint8_t* row, int64_t length, float* out);
     // values[i] = exp(values[i] - peak); returns their sum. Pairs to a stable softmax where peak is the maximum.
     float (*exp_sum)(float* values, int64_t count, float peak);
+    // values[i] = the activation function of values[i]; `threshold` is fatrelu's
+    void (*activate)(Activation, float threshold, float* values, int64_t count);
 };
 
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512VnniKernels;
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

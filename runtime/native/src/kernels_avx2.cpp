@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "integers_avx2.h"
 #include "kernels.h"
 
 namespace coldpress {
@@ -50,13 +51,23 @@ struct Isa {
         __builtin_memcpy(&half, block, sizeof half);
         return _mm256_cvtph_ps(_mm_set1_epi16(half));
     }
+
+    using Ints = __m256i;
+    template <Format F>
+    static Ints products(const uint8_t* block, const int8_t* x) {
+        return block_products<F>(block, x);
+    }
+    static Ints join(Ints high, Ints low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
+    static V to_float(Ints sums) { return _mm256_cvtepi32_ps(sums); }
 };
 
 }  // namespace
 }  // namespace coldpress
 
 #include "kernels_body.h"
+#include "kernels_integers.h"
+#include "kernels_activations.h"
 
 namespace coldpress {
-const Kernels kAvx2Kernels{"avx2", dot, axpy, decode, exp_sum};
+const Kernels kAvx2Kernels{"avx2", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate};
 }

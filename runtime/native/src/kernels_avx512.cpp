@@ -1,58 +1,10 @@
-// AVX-512 (F, BW, VL, DQ).
-#include <immintrin.h>
-
-#include <cstddef>
-#include <cstdint>
-
-#include "kernels.h"
-
-namespace coldpress {
-namespace {
-
-struct Isa {
-    using V = __m512;
-    static constexpr int kWidth = 16;
-
-    static V zero() { return _mm512_setzero_ps(); }
-    static V set1(float value) { return _mm512_set1_ps(value); }
-    static V load(const float* p) { return _mm512_loadu_ps(p); }
-    static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
-    static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
-    static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-    static float sum(V v) { return _mm512_reduce_add_ps(v); }
-    static void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
-
-    static __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-
-    template <Format F>
-    static void unpack(const uint8_t* block, V* values) {
-        if constexpr (F == Format::fp16) {
-            for (int i = 0; i < 2; ++i)
-                values[i] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 32 * i)));
-        } else if constexpr (F == Format::int8_group32) {
-            for (int i = 0; i < 2; ++i)
-                values[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(block + 2 + 16 * i)));
-        } else {
-            // vpermps looks at the low four bits of each lane only: it is the mask, the -8 and the conversion in one.
-            const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-            const __m512i pairs = _mm512_cvtepu8_epi32(load16(block + 2));
-            values[0] = _mm512_permutexvar_ps(pairs, table);
-            values[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), table);
-        }
-    }
-    template <Format F>
-    static V scale(const uint8_t* block) {
-        int16_t half;
-        __builtin_memcpy(&half, block, sizeof half);
-        return _mm512_cvtph_ps(_mm256_set1_epi16(half));
-    }
-};
-
-}  // namespace
-}  // namespace coldpress
-
+// AVX-512 (F, BW, VL, DQ) without the byte products of VNNI.
+#include "isa_avx512.h"
+// The order matters: the inner loops are written over Isa.
 #include "kernels_body.h"
+#include "kernels_integers.h"
+#include "kernels_activations.h"
 
 namespace coldpress {
-const Kernels kAvx512Kernels{"avx512", dot, axpy, decode, exp_sum};
+const Kernels kAvx512Kernels{"avx512", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate};
 }

@@ -50,13 +50,41 @@ struct Isa {
         __builtin_memcpy(&half, block, sizeof half);
         return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half)));
     }
+
+    using Ints = int32x4_t;
+    static Ints add_products(Ints sums, int8x16_t codes, int8x16_t numbers) {
+#if defined(__ARM_FEATURE_DOTPROD)
+        return vdotq_s32(sums, codes, numbers);
+#else
+        const int16x8_t low = vmull_s8(vget_low_s8(codes), vget_low_s8(numbers));
+        return vpadalq_s16(vpadalq_s16(sums, low), vmull_s8(vget_high_s8(codes), vget_high_s8(numbers)));
+#endif
+    }
+    template <Format F>
+    static Ints products(const uint8_t* block, const int8_t* x) {
+        int8x16_t first, second;
+        if constexpr (F == Format::int8_group32) {
+            first = vreinterpretq_s8_u8(vld1q_u8(block + 2));
+            second = vreinterpretq_s8_u8(vld1q_u8(block + 18));
+        } else {
+            const uint8x16_t pairs = vld1q_u8(block + 2);
+            const int8x16_t eight = vdupq_n_s8(8);
+            first = vsubq_s8(vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15))), eight);
+            second = vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4)), eight);
+        }
+        return add_products(add_products(vdupq_n_s32(0), first, vld1q_s8(x)), second, vld1q_s8(x + 16));
+    }
+    static Ints join(Ints high, Ints low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
+    static V to_float(Ints sums) { return vcvtq_f32_s32(sums); }
 };
 
 }  // namespace
 }  // namespace coldpress
 
 #include "kernels_body.h"
+#include "kernels_integers.h"
+#include "kernels_activations.h"
 
 namespace coldpress {
-const Kernels kNeonKernels{"neon", dot, axpy, decode, exp_sum};
+const Kernels kNeonKernels{"neon", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate};
 }

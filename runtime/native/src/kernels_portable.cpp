@@ -70,13 +70,32 @@ struct Isa {
         const uint32_t result = load_as<uint32_t>(&value) | special | ((half & 0x8000) << 16);
         return set1(load_as<float>(&result));
     }
+
+    using Ints = Int4;
+    template <Format F>
+    static Ints products(const uint8_t* block, const int8_t* x) {
+        int32_t lanes[16];
+        for (int i = 0; i < 16; ++i) {
+            const int code = block[2 + i];
+            if constexpr (F == Format::int8_group32)
+                lanes[i] = static_cast<int8_t>(code) * x[i] + static_cast<int8_t>(block[18 + i]) * x[i + 16];
+            else
+                lanes[i] = ((code & 15) - 8) * x[i] + ((code >> 4) - 8) * x[i + 16];
+        }
+        return (load_as<Int4>(lanes) + load_as<Int4>(lanes + 4)) +
+               (load_as<Int4>(lanes + 8) + load_as<Int4>(lanes + 12));
+    }
+    static Ints join(Ints high, Ints low) { return high * 256 + low; }
+    static V to_float(Ints sums) { return __builtin_convertvector(sums, V); }
 };
 
 }  // namespace
 }  // namespace coldpress
 
 #include "kernels_body.h"
+#include "kernels_integers.h"
+#include "kernels_activations.h"
 
 namespace coldpress {
-const Kernels kPortableKernels{"portable", dot, axpy, decode, exp_sum};
+const Kernels kPortableKernels{"portable", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate};
 }

@@ -1,9 +1,5 @@
 // The Python side of the core: checks every shape and bound, releases the interpreter lock, calls the code that trusts
 // its arguments. Bad arguments are ValueError with the numbers; failures of the device are OSError.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
@@ -11,162 +7,25 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 
-#include "attention.h"
+#include "bindings.h"
 #include "cpu.h"
 #include "crc32c.h"
-#include "intervals.h"
-#include "pool.h"
 #include "reads.h"
 #include "ring_reads.h"
-#include "rows.h"
-
-namespace nb = nanobind;
 
 namespace coldpress {
 namespace {
 
-using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;  // rows may lie apart
 using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Halves3 = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Out1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Checksums = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Slots2 = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Buffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Mask2 = nb::ndarray<bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-std::string text(int64_t number) { return std::to_string(number); }
-
-void expect(bool good, const std::string& message) {
-    if (!good) throw std::invalid_argument(message);
-}
-
-void expect_length(const char* name, size_t found, int64_t expected) {
-    expect(static_cast<int64_t>(found) == expected,
-           std::string(name) + " has " + text(static_cast<int64_t>(found)) + " values, expected " + text(expected));
-}
-
-int threads_of(int num_threads) {
-    expect(num_threads >= 0 && num_threads <= 1024,
-           "num_threads is " + text(num_threads) + ", expected 1 to 1024, or 0 for the default");
-    return num_threads ? num_threads : default_threads();
-}
-
-// The rows [offset, offset + bytes of `length` values) of a two-dimensional array of bytes.
-Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t offset, int64_t length,
-             const std::string& format) {
-    const Format known = format_of(format.c_str());
-    const int64_t width = static_cast<int64_t>(store.shape(1));
-    expect(width <= 1 || store.stride(1) == 1, "the bytes of a row are not contiguous");
-    expect(store.shape(0) <= 1 || store.stride(0) >= 0, "the rows are stored backwards");
-    expect(length >= 0 && length <= (int64_t{1} << 40), "a row of " + text(length) + " values is not possible");
-    expect(offset >= 0 && offset <= width && row_bytes(known, length) <= width - offset,
-           "a row of " + text(length) + " values in " + format + " at byte " + text(offset) + " takes " +
-               text(row_bytes(known, length)) + " bytes, but the stored rows have " + text(width));
-    return {store.data() + offset,
-            store.shape(0) <= 1 ? width : store.stride(0),
-            slots,
-            static_cast<int64_t>(count),
-            length,
-            known};
-}
-
-void expect_slots(const Ids& slots, size_t rows) {
-    for (size_t i = 0; i < slots.shape(0); ++i)
-        expect(slots.data()[i] >= 0 && static_cast<size_t>(slots.data()[i]) < rows,
-               "slot " + text(slots.data()[i]) + " at index " + text(static_cast<int64_t>(i)) +
-                   " is outside the store of " + text(static_cast<int64_t>(rows)) + " slots");
-}
-
-void dot_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
-              const Floats1& x, const Out1& out, int num_threads) {
-    const Rows rows = rows_of(store, slots.data(), slots.shape(0), offset, length, format);
-    expect_slots(slots, store.shape(0));
-    expect_length("x", x.shape(0), length);
-    expect_length("out", out.shape(0), rows.count);
-    const int threads = threads_of(num_threads);
-    const nb::gil_scoped_release release;
-    dot(rows, x.data(), out.data(), threads);
-}
-
-void axpy_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
-               const Floats1& coefficients, const Out1& out, int num_threads) {
-    const Rows rows = rows_of(store, slots.data(), slots.shape(0), offset, length, format);
-    expect_slots(slots, store.shape(0));
-    expect_length("coefficients", coefficients.shape(0), rows.count);
-    expect_length("out", out.shape(0), length);
-    const int threads = threads_of(num_threads);
-    const nb::gil_scoped_release release;
-    axpy(rows, coefficients.data(), out.data(), threads);
-}
-
-void gemv(const Bytes2& matrix, int64_t length, const std::string& format, const Floats1& x, const Out1& out,
-          int num_threads) {
-    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
-    expect_length("x", x.shape(0), length);
-    expect_length("out", out.shape(0), rows.count);
-    const int threads = threads_of(num_threads);
-    const nb::gil_scoped_release release;
-    dot(rows, x.data(), out.data(), threads);
-}
-
-void decode_rows(const Bytes2& matrix, int64_t length, const std::string& format, const Out2& out, int num_threads) {
-    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
-    expect_length("out", out.shape(0), rows.count);
-    expect_length("a row of out", out.shape(1), length);
-    const int threads = threads_of(num_threads);
-    const nb::gil_scoped_release release;
-    decode(rows, out.data(), threads);
-}
-
-void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& values, int64_t start, int64_t stop,
-                 float scale, const Out2& out, int num_threads) {
-    const int64_t context = static_cast<int64_t>(keys.shape(0)), kv_heads = static_cast<int64_t>(keys.shape(1));
-    const int64_t heads = static_cast<int64_t>(queries.shape(0)), head_dim = static_cast<int64_t>(queries.shape(1));
-    expect(kv_heads > 0 && heads % kv_heads == 0,
-           text(heads) + " query heads cannot share " + text(kv_heads) + " key heads evenly");
-    expect_length("a key", keys.shape(2), head_dim);
-    for (size_t axis = 0; axis < 3; ++axis)
-        expect(values.shape(axis) == keys.shape(axis), "keys and values differ in shape at axis " + text(axis));
-    expect(
-        start >= 0 && start < stop && stop <= context,
-        "positions " + text(start) + " to " + text(stop) + " are not a range inside the context of " + text(context));
-    expect_length("out", out.shape(0), heads);
-    expect_length("a row of out", out.shape(1), head_dim);
-    const int64_t skipped = 2 * start * kv_heads * head_dim;
-    const Attention a{queries.data(),
-                      reinterpret_cast<const uint8_t*>(keys.data()) + skipped,
-                      reinterpret_cast<const uint8_t*>(values.data()) + skipped,
-                      heads,
-                      kv_heads,
-                      head_dim,
-                      stop - start,
-                      scale};
-    const int threads = threads_of(num_threads);
-    const nb::gil_scoped_release release;
-    attend(a, out.data(), threads);
-}
-
-void choose_intervals(const Floats2& gain, double price, double read_units, double edge_units, int steps,
-                      const Mask2& chosen) {
-    for (size_t axis = 0; axis < 2; ++axis)
-        expect(gain.shape(axis) == chosen.shape(axis), "gain and chosen differ in shape at axis " + text(axis));
-    expect(steps >= 1 && steps <= 64, "steps is " + text(steps) + ", expected 1 to 64");
-    const int64_t tokens = static_cast<int64_t>(gain.shape(0)), units = static_cast<int64_t>(gain.shape(1));
-    const nb::gil_scoped_release release;
-    best_intervals(gain.data(), tokens, units, price, {read_units, edge_units}, steps,
-                   reinterpret_cast<uint8_t*>(chosen.data()));
-}
 
 void expect_extents(const Extents& extents, uint64_t buffer_bytes, uint64_t page_bytes, uint64_t pages) {
     for (int64_t i = 0; i < extents.count; ++i) {
@@ -323,25 +182,7 @@ NB_MODULE(_native, m) {
     m.doc() = "The native core: products with quantized rows, attention, checked reads. Sums are float32.";
     choose_cpu();
     nb::set_leak_warnings(false);  // an interpreter that ends in the middle of a fetch has nothing to explain
-    m.def("dot_rows", &dot_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
-          "format"_a, nb::arg("x").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
-          "out[i] = store[slots[i], offset:] . x[length]");
-    m.def("axpy_rows", &axpy_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
-          "format"_a, nb::arg("coefficients").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
-          "out[length] = sum over i, in order, of coefficients[i] * store[slots[i], offset:]");
-    m.def("gemv", &gemv, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
-          nb::arg("out").noconvert(), "num_threads"_a = 0, "out[i] = matrix[i] . x[length]");
-    m.def("decode_rows", &decode_rows, nb::arg("matrix").noconvert(), "length"_a, "format"_a,
-          nb::arg("out").noconvert(), "num_threads"_a = 0, "out[i, length] = matrix[i] as float32");
-    m.def(
-        "attend", &attend_rows, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
-        nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
-        "out[heads, head_dim] = softmax(scale * queries . keys[start:stop]) . values[start:stop]; keys and values are "
-        "the bits of float16");
-    m.def("best_intervals", &choose_intervals, nb::arg("gain").noconvert(), "price"_a, "read_units"_a, "edge_units"_a,
-          "steps"_a, nb::arg("chosen").noconvert(),
-          "chosen[token, unit]: the intervals with the most gain less price times the larger of reads * read_units and "
-          "units + reads * edge_units, among `steps` mixes of the two.");
+    bind_products(m);
     nb::class_<PendingReads>(m, "Reads", "Reads under way; a reference less waits for them.")
         .def("wait", &PendingReads::wait, "count"_a,
              "Waits until the first `count` extents are there; whether all of them came whole.")

@@ -1,6 +1,9 @@
 #include "rows.h"
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "cpu.h"
@@ -29,14 +32,29 @@ int64_t rows_per_task(const Rows& rows) {
 
 }  // namespace
 
-void dot(const Rows& rows, const float* x, float* out, int threads) {
-    std::vector<float> padded(static_cast<size_t>(blocks_of(rows.length) * kBlock));
-    std::copy_n(x, rows.length, padded.begin());
+Input::Input(Format format, const float* x, int64_t length, int bits) : format_(format), length_(length) {
+    if (bits != 0 && format != Format::fp16) {
+        rounded_.emplace(format, x, length, bits);
+    } else {
+        padded_.resize(static_cast<size_t>(blocks_of(length) * kBlock));
+        std::copy_n(x, length, padded_.begin());
+    }
+}
+
+void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
+    if (rounded_)
+        kernels().dot_rounded(format_, at, count, length_, rounded_->view(), out);
+    else
+        kernels().dot(format_, at, count, length_, padded_.data(), out);
+}
+
+void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
+    const Input input(rows.format, x, rows.length, bits);
     const int64_t step = rows_per_task(rows);
     compute_pool().run((rows.count + step - 1) / step, useful_threads(rows, threads), [&](int64_t task) {
         const int64_t first = task * step, last = std::min(rows.count, first + step);
         const auto at = pointers(rows, first, last, 0);
-        kernels().dot(rows.format, at.data(), last - first, rows.length, padded.data(), out + first);
+        input.dot(at.data(), last - first, out + first);
     });
 }
 
@@ -60,6 +78,16 @@ void decode(const Rows& rows, float* out, int threads) {
         for (int64_t i = task * step; i < std::min(rows.count, (task + 1) * step); ++i)
             kernels().decode(rows.format, rows.at(i), rows.length, out + i * rows.length);
     });
+}
+
+uint64_t read_through(const uint64_t* words, int64_t count, int threads) {
+    constexpr int64_t step = 64 << 10;
+    std::atomic<uint64_t> all{0};
+    compute_pool().run((count + step - 1) / step, threads, [&](int64_t task) {
+        const uint64_t* const last = words + std::min(count, (task + 1) * step);
+        all ^= std::accumulate(words + task * step, last, uint64_t{0}, std::bit_xor<uint64_t>());
+    });
+    return all;
 }
 
 }  // namespace coldpress

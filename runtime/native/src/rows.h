@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "formats.h"
+#include "rounded.h"
 
 namespace coldpress {
 
@@ -19,13 +22,32 @@ struct Rows {
     const uint8_t* at(int64_t i) const { return base + (slots ? slots[i] : i) * stride; }
 };
 
-// out[i] = dot(row i, x[length])
-void dot(const Rows& rows, const float* x, float* out, int threads);
+// What rows are multiplied with: a vector, padded to whole blocks, or rounded to whole numbers where `bits` is 8 or 16
+// and the format has codes. Bits are 0 for float32.
+class Input {
+   public:
+    Input(Format format, const float* x, int64_t length, int bits);
+
+    // out[i] = dot(at[i], x)
+    void dot(const uint8_t* const* at, int64_t count, float* out) const;
+
+   private:
+    Format format_;
+    int64_t length_;
+    std::vector<float> padded_;
+    std::optional<RoundedVector> rounded_;
+};
+
+// out[i] = dot(row i, x[length]), with x as Input takes it
+void dot(const Rows& rows, const float* x, int bits, float* out, int threads);
 
 // out[length] = sum over i, in order, of coefficients[i] * row i
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads);
 
 // out[i, length] = row i
 void decode(const Rows& rows, float* out, int threads);
+
+// Reads words from beginning to end and does as good as nothing with them; their exclusive or.
+uint64_t read_through(const uint64_t* words, int64_t count, int threads);
 
 }  // namespace coldpress

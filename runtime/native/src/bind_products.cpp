@@ -1,0 +1,202 @@
+// The Python side of products: checks every shape and bound, releases the interpreter lock, calls the code that trusts
+// its arguments.
+#include "attention.h"
+#include "bindings.h"
+#include "intervals.h"
+#include "mlp.h"
+#include "rows.h"
+
+namespace coldpress {
+namespace {
+
+using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;  // rows may lie apart
+using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Halves3 = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Out1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask2 = nb::ndarray<bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// The rows [offset, offset + bytes of `length` values) of a two-dimensional array of bytes.
+Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t offset, int64_t length,
+             const std::string& format) {
+    const Format known = format_of(format.c_str());
+    const int64_t width = static_cast<int64_t>(store.shape(1));
+    expect(width <= 1 || store.stride(1) == 1, "the bytes of a row are not contiguous");
+    expect(store.shape(0) <= 1 || store.stride(0) >= 0, "the rows are stored backwards");
+    expect(length >= 0 && length <= (int64_t{1} << 40), "a row of " + text(length) + " values is not possible");
+    expect(offset >= 0 && offset <= width && row_bytes(known, length) <= width - offset,
+           "a row of " + text(length) + " values in " + format + " at byte " + text(offset) + " takes " +
+               text(row_bytes(known, length)) + " bytes, but the stored rows have " + text(width));
+    return {store.data() + offset,
+            store.shape(0) <= 1 ? width : store.stride(0),
+            slots,
+            static_cast<int64_t>(count),
+            length,
+            known};
+}
+
+void expect_bits(int bits) {
+    expect(bits == 0 || bits == 8 || bits == 16,
+           "activation_bits is " + text(bits) + ", expected 8 or 16, or 0 for float32");
+}
+
+void dot_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
+              const Floats1& x, const Out1& out, int num_threads, int activation_bits) {
+    expect_bits(activation_bits);
+    const Rows rows = rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+    expect_slots(slots, store.shape(0));
+    expect_length("x", x.shape(0), length);
+    expect_length("out", out.shape(0), rows.count);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    dot(rows, x.data(), activation_bits, out.data(), threads);
+}
+
+void axpy_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
+               const Floats1& coefficients, const Out1& out, int num_threads) {
+    const Rows rows = rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+    expect_slots(slots, store.shape(0));
+    expect_length("coefficients", coefficients.shape(0), rows.count);
+    expect_length("out", out.shape(0), length);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    axpy(rows, coefficients.data(), out.data(), threads);
+}
+
+const float* data_of(const char* name, const std::optional<Floats1>& found, int64_t expected) {
+    if (!found) return nullptr;
+    expect_length(name, found->shape(0), expected);
+    return found->data();
+}
+
+void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t>& gate_offset,
+              const std::optional<int64_t>& up_offset, int64_t down_offset, int64_t length, const std::string& format,
+              const std::string& activation, float threshold, bool activated_up, const Floats1& x,
+              const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
+              const std::optional<Floats1>& factors, const Out1& out, int num_threads, int activation_bits) {
+    expect_bits(activation_bits);
+    const auto rows_at = [&](int64_t offset) {
+        return rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+    };
+    const Rows down = rows_at(down_offset), units{store.data(), down.stride, down.slots, down.count, length, down.format};
+    expect_slots(slots, store.shape(0));
+    Projection projections[2];
+    int num_projections = 0;
+    if (gate_offset)
+        projections[num_projections++] = {rows_at(*gate_offset).base - store.data(),
+                                          data_of("gate_bias", gate_bias, down.count), true};
+    if (up_offset)
+        projections[num_projections++] = {rows_at(*up_offset).base - store.data(),
+                                          data_of("up_bias", up_bias, down.count), activated_up};
+    expect_length("x", x.shape(0), length);
+    expect_length("out", out.shape(0), length);
+    const Mlp wanted{units,       projections, num_projections, data_of("factors", factors, down.count),
+                     down_offset, length,      activation_of(activation.c_str()),
+                     threshold,   activation_bits};
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    mlp(wanted, x.data(), out.data(), threads);
+}
+
+void gemv(const Bytes2& matrix, int64_t length, const std::string& format, const Floats1& x, const Out1& out,
+          int num_threads, int activation_bits) {
+    expect_bits(activation_bits);
+    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
+    expect_length("x", x.shape(0), length);
+    expect_length("out", out.shape(0), rows.count);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    dot(rows, x.data(), activation_bits, out.data(), threads);
+}
+
+void decode_rows(const Bytes2& matrix, int64_t length, const std::string& format, const Out2& out, int num_threads) {
+    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
+    expect_length("out", out.shape(0), rows.count);
+    expect_length("a row of out", out.shape(1), length);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    decode(rows, out.data(), threads);
+}
+
+uint64_t stream_words(const Words& words, int num_threads) {
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    return read_through(words.data(), static_cast<int64_t>(words.shape(0)), threads);
+}
+
+void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& values, int64_t start, int64_t stop,
+                 float scale, const Out2& out, int num_threads) {
+    const int64_t context = static_cast<int64_t>(keys.shape(0)), kv_heads = static_cast<int64_t>(keys.shape(1));
+    const int64_t heads = static_cast<int64_t>(queries.shape(0)), head_dim = static_cast<int64_t>(queries.shape(1));
+    expect(kv_heads > 0 && heads % kv_heads == 0,
+           text(heads) + " query heads cannot share " + text(kv_heads) + " key heads evenly");
+    expect_length("a key", keys.shape(2), head_dim);
+    for (size_t axis = 0; axis < 3; ++axis)
+        expect(values.shape(axis) == keys.shape(axis), "keys and values differ in shape at axis " + text(axis));
+    expect(
+        start >= 0 && start < stop && stop <= context,
+        "positions " + text(start) + " to " + text(stop) + " are not a range inside the context of " + text(context));
+    expect_length("out", out.shape(0), heads);
+    expect_length("a row of out", out.shape(1), head_dim);
+    const int64_t skipped = 2 * start * kv_heads * head_dim;
+    const Attention a{queries.data(),
+                      reinterpret_cast<const uint8_t*>(keys.data()) + skipped,
+                      reinterpret_cast<const uint8_t*>(values.data()) + skipped,
+                      heads,
+                      kv_heads,
+                      head_dim,
+                      stop - start,
+                      scale};
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    attend(a, out.data(), threads);
+}
+
+void choose_intervals(const Floats2& gain, double price, double read_units, double edge_units, int steps,
+                      const Mask2& chosen) {
+    for (size_t axis = 0; axis < 2; ++axis)
+        expect(gain.shape(axis) == chosen.shape(axis), "gain and chosen differ in shape at axis " + text(axis));
+    expect(steps >= 1 && steps <= 64, "steps is " + text(steps) + ", expected 1 to 64");
+    const int64_t tokens = static_cast<int64_t>(gain.shape(0)), units = static_cast<int64_t>(gain.shape(1));
+    const nb::gil_scoped_release release;
+    best_intervals(gain.data(), tokens, units, price, {read_units, edge_units}, steps,
+                   reinterpret_cast<uint8_t*>(chosen.data()));
+}
+
+}  // namespace
+
+void bind_products(nb::module_& m) {
+    using namespace nb::literals;
+    m.def("dot_rows", &dot_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
+          "format"_a, nb::arg("x").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0,
+          "out[i] = store[slots[i], offset:] . x[length]");
+    m.def("axpy_rows", &axpy_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
+          "format"_a, nb::arg("coefficients").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "out[length] = sum over i, in order, of coefficients[i] * store[slots[i], offset:]");
+    m.def("mlp_rows", &mlp_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(),
+          nb::arg("gate_offset").none(), nb::arg("up_offset").none(), "down_offset"_a, "length"_a, "format"_a,
+          "activation"_a, "threshold"_a, "activated_up"_a, nb::arg("x").noconvert(),
+          nb::arg("gate_bias").noconvert().none(), nb::arg("up_bias").noconvert().none(),
+          nb::arg("factors").noconvert().none(), nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "activation_bits"_a = 0,
+          "out[length] = sum over i of factors[i] * act(gate row i . x) * up row i . x * down row i");
+    m.def("gemv", &gemv, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
+          nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0, "out[i] = matrix[i] . x[length]");
+    m.def("decode_rows", &decode_rows, nb::arg("matrix").noconvert(), "length"_a, "format"_a,
+          nb::arg("out").noconvert(), "num_threads"_a = 0, "out[i, length] = matrix[i] as float32");
+    m.def("read_through", &stream_words, nb::arg("words").noconvert(), "num_threads"_a = 0,
+          "Reads memory from beginning to end, to measure how fast that is; the words' exclusive or.");
+    m.def(
+        "attend", &attend_rows, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
+        nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
+        "out[heads, head_dim] = softmax(scale * queries . keys[start:stop]) . values[start:stop]; keys and values are "
+        "the bits of float16");
+    m.def("best_intervals", &choose_intervals, nb::arg("gain").noconvert(), "price"_a, "read_units"_a, "edge_units"_a,
+          "steps"_a, nb::arg("chosen").noconvert(),
+          "chosen[token, unit]: the intervals with the most gain less price times the larger of reads * read_units and "
+          "units + reads * edge_units, among `steps` mixes of the two.");
+}
+
+}  // namespace coldpress

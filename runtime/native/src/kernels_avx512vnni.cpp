@@ -1,0 +1,169 @@
+// AVX-512 with VNNI: sums of four products of bytes in one instruction. Float32 is as in kernels_avx512.cpp.
+#include "isa_avx512.h"
+// The order matters: the inner loops are written over Isa.
+#include "kernels_body.h"
+#include "kernels_rounding.h"
+#include "kernels_activations.h"
+
+namespace coldpress {
+namespace {
+
+// One vector of bytes holds `kBlocks` blocks of a format, and as many 32-bit lanes for each. vpdpbusd takes codes as
+// unsigned: of each lane `kOffset` times its numbers is too much, and that is what sums begin without.
+template <Format F>
+struct Packed {
+    static constexpr bool kNibbles = F == Format::int4_group32;
+    static constexpr int64_t kBlocks = kNibbles ? 4 : 2, kLanes = 16 / kBlocks, kBytes = kBlocks * block_bytes(F);
+    static constexpr int32_t kOffset = kNibbles ? 8 : 128;
+    static constexpr int kVectors = kNibbles ? 2 : 1;  // of numbers: nibbles of one byte are 16 values apart
+
+    // Codes as unsigned bytes: of four blocks the lower nibbles and then the higher ones, or of two blocks all.
+    static void codes(const uint8_t* p, __m512i* out) {
+        if constexpr (kNibbles) {
+            // Words of 64 bytes that begin with the first scale, and the last block's last 8 bytes behind them.
+            const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 31, 30, 29, 28, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16,
+                                                    15, 14, 13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1);
+            const __m512i most = _mm512_permutexvar_epi16(places, _mm512_loadu_si512(p));
+            const __m512i pairs = _mm512_mask_loadu_epi64(most, 0x80, p + 8), low = _mm512_set1_epi8(15);
+            out[0] = _mm512_and_si512(pairs, low);
+            out[1] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
+        } else {
+            const auto load = [](const uint8_t* from) {
+                return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+            };
+            const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(load(p + 2)), load(p + 36), 1);
+            out[0] = _mm512_xor_si512(both, _mm512_set1_epi8(-128));
+        }
+    }
+
+    // Each block's scale in its lanes.
+    static __m512 scales(const uint8_t* p) {
+        if constexpr (kNibbles) {
+            const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 27, 27, 27, 27, 18,
+                                                    18, 18, 18, 9, 9, 9, 9, 0, 0, 0, 0);
+            const __m512i halves = _mm512_permutexvar_epi16(places, _mm512_loadu_si512(p));
+            return _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+        } else {
+            int16_t first, second;
+            __builtin_memcpy(&first, p, sizeof first);
+            __builtin_memcpy(&second, p + block_bytes(F), sizeof second);
+            return _mm512_cvtph_ps(_mm256_set_m128i(_mm_set1_epi16(second), _mm_set1_epi16(first)));
+        }
+    }
+};
+
+// Lays a block's numbers and the starts of its lanes where `Packed` looks for them.
+template <Format F>
+void pack_block(int64_t b, const int8_t* numbers, int8_t* plane, int32_t* starts) {
+    using Place = Packed<F>;
+    const int64_t group = b / Place::kBlocks, member = b % Place::kBlocks;
+    constexpr int64_t run = 4 * Place::kLanes;  // values of a block in one vector
+    for (int64_t v = 0; v < Place::kVectors; ++v)
+        __builtin_memcpy(plane + (group * Place::kVectors + v) * 64 + member * run, numbers + v * run, run);
+    const __m256i ones = _mm256_set1_epi8(1), all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers));
+    const __m256i sums = _mm256_mullo_epi32(_mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, all),
+                                            _mm256_set1_epi32(-Place::kOffset));
+    int32_t* lanes = starts + b * Place::kLanes;
+    if constexpr (Place::kNibbles)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes),
+                         _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1)));
+    else
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), sums);
+}
+
+template <Format F>
+void round_format(const float* x, int64_t blocks, const Rounded& out) {
+    constexpr int64_t lanes = Packed<F>::kLanes, members = Packed<F>::kBlocks;
+    int8_t numbers[2][kBlock] = {};
+    for (int64_t b = 0; b < (blocks + members - 1) / members * members; ++b) {
+        float scale = 0.0f;
+        if (b < blocks)
+            scale = out.num_planes == 2 ? round_group<2>(x + b * kBlock, numbers[0], numbers[1])
+                                        : round_group<1>(x + b * kBlock, numbers[0], nullptr);
+        for (int64_t i = 0; i < lanes; ++i) out.scales[b * lanes + i] = scale;
+        for (int plane = 0; plane < out.num_planes; ++plane)
+            pack_block<F>(b, numbers[plane], out.planes[plane], out.starts[plane]);
+    }
+}
+
+void round_packed(Format format, const float* x, int64_t blocks, const Rounded& out) {
+    if (format == Format::int4_group32) return round_format<Format::int4_group32>(x, blocks, out);
+    round_format<Format::int8_group32>(x, blocks, out);
+}
+
+// What stays the same for all rows: a vector's numbers, where sums begin, and scales.
+template <Format F, int P>
+struct Numbers {
+    __m512i values[P][Packed<F>::kVectors], starts[P];
+    __m512 scales;
+
+    Numbers(const Rounded& x, int64_t group) {
+        for (int plane = 0; plane < P; ++plane) {
+            for (int v = 0; v < Packed<F>::kVectors; ++v)
+                values[plane][v] = _mm512_loadu_si512(x.planes[plane] + (group * Packed<F>::kVectors + v) * 64);
+            starts[plane] = _mm512_loadu_si512(x.starts[plane] + group * 16);
+        }
+        scales = _mm512_loadu_ps(x.scales + group * 16);
+    }
+
+    __m512 add_to(__m512 sum, const uint8_t* blocks) const {
+        __m512i codes[Packed<F>::kVectors], total[P];
+        Packed<F>::codes(blocks, codes);
+        for (int plane = 0; plane < P; ++plane) {
+            total[plane] = starts[plane];
+            for (int v = 0; v < Packed<F>::kVectors; ++v)
+                total[plane] = _mm512_dpbusd_epi32(total[plane], codes[v], values[plane][v]);
+        }
+        if constexpr (P == 2) total[0] = _mm512_add_epi32(_mm512_slli_epi32(total[0], 8), total[1]);
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[0]), _mm512_mul_ps(Packed<F>::scales(blocks), scales), sum);
+    }
+};
+
+template <Format F, int P, int R>
+inline void dot_packed_rows(const uint8_t* const* rows, const uint8_t* const* next, int64_t blocks, const Rounded& x,
+                            float* out) {
+    constexpr int64_t members = Packed<F>::kBlocks, bytes = Packed<F>::kBytes;
+    const int64_t groups = blocks / members, rest = blocks % members;
+    __m512 sums[R];
+    for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < groups; ++g) {
+        if (g * members % kStride == 0) look_ahead<F, R>(next, g * members);
+        const Numbers<F, P> numbers(x, g);
+        for (int r = 0; r < R; ++r) sums[r] = numbers.add_to(sums[r], rows[r] + g * bytes);
+    }
+    if (rest) {
+        const Numbers<F, P> numbers(x, groups);
+        for (int r = 0; r < R; ++r) {
+            uint8_t last[bytes] = {};  // blocks of zeros behind the row's end
+            __builtin_memcpy(last, rows[r] + groups * bytes, static_cast<size_t>(rest * block_bytes(F)));
+            sums[r] = numbers.add_to(sums[r], last);
+        }
+    }
+    for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(sums[r]);
+}
+
+template <Format F, int P>
+void dot_packed(const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x, float* out) {
+    const int64_t blocks = blocks_of(length);
+    int64_t i = 0;
+    if (count >= kRows) look_at<F, kRows>(rows, length);
+    for (; i + kRows <= count; i += kRows)
+        dot_packed_rows<F, P, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, blocks, x, out + i);
+    for (; i < count; ++i) dot_packed_rows<F, P, 1>(rows + i, rows + i, blocks, x, out + i);
+}
+
+void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
+                        float* out) {
+    if (format == Format::int4_group32) {
+        if (x.num_planes == 2) return dot_packed<Format::int4_group32, 2>(rows, count, length, x, out);
+        return dot_packed<Format::int4_group32, 1>(rows, count, length, x, out);
+    }
+    if (x.num_planes == 2) return dot_packed<Format::int8_group32, 2>(rows, count, length, x, out);
+    dot_packed<Format::int8_group32, 1>(rows, count, length, x, out);
+}
+
+}  // namespace
+
+const Kernels kAvx512VnniKernels{"avx512vnni", dot, axpy, round_packed, dot_rounded_packed, decode, exp_sum, activate};
+
+}  // namespace coldpress

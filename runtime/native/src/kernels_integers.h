@@ -1,0 +1,58 @@
+// Products of quantized rows and rounded vectors, over an Isa that also defines
+//   Ints (partial sums of 32 bits), products<F>(block, 32 whole numbers of 8 bits) -> Ints, join(high, low) = 256 * high
+//   + low, and to_float.
+// As kernels_body.h, which comes first: all in an anonymous namespace.
+#include "kernels_rounding.h"
+
+namespace coldpress {
+namespace {
+
+void round_blocks(Format, const float* x, int64_t blocks, const Rounded& out) {
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t at = b * kBlock;
+        out.scales[b] = out.num_planes == 2 ? round_group<2>(x + at, out.planes[0] + at, out.planes[1] + at)
+                                            : round_group<1>(x + at, out.planes[0] + at, nullptr);
+    }
+}
+
+template <Format F, int P, int R>
+inline void dot_rounded_rows(const uint8_t* const* rows, const uint8_t* const* next, int64_t blocks, const Rounded& x,
+                             float* out) {
+    V sums[R];
+    for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
+    for (int64_t b = 0; b < blocks; ++b) {
+        if (b % kStride == 0) look_ahead<F, R>(next, b);
+        const V scale = Isa::set1(x.scales[b]);
+        for (int r = 0; r < R; ++r) {
+            const uint8_t* block = rows[r] + b * block_bytes(F);
+            typename Isa::Ints total = Isa::template products<F>(block, x.planes[0] + b * kBlock);
+            if constexpr (P == 2) total = Isa::join(total, Isa::template products<F>(block, x.planes[1] + b * kBlock));
+            sums[r] = Isa::fma(Isa::to_float(total), Isa::mul(Isa::template scale<F>(block), scale), sums[r]);
+        }
+    }
+    for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
+}
+
+template <Format F, int P>
+void dot_rounded_format(const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x, float* out) {
+    const int64_t blocks = blocks_of(length);
+    int64_t i = 0;
+    if (count >= kRows) look_at<F, kRows>(rows, length);
+    for (; i + kRows <= count; i += kRows)
+        dot_rounded_rows<F, P, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, blocks, x,
+                                      out + i);
+    for (; i < count; ++i) dot_rounded_rows<F, P, 1>(rows + i, rows + i, blocks, x, out + i);
+}
+
+void dot_rounded(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
+                 float* out) {
+    if (format == Format::int4_group32) {
+        if (x.num_planes == 2) return dot_rounded_format<Format::int4_group32, 2>(rows, count, length, x, out);
+        return dot_rounded_format<Format::int4_group32, 1>(rows, count, length, x, out);
+    }
+    if (x.num_planes == 2) return dot_rounded_format<Format::int8_group32, 2>(rows, count, length, x, out);
+    return dot_rounded_format<Format::int8_group32, 1>(rows, count, length, x, out);
+}
+
+}  // namespace
+}  // namespace coldpress

@@ -1,0 +1,40 @@
+// How 32 values become whole numbers and a scale. As kernels_body.h: all in an anonymous namespace.
+
+namespace coldpress {
+namespace {
+
+// Groups whose largest magnitude is below this are zeros: its inverse would overflow.
+constexpr float kSmallestPeak = 1e-30f;
+
+// Rounds 32 values to multiples of the scale that is returned, the largest magnitude to 127 (or 32512 = 256 * 127, in
+// two planes; `low` is not touched for one). With an infinity or not-a-number the scale is not-a-number.
+template <int P>
+inline float round_group(const float* x, int8_t* high, int8_t* low) {
+    int32_t bits[kBlock], peak_bits = 0;
+    __builtin_memcpy(bits, x, sizeof bits);
+    for (int i = 0; i < kBlock; ++i) {  // magnitudes are ordered as their bits; not-a-number comes last
+        const int32_t magnitude = bits[i] & 0x7FFFFFFF;
+        peak_bits = magnitude > peak_bits ? magnitude : peak_bits;
+    }
+    float peak;
+    __builtin_memcpy(&peak, &peak_bits, sizeof peak);
+    const bool finite = peak_bits < 0x7F800000, used = finite && peak >= kSmallestPeak;
+    constexpr float most = P == 2 ? 32512.0f : 127.0f;
+    const float inverse = used ? most / peak : 0.0f;
+    int32_t numbers[kBlock];
+    for (int i = 0; i < kBlock; ++i) {
+        const float shifted = (finite ? x[i] : 0.0f) * inverse + 12582912.0f;  // as in exp_negative
+        int32_t number;
+        __builtin_memcpy(&number, &shifted, sizeof number);
+        numbers[i] = number - 0x4B400000;
+    }
+    for (int i = 0; i < kBlock; ++i) {
+        const int32_t upper = P == 2 ? (numbers[i] + 128) >> 8 : numbers[i];
+        high[i] = static_cast<int8_t>(upper);
+        if constexpr (P == 2) low[i] = static_cast<int8_t>(numbers[i] - 256 * upper);
+    }
+    return finite ? (used ? peak / most : 0.0f) : __builtin_nanf("");
+}
+
+}  // namespace
+}  // namespace coldpress

@@ -1,0 +1,83 @@
+#include "mlp.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu.h"
+#include "pool.h"
+
+namespace coldpress {
+namespace {
+
+// Units are cut into parts, each with a sum of its own. How many there are depends on nothing but the units, so that the
+// number of threads changes no bit.
+constexpr int64_t kPartBytes = 128 << 10, kMostParts = 16;
+
+// The units of a part that still count: an inner activation of exactly zero needs nothing more of its unit (PowerInfer
+// 5.4). `index` is a unit's place among all.
+struct Active {
+    std::vector<int64_t> index;
+    std::vector<float> inner;
+
+    void drop_zeros() {
+        size_t kept = 0;
+        for (size_t i = 0; i < index.size(); ++i) {
+            if (inner[i] == 0.0f) continue;
+            index[kept] = index[i];
+            inner[kept++] = inner[i];
+        }
+        index.resize(kept);
+        inner.resize(kept);
+    }
+
+    std::vector<const uint8_t*> rows(const Rows& units, int64_t offset) const {
+        std::vector<const uint8_t*> at(index.size());
+        std::transform(index.begin(), index.end(), at.begin(), [&](int64_t i) { return units.at(i) + offset; });
+        return at;
+    }
+};
+
+void project(const Mlp& mlp, const Projection& projection, const Input& x, Active& active) {
+    const auto at = active.rows(mlp.units, projection.offset);
+    std::vector<float> values(at.size());
+    const int64_t count = static_cast<int64_t>(at.size());
+    x.dot(at.data(), count, values.data());
+    if (projection.bias)
+        for (size_t i = 0; i < values.size(); ++i) values[i] += projection.bias[active.index[i]];
+    if (projection.activated) kernels().activate(mlp.activation, mlp.threshold, values.data(), count);
+    for (size_t i = 0; i < values.size(); ++i) active.inner[i] *= values[i];
+    active.drop_zeros();
+}
+
+void add_part(const Mlp& mlp, const Input& x, int64_t first, int64_t last, float* sums) {
+    Active active{std::vector<int64_t>(static_cast<size_t>(last - first)),
+                  std::vector<float>(static_cast<size_t>(last - first), 1.0f)};
+    for (int64_t i = first; i < last; ++i) active.index[static_cast<size_t>(i - first)] = i;
+    if (mlp.factors) std::copy(mlp.factors + first, mlp.factors + last, active.inner.begin());
+    active.drop_zeros();
+    for (int p = 0; p < mlp.num_projections; ++p) project(mlp, mlp.projections[p], x, active);
+    const auto at = active.rows(mlp.units, mlp.down_offset);
+    kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(at.size()), mlp.down_length, active.inner.data(),
+                   sums);
+}
+
+}  // namespace
+
+void mlp(const Mlp& mlp, const float* x, float* out, int threads) {
+    const Rows& units = mlp.units;
+    const int64_t slices = mlp.num_projections + 1;
+    const int64_t bytes = units.count * slices * row_bytes(units.format, mlp.down_length);
+    const int64_t parts = std::clamp<int64_t>(bytes / kPartBytes, 1, kMostParts);
+    const int64_t step = (units.count + parts - 1) / parts, width = blocks_of(mlp.down_length) * kBlock;
+    const Input input(units.format, x, units.length, mlp.activation_bits);
+    std::vector<float> sums(static_cast<size_t>(parts * width));
+    compute_pool().run(parts, threads, [&](int64_t part) {
+        const int64_t first = std::min(units.count, part * step), last = std::min(units.count, first + step);
+        add_part(mlp, input, first, last, sums.data() + part * width);
+    });
+    std::fill_n(out, mlp.down_length, 0.0f);
+    for (int64_t part = 0; part < parts; ++part)
+        for (int64_t j = 0; j < mlp.down_length; ++j) out[j] += sums[static_cast<size_t>(part * width + j)];
+}
+
+}  // namespace coldpress

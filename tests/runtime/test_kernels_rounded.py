@@ -1,0 +1,166 @@
+"""Products with a rounded vector, and the MLP in one call: equal to numpy on every instruction set of this machine."""
+
+import numpy as np
+import pytest
+
+from runtime._plugins import load
+from runtime.kernels import NATIVE_FORMATS, activations, gemv, mlp, rows
+from runtime.model.arithmetic import activation
+from schemas.model import Activation
+from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
+
+pytestmark = pytest.mark.usefixtures("cpu")
+
+ROUNDED = ("int16", "int8")
+FUNCTIONS: tuple[Activation, ...] = ("relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh")
+
+
+@pytest.mark.parametrize("fmt", activations.ROUNDED_FORMATS)
+@pytest.mark.parametrize("length", [1, 31, 33, 64, 96, 172, 4096])
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_rows_times_a_rounded_vector(rng, fmt, length, kind):
+    store, x = unit_store(rng, fmt, length), floats(rng, length) * np.float32(0.01)
+    x[::7] *= 100  # groups of a wide range
+    x[64:96] = 0
+    taken = activations.reference_rounded(x, fmt, kind)
+    for k in (0, 1, 6, SLOTS):
+        slots = rng.permutation(SLOTS)[:k].astype(np.int32)
+        place = store, slots, OFFSET, length, fmt
+        assert_close(rows.dot_rows(*place, x, activations=kind), rows.reference_dot_rows(*place, taken), length)
+    matrix = store[:, OFFSET:], length, fmt
+    assert_close(gemv.gemv(*matrix, x, activations=kind), gemv.reference_gemv(*matrix, taken), length)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("int16", 1 / 65024), ("int8", 1 / 254)])
+def test_rounding_errs_by_half_a_step(rng, kind, share):
+    x = floats(rng, 320)
+    error = np.abs(activations.reference_rounded(x, "int4_group32", kind) - x).reshape(-1, 32)
+    peak = np.abs(x).reshape(-1, 32).max(axis=1)
+    assert (error.max(axis=1) <= 1.001 * share * peak).all()
+    assert (error.max(axis=1) >= 0.5 * share * peak).all()
+
+
+@pytest.mark.parametrize("fmt", activations.ROUNDED_FORMATS)
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_the_largest_codes_and_numbers_do_not_overflow(fmt, kind):
+    values = np.full((3, 64), 7, np.float32)
+    values[:, ::2] = -8  # the codes' ends in either sign, in every lane
+    codes = load("runtime.quantization", fmt).encode(values)
+    x = np.where(np.arange(64) % 2, -1, 1).astype(np.float32)
+    expected = rows.reference_rows(codes, np.arange(3), 0, 64, fmt) @ activations.reference_rounded(x, fmt, kind)
+    assert_close(rows.dot_rows(codes, np.arange(3, dtype=np.int32), 0, 64, fmt, x, activations=kind), expected, 64)
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_rounded_away(rng, kind, bad):
+    store, x = unit_store(rng, "int4_group32", 172), floats(rng, 172)
+    slots = np.arange(SLOTS, dtype=np.int32)
+    x[170] = bad
+    assert np.isnan(activations.reference_rounded(x, "int4_group32", kind)).any()
+    assert np.isnan(rows.dot_rows(store, slots, OFFSET, 172, "int4_group32", x, activations=kind)).all()
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_tiny_groups_are_zeros(rng, kind):
+    store, x = unit_store(rng, "int8_group32", 64), np.full(64, 1e-38, np.float32)
+    found = rows.dot_rows(store, np.arange(SLOTS, dtype=np.int32), OFFSET, 64, "int8_group32", x, activations=kind)
+    assert not found.any()
+
+
+def test_fp16_rows_take_float32(rng):
+    store, x, slots = unit_store(rng, "fp16", 172), floats(rng, 172), np.arange(SLOTS, dtype=np.int32)
+    place = store, slots, OFFSET, 172, "fp16", x
+    assert np.array_equal(rows.dot_rows(*place, activations="int8"), rows.dot_rows(*place))
+
+
+def layout_of(fmt: str, length: int, gate: bool, up: bool, function: Activation = "silu", both: bool = False):
+    size = load("runtime.quantization", fmt).nbytes(length)
+    offsets = iter(range(OFFSET, OFFSET + 3 * size, size))
+    first, second = next(offsets) if gate else None, next(offsets) if up else None
+    return mlp.Layout(first, second, next(offsets), length, fmt, function, 0.5, both)
+
+
+@pytest.mark.parametrize("fmt", NATIVE_FORMATS)
+@pytest.mark.parametrize("kind", activations.ACTIVATIONS)
+@pytest.mark.parametrize(("gate", "up"), [(True, True), (True, False), (False, True), (False, False)])
+def test_mlp_of_selected_units(rng, fmt, kind, gate, up):
+    for length in (33, 512):
+        store, x = unit_store(rng, fmt, length, slices=3), floats(rng, length) / np.float32(length**0.5)
+        for slots in ([], [4], [3, 3, 0, 3, 22], rng.permutation(SLOTS)):
+            k = len(slots)
+            terms = mlp.Terms(*(floats(rng, k) for _ in range(3))) if k % 2 else mlp.Terms()
+            place = store, np.array(slots, np.int32), layout_of(fmt, length, gate, up), x, terms
+            expected = mlp.reference_mlp_rows(*place, activation("silu"), kind)
+            np.testing.assert_allclose(mlp.mlp_rows(*place, activations=kind), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_activation_functions(function):
+    # Gate rows pick one value each, up rows are ones, and each unit's down column is a place of its own.
+    length = 512
+    values = np.concatenate([np.linspace(-12, 12, length - 5), [-50, 50, 0.5, 0, -1e-4]]).astype(np.float16)
+    gate, up = np.zeros((2, length, length), np.float16)
+    gate[:, 0], up[:, 0] = values, 1
+    store = np.concatenate([part.view(np.uint8) for part in (gate, up, np.eye(length, dtype=np.float16))], axis=1)
+    x, slots = np.eye(1, length, dtype=np.float32)[0], np.arange(length, dtype=np.int32)
+    layout = mlp.Layout(0, 2 * length, 4 * length, length, "fp16", function, 0.5, False)
+    expected = activation(function, 0.5)(values.astype(np.float64))
+    found = mlp.mlp_rows(store, slots, layout, x, mlp.Terms())
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2e-6)
+    assert np.isnan(mlp.mlp_rows(store, slots, layout, x * np.float32(np.nan), mlp.Terms())).any()
+
+
+def test_both_projections_are_activated(rng):
+    store, x, slots = unit_store(rng, "fp16", 64, slices=3), floats(rng, 64), np.arange(SLOTS, dtype=np.int32)
+    place = store, slots, layout_of("fp16", 64, True, True, "drelu", both=True), x, mlp.Terms()
+    np.testing.assert_allclose(
+        mlp.mlp_rows(*place), mlp.reference_mlp_rows(*place, activation("drelu")), rtol=1e-5, atol=1e-4
+    )
+
+
+def test_a_unit_that_is_zero_is_not_read_further():
+    store = np.full((2, 3, 32), np.nan, np.float16)
+    store[:, 0], store[1, 1:] = np.array([[-1], [1]]), 2  # the first unit is left by ReLU with nothing
+    layout = mlp.Layout(0, 64, 128, 32, "fp16", "relu", 0.0, False)
+    x, slots = np.full(32, 1 / 32, np.float32), np.array([0, 1], np.int32)
+    assert np.array_equal(mlp.mlp_rows(store.view(np.uint8).reshape(2, -1), slots, layout, x, mlp.Terms()), [4] * 32)
+
+
+@pytest.mark.parametrize("kind", activations.ACTIVATIONS)
+def test_threads_change_no_bit(rng, kind):
+    store = unit_store(rng, "int4_group32", 1024, slots=701, slices=3)
+    x, slots = floats(rng, 1024), rng.permutation(701).astype(np.int32)
+    layout = layout_of("int4_group32", 1024, True, True)
+    found = [
+        (
+            mlp.mlp_rows(store, slots, layout, x, mlp.Terms(), threads, kind).tobytes(),
+            rows.dot_rows(store, slots, OFFSET, 1024, "int4_group32", x, threads, kind).tobytes(),
+        )
+        for threads in (1, 2, 3, 7)
+    ]
+    assert all(result == found[0] for result in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": np.array([0, 3], np.int32)}, r"slot 3 at index 1 is outside the store of 3 slots"),
+        ({"gate_offset": 30}, r"a row of 32 values in fp16 at byte 30 takes 64 bytes, but the stored rows have 64"),
+        ({"down_offset": 65}, r"at byte 65 takes 64 bytes"),
+        ({"up_bias": np.zeros(3, np.float32)}, r"up_bias has 3 values, expected 2"),
+        ({"factors": np.zeros(1, np.float32)}, r"factors has 1 values, expected 2"),
+        ({"x": np.zeros(31, np.float32)}, r"x has 31 values, expected 32"),
+        ({"activation": "tanh"}, r"no native kernel computes the activation 'tanh'; there are kernels for relu"),
+    ],
+)
+def test_bad_arguments(change, message):
+    def pick(*names):
+        return {name: change[name] for name in names if name in change}
+
+    layout = mlp.Layout(**({"gate_offset": 0, "up_offset": 0, "down_offset": 0, "length": 32, "fmt": "fp16",
+                            "activation": "relu", "threshold": 0.0, "activated_up": False}
+                           | pick("gate_offset", "down_offset", "activation")))  # fmt: skip
+    slots, x = change.get("slots", np.array([0, 1], np.int32)), change.get("x", np.zeros(32, np.float32))
+    with pytest.raises(ValueError, match=message):
+        mlp.mlp_rows(np.zeros((3, 64), np.uint8), slots, layout, x, mlp.Terms(**pick("up_bias", "factors")))
