@@ -24,11 +24,11 @@ from runtime import planner
 from runtime._extents import span_bytes
 from runtime._incoming import room_bytes, under_way_together
 from runtime.store import MAX_READ_BYTES
-from runtime.token_time import dram_seconds, looked_up_roles
+from runtime.token_time import dram_seconds, fetch_seconds, looked_up_roles
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.families import FormatName, num_units
 from schemas.metrics import DenseRun
-from schemas.model import Model
+from schemas.model import Model, ModelSpec
 from schemas.sparsity import Sparsity
 
 
@@ -45,18 +45,19 @@ def dense_run(
     found: list[DenseRun] = []
     for buffer_bytes in _buffer_sizes(span_bytes(unit, page_bytes), min(room, PEAK_READ_BYTES), page_bytes):
         pinned = min(total, (room - buffer_bytes) // unit)
-        reads, read_bytes, flash_s = _streamed(device, unit, num_units(WHOLE_MLP, spec), total - pinned, buffer_bytes)
+        reads, read_bytes, flash_s, token_s = _streamed(device, unit, spec, total - pinned, buffer_bytes)
         found.append(
             DenseRun(
                 reads_per_token=reads,
                 flash_bytes_per_token=read_bytes,
                 flash_s=flash_s,
-                dram_s=dram_seconds(device, computed, 1, total * unit, (total - pinned) * unit),
+                dram_s=dram_seconds(device, computed, 1, total * unit),
+                token_s=token_s + dram_seconds(device, computed, 1),
                 read_buffer_bytes=buffer_bytes,
                 pinned_bytes=pinned * unit,
             )
         )
-    return min(found, key=lambda run: run.flash_s + run.dram_s, default=None)
+    return min(found, key=lambda run: run.token_s, default=None)
 
 
 def computed_bytes(model: Model, format_name: FormatName, resident: int, kv_cache: int) -> int:
@@ -126,13 +127,16 @@ def _buffer_sizes(least: int, most: int, page_bytes: int) -> Iterator[int]:
 
 
 def _streamed(
-    device: DeviceProfile, unit: int, units_per_layer: int, num_streamed: int, buffer_bytes: int
-) -> tuple[int, int, float]:
-    """(reads, bytes, flash seconds) of a token that streams `num_streamed` units, whole layers and one layer's rest."""
-    whole, rest = divmod(num_streamed, units_per_layer)
-    totals = np.zeros(3)
-    for layers, count in ((whole, units_per_layer), (1, rest)):
-        if layers and count:
-            positions = np.arange(units_per_layer - count, units_per_layer)  # what is pinned lies before them
-            totals += layers * np.array(read_units(device, unit, positions, 0, buffer_bytes))
-    return int(totals[0]), int(totals[1]), float(totals[2])
+    device: DeviceProfile, unit: int, spec: ModelSpec, num_streamed: int, buffer_bytes: int
+) -> tuple[int, int, float, float]:
+    """(reads, bytes, flash seconds, seconds with all layers' units computed) of a token that streams so many units:
+    whole layers, and one layer's rest."""
+    per_layer = num_units(WHOLE_MLP, spec)
+    whole, rest = divmod(num_streamed, per_layer)
+    totals = np.zeros(4)
+    for layers, count in ((whole, per_layer), (int(rest > 0), rest), (spec.num_hidden_layers - whole - (rest > 0), 0)):
+        if layers:
+            positions = np.arange(per_layer - count, per_layer)  # what is pinned lies before them
+            read = read_units(device, unit, positions, 0, buffer_bytes)
+            totals += layers * np.array([*read, fetch_seconds(device, read[2], per_layer * unit, 0)])
+    return int(totals[0]), int(totals[1]), float(totals[2]), float(totals[3])

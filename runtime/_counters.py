@@ -14,8 +14,10 @@ class Counters:
     read_bytes: int = 0
     used_bytes: int = 0
     active_bytes: int = 0
+    kept_bytes: int = 0
     flash_s: float = 0.0
     modelled_flash_s: float = 0.0
+    modelled_fetch_s: float = 0.0
     prefill_reads: int = 0
     prefill_read_bytes: int = 0
     prefill_flash_s: float = 0.0

@@ -19,7 +19,8 @@ from schemas.metrics import RunMetrics
 
 
 def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetrics:
-    """The metrics of a run of `trace` under `plan`; `decode_s` is modelled, flash and memory, `prefill_s` flash alone.
+    """The metrics of a run of `trace` under `plan`; `decode_s` and `prefill_s` are modelled, the latter flash
+    alone.
 
     Raises:
         ColdpressError: if the trace is of another model.
@@ -32,7 +33,7 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetri
     num_passes = len({event.token for event in trace if event.kind == FETCH})
     flash_s = counted.prefill_flash_s
     found = store.metrics(num_tokens, 0.0, flash_s, flash_s, num_passes)
-    return found.model_copy(update={"decode_s": found.modelled_flash_s + found.modelled_dram_s})
+    return found.model_copy(update={"decode_s": found.modelled_s})
 
 
 def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray]]:

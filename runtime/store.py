@@ -10,9 +10,6 @@ that are kept, and those that are not are used where they were read to.
 """
 
 import hashlib
-import os
-import resource
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,18 +21,17 @@ from runtime import _native, _plugins, planner
 from runtime._counters import Counters
 from runtime._extents import span_bytes
 from runtime._incoming import Incoming, halves, in_buffer, under_way_together, windows
+from runtime._memory import check_fits, peak_rss_bytes, physical_bytes
 from runtime._parts import Part, Requests, num_slots, parts_of
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.flash import Landing, Reader, Ticket
 from runtime.sparsity import Residency
-from runtime.token_time import computed_bytes, dram_seconds
+from runtime.token_time import computed_bytes, dram_seconds, fetch_seconds
 from runtime.trace import Recorder
 from schemas.device import flash_seconds
-from schemas.errors import DoesNotFitError
 from schemas.families import FamilyName
 from schemas.layout import Plan
-from schemas.manifest import MANIFEST_FILE
 from schemas.metrics import RunMetrics
 
 MAX_READ_BYTES = 512 << 10
@@ -44,6 +40,19 @@ MAX_BUFFER_BYTES = 1 << 30
 """More of a read buffer is not used: places in it are numbers of 32 bits."""
 ARRIVAL_BYTES = 1 << 20
 """Read between two batches of a fetch, at least: with less, calls would cost more than they let overlap."""
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """What reads bring: units in their order, whether each is kept, and the slots of those that are."""
+
+    planned: planner.ReadPlan
+    units: np.ndarray
+    """int32 [k]."""
+    kept: np.ndarray
+    """bool [k]."""
+    slots: np.ndarray
+    """int32 [k]; meaningless where a unit is not kept."""
 
 
 class _Begin(Protocol):
@@ -88,7 +97,7 @@ class Store:
         """
         self.plan, self.counters = plan, Counters()
         self.dram_used_bytes = used_bytes(artifact.manifest, plan)
-        _check_fits(plan, self.dram_used_bytes, physical_bytes() if flash.moves_data else plan.dram_budget_bytes)
+        check_fits(plan, self.dram_used_bytes, physical_bytes() if flash.moves_data else plan.dram_budget_bytes)
         self._flash, self._recorder, self._manifest = flash, recorder, artifact.manifest
         self._use_read_units = uses_read_units(plan)
         self._modelled = artifact.manifest.device.flash.issuing(plan.queue_depth)
@@ -112,7 +121,8 @@ class Store:
     def _load_pinned(self, part: Part, family: FamilyName) -> None:
         pinned = part.in_flash_order(np.flatnonzero(part.cache.present))
         planned = self._planned(part, part.position[pinned], self._room(family))
-        with closing(self._incoming(part, family, planned, pinned, self._submit)) as incoming:
+        brought = _Brought(planned, pinned, np.ones(pinned.size, bool), part.slot[pinned])
+        with closing(self._incoming(family, brought, self._submit)) as incoming:
             for batch, ticket, _ in incoming:
                 ticket.finish()
                 self.counters.load_reads += len(batch.extents)
@@ -172,17 +182,28 @@ class Store:
         planned, units = self._reads_for(part, family, misses)
         if self._use_read_units:
             hits = np.flatnonzero(part.cache.present).astype(np.int32)
-        self.counters.modelled_flash_s += self._modelled_seconds(planned, family)
-        self.counters.used_bytes += units.size * part.units.unit_bytes
-        self.counters.active_bytes += (hits.size + units.size) * part.units.unit_bytes
         stay = misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)]
-        slots, evicted = part.slot[hits], part.admit(stay)
+        rows, there = self._rows[family], part.slot[hits]
+        evicted = part.admit(stay)
         self.counters.evictions += evicted.size
-        if self._use_read_units and evicted.size:  # their slots are read into as soon as reads begin
-            going = np.isin(hits, evicted)
-            yield Batch(hits[going], slots[going], self._rows[family])
-            hits, slots = hits[~going], slots[~going]
-        yield from self._arriving(part, family, Batch(hits, slots, self._rows[family]), planned, units)
+        brought = _Brought(planned, units, part.cache.contains(units), part.slot[units])
+        self._count(part, family, hits.size, brought)
+        going = np.isin(hits, evicted) if self._use_read_units else np.zeros(hits.size, bool)
+        batches = Batch(hits[going], there[going], rows), Batch(hits[~going], there[~going], rows)
+        yield from self._arriving(part, family, *batches, brought)
+
+    def _count(self, part: Part, family: FamilyName, num_there: int, brought: "_Brought") -> None:
+        """Counts what a fetch uses, and what that takes on the artifact's device."""
+        size, counted = part.units.unit_bytes, self.counters
+        portions = under_way_together(brought.planned, self._buffer.size, self._room(family))
+        flash_s = sum(float(flash_seconds(self._modelled, len(reads), reads.num_bytes)) for reads in portions)
+        used_bytes, kept_bytes = brought.units.size * size, int(np.count_nonzero(brought.kept)) * size
+        active_bytes = num_there * size + used_bytes
+        counted.used_bytes += used_bytes
+        counted.active_bytes += active_bytes
+        counted.kept_bytes += kept_bytes
+        counted.modelled_flash_s += flash_s
+        counted.modelled_fetch_s += fetch_seconds(self._manifest.device, flash_s, active_bytes, kept_bytes)
 
     def _reads_for(self, part: Part, family: FamilyName, misses: np.ndarray) -> tuple[planner.ReadPlan, np.ndarray]:
         """The reads that bring `misses`, and the units that a token takes from them: int32, in flash order."""
@@ -195,22 +216,23 @@ class Store:
         return planned, part.order[positions]
 
     def _arriving(
-        self, part: Part, family: FamilyName, there: Batch, planned: planner.ReadPlan, units: np.ndarray
+        self, part: Part, family: FamilyName, going: Batch, there: Batch, brought: "_Brought"
     ) -> Iterator[Batch]:
-        """What is there, and then `units`, which the reads of a plan bring in this order, as they arrive."""
-        num_read = 0
+        """What is there, first what makes room and is read over, and then what reads bring, as it arrives."""
+        num_read, units = 0, brought.units
         try:
-            with closing(self._incoming(part, family, planned, units, self._begin)) as incoming:
+            if going.ids.size:
+                yield going
+            with closing(self._incoming(family, brought, self._begin)) as incoming:
                 if there.ids.size:
                     yield there
                 for batch, ticket, buffer in incoming:
                     for first, last, count in planner.arrivals(batch, part.units.unit_bytes, ARRIVAL_BYTES):
                         ticket.wait(count)
-                        num_read = batch.first_unit + last
-                        ids = units[batch.first_unit + first : num_read]
-                        kept = part.cache.contains(ids)
+                        its, num_read = slice(num_read, batch.first_unit + last), batch.first_unit + last
+                        ids, slots, kept = units[its], brought.slots[its], brought.kept[its]
                         if kept.any():
-                            yield Batch(ids[kept], part.slot[ids[kept]], self._rows[family])
+                            yield Batch(ids[kept], slots[kept], self._rows[family])
                         if not kept.all():
                             places = batch.buffer_offset[first:last][~kept].astype(np.int32)
                             yield Batch(ids[~kept], places, windows(buffer, part.units.unit_bytes))
@@ -218,17 +240,16 @@ class Store:
         finally:
             part.forget(units[num_read:])
 
-    def _incoming(
-        self, part: Part, family: FamilyName, planned: planner.ReadPlan, units: np.ndarray, begin: "_Begin"
-    ) -> Incoming:
-        """The reads of a plan that brings `units`; those that are kept go to their slots."""
-        kept, slots, rows = part.cache.contains(units), part.slot[units], self._rows[family]
+    def _incoming(self, family: FamilyName, brought: "_Brought", begin: "_Begin") -> Incoming:
+        """The reads of a plan; those units that are kept go to their slots."""
 
         def begin_batch(batch: planner.Batch, buffer: np.ndarray) -> Ticket:
             its = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
-            return begin(batch, buffer, Landing(batch.buffer_offset[kept[its]], slots[its][kept[its]], rows))
+            kept = brought.kept[its]
+            landing = Landing(batch.buffer_offset[kept], brought.slots[its][kept], self._rows[family])
+            return begin(batch, buffer, landing)
 
-        return Incoming(planner.batches(planned, self._room(family)), self._halves[family], begin_batch)
+        return Incoming(planner.batches(brought.planned, self._room(family)), self._halves[family], begin_batch)
 
     def _begin(self, batch: planner.Batch, into: np.ndarray, landing: Landing) -> Ticket:
         """Has the reads of a batch begin, and counts them."""
@@ -252,10 +273,6 @@ class Store:
         self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
         self._extents.update(batch.extents.lengths.astype("<i8").tobytes())
         return self._flash.submit(batch.extents, into, landing)
-
-    def _modelled_seconds(self, planned: planner.ReadPlan, family: FamilyName) -> float:
-        portions = under_way_together(planned, self._buffer.size, self._room(family))
-        return sum(float(flash_seconds(self._modelled, len(extents), extents.num_bytes)) for extents in portions)
 
     def stream(self, layer: int, family: FamilyName) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All units of a family of a layer in flash order: the prefill's dense pass.
@@ -311,16 +328,13 @@ class Store:
         """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""
         return self._extents.hexdigest()
 
-    def _dram_seconds(self, num_passes: int) -> float:
-        computed, counted = computed_bytes(self._manifest, self.plan), self.counters
-        return dram_seconds(self._manifest.device, computed, num_passes, counted.active_bytes, counted.used_bytes)
-
     def metrics(
         self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float, num_passes: int | None = None
     ) -> RunMetrics:
         """The counters as a record, with what only the caller knows: decoded tokens and seconds; `num_passes` where
         that is not as many, since tokens of one pass share the weights that are in DRAM."""
-        counted = self.counters
+        counted, device = self.counters, self._manifest.device
+        computed, passes = computed_bytes(self._manifest, self.plan), num_tokens if num_passes is None else num_passes
         return RunMetrics(
             num_tokens=num_tokens,
             hits=counted.hits,
@@ -330,8 +344,10 @@ class Store:
             read_bytes=counted.read_bytes,
             used_bytes=counted.used_bytes,
             active_bytes=counted.active_bytes,
+            kept_bytes=counted.kept_bytes,
             modelled_flash_s=counted.modelled_flash_s,
-            modelled_dram_s=self._dram_seconds(num_tokens if num_passes is None else num_passes),
+            modelled_dram_s=dram_seconds(device, computed, passes, counted.active_bytes, counted.kept_bytes),
+            modelled_s=counted.modelled_fetch_s + dram_seconds(device, computed, passes),
             flash_s=counted.flash_s,
             decode_s=decode_s,
             prefill_reads=counted.prefill_reads,
@@ -350,27 +366,3 @@ def uses_read_units(plan: Plan) -> bool:
     """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
     options = _plugins.options_of(_plugins.load("runtime.sparsity", plan.method), plan.options)
     return bool(getattr(options, "use_read_units", False))
-
-
-def _check_fits(plan: Plan, needed: int, available: int) -> None:
-    if needed > plan.dram_budget_bytes:
-        raise DoesNotFitError(
-            f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, its budget is "
-            f"{plan.dram_budget_bytes}; take the plan from choose_plan"
-        )
-    if needed > available:
-        raise DoesNotFitError(
-            f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, this machine has {available}; give a "
-            "smaller --dram-budget"
-        )
-
-
-def physical_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def peak_rss_bytes() -> int:
-    """The most memory this process has had resident: weights, tables, libraries and the interpreter."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux

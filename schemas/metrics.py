@@ -30,10 +30,14 @@ class RunMetrics(Record):
     """Bytes of the units that were missed and used."""
     active_bytes: Count
     """Bytes of all units that were used, whether they were in DRAM or had to be read."""
+    kept_bytes: Count
+    """Bytes of the units that were read and kept, each copied to its slot."""
     modelled_flash_s: float
     """What these reads take on the artifact's device, request by request (schemas/device.py)."""
     modelled_dram_s: float
     """What computing and copying take there, by bytes over DRAM bandwidth (runtime/token_time.py)."""
+    modelled_s: float
+    """What the tokens take there: both, of which a request's run at once."""
     flash_s: float
     """What decoding waited for flash; with simulated flash, the seconds of the modelled device."""
     decode_s: float
@@ -59,8 +63,7 @@ class RunMetrics(Record):
     @property
     def modelled_tokens_per_s(self) -> float:
         """Decoding speed on the artifact's device; 0 where nothing was decoded."""
-        seconds = self.modelled_flash_s + self.modelled_dram_s
-        return self.num_tokens / seconds if self.num_tokens else 0.0
+        return self.num_tokens / self.modelled_s if self.num_tokens else 0.0
 
 
 class DenseRun(Record):
@@ -72,13 +75,15 @@ class DenseRun(Record):
     """Modelled seconds of a token in flash reads."""
     dram_s: float
     """Modelled seconds of a token in memory."""
+    token_s: float
+    """Modelled seconds of a token: both, of which a layer's run at once."""
     read_buffer_bytes: PositiveCount
     pinned_bytes: Count
 
     @property
     def tokens_per_s(self) -> float:
         """Modelled decoding speed."""
-        return 1 / (self.flash_s + self.dram_s)
+        return 1 / self.token_s
 
 
 class MeasuredBlock(Record):

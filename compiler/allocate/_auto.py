@@ -16,7 +16,7 @@ from compiler._io import load_arrays
 from compiler.cost_model import unit_bytes
 from compiler.dense_run import buffer_of, computed_bytes, dense_run, read_units
 from runtime._plugins import load
-from runtime.token_time import dram_seconds
+from runtime.token_time import dram_seconds, fetch_seconds
 from schemas.activations import Activations, LayerStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName, num_units
@@ -54,21 +54,18 @@ def token_seconds(sparsity: Sparsity, model: Model, activations: Activations, de
         budget = sparsity.budget.dram_budget_bytes
         run = dense_run(model, sparsity.format, sparsity.context_length, budget, device)
         if run is not None:
-            return run.flash_s + run.dram_s
+            return run.token_s
     layers = activations.layers
     picked = np.unique(np.linspace(0, len(layers) - 1, min(REPLAYED_LAYERS, len(layers))).round().astype(int))
     costs = [_replay(sparsity, model, layers[number], activations.num_tokens, device) for number in picked.tolist()]
-    flash_s, active_bytes, missed_bytes = np.mean(costs, axis=0) * len(layers)
     budget = sparsity.budget
     computed = computed_bytes(model, sparsity.format, budget.resident_bytes, budget.kv_cache_bytes)
     computed += budget.predictor_bytes
-    return flash_s + dram_seconds(device, computed, 1, int(active_bytes), int(missed_bytes))
+    return float(np.mean(costs)) * len(layers) + dram_seconds(device, computed, 1)
 
 
-def _replay(
-    sparsity: Sparsity, model: Model, entry: LayerStatistics, num_tokens: int, device: DeviceProfile
-) -> tuple[float, float, float]:
-    """(flash seconds, bytes of active units, bytes of missed ones) of one layer, means over held-out tokens."""
+def _replay(sparsity: Sparsity, model: Model, entry: LayerStatistics, num_tokens: int, device: DeviceProfile) -> float:
+    """Seconds of one layer's requests, a mean over held-out tokens; what is missed is taken to be kept."""
     budget = sparsity.budget
     free = budget.buffer_bytes + budget.cache_bytes
     buffer_bytes = buffer_of(model, sparsity, free, device)
@@ -80,18 +77,16 @@ def _replay(
 
     layers = range(model.spec.num_hidden_layers)
     total = sum(demand(family, layer) for family in sparsity.families for layer in layers)
-    flash_s = active = missed = 0.0
+    seconds = 0.0
     for family in sparsity.families:
         size = unit_bytes(family, model.spec, sparsity.format)
         held = int(budget.cache_bytes * demand(family, entry.layer) / max(1.0, total)) // size
         tokens, hot = _tokens(sparsity, entry, family, num_units(family, model.spec), num_tokens)
         for chosen in tokens:
             missing = chosen[~np.isin(chosen, hot[:held])]
-            if missing.size:
-                flash_s += read_units(device, size, missing, gap_bytes, buffer_bytes)[2] / len(tokens)
-            active += size * chosen.size / len(tokens)
-            missed += size * missing.size / len(tokens)
-    return flash_s, active, missed
+            flash_s = read_units(device, size, missing, gap_bytes, buffer_bytes)[2]
+            seconds += fetch_seconds(device, flash_s, size * chosen.size, size * missing.size) / len(tokens)
+    return seconds
 
 
 def _tokens(

@@ -109,7 +109,7 @@ def _quality(metrics: Metrics) -> str:
 def _limit(run: RunMetrics, flash: Flash) -> str:
     """What limits the simulated speed, in a sentence."""
     flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
-    whole = f"of {flash_ms + dram_ms:.3g} ms of a token"
+    whole = f"of {1000 * run.modelled_s / run.num_tokens:.3g} ms of a token"
     if dram_ms >= flash_ms:
         return f"Memory limits the speed: {dram_ms:.3g} {whole} go to computing and copying at DRAM's bandwidth."
     bounds = {
@@ -206,8 +206,9 @@ def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tup
         ("units used", f"{100 * _used_share(run, layout):.1f} %", "of all units, per token: found in DRAM or read"),
         (
             "simulated on the device",
-            f"{1000 * (run.modelled_flash_s + run.modelled_dram_s) / run.num_tokens:.3f} ms",
-            f"per token, of it {1000 * run.modelled_flash_s / run.num_tokens:.3f} ms in flash reads",
+            f"{1000 * run.modelled_s / run.num_tokens:.3f} ms",
+            f"per token: {1000 * run.modelled_flash_s / run.num_tokens:.3f} ms of flash reads, "
+            f"{1000 * run.modelled_dram_s / run.num_tokens:.3f} ms of computing and copying, a request's at once",
         ),
         ("flash per token", show_bytes(metrics.flash_bytes_per_token), _reads_note(run)),
         ("read amplification", _amplification(run), "bytes moved over bytes of units that were needed"),

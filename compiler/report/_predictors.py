@@ -44,7 +44,7 @@ def predictor_part(inputs: Inputs) -> PredictorPart | None:
 def decode_share(inputs: Inputs) -> float:
     """Of a token's simulated time on the device, what reading the predictors' weights from DRAM takes."""
     run, plan = inputs.verification.run, inputs.layout.largest_plan
-    token_s = (run.modelled_flash_s + run.modelled_dram_s) / run.num_tokens
+    token_s = run.modelled_s / run.num_tokens
     return plan.predictor_bytes / inputs.device.dram_bytes_per_s.value / token_s
 
 

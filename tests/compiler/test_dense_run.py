@@ -51,6 +51,7 @@ def test_it_costs_what_the_simulator_says(tmp_path):
     assert (simulated.reads, simulated.read_bytes) == (found.reads_per_token, found.flash_bytes_per_token)
     assert simulated.modelled_flash_s == pytest.approx(found.flash_s)
     assert simulated.modelled_dram_s == pytest.approx(found.dram_s)
+    assert simulated.modelled_s == pytest.approx(found.token_s)
     assert simulated.modelled_tokens_per_s == pytest.approx(found.tokens_per_s)
 
 

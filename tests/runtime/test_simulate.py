@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan, fixed_bytes
 from runtime.flash import direct, simulated
+from runtime.generate import on_device
 from runtime.simulate import replay, simulate
 from runtime.store import Store
 from runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace
@@ -54,7 +55,9 @@ def test_simulated_equals_real(request, name, cache, gap, extra):
     assert modelled.misses == 0 or modelled.flash_s > 0
     assert modelled.num_tokens == 10  # as `measured` was told, so that memory time is that of the same tokens
     assert modelled.modelled_dram_s == measured.modelled_dram_s
-    assert modelled.decode_s == modelled.modelled_flash_s + modelled.modelled_dram_s
+    assert modelled.decode_s == modelled.modelled_s == measured.modelled_s
+    parts = modelled.modelled_flash_s, modelled.modelled_dram_s
+    assert max(parts) * (1 - 1e-9) <= modelled.modelled_s <= sum(parts) * (1 + 1e-9)
 
 
 TRACES = {}
@@ -197,15 +200,32 @@ def test_layers_wait_for_each_other(relu_artifact):
     assert found.modelled_flash_s == pytest.approx(2 * artifact.manifest.device.flash.latency_s.value)
 
 
-def test_memory_time_by_hand(relu_artifact):
-    """What is resident, half the KV cache, each unit used once, and each missed one copied."""
+@pytest.mark.parametrize(("cache", "copies"), [("static", 0), ("lru", 2)])
+def test_memory_time_by_hand(relu_artifact, cache, copies):
+    """What is resident, half the KV cache, each unit used once, and each that is read and kept copied."""
     artifact = open_artifact(relu_artifact.path)
-    plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
+    plan = choose_plan(artifact.manifest).model_copy(update={"cache": cache})
     rank = artifact.rank(0, "up_down")
     ids = np.sort(rank[[0, -1]]).astype(np.int32)  # the first is pinned, the last is not
     found = simulate(artifact, plan, [Event(FETCH, 1, 0, "up_down", ids)])
     size = artifact.manifest.families[0].unit_bytes
     assert (found.hits, found.misses, found.active_bytes) == (1, 1, 2 * size)
+    assert found.kept_bytes == copies // 2 * size
     assert artifact.manifest.model.tie_word_embeddings  # so the embedding is the head, which is read whole
-    moved = plan.resident_bytes + plan.kv_cache_bytes // 2 + 2 * size + 2 * size
-    assert found.modelled_dram_s == pytest.approx(moved / artifact.manifest.device.dram_bytes_per_s.value)
+    resident = plan.resident_bytes + plan.kv_cache_bytes // 2
+    bytes_per_s = artifact.manifest.device.dram_bytes_per_s.value
+    assert found.modelled_dram_s == pytest.approx((resident + (2 + copies) * size) / bytes_per_s)
+    first_byte_s = artifact.manifest.device.flash.latency_s.value
+    assert found.modelled_s == pytest.approx(resident / bytes_per_s + first_byte_s)  # the units' bytes take less
+
+
+def test_a_request_takes_the_longer_of_reading_and_computing(relu_artifact):
+    """With memory so slow that computing with two units takes longer than reading one of them."""
+    artifact = open_artifact(relu_artifact.path)
+    device = artifact.manifest.device
+    slow = device.model_copy(update={"dram_bytes_per_s": device.dram_bytes_per_s.model_copy(update={"value": 1e5})})
+    artifact = on_device(artifact, slow)
+    plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
+    ids = np.sort(artifact.rank(0, "up_down")[[0, -1]]).astype(np.int32)
+    found = simulate(artifact, plan, [Event(FETCH, 1, 0, "up_down", ids)])
+    assert found.modelled_s == pytest.approx(found.modelled_dram_s)
