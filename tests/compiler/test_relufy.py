@@ -14,6 +14,7 @@ from compiler._io import Workspace
 from compiler.activity.forward import LayerStream
 from compiler.ingest import IngestConfig
 from compiler.relufy import RelufyConfig
+from compiler.training.loop import _Judge
 from compiler.training.memory import Size
 from compiler.workflow import settings
 from schemas.errors import ColdpressError
@@ -141,6 +142,22 @@ def test_a_model_with_zeros_is_refused(tmp_path: Path) -> None:
     model = model_at(tmp_path, relu=True)
     with pytest.raises(ColdpressError, match=r"relufy=relu was asked for.*is relu, which has exact zeros already"):
         made(QUICK, model, tmp_path)
+
+
+def test_weights_are_those_of_the_lowest_loss_penalty_included(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the last that are better than the start, nor those of the lowest divergence."""
+    figures = iter([(1.0, 1.0), (0.6, 0.6), (0.5, 0.9)])
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def judge(found: _Judge) -> tuple[float, float]:
+        seen.append({name: value.detach().clone() for name, value in found.lesson.student.named_parameters()})
+        return next(figures)
+
+    monkeypatch.setattr(_Judge, "__call__", judge)
+    config = QUICK.model_copy(update={"steps": 2, "evaluations": 2, "penalty": 0.1})
+    written = dict(load(made(config, model_at(tmp_path), tmp_path)).named_parameters())
+    assert all(torch.equal(value, written[name]) for name, value in seen[1].items())
+    assert not all(torch.equal(value, written[name]) for name, value in seen[2].items())
 
 
 def test_a_loss_that_is_no_number_names_the_rate_of_this_stage(tmp_path: Path) -> None:
