@@ -63,15 +63,20 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
 
 
 def _check_arrays(facts: Facts, plan: Plan, field: str) -> None:
-    """For every layer and family what the plan's selector keeps, and nothing else."""
+    """For every layer and family what the plan's selector keeps, in its type and shape, and nothing else."""
     kept = _plugins.load("runtime.sparsity", plan.method).KEPT
-    found = sorted((array.layer, array.family, array.name, array.dtype) for array in plan.arrays)
-    expected = sorted((*key, name, dtype) for key in facts.keys for name, dtype in kept.items())
-    if found != expected:
-        names = ", ".join(f"{name} {dtype}" for name, dtype in kept.items()) or "nothing"
+    expected = {(*key, name): array for key in facts.keys for name, array in kept.items()}
+    if sorted((array.layer, array.family, array.name) for array in plan.arrays) != sorted(expected):
+        names = ", ".join(f"{name} {array}" for name, array in kept.items()) or "nothing"
         raise PlanError(
-            MANIFEST_FILE, f"{field}.arrays", f"a list of {len(found)}", f"{names} for every layer and family"
+            MANIFEST_FILE, f"{field}.arrays", f"a list of {len(plan.arrays)}", f"{names} for every layer and family"
         )
+    for index, array in enumerate(plan.arrays):
+        wanted = expected[array.layer, array.family, array.name]
+        shape = wanted.shape(facts.num_units[array.layer, array.family])
+        if (array.dtype, array.shape) != (wanted.dtype, shape):
+            found = f"{array.name} {array.dtype} {list(array.shape)}"
+            raise PlanError(MANIFEST_FILE, f"{field}.arrays[{index}]", found, f"{wanted.dtype} {list(shape)}")
 
 
 def _check_parts(facts: Facts, plan: Plan, field: str) -> None:

@@ -182,6 +182,7 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
             _check_header(folder, manifest, name)
         tables = _load_tensors(folder, manifest, TABLES_FILE)
         _check_tables(manifest, tables)
+        _check_finite(TABLES_FILE, tables)
     except BaseException:
         folder.close()
         raise

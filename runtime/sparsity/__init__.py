@@ -7,11 +7,11 @@ have added nothing; `MISSED_SHARE`, what it may miss of the units that are activ
 hangs on what is in DRAM. One whose densities are divided has `divide(density, spec, options)` -> the density of each of
 its families, of that of all their weights together.
 
-`fit(num_units, density, statistics, options)` -> the arrays of one family of one layer; `KEPT` (name to dtype), those
-of them that stay in the artifact's tables. `statistics` has what calibration counted of the family
-(schemas/activations.py), but for what grows with the text; `unit_norms` float32 [num_units], the Euclidean norm of each
-unit's weights in the source; and `read_units` float64 [3], what reading costs besides units, counted in the time of a
-unit's bytes: a read's own time, that of bytes that are nobody's, and the least of a request
+`fit(num_units, density, statistics, options)` -> the arrays of one family of one layer; `KEPT` (name to `Kept`), those
+of them that stay in the artifact's tables, and what a reader holds them against. `statistics` has what calibration
+counted of the family (schemas/activations.py), but for what grows with the text; `unit_norms` float32 [num_units], the
+Euclidean norm of each unit's weights in the source; and `read_units` float64 [3], what reading costs besides units,
+counted in the time of a unit's bytes: a read's own time, that of bytes that are nobody's, and the least of a request
 (`runtime.kernels.intervals.Times`); and `resident_share` float64 [1], how much of the family DRAM will hold. It is
 empty where a method runs an artifact of another.
 `select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal;
@@ -34,6 +34,23 @@ from schemas.base import Record
 DensitySource = Literal["whole", "measured", "budget", "capped", "divided"]
 """Every unit; the share that is not exactly zero; what the user says or the DRAM budget allows (ActiveFlow 4.1), in
 every family; the same, but never more than the share that is not exactly zero; the same, divided among the families."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an array of a selector is in the artifact's tables, of one axis."""
+
+    dtype: str
+    length: int | None = 1
+    """None: an entry per unit."""
+
+    def shape(self, num_units: int) -> tuple[int, ...]:
+        """Of a family that has so many units."""
+        return (num_units if self.length is None else self.length,)
+
+    def __str__(self) -> str:
+        """Type and shape, for sentences."""
+        return f"{self.dtype} [{'one per unit' if self.length is None else self.length}]"
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ a gate it reads the inner activation.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, ReadingOptions, threshold
+from runtime.sparsity import DensitySource, Kept, ReadingOptions, threshold
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "mlp_mid")
-KEPT: Mapping[str, str] = threshold.KEPT
+KEPT: Mapping[str, Kept] = threshold.KEPT
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, Residency
+from runtime.sparsity import DensitySource, Kept, Residency
 from schemas.base import Record
 from schemas.errors import ColdpressError
 from schemas.families import FAMILIES, slices
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = tuple(FAMILIES)
-KEPT: Mapping[str, str] = {}
+KEPT: Mapping[str, Kept] = {}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = True

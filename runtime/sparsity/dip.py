@@ -12,14 +12,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, ReadingOptions, topk
+from runtime.sparsity import DensitySource, Kept, ReadingOptions, topk
 from schemas.config import Key
 from schemas.errors import ColdpressError
 from schemas.families import slices
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("mlp_in", "mlp_mid")
-KEPT: Mapping[str, str] = topk.KEPT
+KEPT: Mapping[str, Kept] = topk.KEPT
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, Residency, dip, topk
+from runtime.sparsity import DensitySource, Kept, Residency, dip, topk
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = dip.CHOOSES
-KEPT: Mapping[str, str] = {**topk.KEPT, "gamma": "float32"}
+KEPT: Mapping[str, Kept] = {**topk.KEPT, "gamma": Kept("float32")}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

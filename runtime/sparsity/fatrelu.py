@@ -7,11 +7,11 @@ is not zero anyway leaves out zeros alone.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, ReadingOptions, relu, threshold
+from runtime.sparsity import DensitySource, Kept, ReadingOptions, relu, threshold
 from schemas.model import ModelSpec
 
 CHOOSES = relu.CHOOSES
-KEPT: Mapping[str, str] = threshold.KEPT
+KEPT: Mapping[str, Kept] = threshold.KEPT
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = True
 EXACT = False

@@ -15,13 +15,17 @@ import numpy as np
 from pydantic import Field
 
 from runtime.kernels.intervals import Times, best_intervals
-from runtime.sparsity import DensitySource, Residency, topk
+from runtime.sparsity import DensitySource, Kept, Residency, topk
 from runtime.sparsity._magnitudes import SMALLEST, draws
 from schemas.errors import ColdpressError
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
-KEPT: Mapping[str, str] = {"price": "float32", "read_units": "float32", "unit_norms": "float32"}
+KEPT: Mapping[str, Kept] = {
+    "price": Kept("float32"),
+    "read_units": Kept("float32", 3),
+    "unit_norms": Kept("float32", None),
+}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

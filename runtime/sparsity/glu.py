@@ -7,11 +7,11 @@ tables give.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, _parts_of_glu, topk
+from runtime.sparsity import DensitySource, Kept, _parts_of_glu, topk
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("mlp_mid",)
-KEPT: Mapping[str, str] = topk.KEPT
+KEPT: Mapping[str, Kept] = topk.KEPT
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

@@ -13,11 +13,11 @@ import numpy as np
 from pydantic import Field
 
 from runtime.kernels import gemv
-from runtime.sparsity import DensitySource, ReadingOptions, Residency, topk
+from runtime.sparsity import DensitySource, Kept, ReadingOptions, Residency, topk
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("neuron",)
-KEPT: Mapping[str, str] = {"num_selected": "int32"}
+KEPT: Mapping[str, Kept] = {"num_selected": Kept("int32")}
 NEEDS_PREDICTORS = True
 NEEDS_EXACT_ZEROS = False
 EXACT = False
@@ -83,7 +83,7 @@ def by_scores(scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarra
     """The units that scores float32 [T, num_units] choose, bool alike: the `num_selected` largest, else all that reach
     the `threshold`, else the best one alone."""
     count = int(arrays["num_selected"][0])
-    if count:
+    if count > 0:
         return topk.largest(scores, count)
     chosen = scores >= float(arrays["threshold"])
     none = np.flatnonzero(~chosen.any(axis=1))

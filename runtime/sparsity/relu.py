@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.sparsity import DensitySource, Residency
+from runtime.sparsity import DensitySource, Kept, Residency
 from schemas.base import Record
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "mlp_mid")
-KEPT: Mapping[str, str] = {}
+KEPT: Mapping[str, Kept] = {}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = True
 EXACT = True

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.sparsity import DensitySource, Residency, topk
+from runtime.sparsity import DensitySource, Kept, Residency, topk
 from runtime.sparsity._magnitudes import threshold
 from schemas.base import Record
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in", "attn_out")
-KEPT: Mapping[str, str] = {"threshold": "float32"}
+KEPT: Mapping[str, Kept] = {"threshold": Kept("float32")}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

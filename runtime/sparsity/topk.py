@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, ReadingOptions, Residency
+from runtime.sparsity import DensitySource, Kept, ReadingOptions, Residency
 from schemas.base import Record
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in", "attn_out")
-KEPT: Mapping[str, str] = {"num_selected": "int32"}
+KEPT: Mapping[str, Kept] = {"num_selected": Kept("int32")}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

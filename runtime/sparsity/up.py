@@ -6,11 +6,11 @@ out, at most two thirds of the MLP. Without a gate it reads the inner activation
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, _parts_of_glu, topk
+from runtime.sparsity import DensitySource, Kept, _parts_of_glu, topk
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("gate_down", "mlp_mid")
-KEPT: Mapping[str, str] = topk.KEPT
+KEPT: Mapping[str, Kept] = topk.KEPT
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.sparsity import DensitySource, Residency, topk
+from runtime.sparsity import DensitySource, Kept, Residency, topk
 from schemas.errors import ColdpressError
 from schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
-KEPT: Mapping[str, str] = {**topk.KEPT, "unit_norms": "float32"}
+KEPT: Mapping[str, Kept] = {**topk.KEPT, "unit_norms": Kept("float32", None)}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = False
 EXACT = False

@@ -22,10 +22,11 @@ FILES = {
 import numpy as np
 from pydantic import Field
 
+from runtime.sparsity import Kept
 from schemas.base import Record
 
 CHOOSES = ("mlp_mid",)
-KEPT = {"threshold": "float32"}
+KEPT = {"threshold": Kept("float32")}
 NEEDS_PREDICTORS = False
 NEEDS_EXACT_ZEROS = True
 EXACT = False

@@ -66,7 +66,8 @@ def test_a_method_declares_what_it_drives_and_needs(name):
         assert isinstance(flag, bool)
     assert 0 <= method.MISSED_SHARE < 1
     arrays = fit(name, NUM_UNITS, 0.5)
-    assert {key: arrays[key].dtype.name for key in method.KEPT} == dict(method.KEPT)
+    for key, kept in method.KEPT.items():
+        assert (arrays[key].dtype.name, arrays[key].shape) == (kept.dtype, kept.shape(NUM_UNITS))
     assert {method.densities(exact) for exact in (True, False)} <= set(get_args(DensitySource))
     assert all(field.description and not field.is_required() for field in method.Options.model_fields.values())
 

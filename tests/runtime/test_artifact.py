@@ -360,6 +360,31 @@ def test_weights_that_are_not_finite_are_refused_before_use(path):
         _ = open_artifact(path).resident
 
 
+@pytest.mark.parametrize("method", ["flash", "dip_ca", "threshold"])
+def test_what_a_selector_keeps_has_the_shape_that_the_model_gives_it(tmp_path, method):
+    """An array of another length would end in a traceback when a token first selects."""
+    built = build_artifact(tmp_path / "a", Recipe(method=method, spec=small_spec(num_hidden_layers=1)))
+    for index, array in enumerate(built.manifest.plans[0].arrays):
+        copy = shutil.copytree(built.path, tmp_path / str(index))
+        tensor = f"selector.0.{array.layer}.{array.family}.{array.name}"
+
+        def longer(arrays, tensor=tensor):
+            arrays[tensor] = np.append(arrays[tensor], arrays[tensor][:1])
+
+        (length,) = array.shape
+        change_manifest(copy, lambda m, index=index, n=length: m["plans"][0]["arrays"][index].update(shape=[n + 1]))
+        change_arrays(copy, "tables.safetensors", longer)
+        found = f"plans[0].arrays[{index}] is {array.name} {array.dtype} [{length + 1}]"
+        refuse(copy, errors.PlanError, found, f"expected {array.dtype} [{length}]")
+
+
+def test_what_a_selector_keeps_is_finite(tmp_path):
+    path = build_artifact(tmp_path / "a", Recipe(method="wina", spec=small_spec(num_hidden_layers=1))).path
+    norms = "selector.0.0.mlp_mid.unit_norms"
+    change_arrays(path, "tables.safetensors", lambda arrays: arrays[norms].__setitem__(3, np.nan))
+    refuse(path, errors.NonFiniteError, f"tables.safetensors: tensor '{norms}' is holding 1 values")
+
+
 def test_a_threshold_must_be_a_number(predictor_artifact, tmp_path):
     path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
     text = (path / "manifest.json").read_text().replace('"threshold": 0.1', '"threshold": 1e400', 1)

@@ -111,6 +111,15 @@ def test_predictor_takes_the_same_number_for_every_token_where_that_is_asked_for
         assert predictor.fit(100, 0.4, {"counts": np.zeros(4)}, options)["num_selected"].tolist() == [expected]
 
 
+def test_predictor_goes_by_the_threshold_where_a_file_says_less_than_no_units(network):
+    """As a damaged or hostile one may."""
+    x = np.random.default_rng(4).normal(size=40).astype(np.float32)
+    arrays = network | {"threshold": np.array(0.5), "num_selected": np.array([-600], np.int32)}
+    np.testing.assert_array_equal(
+        predictor.select(x, arrays, NONE), predictor.select(x, network | {"threshold": np.array(0.5)}, NONE)
+    )
+
+
 def test_predictor_takes_all_where_there_is_nothing_to_predict():
     found = predictor.select(np.zeros(40, np.float32), {}, nothing_cached(200))
     assert found.tolist() == list(range(200))
