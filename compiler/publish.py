@@ -4,7 +4,7 @@ The one stage that touches final names. It judges figures against gates, all of 
 they are finite, that reads were as simulated and that DRAM was kept cannot. An artifact that passes moves from where
 `package` wrote it to its final name, in one step (compiler/_publishing.py). Of one that misses a gate nothing stands
 under that name: it stays, or is back, where `package` wrote it, and what an earlier build left there is set aside with
-its report, whole; the sentence says where.
+its report and what was exported of it, whole; the sentence says where.
 """
 
 import logging
@@ -40,6 +40,9 @@ class PublishConfig(Record):
     artifact: str = Field(description="final name of the artifact, a folder that ends in .coldpress")
     metrics: str = Field(description="path of metrics.json, which tells of what stands under the final name")
     html: str = Field(description="path of the report, likewise")
+    exported: tuple[str, ...] = Field(
+        description="paths of all that `export` may have made of it, likewise, as JSON: the record, and a file a format"
+    )
     max_ppl_ratio: Annotated[PositiveFloat | Off, Key()] = Field(
         default=2.0, description="the artifact's perplexity over the source's at most, such as 1.05, or off"
     )
@@ -67,7 +70,7 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
             f"{package.manifest_sha256[:12]}; run verify again"
         )
     target = Path(config.artifact).absolute()
-    reports = (Path(config.metrics).absolute(), Path(config.html).absolute())
+    reports = tuple(Path(path).absolute() for path in (config.metrics, config.html, *config.exported))
     folder = standing(package, config.artifact)
     manifest = open_artifact(folder).manifest  # one that cannot be read has missed no gate: what stands stays
     remove_leftovers(target)  # of a run that was killed; what it had to do may be done
@@ -146,8 +149,8 @@ def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
     """Leaves no artifact under the final name; says in a clause what became of the one that stood there.
 
     The refused one goes back where `package` wrote it; an earlier build may have left the same, so what reports tell of
-    it is set aside. So is the artifact of another build with its reports, first these and then the artifact, so that
-    after a kill the next run goes on with what is left.
+    it, and what was exported of it, is set aside. So is the artifact of another build with its reports, first these and
+    then the artifact, so that after a kill the next run goes on with what is left.
     """
     found, clause = identity(target), f"nothing is published as {target.name}"
     if found is None:

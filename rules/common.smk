@@ -1,5 +1,6 @@
 # Paths, settings as flags and the code hash: the configuration is checked in compiler/workflow/settings.py.
 
+import json
 import os
 import sys
 import time
@@ -14,12 +15,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.en
 
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-from compiler.workflow import inputs, settings
 from compiler.code_digest import stage_digest
+from compiler.lock import build_lock
+from compiler.workflow import inputs, settings
 from compiler.workflow.download import check_before_download
 from compiler.workflow.ending import Ending
 from compiler.workflow.last_words import last_words, marks
-from compiler.lock import build_lock
+from runtime import _plugins
 from schemas.errors import ColdpressError
 
 
@@ -62,6 +64,12 @@ DEVICE = CONFIG.target
 ARTIFACT = f"{FOLDER}/{DEVICE}/{CONFIG.model.name}-{CONFIG.target}.coldpress"
 # Where `package` writes the artifact, and `publish` takes it from.
 UNPUBLISHED = f"{FOLDER}/{DEVICE}/package/artifact"
+# What a stage `export` of this build or an earlier one, which may have had another format, leaves beside it.
+EXPORTS = f"{FOLDER}/{DEVICE}/{CONFIG.model.name}-{CONFIG.target}."
+EXPORTED = json.dumps(
+    [f"{FOLDER}/{DEVICE}/export.json", *(EXPORTS + name for name in _plugins.names("compiler.export"))],
+    ensure_ascii=False,
+)
 STANDS = os.path.isfile(f"{ARTIFACT}/manifest.json")
 # An artifact is no output of its rule (rules/publish.smk), so snakemake would not miss one that somebody deleted. As
 # long as none stands, its rules also owe a file whose name is of this run alone, so that nothing left over passes for

@@ -18,4 +18,5 @@ rule publish:
         settings=flags("publish"),
     shell:
         job("publish") + " --artifact {ARTIFACT:q} --metrics {FOLDER:q}/{DEVICE:q}/metrics.json"
-        " --html {FOLDER:q}/{DEVICE:q}/report.html --package {input.package:q} --verification {input.verification:q} 2> {log:q}"
+        " --html {FOLDER:q}/{DEVICE:q}/report.html --exported {EXPORTED:q}"
+        " --package {input.package:q} --verification {input.verification:q} 2> {log:q}"

@@ -192,7 +192,7 @@ def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: i
     fields = config_of(stage).model_fields
     changed = {"dram_budget": budget, "artifact": str(folder / f"{stage}.coldpress")}
     changed |= {"metrics": str(folder / "report.json"), "html": str(folder / "report.html")}
-    changed |= {"file": str(folder / "exported")}
+    changed |= {"file": str(folder / "exported"), "exported": (str(folder / "exported"),)}
     changed |= SHORTENED.get(stage, {})
     sources = {name: writer_of(stage, name, stages) for name in records_of(stage)} | (
         {"device": "device"} if "device" in records_of(stage) else {}

@@ -15,6 +15,7 @@ last line is {injections, missed, torn, untidy, completed_after}.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -161,7 +162,8 @@ def prepare(root: Path) -> Iterator[Subject]:
         publish = (
             *python("publish"),
             *("--artifact", str(out / "final.coldpress"), "--metrics", str(out / "metrics.json")),
-            *("--html", str(out / "report.html"), "--package", str(out / "package.json")),
+            *("--html", str(out / "report.html"), "--exported", json.dumps([str(out / "final.gguf")])),
+            *("--package", str(out / "package.json")),
             *("--verification", str(verification), "--output", str(out / "publish.json")),
         )
         yield undisturbed(f"publish over {beginning}", publish, packaged, out, sources)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,13 +45,14 @@ class Folder:
 
     def run(self, stage: str, output: Path | None = None) -> None:
         """Runs a stage, its record and its array files under `output` instead, if that is given."""
-        settings = {
+        settings: dict[str, Any] = {
             "model": str(self.inputs / "model"),
             "corpus": str(self.inputs / "corpus.txt"),
             "imatrix": str(self.inputs / "imatrix.dat"),
             "artifact": str(self.path / ("tiny.coldpress" if stage in ("verify", "publish") else "package.coldpress")),
             "metrics": str(self.path / "report.json"),
             "html": str(self.path / "report.html"),
+            "exported": (),
         }
         if output and stage == "package":
             settings["artifact"] = str(output.with_suffix(".coldpress"))

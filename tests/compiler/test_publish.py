@@ -18,7 +18,8 @@ from schemas.manifest import MANIFEST_FILE
 from schemas.metrics import Verification
 from tests.support.records import Build, contents, tiny_verification
 
-REPORTS = ("metrics.json", "report.html")
+REPORTS = ("metrics.json", "report.html", "export.json", "final.gguf")
+"""And what was exported."""
 GATES = ("max_ppl_ratio", "min_top1_agreement", "max_logit_error")
 
 
@@ -31,7 +32,8 @@ def build(tmp_path):
 
 def config_of(folder: Path, **gates) -> PublishConfig:
     paths = {"artifact": folder / "final.coldpress", "metrics": folder / REPORTS[0], "html": folder / REPORTS[1]}
-    return PublishConfig(**{name: str(path) for name, path in paths.items()}, **gates)
+    exported = tuple(str(folder / name) for name in REPORTS[2:])
+    return PublishConfig(**{name: str(path) for name, path in paths.items()}, exported=exported, **gates)
 
 
 def write_reports(folder: Path, text: str) -> None:
@@ -66,7 +68,7 @@ def test_an_artifact_that_cannot_be_read_is_refused_and_what_stands_stays(build,
     with pytest.raises(ArtifactError, match=r"tables\.safetensors"):
         run(build)
     assert contents(tmp_path / "final.coldpress") == before
-    assert [(tmp_path / name).read_text() for name in REPORTS] == ["of the earlier one"] * 2
+    assert [(tmp_path / name).read_text() for name in REPORTS] == ["of the earlier one"] * len(REPORTS)
     (tmp_path / "away").rename(build.artifact / "tables.safetensors")
     assert contents(Path(run(build).folder)) != before
 
@@ -77,7 +79,7 @@ def test_publishing_again_changes_nothing(build, tmp_path):
     before = (tmp_path / "final.coldpress" / MANIFEST_FILE).stat()
     assert run(build) == first
     assert (tmp_path / "final.coldpress" / MANIFEST_FILE).stat() == before
-    assert [(tmp_path / name).read_text() for name in REPORTS] == ["of this one"] * 2
+    assert [(tmp_path / name).read_text() for name in REPORTS] == ["of this one"] * len(REPORTS)
 
 
 def another(build: Build, folder: Path) -> Build:
@@ -108,7 +110,7 @@ def test_a_gate_that_is_tightened_takes_the_artifact_back(build, tmp_path):
         run(build, max_ppl_ratio=1.02)
     assert not (tmp_path / "final.coldpress").exists()
     assert not [name for name in REPORTS if (tmp_path / name).exists()]
-    assert [(aside / name).read_text() for name in REPORTS] == ["of what is refused now"] * 2
+    assert [(aside / name).read_text() for name in REPORTS] == ["of what is refused now"] * len(REPORTS)
     assert open_artifact(build.artifact).sha256 == build.record.manifest_sha256
     run(build)
 
@@ -126,7 +128,7 @@ def test_what_an_earlier_build_left_is_set_aside_with_its_report(build, tmp_path
         assert not (tmp_path / "final.coldpress").exists()
     assert "now in" not in str(caught.value)
     assert contents(aside / "final.coldpress") == earlier
-    assert [(aside / name).read_text() for name in REPORTS] == ["of the earlier one"] * 2
+    assert [(aside / name).read_text() for name in REPORTS] == ["of the earlier one"] * len(REPORTS)
     assert not [name for name in REPORTS if (tmp_path / name).exists()]
 
 

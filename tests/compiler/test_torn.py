@@ -25,7 +25,7 @@ from tests.support.torn import State, below, restore, states, watch
 
 MAX_RUNS = 12
 """States from which the next run is tried, of the hundreds that are looked at."""
-REPORTS = ("metrics.json", "report.html")
+REPORTS = ("metrics.json", "report.html", "export.json", "final.gguf")
 FINAL, PACKAGED = "final.coldpress", "package/artifact"
 
 
@@ -99,7 +99,8 @@ def test_a_torn_package_is_the_old_artifact_or_the_new(builds, artifacts, monkey
 def published(build: Build, **gates: Any) -> Any:
     out = out_of(build)
     paths = {"artifact": out / FINAL, "metrics": out / REPORTS[0], "html": out / REPORTS[1]}
-    config = PublishConfig(**{name: str(path) for name, path in paths.items()}, **gates)
+    exported = tuple(str(out / name) for name in REPORTS[2:])
+    config = PublishConfig(**{name: str(path) for name, path in paths.items()}, exported=exported, **gates)
     return publish.run(config, build.record, tiny_verification(build.layout, build.record.manifest_sha256))
 
 

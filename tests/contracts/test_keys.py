@@ -30,7 +30,7 @@ NO_KEYS = {
     "place": {"tiers"},
     "package": {"artifact"},
     "verify": {"artifact"},
-    "publish": {"artifact", "metrics", "html"},
+    "publish": {"artifact", "metrics", "html", "exported"},
     "report": {"html"},
     "export": {"file"},
 }

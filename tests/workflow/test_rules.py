@@ -3,6 +3,7 @@
 The table below is the pipeline of the design, written by hand: which record of which stage each one takes.
 """
 
+import json
 import re
 import shlex
 from collections import defaultdict
@@ -211,6 +212,9 @@ def test_every_rule_writes_where_the_next_one_reads(jobs: dict[str, list[Planned
         assert re.fullmatch(rf"{DEVICE}/\.{rule}\.\d+\.due", job.named("output")[1])
     (exported,) = jobs["export"]
     assert exported.named("output")[1:] == list(exported.flags["--file"]) == [f"{DEVICE}/tiny-pixel6.gguf"]
+    (publish,) = jobs["publish"]
+    (found,) = publish.flags["--exported"]
+    assert set(json.loads(found)) == set(exported.named("output")), "what another build leaves there goes with it"
     (report,) = jobs["report"]
     assert report.named("output")[1:] == list(report.flags["--html"]) == [f"{DEVICE}/report.html"]
 
