@@ -37,7 +37,10 @@ class AllocationConfig(ComputeConfig):
     """How densities are divided among families and layers."""
 
     density_allocation: Annotated[str, ConfigKey(plugins="compiler.allocate")] = Field(
-        default="greedy", description="how the density is divided among families and layers, where it is a choice"
+        default="greedy",
+        description="how the density is divided among families and layers, where it is a choice; greedy passes "
+        "allocation_tokens through a model of 32 layers 74 times at half density (hours on two cores at 7B), dip 22 "
+        "times, global_threshold and uniform never",
     )
     allocation_tokens: Annotated[PositiveCount, ConfigKey()] = Field(
         default=2048, description="calibration tokens that the loss of densities is measured on; whole blocks"

@@ -9,21 +9,18 @@ import gguf
 import numpy as np
 
 from compiler.export import _gguf_vocabulary, _llama_cpp
-from compiler.export._gguf_options import Options, TypeName
+from compiler.export._gguf_options import BLOCK, FORMATS, Options, TypeName
 from compiler.export._llama_cpp import Architecture
 from compiler.export._stored import StoredModel, StoredTensor
 from runtime import _plugins
 from schemas.errors import ColdpressError
 
-FORMATS: dict[TypeName, str] = {"F16": "fp16", "Q8_0": "int8_group32", "Q4_0": "int4_group32"}
 FILE_TYPES: dict[TypeName, gguf.LlamaFileType] = {
     "F32": gguf.LlamaFileType.ALL_F32,
     "F16": gguf.LlamaFileType.MOSTLY_F16,
     "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
     "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
-BLOCK = 32
-"""Values that share a scale in Q8_0 and Q4_0."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,12 @@ from schemas.base import Record
 TypeName = Literal["F32", "F16", "Q8_0", "Q4_0"]
 
 
+FORMATS: dict[TypeName, str] = {"F16": "fp16", "Q8_0": "int8_group32", "Q4_0": "int4_group32"}
+"""The format of ours that has the values and the layout of a type's rows."""
+BLOCK = 32
+"""Values that share a scale in Q8_0 and Q4_0: no row is padded to whole blocks."""
+
+
 class Options(Record):
     """How the weights are written."""
 

@@ -7,10 +7,14 @@ and encoded again along its input, which rounds 8-bit and 4-bit values a second 
 Norms and biases are F32. What llama.cpp computes for which architecture is in `_llama_cpp.py`.
 """
 
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
-from compiler.export._gguf_options import Options
+from compiler.cost_model import slice_bytes, stored_format
+from compiler.export._gguf_options import BLOCK, FORMATS, Options
 from compiler.export._stored import StoredModel
+from schemas.families import FormatName
 
 
 def write(model: StoredModel, options: Options, path: Path) -> list[str]:
@@ -22,3 +26,21 @@ def write(model: StoredModel, options: Options, path: Path) -> list[str]:
     from compiler.export import _gguf_file  # with the package gguf, which nobody needs to know the options
 
     return _gguf_file.write(model, options, path)
+
+
+def disk_bytes(shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: Options) -> int:
+    """Bytes of the tensors of a file.
+
+    Args:
+        shapes: Role -> shape, of all tensors that a model is made of; a tied head is its embedding.
+        stored: The build's format.
+        options: How the weights are written.
+    """
+    total = 0
+    for role, shape in shapes.items():
+        chosen = stored_format(role, stored) if options.gguf_type == "stored" else FORMATS[options.gguf_type]
+        if chosen is None or len(shape) == 1:
+            total += 4 * prod(shape)
+        else:
+            total += prod(shape[:-1]) * slice_bytes(shape[-1], "fp16" if shape[-1] % BLOCK else chosen)
+    return total

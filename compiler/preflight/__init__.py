@@ -227,6 +227,8 @@ def _needs_of(
         allocation_tokens=build.settings["allocate"]["allocation_tokens"],
         recipe=build.settings["distill"]["recipe"],
         recipe_options=build.settings["distill"].get("options", {}),
+        export=build.settings["export"].get("target"),
+        export_options=build.settings["export"].get("options", {}),
         weight_bytes=_weight_bytes(model) if isinstance(model, Model) else None,
     )
     ram, disk = _needs.ram_bytes(needed), _needs.disk_bytes(needed)

@@ -21,22 +21,23 @@ calibration tokens, and U units of the method's families in a layer:
                   a layer's Gram matrices, the largest twice more, and the largest matrix four times
     package       twice the largest section or tensor
     verify        the DRAM budget, a layer's weights or a part of the head, one block's logits in float64
+    export        the largest tensor three times in float32
 
 Disk is what stays in the build folder: statistics L (U T / 8 + 2 T H) once for each pass over the text, again for its
 shards, and two layers' hidden states while it runs; predictors of all sizes; orders and tiers; codes of all weights;
-the artifact, which is as large again; the weights in float32 if they are trained, and what training goes on from;
-Gram matrices in float32 with gptq.
+the artifact, which is as large again; what is exported of it, as its format says; the weights in float32 if they are
+trained, and what training goes on from; Gram matrices in float32 with gptq.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
-from compiler import distill, relufy
+from compiler import distill, export, relufy
 from compiler.activity.forward import HEAD_ROWS
 from compiler.candidates import families_for, methods_for
 from compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
-from runtime._plugins import load
+from runtime._plugins import load, options_of
 from schemas.base import Options
 from schemas.families import FamilyName, FormatName, Method, num_units
 
@@ -97,6 +98,8 @@ class Build:
     allocation_tokens: int = 2048
     recipe: str = "self"
     recipe_options: Options = field(default_factory=dict)
+    export: str | None = None
+    export_options: Options = field(default_factory=dict)
     weight_bytes: int | None = None
     """Of all tensors as they are stored; where only shapes are known, two each, as hub models have them."""
     options: Options = field(default_factory=dict)
@@ -150,6 +153,7 @@ def ram_bytes(build: Build) -> dict[str, int]:
         "quantize": _quantize_ram(build),
         "package": _package_ram(build),
         "verify": _verify_ram(build),
+        "export": _export_ram(build) if build.export else 0,
     }
     return {stage: amount for stage, amount in needs.items() if amount}
 
@@ -173,6 +177,7 @@ def disk_bytes(build: Build) -> dict[str, int]:
         "gram": spec.num_hidden_layers * sum(_gram_bytes(build)) if build.has_gram else 0,
         "quantize": codes,
         "package": codes + predictors + ARTIFACT_OVERHEAD_BYTES,
+        "export": _exported_bytes(build, build.export) + ARTIFACT_OVERHEAD_BYTES if build.export else 0,
     }
     return {stage: amount for stage, amount in needs.items() if amount}
 
@@ -279,6 +284,18 @@ def _verify_ram(build: Build) -> int:
     head = 2 * 4 * min(HEAD_ROWS, spec.vocab_size) * spec.hidden_size
     logits = LOGIT_BYTES * build.block_tokens * spec.vocab_size
     return TORCH_BYTES + 2 * BLOCK_BYTES + build.dram_budget_bytes + max(_layer_weights(build), head) + logits
+
+
+def _export_ram(build: Build) -> int:
+    return PYTHON_BYTES + BLOCK_BYTES + 3 * 4 * _largest(source.shape for source in build.model.tensors.values())
+
+
+def _exported_bytes(build: Build, target_name: str) -> int:
+    target = load(export.TARGETS, target_name)
+    shapes = {role: source.shape for role, source in build.model.tensors.items()}
+    if build.model.spec.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    return target.disk_bytes(shapes, build.format, options_of(target, build.export_options))
 
 
 def _shared_code_bytes(build: Build) -> list[int]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,37 @@ def test_many_layers_are_measured_in_groups() -> None:
     assert sorted(key for part in parts for key in part) == sorted(task.keys)
     assert len(parts) == 2 * 14
     assert parts[0] == [(0, "mlp_in"), (1, "mlp_in"), (2, "mlp_in")]
+
+
+@dataclasses.dataclass
+class Counted:
+    """Made-up losses of a model of 32 layers, and how often its tokens pass through it."""
+
+    passes: float = 0.0
+
+    def of(self, variants: list[Shares]) -> list[float]:
+        for shares in variants:  # one begins where it first differs, and the first of them at the beginning
+            differs = [layer for (layer, family), share in shares.items() if share != variants[0][layer, family]]
+            self.passes += 1 - min(differs, default=0) / 32
+        return [sum((1 - share) ** 2 * (1 + layer) for (layer, _), share in shares.items()) for shares in variants]
+
+    def on_validation(self, shares: Shares) -> float:
+        self.passes += 1
+        return 1.0
+
+
+@pytest.mark.parametrize("rule", [greedy, dip, global_threshold, uniform])
+def test_the_key_says_how_often_a_rule_runs_the_model(rule: Any) -> None:
+    """Of what is the default, a user learns the price of before a night is gone."""
+    losses, magnitudes = Counted(), magnitudes_of(np.random.default_rng(0).laplace(size=20000))
+    known: dict[str, Any] = {"magnitudes": lambda _: magnitudes, "losses": lambda: losses, "num_layers": 32}
+    rule.densities(task_of(0.5, {"mlp_in": 64, "mlp_mid": 160}, {"mlp_in": 36, "mlp_mid": 18}, **known))
+    said = AllocateConfig.model_fields["density_allocation"].description or ""
+    name = rule.__name__.rpartition(".")[2]
+    if losses.passes:
+        assert re.search(rf"\b{name} [^,]*\b{losses.passes:.0f} times", said)
+    else:
+        assert re.search(rf"\b{name}\b[^,]* never$", said)
 
 
 @pytest.fixture(scope="module")

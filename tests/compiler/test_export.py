@@ -10,6 +10,7 @@ from gguf.quants import dequantize
 
 from compiler import export
 from compiler.export import ExportConfig, _llama_cpp
+from compiler.export import gguf as gguf_target
 from runtime.generate import Session
 from schemas.errors import ArtifactError, ColdpressError, UnknownNameError
 from schemas.package import Package
@@ -131,6 +132,22 @@ def test_the_file_says_what_it_is(case):
     assert facts.get("coldpress.rounded_tensors", []) == list(record.rounded)
     assert facts["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
     assert "llama.rope.scaling.type" not in facts
+
+
+@pytest.mark.parametrize("units", [96, 72])
+@pytest.mark.parametrize("stored", ["fp16", "int4_group32"])
+def test_bytes_are_those_that_are_announced(tmp_path, stored, units):
+    """From shapes alone, for whoever has to find the room: also where rows are no whole blocks, and become F16."""
+    built = build_artifact(
+        tmp_path / "a", Recipe(small_spec(**SPEC | {"intermediate_size": units}), method="dense", format=stored)
+    )
+    session = Session(built.path)
+    held = resident_values(session.artifact) | flash_values(session)
+    shapes = {role: values.shape for role, values in held.items() if role != "rotary.inv_freq"}
+    for kind in ("stored", "F16", "Q8_0", "Q4_0"):
+        file = run(built, tmp_path / "a.gguf", gguf_type=kind).file
+        announced = gguf_target.disk_bytes(shapes, stored, gguf_target.Options(gguf_type=kind))
+        assert announced == sum(int(tensor.n_bytes) for tensor in tensors_of(file).values()), kind
 
 
 def test_the_same_artifact_gives_the_same_bytes_anywhere(case, tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,20 @@ def test_disk_is_what_stages_write(model: Model, corpus: Corpus, tmp_path: Path)
         hidden = 2 * 4 * BLOCKS * BLOCK_TOKENS * model.spec.hidden_size if stage == "calibrate" else 0
         headers = 2048 * LAYERS if stage == "quantize" else 0
         assert written + hidden - headers <= needs[stage] <= slack * (written + hidden), stage
+
+
+def test_what_is_exported_takes_its_room(model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    """Beside the artifact: codes of all weights once more, twice as many bytes in F16 as in Q8_0."""
+    needs = {
+        kind: {found.stage: found for found in run(model, corpus, tmp_path, export="gguf", gguf_type=kind).stages}
+        for kind in ("Q8_0", "F16")
+    }
+    assert "export" not in {found.stage for found in run(model, corpus, tmp_path).stages}
+    matrices = sum(math.prod(found.shape) for found in model.tensors.values() if len(found.shape) == 2)
+    grown = needs["F16"]["export"].disk_bytes - needs["Q8_0"]["export"].disk_bytes
+    assert grown == pytest.approx(matrices * (2 - 34 / 32), rel=0.05)
+    assert needs["F16"]["export"].disk_bytes > 2 * matrices
+    assert needs["F16"]["export"].ram_bytes > 0
 
 
 def build_of(model: Model, **changes: Any) -> _needs.Build:
