@@ -19,7 +19,7 @@ from typing import TextIO
 import numpy as np
 from safetensors import SafetensorError
 
-from runtime import _bench, _inspect, _plugins, _summary
+from runtime import _bench, _inspect, _ladder, _plugins, _summary
 from runtime._arguments import build_parser
 from runtime._sampling import Sampling
 from runtime.artifact.integrity import verify_artifact
@@ -27,7 +27,7 @@ from runtime.artifact.reader import Artifact, open_artifact
 from runtime.device_file import load_device, load_record
 from runtime.draft_model import DraftModel, beside_draft
 from runtime.drafts import Drafting
-from runtime.emulation import Emulation, emulate, emulated, our_command
+from runtime.emulation import Caps, Emulation, emulate, emulated, our_command
 from runtime.generate import Session, choose_plan, on_device
 from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
@@ -107,6 +107,8 @@ def _measure(arguments: argparse.Namespace) -> int:
         print(f"emulating {emulation.title()}", flush=True)
         return emulation.run(our_command(arguments.argv))
     prompt_ids = _prompt_ids(arguments, open_artifact(arguments.artifact))
+    if arguments.ladder:
+        return _climb(arguments, prompt_ids, caps)
     rows = _bench.run(
         lambda selector, cache: _session(arguments, selector, cache, _budget(arguments)),
         [(selector, cache) for selector in _names(arguments.selector) for cache in _names(arguments.cache)],
@@ -116,8 +118,26 @@ def _measure(arguments: argparse.Namespace) -> int:
     )
     print(_bench.render(rows))
     print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens")
-    _print_json(_bench.as_data(rows) | ({"emulated": asdict(caps)} if caps else {}))
+    _print_json(_bench.as_data(rows) | _emulated_as_data(caps))
     return 0
+
+
+def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | None) -> int:
+    manifest = open_artifact(arguments.artifact).manifest
+    plan = choose_plan(manifest, _budget(arguments), arguments.selector, arguments.cache)
+
+    def measure(setting: _ladder.Setting) -> _bench.Row:
+        with Session(arguments.artifact, plan=setting.plan, flash=setting.flash) as session:
+            return _bench.measure(session, prompt_ids, arguments.tokens, arguments.runs)
+
+    found = _ladder.run(*_ladder.steps(manifest, plan), measure)
+    print(_ladder.render(found))
+    _print_json(_ladder.as_data(found) | _emulated_as_data(caps))
+    return 0
+
+
+def _emulated_as_data(caps: Caps | None) -> dict[str, object]:
+    return {"emulated": asdict(caps)} if caps else {}
 
 
 def _emulate(arguments: argparse.Namespace) -> int:

@@ -23,11 +23,11 @@ EXAMPLES = """examples:
   coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
   coldpress-run generate demo.coldpress --prompt "Once" --trace run.trace
   coldpress-run bench demo.coldpress --emulate pixel6 --scale 0.3
+  coldpress-run bench demo.coldpress --ladder --dram-budget 3MB
   coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
   coldpress-run simulate demo.coldpress --trace run.trace --device device.json --dram-budget 2MB
 """
 BUDGET_HELP = "DRAM in bytes, or as 3GB, 50MB, 1.5GiB (default: the artifact's largest plan)"
-
 OPTIONS_HELP = "options behind a colon: window:window_tokens=3"
 DEVICE_HELP = "a device: the name of a profile, or its file in YAML or JSON"
 
@@ -185,6 +185,11 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         "--runs", type=_at_least_one, default=3, metavar="N", help="runs per combination; caches stay warm (default: 3)"
     )
     _add_run(parser, "selectors to compare, such as dense,relu", "cache policies to compare, such as lru,lfu")
+    parser.add_argument(
+        "--ladder",
+        action="store_true",
+        help="measure what each mechanism brings, one more at a time, up to the plan's selector, cache and gap",
+    )
     parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
     _add_caps(parser)
 

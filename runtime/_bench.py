@@ -51,12 +51,14 @@ def run(
         num_tokens: Tokens decoded per run, behind the first one, at least 1.
         num_runs: Runs per combination, at least 1.
     """
-    rows: list[Row] = []
-    for selector, cache in combinations:
-        session = open_session(selector, cache)
-        runs = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True) for _ in range(num_runs)]
-        rows.append(_summarize(session, runs))
-    return rows
+    return [
+        measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs) for selector, cache in combinations
+    ]
+
+
+def measure(session: Session, prompt_ids: Sequence[int], num_tokens: int, num_runs: int) -> Row:
+    """The row of a session; see `run`."""
+    return _summarize(session, [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True) for _ in range(num_runs)])
 
 
 def _summarize(session: Session, generations: list[Generation]) -> Row:

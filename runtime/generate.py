@@ -86,6 +86,7 @@ class Session:
         dram_budget_bytes: int | None = None,
         selector: str | None = None,
         cache: str | None = None,
+        plan: Plan | None = None,
         flash: str = DEFAULT_FLASH,
         activations: str = DEFAULT_ACTIVATIONS,
         device: DeviceProfile | None = None,
@@ -100,6 +101,7 @@ class Session:
             dram_budget_bytes: None takes the artifact's largest plan as it is.
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
+            plan: Runs as it stands, whatever budget, selector and cache say; one made from the artifact's plans.
             flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
                 device profile's seconds.
             activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
@@ -117,7 +119,7 @@ class Session:
         self._running, self._closed = threading.Lock(), False
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        self.plan = choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
+        self.plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
         self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)
         self.decoder = Decoder(
             self.artifact, self.store, Selection(self.artifact, self.plan), activation_format(activations)

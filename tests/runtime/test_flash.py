@@ -16,7 +16,7 @@ from runtime import _native
 from runtime._extents import Extents
 from runtime.artifact.errors import DeviceError
 from runtime.artifact.reader import Artifact, open_artifact
-from runtime.flash import direct, io_uring, simulated
+from runtime.flash import direct, io_uring, serial, simulated
 from schemas.device import flash_seconds
 from schemas.errors import CorruptPageError
 from tests.support.data import ROOT
@@ -219,6 +219,18 @@ def test_the_descriptor_goes_with_the_flash(device, relu_artifact):
     assert len(os.listdir("/proc/self/fd")) == before + 1
     del flash
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_serial_reads_are_over_when_they_are_asked_for(relu_artifact, damaged):
+    reads = extents((1, 300), (370, 3))
+    for _ in range(20):
+        buffer = _native.aligned_buffer(reads.num_bytes)
+        ticket = serial.Flash(open_artifact(relu_artifact.path), 4).submit(reads, buffer)
+        assert (buffer == expected(relu_artifact, reads)).all()  # without any wait
+        assert ticket.finish() > 0
+    flip(damaged / "flash.img", 5 * PAGE)
+    with pytest.raises(CorruptPageError):
+        serial.Flash(open_artifact(damaged), 4).submit(extents((5, 1)), _native.aligned_buffer(PAGE))
 
 
 def test_simulated_reads_take_the_profiles_time_and_leave_the_buffer(relu_artifact):

@@ -226,7 +226,7 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
             "option window_tokens of window is 0, expected tokens",
         ),
         (["--cache", "belady"], "the cache 'belady' has to know all requests to come, which a run does not"),
-        (["--flash", "tape"], "unknown flash 'tape'. Known: direct, io_uring, simulated"),
+        (["--flash", "tape"], "unknown flash 'tape'. Known: direct, io_uring, serial, simulated"),
         (["--activations", "int4"], "unknown activation format 'int4'. Did you mean 'int8'"),
         (["--device", "x.json"], "add --flash simulated"),
         (["--flash", "simulated", "--device", "x.json"], "x.json: No such file"),
