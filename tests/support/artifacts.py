@@ -98,6 +98,9 @@ class Recipe:
     density: float = 0.25
     layers_per_group: int = 1
     seed: int = 0
+    order: Mapping[tuple[int, str], np.ndarray] | None = None
+    rank: Mapping[tuple[int, str], np.ndarray] | None = None
+    """Per layer and family the ids as they lie on flash, and as they deserve DRAM; None for random ones."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,8 @@ def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[st
         for layer in range(recipe.spec.num_hidden_layers)
         for family in families
     }
-    order, rank = (
-        {key: random.permutation(len(codes)).astype(np.int32) for key, codes in units.items()} for _ in range(2)
-    )
+    drawn = [{key: random.permutation(len(codes)).astype(np.int32) for key, codes in units.items()} for _ in range(2)]
+    order, rank = (given or some for given, some in zip((recipe.order, recipe.rank), drawn, strict=True))
     pinned = {key: ids[: round(recipe.pinned_share * ids.size)] for key, ids in rank.items()}
     order = {key: ids for key, ids in order.items() if key[0] % recipe.layers_per_group == 0}
     sections = write_flash(path, units, order, recipe)
