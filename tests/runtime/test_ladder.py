@@ -82,5 +82,5 @@ def test_bench_prints_the_waterfall(relu_artifact, capsys):
     found = json.loads(last)["ladder"]
     assert [step["name"] for step in found][:3] == ["naive", "hybrid", "+selector relu"]
     assert found[0]["row"]["hit_rate"] == 0 < found[1]["row"]["hit_rate"]
-    assert [step["row"]["selector"] for step in found] == 2 * ["dense"] + 5 * ["relu"]
+    assert [step["row"]["selector"] for step in found[:4]] == ["dense", "dense", "relu", "relu"]
     assert any(line.startswith("+overlap") for line in lines)
