@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from runtime import planner
-from runtime._extents import Extents
+from runtime._extents import Extents, span_bytes
 from runtime.flash import Ticket
 
 COPY_BYTES = 1 << 20
@@ -36,10 +37,21 @@ def under_way_together(plan: planner.ReadPlan, buffer_bytes: int, room: int) -> 
         yield from (batch.extents for batch in planner.batches(plan, room))
 
 
-def halves(buffer: np.ndarray, page_bytes: int, least_bytes: int) -> list[np.ndarray]:
-    """A read buffer's parts of `room_bytes`."""
-    room = room_bytes(buffer.size, page_bytes, least_bytes)
-    return [buffer[start : start + room] for start in range(0, buffer.size - room + 1, room)]
+@dataclass(frozen=True)
+class Half:
+    """A part of the read buffer that is read into while another is used."""
+
+    memory: np.ndarray
+    """uint8 [size]."""
+    rows: np.ndarray
+    """uint8 [size - unit_bytes + 1, unit_bytes]: row i is what begins at byte i, as a view."""
+
+
+def halves(buffer: np.ndarray, unit_bytes: int, page_bytes: int) -> list[Half]:
+    """A read buffer's parts of `room_bytes`, for units of one size."""
+    room = room_bytes(buffer.size, page_bytes, span_bytes(unit_bytes, page_bytes))
+    parts = (buffer[start : start + room] for start in range(0, buffer.size - room + 1, room))
+    return [Half(part, np.lib.stride_tricks.sliding_window_view(part, unit_bytes)) for part in parts]
 
 
 class Incoming:
@@ -48,25 +60,25 @@ class Incoming:
     def __init__(
         self,
         batches: Iterable[planner.Batch],
-        buffers: Sequence[np.ndarray],
+        halves: Sequence[Half],
         begin: Callable[[planner.Batch, np.ndarray], Ticket],
     ) -> None:
         """Begins the first ones."""
         self._batches, self._begin = iter(batches), begin
-        self._under_way: deque[tuple[planner.Batch, Ticket, np.ndarray]] = deque()
-        for buffer in buffers:
-            self._begin_next(buffer)
+        self._under_way: deque[tuple[planner.Batch, Ticket, Half]] = deque()
+        for half in halves:
+            self._begin_next(half)
 
-    def __iter__(self) -> Iterator[tuple[planner.Batch, Ticket, np.ndarray]]:
+    def __iter__(self) -> Iterator[tuple[planner.Batch, Ticket, Half]]:
         """A batch, its reads, and where they go; which is read into again when the next one is asked for."""
         while self._under_way:
             yield self._under_way[0]
             self._begin_next(self._under_way.popleft()[2])
 
-    def _begin_next(self, buffer: np.ndarray) -> None:
+    def _begin_next(self, half: Half) -> None:
         batch = next(self._batches, None)
         if batch:
-            self._under_way.append((batch, self._begin(batch, buffer), buffer))
+            self._under_way.append((batch, self._begin(batch, half.memory), half))
 
     def close(self) -> None:
         """Returns when nothing is written to a buffer any more."""
@@ -74,20 +86,14 @@ class Incoming:
             ticket.abandon()
 
 
-def windows(buffer: np.ndarray, unit_bytes: int) -> np.ndarray:
-    """uint8 [buffer.size - unit_bytes + 1, unit_bytes]: row i is what begins at byte i, as a view."""
-    return np.lib.stride_tricks.sliding_window_view(buffer, unit_bytes)
-
-
-def in_buffer(buffer: np.ndarray, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:
-    """uint8 [m, unit_bytes]: the units at ascending `offsets` of a buffer, as a view of it."""
+def in_buffer(half: Half, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:
+    """uint8 [m, unit_bytes]: the units at ascending `offsets` of a half, as a view of it."""
     size, stride = units.unit_bytes, units.stride_bytes
-    rows_at = windows(buffer, size)
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first == (offsets.size - 1) * stride:
-        return rows_at[first : last + 1 : stride]
-    rows = buffer[: offsets.size * size].reshape(-1, size)
+        return half.rows[first : last + 1 : stride]
+    rows = half.memory[: offsets.size * size].reshape(-1, size)
     step = max(1, COPY_BYTES // size)
     for start in range(0, offsets.size, step):  # to the front, over bytes that are moved or nobody's
-        rows[start : start + step] = rows_at[offsets[start : start + step]]
+        rows[start : start + step] = half.rows[offsets[start : start + step]]
     return rows

@@ -20,7 +20,7 @@ import numpy as np
 from runtime import _native, _plugins, planner
 from runtime._counters import Counters
 from runtime._extents import span_bytes
-from runtime._incoming import Incoming, halves, in_buffer, under_way_together, windows
+from runtime._incoming import Half, Incoming, halves, in_buffer, under_way_together
 from runtime._memory import check_fits, peak_rss_bytes, physical_bytes
 from runtime._parts import Part, Requests, num_slots, parts_of
 from runtime.artifact.reader import Artifact
@@ -109,12 +109,11 @@ class Store:
         self._extents = hashlib.sha256()
         self._parts = parts_of(artifact, plan, requests)
         self._rows: dict[FamilyName, np.ndarray] = {}
-        self._halves: dict[FamilyName, list[np.ndarray]] = {}
+        self._halves: dict[FamilyName, list[Half]] = {}
         for entry in artifact.manifest.families:
             family: FamilyName = entry.family
             self._rows[family] = np.empty((num_slots(plan, family), entry.unit_bytes), np.uint8)
-            least = span_bytes(entry.unit_bytes, self._page_bytes)
-            self._halves[family] = halves(self._buffer, self._page_bytes, least)
+            self._halves[family] = halves(self._buffer, entry.unit_bytes, self._page_bytes)
         for (_, family), part in self._parts.items():
             self._load_pinned(part, family)
 
@@ -226,7 +225,7 @@ class Store:
             with closing(self._incoming(family, brought, self._begin)) as incoming:
                 if there.ids.size:
                     yield there
-                for batch, ticket, buffer in incoming:
+                for batch, ticket, half in incoming:
                     for first, last, count in planner.arrivals(batch, part.units.unit_bytes, ARRIVAL_BYTES):
                         ticket.wait(count)
                         its, num_read = slice(num_read, batch.first_unit + last), batch.first_unit + last
@@ -235,7 +234,7 @@ class Store:
                             yield Batch(ids[kept], slots[kept], self._rows[family])
                         if not kept.all():
                             places = batch.buffer_offset[first:last][~kept].astype(np.int32)
-                            yield Batch(ids[~kept], places, windows(buffer, part.units.unit_bytes))
+                            yield Batch(ids[~kept], places, half.rows)
                     self.counters.flash_s += ticket.finish()
         finally:
             part.forget(units[num_read:])
@@ -259,7 +258,7 @@ class Store:
 
     def _room(self, family: FamilyName) -> int:
         """Bytes of the read buffer that a batch may take."""
-        return self._halves[family][0].size
+        return self._halves[family][0].memory.size
 
     def _planned(self, part: Part, positions: np.ndarray, room: int) -> planner.ReadPlan:
         """The reads for units at ascending flash positions, none longer than `room` bytes."""
@@ -297,18 +296,16 @@ class Store:
             self._recorder.stream(layer, family)
         batches = self._dense_batches(part, self._room(family))
         with closing(Incoming(batches, self._halves[family], self._submit)) as incoming:
-            for batch, ticket, buffer in incoming:
-                yield self._arrived(part, batch, ticket, buffer)
+            for batch, ticket, half in incoming:
+                yield self._arrived(part, batch, ticket, half)
 
-    def _arrived(
-        self, part: Part, batch: planner.Batch, ticket: Ticket, buffer: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _arrived(self, part: Part, batch: planner.Batch, ticket: Ticket, half: Half) -> tuple[np.ndarray, np.ndarray]:
         """The units of a batch of the dense pass, counted."""
         self.counters.prefill_flash_s += ticket.finish()
         self.counters.prefill_reads += len(batch.extents)
         self.counters.prefill_read_bytes += batch.extents.num_bytes
         ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
-        return ids, in_buffer(buffer, batch.buffer_offset, part.units)
+        return ids, in_buffer(half, batch.buffer_offset, part.units)
 
     def _dense_batches(self, part: Part, room: int) -> Iterator[planner.Batch]:
         """A pass over all units of a part: from front to back, or around the other layers of its group."""
