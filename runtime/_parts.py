@@ -58,6 +58,24 @@ class Part:
         self.free.extend(self.slot[evicted].tolist())
         return evicted.size
 
+    def resize(self, capacity: int, pinned: np.ndarray, first_slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Gives the part other slots: from `first_slot` on, as many as it has pinned units and `capacity`.
+
+        Returns:
+            The slots that units had and those that they have now, both int32 [m], of units that are in memory and
+            stay; and the ids of pinned units that have to be read.
+        """
+        before = self.cache.present
+        self.cache.resize(capacity, pinned)
+        after = self.cache.present
+        stay, come = np.flatnonzero(before & after), np.flatnonzero(after & ~before)
+        there = np.concatenate([stay, come])
+        old = self.slot[stay].copy()
+        self.slot[there] = np.arange(first_slot, first_slot + there.size, dtype=self.slot.dtype)
+        stop = first_slot + pinned.size + capacity
+        self.free[:] = range(stop - 1, first_slot + there.size - 1, -1)
+        return old, self.slot[stay], come
+
     def forget(self, unread: np.ndarray) -> None:
         """Undoes the admission of units that were not read."""
         lost = unread[self.cache.contains(unread)]
@@ -94,6 +112,28 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
         units = Strided(section.part_offset_bytes(wanted.layer), section.unit_bytes, section.stride_bytes)
         parts[wanted.layer, family] = Part(units, cache, order, position, slot, free)
     return parts
+
+
+def resized(
+    artifact: Artifact, plan: Plan, parts: Mapping[tuple[int, FamilyName], Part]
+) -> tuple[dict[FamilyName, tuple[np.ndarray, np.ndarray]], dict[tuple[int, FamilyName], np.ndarray]]:
+    """Gives the parts of a run the units that another plan has for them.
+
+    Returns:
+        By family, the slots that units had and those that they have now; and by layer and family, the ids of pinned
+        units that have to be read.
+    """
+    next_slot: dict[FamilyName, int] = {}
+    moves: dict[FamilyName, list[tuple[np.ndarray, np.ndarray]]] = {}
+    come: dict[tuple[int, FamilyName], np.ndarray] = {}
+    for wanted in plan.parts:
+        family, first = wanted.family, next_slot.get(wanted.family, 0)
+        pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
+        old, new, come[wanted.layer, family] = parts[wanted.layer, family].resize(wanted.cache_slots, pinned, first)
+        moves.setdefault(family, []).append((old, new))
+        next_slot[family] = first + wanted.num_pinned + wanted.cache_slots
+    joined = {family: tuple(np.concatenate(side) for side in zip(*some, strict=True)) for family, some in moves.items()}
+    return {family: (old, new) for family, (old, new) in joined.items()}, come
 
 
 def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,7 @@ from runtime.cache import read_choice
 from runtime.drafts import Drafting
 from runtime.flash import Reader, simulated
 from runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
+from runtime.likelihood import Quality, sum_nll
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection, check_selector
 from runtime.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
@@ -50,26 +51,6 @@ class Generation:
     def token_ids(self) -> tuple[int, ...]:
         """Their ids."""
         return tuple(token.id for token in self.tokens)
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How well given text was predicted, and what that cost."""
-
-    block_nll: tuple[float, ...]
-    """Mean negative log likelihood of a token, in nats, of each block."""
-    num_predicted: int
-    metrics: RunMetrics
-
-    @property
-    def mean_nll(self) -> float:
-        """That of all tokens; blocks are of one length."""
-        return float(np.mean(self.block_nll))
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the mean."""
-        return float(np.exp(self.mean_nll))
 
 
 class Session:
@@ -117,9 +98,12 @@ class Session:
         """
         self._started_s: float | None = time.perf_counter() if started_s is None else started_s
         self._running, self._closed = threading.Lock(), False
+        self._step = threading.Lock()
+        """Held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
         self.plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
+        self._opened_plan = self.plan
         self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)
         self.decoder = Decoder(
             self.artifact, self.store, Selection(self.artifact, self.plan), activation_format(activations)
@@ -160,6 +144,23 @@ class Session:
             yield
         finally:
             self._running.release()
+
+    def resize(self, dram_budget_bytes: int) -> None:
+        """Takes less or more DRAM from the next token on; what runs goes on, in this thread or another.
+
+        Selector and densities stay, so that texts do, unless the selector sees what is in DRAM. The caches shrink, by
+        their policies' order, or grow; units are pinned as the plan that the session was opened with has them.
+
+        Raises:
+            ColdpressError: if the session is closed.
+            DoesNotFitError: if the budget cannot hold what must stay in DRAM; nothing has changed then.
+        """
+        with self._step:
+            if self._closed:
+                raise ColdpressError("this session is closed, expected an open one; open the artifact again")
+            plan = budget.refit(self.artifact.manifest, self._opened_plan, dram_budget_bytes)
+            self.store.resize(self.artifact, plan)
+            self.plan = plan
 
     def generate(
         self,
@@ -240,7 +241,7 @@ class Session:
             ids, tokens = prompt.tolist(), list[Token]()
             chooser = Chooser(sampling or Sampling(), ids)
             passes = Passes(self.decoder, chooser, propose, draft_tokens)
-            with timer.prefill():
+            with self._step, timer.prefill():
                 found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
             while True:
                 for token in timer.tokens(found.token_ids, found.drafted):
@@ -248,7 +249,7 @@ class Session:
                     if (yield token) or token.id in stop_ids or len(tokens) == max_new_tokens:
                         return Generation(tuple(tokens), timer.metrics(self.store))
                 ids += found.token_ids
-                with timer.decode():
+                with self._step, timer.decode():
                     found = passes.step(ids, max_new_tokens - len(tokens))
 
     def perplexity(
@@ -294,11 +295,11 @@ class Session:
         """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""
         self.decoder.begin(len(block))
         for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
-            with timer.prefill():
+            with self._step, timer.prefill():
                 logits = self.decoder.prefill(block[start : min(start + PREFILL_CHUNK_TOKENS, num_dense)])
             yield logits
         for token in block[num_dense:-1].tolist():
-            with timer.decode():
+            with self._step, timer.decode():
                 logits = self.decoder.decode(token)[None]
             yield logits
 
@@ -377,11 +378,3 @@ def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
     if device is None:
         return artifact
     return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))
-
-
-def sum_nll(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Sum of -log softmax(logits)[target] in nats, float64: logits [T, vocab_size], targets int [T] or one fewer."""
-    rows = logits[: len(targets)].astype(np.float64)
-    top = rows.max(axis=1)
-    log_sums = np.log(np.exp(rows - top[:, None]).sum(axis=1)) + top
-    return float((log_sums - rows[np.arange(len(targets)), targets]).sum())

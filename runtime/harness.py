@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from runtime._sampling import Sampling
-from runtime.generate import Session, sum_nll
+from runtime.generate import Session
 from runtime.kernels.activations import DEFAULT_ACTIVATIONS
+from runtime.likelihood import sum_nll
 from runtime.quantities import parse_bytes
 from runtime.text_stream import TextStream
 from runtime.token_statistics import Token

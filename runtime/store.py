@@ -22,7 +22,8 @@ from runtime._counters import Counters
 from runtime._extents import span_bytes
 from runtime._incoming import Half, Incoming, halves, in_buffer, under_way_together
 from runtime._memory import check_fits, peak_rss_bytes, physical_bytes
-from runtime._parts import Part, Requests, num_slots, parts_of
+from runtime._parts import Part, Requests, num_slots, parts_of, resized
+from runtime._slot_memory import SlotMemory, moved
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.flash import Landing, Reader, Ticket
@@ -109,16 +110,43 @@ class Store:
         self._extents = hashlib.sha256()
         self._parts = parts_of(artifact, plan, requests)
         self._rows: dict[FamilyName, np.ndarray] = {}
+        self._memory: dict[FamilyName, SlotMemory] = {}
         self._halves: dict[FamilyName, list[Half]] = {}
         for entry in artifact.manifest.families:
             family: FamilyName = entry.family
-            self._rows[family] = np.empty((num_slots(plan, family), entry.unit_bytes), np.uint8)
+            self._memory[family] = SlotMemory(num_slots(plan, family), entry.unit_bytes)
+            self._rows[family] = self._memory[family].rows
             self._halves[family] = halves(self._buffer, entry.unit_bytes, self._page_bytes)
         for (_, family), part in self._parts.items():
-            self._load_pinned(part, family)
+            self._load_pinned(part, family, np.flatnonzero(part.cache.present))
 
-    def _load_pinned(self, part: Part, family: FamilyName) -> None:
-        pinned = part.in_flash_order(np.flatnonzero(part.cache.present))
+    def resize(self, artifact: Artifact, plan: Plan) -> None:
+        """Goes on under a plan that differs in its budget and its parts' units alone, between two fetches.
+
+        What is cached stays where there is room for it, by the policy's order, and what is pinned anew is read. Memory
+        is given back before more is taken.
+
+        Args:
+            artifact: The artifact of this store.
+            plan: See `runtime.budget.refit`.
+
+        Raises:
+            DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory; nothing has changed then.
+            CorruptPageError: if a page read is damaged.
+        """
+        needed = used_bytes(artifact.manifest, plan)
+        check_fits(plan, needed, physical_bytes() if self._flash.moves_data else plan.dram_budget_bytes)
+        self.plan, self.dram_used_bytes = plan, needed
+        moves, come = resized(artifact, plan, self._parts)
+        for family in sorted(moves, key=lambda family: num_slots(plan, family) - len(self._rows[family])):
+            old, new = moves[family]
+            self._memory[family] = moved(self._memory[family], num_slots(plan, family), old, new)
+            self._rows[family] = self._memory[family].rows
+        for (layer, family), ids in come.items():
+            self._load_pinned(self._parts[layer, family], family, ids)
+
+    def _load_pinned(self, part: Part, family: FamilyName, ids: np.ndarray) -> None:
+        pinned = part.in_flash_order(ids)
         planned = self._planned(part, part.position[pinned], self._room(family))
         brought = _Brought(planned, pinned, np.ones(pinned.size, bool), part.slot[pinned])
         with closing(self._incoming(family, brought, self._submit)) as incoming:

@@ -95,6 +95,30 @@ class Policy:
         """
         return NOTHING
 
+    def resize(self, capacity: int, pinned: np.ndarray) -> None:
+        """Gives it other room and other pinned units, between tokens.
+
+        What is pinned no more goes, what is pinned now and was cached is cached no more, and of what is cached goes, in
+        the policy's own order, what has no room. `present` says what is left.
+
+        Args:
+            capacity: Units that may be cached from now on.
+            pinned: Ids, integers; the new ones count as present, wherever they come from.
+        """
+        self.touch(NOTHING)  # no unit is protected any more
+        self._pinned[:] = False
+        self._pinned[pinned] = True
+        self.drop(np.flatnonzero(self._cached & self._pinned))
+        excess = int(np.count_nonzero(self._cached)) - capacity
+        if excess > 0:
+            self._cached[self._oldest(excess)] = False
+            self.drop(np.flatnonzero(self._cached)[capacity:])  # of a token that was given up
+        self.num_free = capacity - int(np.count_nonzero(self._cached))
+
+    def _oldest(self, count: int) -> np.ndarray:
+        """The units to give up where room for `count` is taken away, in the order in which they go."""
+        return self._victims(np.zeros(count, np.int64))
+
     def serve(self, ids: np.ndarray) -> np.ndarray:
         """A token whose one request is `ids`, from `touch` to `end_tokens`; which of them were in, bool [k]."""
         present = self.touch(ids)

@@ -32,9 +32,12 @@ class Cache(Policy):
     def _wanted(self, ids: np.ndarray) -> np.ndarray:
         return ids[np.argsort(-self._uses[ids], kind="stable")]
 
-    def _victims(self, candidates: np.ndarray) -> np.ndarray:
+    def _oldest(self, count: int) -> np.ndarray:
         old = self._evictable()
         order = np.lexsort((old, self._last_request[old], self._uses[old]))
-        victims = old[order[: candidates.size]]
+        return old[order[:count]]
+
+    def _victims(self, candidates: np.ndarray) -> np.ndarray:
+        victims = self._oldest(candidates.size)
         # Victims rise and candidates fall, so those worth the exchange come first.
         return victims[self._uses[candidates[: victims.size]] >= self._uses[victims]]

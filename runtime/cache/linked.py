@@ -92,6 +92,10 @@ class Cache(Policy):
         """See `Policy`."""
         return self._base.end_tokens(count)
 
+    def resize(self, capacity: int, pinned: np.ndarray) -> None:
+        """See `Policy`."""
+        self._base.resize(capacity, pinned)
+
     def reset(self) -> None:
         """See `Policy`."""
         self._base.reset()

@@ -32,8 +32,8 @@ class Cache(Policy):
         """See `Policy`."""
         super().__init__(known, options)
         num_units = known.num_units
-        self._room = max(1, round(options.small_share * known.capacity))
-        self._num_remembered = known.capacity - self._room
+        self._small_share = options.small_share
+        self._share(known.capacity)
         self._queue = np.full(num_units, NOWHERE, np.int8)
         self._entered = np.zeros(num_units, np.int64)
         """When each unit entered its queue."""
@@ -62,6 +62,16 @@ class Cache(Policy):
         """See `Policy`."""
         super().drop(ids)
         self._queue[ids] = NOWHERE
+
+    def resize(self, capacity: int, pinned: np.ndarray) -> None:
+        """See `Policy`."""
+        self._share(capacity)
+        super().resize(capacity, pinned)
+
+    def _share(self, capacity: int) -> None:
+        """Divides the room between the queues."""
+        self._room = max(1, round(self._small_share * capacity))
+        self._num_remembered = capacity - self._room
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
         found: list[np.ndarray] = []

@@ -26,7 +26,8 @@ from compiler.verify import (
     simulation_equals,
 )
 from runtime.artifact.reader import open_artifact
-from runtime.generate import Session, sum_nll
+from runtime.generate import Session
+from runtime.likelihood import sum_nll
 from runtime.trace import FETCH, Recorder
 from schemas.errors import ArtifactError, ColdpressError, CorruptPageError
 from schemas.manifest import FLASH_FILE
