@@ -29,7 +29,7 @@ class CacheSetting(Record):
     """For stages that count on the cache of the runtime."""
 
     cache: Annotated[str, Key(plugins="runtime.cache")] = Field(
-        default="lru",
+        default="lfu",
         description="cache policy that manages the DRAM that is not pinned; belady is for simulations alone",
     )
     cache_options: Annotated[Options, OptionsOf("cache")] = Field(

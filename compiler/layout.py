@@ -8,7 +8,9 @@ a multiple of 64 KiB, dense inside: padding a 7 kB bundle to a page would undo i
 """
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from compiler._shared_settings import CacheSetting
 from compiler.activity.choice import selector_arrays
@@ -16,10 +18,11 @@ from compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes,
 from compiler.dense_run import buffer_of
 from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
+from schemas.config import Key
 from schemas.device import DeviceProfile, Flash
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.families import FamilyName, num_units
-from schemas.layout import SECTION_ALIGN_BYTES, Layout, PartPlan, Plan, Section, SelectorArray
+from schemas.layout import SECTION_ALIGN_BYTES, Collapse, Layout, PartPlan, Plan, Section, SelectorArray
 from schemas.model import Model, ModelSpec
 from schemas.order import Order
 from schemas.placement import Placement
@@ -32,6 +35,12 @@ EQUAL_SHARE = 0.005
 
 class LayoutConfig(CacheSetting):
     """Settings of `layout`."""
+
+    collapse: Annotated[Collapse, Key()] = Field(
+        default="static",
+        description="whether reads are joined over the gap that is best for the device, or over one that the runtime "
+        "finds while it runs, beginning there",
+    )
 
 
 def run(
@@ -69,6 +78,7 @@ def run(
         kv_cache_bytes=fixed.kv_cache,
         read_buffer_bytes=buffer_bytes,
         collapse_gap_bytes=collapse_gap_bytes(order, device.flash),
+        collapse=config.collapse,
         queue_depth=device.flash.queue_depth.value,
         parts=_parts(claims, cache_slots(config.cache, list(claims.values()), room_bytes)),
     )

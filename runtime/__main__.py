@@ -149,7 +149,7 @@ def _emulate(arguments: argparse.Namespace) -> int:
 def _simulate(arguments: argparse.Namespace) -> None:
     opened = open_artifact(arguments.artifact)
     artifact = on_device(opened, _device(arguments))
-    plan = choose_plan(artifact.manifest, _budget(arguments), None, arguments.cache)
+    plan = choose_plan(artifact.manifest, _budget(arguments), None, arguments.cache, arguments.collapse)
     metrics = simulate(artifact, plan, load_trace(arguments.trace))
     if arguments.json:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
@@ -203,6 +203,7 @@ def _session(
         cache=cache,
         flash=arguments.flash,
         activations=arguments.activations,
+        collapse=arguments.collapse,
         device=_device(arguments),
         recorder=recorder,
         identity=getattr(arguments, "identity", None),

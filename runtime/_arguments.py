@@ -4,6 +4,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import get_args
 
 from runtime import _plugins
 from runtime.generate import DEFAULT_FLASH
@@ -11,6 +12,7 @@ from runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from runtime.speculation import DRAFT_TOKENS
 from schemas import __version__
 from schemas.errors import clipped
+from schemas.layout import Collapse
 from schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
 
 EXAMPLES = """examples:
@@ -200,6 +202,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
     parser.add_argument("--cache", metavar="NAME", help=f"a cache policy other than the plan's ({OPTIONS_HELP})")
+    _add_collapse(parser)
     parser.add_argument(
         "--device", type=Path, metavar="FILE", help="device record (default: the artifact's own device)"
     )
@@ -224,6 +227,14 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="BYTES", help="cap of all memory (default: the device's DRAM budget)")
 
 
+def _add_collapse(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--collapse",
+        choices=get_args(Collapse),
+        help="join reads over the plan's gap, or over one that adapts to what reads cost (default: as the plan says)",
+    )
+
+
 def _add_prompt(parser: argparse.ArgumentParser, required: bool) -> None:
     group = parser.add_mutually_exclusive_group(required=required)
     group.add_argument("--prompt", metavar="TEXT", help="text to continue")
@@ -235,6 +246,7 @@ def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: st
     selectors, caches, flashes = (_plugins.names(f"runtime.{kind}") for kind in ("sparsity", "cache", "flash"))
     parser.add_argument("--selector", metavar="NAME", help=f"{selector_help} (known: {', '.join(selectors)})")
     parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)}; {OPTIONS_HELP})")
+    _add_collapse(parser)
     parser.add_argument(
         "--flash",
         default=DEFAULT_FLASH,

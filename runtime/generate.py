@@ -32,7 +32,7 @@ from runtime.token_statistics import Token
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, clipped
-from schemas.layout import Plan
+from schemas.layout import Collapse, Plan
 from schemas.manifest import Manifest
 from schemas.metrics import RunMetrics
 
@@ -70,6 +70,7 @@ class Session:
         plan: Plan | None = None,
         flash: str = DEFAULT_FLASH,
         activations: str = DEFAULT_ACTIVATIONS,
+        collapse: Collapse | None = None,
         device: DeviceProfile | None = None,
         recorder: Recorder | None = None,
         identity: str | None = None,
@@ -86,6 +87,7 @@ class Session:
             flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
                 device profile's seconds.
             activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
+            collapse: Whether the gap that reads are joined over is the plan's, or adapts; None for what the plan says.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Takes down what the store is asked.
             identity: sha256 that the artifact's manifest must have; None takes any.
@@ -102,7 +104,7 @@ class Session:
         """Held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        self.plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache)
+        self.plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse)
         self._opened_plan = self.plan
         self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)
         self.decoder = Decoder(
@@ -335,9 +337,13 @@ def _as_array(prompt_ids: Sequence[int]) -> np.ndarray:
 
 
 def choose_plan(
-    manifest: Manifest, dram_budget_bytes: int | None = None, selector: str | None = None, cache: str | None = None
+    manifest: Manifest,
+    dram_budget_bytes: int | None = None,
+    selector: str | None = None,
+    cache: str | None = None,
+    collapse: Collapse | None = None,
 ) -> Plan:
-    """The plan to run with: the largest that fits, with the selector and the cache that were named in place of its own.
+    """The plan to run with: the largest that fits, with what was named in place of its own.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
@@ -348,6 +354,7 @@ def choose_plan(
     chosen = None if cache is None else read_choice(cache)
     fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
     plan = budget.choose_plan(manifest.model_copy(update={"plans": fitting or manifest.plans}), dram_budget_bytes)
+    plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
     policy, options = chosen or (plan.cache, plan.cache_options)
     changes: dict[str, object] = {"cache": policy, "cache_options": options}
     if selector not in (None, plan.method):

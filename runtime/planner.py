@@ -2,9 +2,9 @@
 
 Units lie packed, or as far apart as a layer group's are, so a read starts and ends inside a page and is rounded out to
 pages. Reads that share or touch pages become one, and so do reads with at most `gap_bytes` between them: access
-collapse as in Ripple 5.1, with one gap throughout where Ripple adapts it at run time, so fewer operations for a few
-bytes that nobody asked for. No read is longer than `max_bytes`; where that cuts between two units of one page, both
-reads contain that page.
+collapse as in Ripple 5.1, so fewer operations for a few bytes that nobody asked for; who calls says the gap, which may
+be another each time (runtime/collapse.py). No read is longer than `max_bytes`; it is cut where no page is read twice,
+and only where its second half has no such place between two units of one page, which both reads then contain.
 """
 
 from collections.abc import Iterator
@@ -75,13 +75,18 @@ def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes
 
 
 def _cut(opens: np.ndarray, low: np.ndarray, high: np.ndarray, max_bytes: int) -> None:
-    """Opens further reads inside those that are too long, each as long as it may be."""
+    """Opens further reads inside those that are too long, each as long as it may be, or a little shorter where that
+    leaves every page to one read."""
     first = np.flatnonzero(opens)
     stops = np.append(first[1:], opens.size)[: first.size]
     too_long = high[stops - 1] - low[first] > max_bytes
     for start, stop in zip(first[too_long].tolist(), stops[too_long].tolist(), strict=True):
         while high[stop - 1] - low[start] > max_bytes:
-            start += int(np.searchsorted(high[start:stop], low[start] + max_bytes, side="right"))
+            first = start + int(np.searchsorted(high[start:stop], low[start] + max_bytes, side="right"))
+            apart = np.flatnonzero(low[start + 1 : first + 1] >= high[start:first])
+            if apart.size and high[start + apart[-1]] - low[start] >= max_bytes // 2:
+                first = start + 1 + int(apart[-1])
+            start = first
             opens[start] = True
 
 

@@ -13,6 +13,8 @@ SECTION_ALIGN_BYTES = 65536
 CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """The name of a file of runtime/cache; one that a runtime does not have is no damage (FORMAT.md, section 7)."""
 
+Collapse = Literal["static", "adaptive"]
+
 
 class Section(Record):
     """One family of consecutive layers on flash: `num_units` units, `stride_bytes` apart from `offset_bytes` on.
@@ -95,6 +97,8 @@ class Plan(Record):
     prefill's blocks."""
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
+    collapse: Collapse = "static"
+    """Whether that gap holds throughout, or is where a run begins that finds its own (runtime/collapse.py)."""
     queue_depth: PositiveCount
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""

@@ -275,7 +275,7 @@ def _check_cache(cache: str) -> None:
     if _plugins.load("runtime.cache", cache).Cache.looks_ahead:
         raise ColdpressError(
             f"cache={cache} has to know all requests to come, which no run does; it is for "
-            f"`coldpress-run simulate --cache {cache}`: use cache=lru or another"
+            f"`coldpress-run simulate --cache {cache}`: use cache=lfu or another"
         )
 
 

@@ -11,6 +11,9 @@ import numpy as np
 from runtime.cache._policy import Known, Policy
 from schemas.base import Record
 
+SHORTEST = np.iinfo(np.int16).min
+"""numpy sorts numbers of 16 bits in a pass over them."""
+
 
 class Cache(Policy):
     """Ids in, ids out; see `Policy`."""
@@ -18,7 +21,7 @@ class Cache(Policy):
     def __init__(self, known: Known, options: Record) -> None:
         """See `Policy`."""
         super().__init__(known, options)
-        self._uses = np.zeros(known.num_units, np.int64)
+        self._uses = np.zeros(known.num_units, np.int32)
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
         """Counts the uses; see `Policy`."""
@@ -30,14 +33,24 @@ class Cache(Policy):
         self._uses[:] = 0
 
     def _wanted(self, ids: np.ndarray) -> np.ndarray:
-        return ids[np.argsort(-self._uses[ids], kind="stable")]
+        uses = -self._uses[ids]
+        fits = uses.min(initial=0) >= SHORTEST
+        return ids[np.argsort(uses.astype(np.int16) if fits else uses, kind="stable")]
 
     def _oldest(self, count: int) -> np.ndarray:
-        old = self._evictable()
-        order = np.lexsort((old, self._last_request[old], self._uses[old]))
-        return old[order[:count]]
+        return self._least_used(self._evictable(), count)
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
-        victims = self._oldest(candidates.size)
+        # Nothing goes that has been used more often than the first candidate.
+        may_go = self._cached & (self._uses <= self._uses[candidates[0]]) & (self._last_request < self._request)
+        victims = self._least_used(np.flatnonzero(may_go), candidates.size)
         # Victims rise and candidates fall, so those worth the exchange come first.
         return victims[self._uses[candidates[: victims.size]] >= self._uses[victims]]
+
+    def _least_used(self, old: np.ndarray, count: int) -> np.ndarray:
+        """The first `count` of `old`, ascending ids, in the order in which they go."""
+        uses = self._uses[old]
+        if old.size > count:  # fewer to sort: those of as many uses as the last that may have to go, or fewer
+            last = np.partition(uses, count - 1)[count - 1]
+            old, uses = old[uses <= last], uses[uses <= last]
+        return old[np.lexsort((self._last_request[old], uses))][:count]

@@ -59,7 +59,7 @@ def test_defaults_suit_the_demo_model() -> None:
     built = settings.resolve({})
     assert (built.model.name, built.device.name) == ("demo", "pixel6")
     assert (built["method"], built["dram_budget"], built["format"]) == ("relu", "80%", "fp16"), "the profile's"
-    assert (built["corpus"], built["cache"], built["seed"]) == ("pydoc", "lru", 0)
+    assert (built["corpus"], built["cache"], built["seed"]) == ("pydoc", "lfu", 0)
 
 
 def test_defaults_suit_a_model_without_exact_zeros() -> None:

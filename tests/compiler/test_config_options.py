@@ -48,11 +48,11 @@ def test_options_of_the_chosen_plugin_are_keys() -> None:
 
 @pytest.mark.usefixtures("options")
 def test_options_of_other_plugins_are_refused() -> None:
-    assert refusal(decay=0.5) == (
+    assert refusal(cache="lru", decay=0.5) == (
         "config key 'decay' is an option of cache=lfu, and this build has cache=lru; leave it out or choose what it "
         "belongs to"
     )
-    assert "Did you mean 'patience'? Known: " in refusal(patienc=3)
+    assert "Did you mean 'patience'? Known: " in refusal(cache="lru", patienc=3)
     assert "config key 'patience' is 0, expected a whole number at least 1: tokens that a unit stays" in refusal(
         patience=0
     )
@@ -62,7 +62,7 @@ def test_options_of_a_cache_are_keys_of_the_stages_that_count_on_it() -> None:
     built = settings.resolve({"cache": "window", "window_tokens": "3"})
     for stage in ("allocate", "place", "order", "layout"):
         assert built.of_stage(stage)["cache_options"] == {"window_tokens": 3}
-    assert "is an option of cache=window, and this build has cache=lru" in refusal(window_tokens=3)
+    assert "is an option of cache=window, and this build has cache=lfu" in refusal(window_tokens=3)
     assert refusal(cache="linked", linked_run=1) == (
         "config key 'linked_run' is 1, expected a whole number at least 2: units side by side on flash from which on "
         "they are a run"
@@ -77,6 +77,6 @@ def test_a_cache_that_looks_ahead_is_for_simulations() -> None:
 def test_a_profile_sets_options_for_when_their_plugin_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = load_model("demo").model_copy(update={"settings": {"decay": 0.25, "corpus": "pydoc"}})
     monkeypatch.setattr(settings, "load_model", lambda _: profile)
-    assert settings.resolve({}).options["runtime.cache"] == {}
+    assert settings.resolve({"cache": "lru"}).options["runtime.cache"] == {}
     assert settings.resolve({"cache": "lfu"}).options["runtime.cache"] == {"decay": 0.25}
     assert settings.resolve({"cache": "lfu", "decay": 0.75}).options["runtime.cache"] == {"decay": 0.75}

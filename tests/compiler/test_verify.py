@@ -61,6 +61,15 @@ def test_a_dense_fp16_artifact_is_its_source(tmp_path, cache):
     assert found.run.dram_used_bytes <= found.run.dram_budget_bytes
 
 
+def test_a_plan_that_adapts_is_held_to_a_simulation_by_modelled_seconds(tmp_path):
+    """Measured ones would have it read otherwise each time."""
+    build = Build(tmp_path, method="topk", spec=SPEC, collapse="adaptive", budget_share=0.3)
+    build.package()
+    folder = str(build.artifact)
+    assert Session(folder).plan.collapse == "adaptive"
+    assert simulation_equals(folder, np.arange(32).reshape(1, 32))
+
+
 @pytest.mark.needs_data
 @pytest.mark.parametrize("name", ["stories260k", "tinystories656k-relu", "tinystories-opt-0.9m"])
 def test_a_real_checkpoint_is_its_source(tmp_path, name):

@@ -62,10 +62,18 @@ def test_reads_cover_the_units_and_nothing_needless(case):
     low, high = starts // page * page, -(-stops // page) * page
     same = plan.unit_extent[1:] == plan.unit_extent[:-1]
     assert (low[1:] - high[:-1])[same].max(initial=0) <= case["gap_bytes"]
-    # two reads stay apart only for their gap or their length
+    # two reads stay apart only for their gap or their length; one that is half as long as it may be or longer is cut
+    # short where it shares no page with the next
     apart = ~same
     gap, joined = (low[1:] - high[:-1])[apart], (high[1:] - extents.offsets[plan.unit_extent[:-1]])[apart]
-    assert ((gap > case["gap_bytes"]) | (joined > max_bytes)).all()
+    cut_short = (gap >= 0) & (2 * extents.lengths[plan.unit_extent[:-1]][apart] >= max_bytes - 1)
+    assert ((gap > case["gap_bytes"]) | (joined > max_bytes) | cut_short).all()
+    # a page is read twice only where the second half of the read has no place between units that begin pages of
+    # their own
+    for number in np.flatnonzero(extents.offsets[1:] < ends[:-1]):
+        inside = np.flatnonzero(plan.unit_extent == number)
+        alone = low[inside[1:]] >= high[inside[:-1]]
+        assert not (alone & (2 * (high[inside[:-1]] - extents.offsets[number]) >= max_bytes)).any()
 
 
 @settings(max_examples=200, deadline=None)
@@ -135,6 +143,16 @@ def test_collapse_trades_bytes_for_reads():
     joined = planner.plan_reads(planner.Strided(0, 4096, 4096), positions, 4096, 8192, 1 << 20)
     assert (len(apart.extents), apart.extents.num_bytes) == (4, 4 * 4096)
     assert (len(joined.extents), joined.extents.num_bytes) == (2, 8 * 4096)
+
+
+def test_a_long_read_is_cut_where_no_page_is_read_twice():
+    """Five units, each of a page and a half: the third begins a page of its own; the read may have five pages."""
+    units = planner.Strided(0, 6144, 6144)
+    plan = planner.plan_reads(units, np.arange(5), 4096, 0, 5 * 4096)
+    ends = plan.extents.offsets + plan.extents.lengths
+    assert plan.extents.offsets.tolist() == [0, 3 * 4096]
+    assert ends.tolist() == [3 * 4096, 8 * 4096]
+    assert plan.extents.num_bytes == 8 * 4096  # nine pages where the first read goes on into the third unit
 
 
 def test_units_of_one_page_are_read_once():

@@ -28,7 +28,7 @@ from schemas.base import ArrayFile
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.families import FormatName, Method, num_units
-from schemas.layout import Layout
+from schemas.layout import Collapse, Layout
 from schemas.manifest import (
     FLASH_FILE,
     PREDICTORS_FILE,
@@ -265,6 +265,7 @@ class Build:
     method: Method = "topk"
     format_name: FormatName = "int8_group32"
     cache: str = "lru"
+    collapse: Collapse = "static"
     layers_per_job: int = 2
     num_pinned: int = 3
     page_bytes: int = 4096
@@ -311,7 +312,7 @@ class Build:
         return run_quantize(QuantizeConfig(), self.model, self.sparsity, layers, work)
 
     def _layout(self) -> Layout:
-        config = layout_stage.LayoutConfig(cache=self.cache)
+        config = layout_stage.LayoutConfig(cache=self.cache, collapse=self.collapse)
         predictors = self.predictors if self.method == "predictor" else None
         return layout_stage.run(config, self.model, self.sparsity, self.placement, self.order, self.device, predictors)
 

@@ -1,0 +1,105 @@
+"""The gap that adapts: it finds the best one, is switched off where it cannot help, and repeats in simulations."""
+
+import numpy as np
+import pytest
+
+from runtime import planner
+from runtime.artifact.reader import open_artifact
+from runtime.budget import choose_plan
+from runtime.collapse import AdaptiveGap
+from runtime.flash import direct, simulated
+from runtime.generate import Session
+from runtime.simulate import simulate
+from runtime.store import Store
+from runtime.trace import Recorder
+from tests.support.stores import ask, check_fetch, requests
+
+PAGE, NUM_UNITS = 4096, 4000
+
+
+def decode(gap, seconds_of, num_tokens=600):
+    """Seconds of tokens that want a tenth of the units, a page each; `gap` is a number or adapts."""
+    random, total = np.random.default_rng(0), []
+    for _ in range(num_tokens):
+        wanted = np.flatnonzero(random.random(NUM_UNITS) < 0.1)
+        now = gap if isinstance(gap, int) else gap.gap_bytes
+        plan = planner.plan_reads(planner.Strided(0, PAGE, PAGE), wanted, PAGE, now, 1 << 20)
+        seconds = seconds_of(len(plan.extents), plan.extents.num_bytes)
+        total.append(seconds)
+        if not isinstance(gap, int):
+            gap.want(wanted.size * PAGE)
+            gap.observe(plan.extents.num_bytes, seconds)
+            gap.end_tokens()
+    return sum(total[-300:])
+
+
+@pytest.mark.parametrize("start", [0, PAGE, 16 * PAGE, 32 * PAGE])
+@pytest.mark.parametrize("law", ["both at once", "one after the other"])
+def test_it_comes_near_the_best_gap_from_wherever_it_begins(start, law):
+    def seconds_of(num_reads, num_bytes):
+        operations, moving = num_reads / 2e4, num_bytes / 4e8
+        return max(operations, moving) if law == "both at once" else operations + moving
+
+    gap = AdaptiveGap(start, PAGE)
+    found = decode(gap, seconds_of)
+    by_gap = {pages: decode(pages * PAGE, seconds_of) for pages in (0, 1, 2, 4, 8, 16, 32, 64, 128)}
+    assert found < 1.08 * min(by_gap.values())
+    assert found < 0.95 * by_gap[0]
+    assert found < 0.95 * by_gap[128]
+    assert not gap.switched_off
+
+
+@pytest.mark.parametrize("start", [PAGE, 32 * PAGE])
+def test_a_device_bound_by_bandwidth_switches_it_off_and_one_bound_by_operations_on_again(start):
+    gap = AdaptiveGap(start, PAGE)
+    bound_by_bandwidth = decode(gap, lambda num_reads, num_bytes: num_bytes / 1e8)
+    assert gap.switched_off
+    assert gap.gap_bytes == 0
+    assert bound_by_bandwidth < 1.06 * decode(0, lambda num_reads, num_bytes: num_bytes / 1e8)
+    decode(gap, lambda num_reads, num_bytes: max(num_reads / 2e4, num_bytes / 4e9), num_tokens=2000)
+    assert not gap.switched_off
+    assert gap.gap_bytes > 0
+
+
+def test_what_takes_no_time_moves_nothing():
+    """Where computing hides all reads there is nothing to learn."""
+    gap, seen = AdaptiveGap(8 * PAGE, PAGE), []
+    for _ in range(400):
+        gap.want(PAGE)
+        gap.observe(PAGE, 0.0)
+        gap.end_tokens()
+        seen.append(gap.gap_bytes)
+    assert max(seen, key=seen.count) == 8 * PAGE
+    assert not gap.switched_off
+
+
+def plan_of(artifact):
+    return choose_plan(artifact.manifest).model_copy(update={"collapse": "adaptive", "cache": "static"})
+
+
+def test_a_simulation_repeats_and_is_that_of_a_run_on_simulated_flash(relu_artifact):
+    artifact, recorder = open_artifact(relu_artifact.path), Recorder()
+    plan = plan_of(artifact)
+    flash = simulated.Flash(artifact, plan.queue_depth, data=direct.Flash(artifact, 8))
+    store = Store(artifact, plan, flash, recorder)
+    ask(store, relu_artifact, 40)
+    found = [simulate(artifact, plan, recorder.events) for _ in range(2)]
+    assert found[0].extents_sha256 == found[1].extents_sha256 == store.extents_sha256()
+    static = simulate(artifact, plan.model_copy(update={"collapse": "static"}), recorder.events)
+    assert static.extents_sha256 != found[0].extents_sha256
+    assert (static.hits, static.misses) == (found[0].hits, found[0].misses)
+
+
+def test_units_arrive_whole_whatever_the_gap(relu_artifact):
+    artifact = open_artifact(relu_artifact.path)
+    store = Store(artifact, plan_of(artifact), direct.Flash(artifact, 8))
+    for layer, family, ids in requests(relu_artifact, 12):
+        check_fetch(store, relu_artifact, layer, family, ids)
+        store.end_tokens()
+
+
+def test_it_can_be_asked_for(relu_artifact):
+    with Session(relu_artifact.path, collapse="adaptive") as session:
+        assert session.plan.collapse == "adaptive"
+    with Session(relu_artifact.path) as session:
+        assert session.plan.collapse == "static"
