@@ -26,7 +26,7 @@ from runtime._sampling import Sampling
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan
-from runtime.generate import Session
+from runtime.generate import DEFAULT_FLASH, Session
 from runtime.likelihood import sum_nll
 from runtime.simulate import simulate
 from runtime.tokenizer import TextCodec
@@ -173,7 +173,7 @@ def simulation_equals(folder: str, blocks: np.ndarray) -> bool:
     """
     recorder = Recorder()
     adapts = choose_plan(open_artifact(folder).manifest).collapse == "adaptive"
-    session = Session(folder, recorder=recorder, flash="simulated" if adapts else "direct")
+    session = Session(folder, recorder=recorder, flash="simulated" if adapts else DEFAULT_FLASH)
     real = session.perplexity(blocks, sparse=True).metrics
     simulated = simulate(session.artifact, session.plan, recorder.events)
     return _decisions(real) == _decisions(simulated)

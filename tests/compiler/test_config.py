@@ -182,7 +182,7 @@ def test_a_stage_s_settings_are_keys(key: str, value: object, stage: str, field:
 
 
 def test_a_key_goes_to_every_stage_that_takes_it_and_to_no_other() -> None:
-    before, after = (settings.of_all_stages(settings.resolve(raw)) for raw in ({}, {"cache": "lfu"}))
+    before, after = (settings.of_all_stages(settings.resolve(raw)) for raw in ({}, {"cache": "lru"}))
     assert {stage for stage in before if before[stage] != after[stage]} == {"allocate", "place", "order", "layout"}
 
 

@@ -25,7 +25,7 @@ def test_a_second_run_does_nothing(built: Workflow) -> None:
     [
         # the budget is divided anew, so everything from `allocate` on; no stage that reads the model or the corpus
         ({"format": "fp16"}, ALLOCATED | {"preflight"}),
-        ({"cache": "lfu"}, ALLOCATED | {"preflight"}),
+        ({"cache": "lru"}, ALLOCATED | {"preflight"}),
         ({"device": "oneplus12"}, ALLOCATED | {"preflight", "device"}),
         ({"target_recall": 0.9}, {"predict", "size", "layout", "preflight"} | PACKAGED),
         ({"predictor_tolerance": 0.01}, {"size", "layout", "preflight"} | PACKAGED),
