@@ -6,12 +6,15 @@ take little more than the larger of the two.
 """
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 
 MOVED_BYTES = 64 << 10
 """Units are moved, and what they leave is given back, so many bytes at a time: little enough that the heap, which the
 copies pass through, does not grow."""
+HUGE_FROM_BYTES = 4 << 20
+"""Larger mappings ask for huge pages, as numpy's own arrays do."""
 
 
 class SlotMemory:
@@ -20,6 +23,9 @@ class SlotMemory:
     def __init__(self, num_slots: int, unit_bytes: int) -> None:
         """A mapping of `num_slots` rows."""
         self._map = mmap.mmap(-1, max(1, num_slots * unit_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if len(self._map) >= HUGE_FROM_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self.rows = np.frombuffer(self._map, np.uint8, num_slots * unit_bytes).reshape(num_slots, unit_bytes)
         """uint8 [num_slots, unit_bytes]."""
 
