@@ -126,16 +126,8 @@ class Store:
     def resize(self, artifact: Artifact, plan: Plan) -> None:
         """Goes on under a plan that differs in its budget and its parts' units alone, between two fetches.
 
-        What is cached stays where there is room for it, by the policy's order, and what is pinned anew is read. Memory
-        is given back before more is taken.
-
-        Args:
-            artifact: The artifact of this store.
-            plan: See `runtime.budget.refit`.
-
-        Raises:
-            DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory; nothing has changed then.
-            CorruptPageError: if a page read is damaged.
+        What is cached stays where there is room for it, by the policy's order, and what is pinned anew is read. Raises
+        as opening does; where the plan does not fit, nothing has changed.
         """
         needed = used_bytes(artifact.manifest, plan)
         check_fits(plan, needed, physical_bytes() if self._flash.moves_data else plan.dram_budget_bytes)

@@ -55,7 +55,7 @@ for token in session.stream(prompt, len(budgets) * tokens_per_phase, ignore_eos=
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs it."""
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         path = build(Path(folder) / "a")
         weights = weight_bytes(path)
         budgets = [int(share * weights) for share in SHARES]
