@@ -10,6 +10,8 @@ waited for, so that its reads may differ from run to run.
 
 from dataclasses import dataclass
 
+from schemas.layout import Plan
+
 STEPS_DOWN, STEPS_UP = 12, 10
 """Gaps that are tried: the plan's, divided and multiplied by the square root of two so often."""
 PROBES = (1, -1, 3, -3)
@@ -87,9 +89,10 @@ class AdaptiveGap:
         """For the next reads."""
         return self._tried[self._used].gap_bytes
 
-    def want(self, wanted_bytes: int) -> None:
-        """So much of what will be read for this token was asked for."""
+    def want(self, wanted_bytes: int) -> int:
+        """So much of what will be read for this token is asked for; the gap to read it with."""
         self._wanted_bytes += wanted_bytes
+        return self.gap_bytes
 
     def observe(self, read_bytes: int, seconds: float) -> None:
         """What reads for this token cost."""
@@ -149,3 +152,21 @@ class AdaptiveGap:
 
     def _neighbour(self, step: int) -> int:
         return min(max(self._current + step, 0), len(self._tried) - 1)
+
+
+class PlansGap:
+    """The plan's gap throughout: learns nothing."""
+
+    def want(self, wanted_bytes: int) -> None:
+        """None is the plan's."""
+
+    def observe(self, read_bytes: int, seconds: float) -> None:
+        """Nothing to learn."""
+
+    def end_tokens(self) -> None:
+        """Nothing to change."""
+
+
+def gap_of(plan: Plan, page_bytes: int) -> AdaptiveGap | PlansGap:
+    """What a run of a plan joins its reads over."""
+    return AdaptiveGap(plan.collapse_gap_bytes, page_bytes) if plan.collapse == "adaptive" else PlansGap()

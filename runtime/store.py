@@ -26,7 +26,7 @@ from runtime._parts import Part, Requests, num_slots, parts_of, resized
 from runtime._slot_memory import SlotMemory, moved
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
-from runtime.collapse import AdaptiveGap
+from runtime.collapse import gap_of
 from runtime.flash import Landing, Reader, Ticket
 from runtime.sparsity import Residency
 from runtime.token_time import computed_bytes, dram_seconds, fetch_seconds
@@ -109,8 +109,7 @@ class Store:
         size_bytes = min(plan.read_buffer_bytes, 2 * artifact.manifest.flash.size_bytes, MAX_BUFFER_BYTES)
         self._buffer = _native.aligned_buffer(size_bytes)
         self._extents = hashlib.sha256()
-        is_adaptive = plan.collapse == "adaptive"
-        self._adaptive = AdaptiveGap(plan.collapse_gap_bytes, self._page_bytes) if is_adaptive else None
+        self._gap = gap_of(plan, self._page_bytes)
         self._parts = parts_of(artifact, plan, requests)
         self._rows: dict[FamilyName, np.ndarray] = {}
         self._memory: dict[FamilyName, SlotMemory] = {}
@@ -172,8 +171,7 @@ class Store:
             self._recorder.end_tokens(count)
         for part in self._parts.values():
             self.counters.evictions += part.end_tokens(count)
-        if self._adaptive:
-            self._adaptive.end_tokens()
+        self._gap.end_tokens()
 
     def fetch(self, layer: int, family: FamilyName, ids: np.ndarray, kept: np.ndarray | None = None) -> Iterator[Batch]:
         """Brings units into memory.
@@ -232,10 +230,7 @@ class Store:
     def _reads_for(self, part: Part, family: FamilyName, misses: np.ndarray) -> tuple[planner.ReadPlan, np.ndarray]:
         """The reads that bring `misses`, and the units that a token takes from them: int32, in flash order."""
         positions = np.sort(part.position[misses])
-        gap_bytes = None
-        if self._adaptive:
-            self._adaptive.want(misses.size * part.units.unit_bytes)
-            gap_bytes = self._adaptive.gap_bytes
+        gap_bytes = self._gap.want(misses.size * part.units.unit_bytes)
         planned = self._planned(part, positions, self._room(family), gap_bytes)
         if self._use_read_units:
             brought = planner.brought(part.units, part.order.size, planned.extents)
@@ -266,8 +261,7 @@ class Store:
                             yield Batch(ids[~kept], places, half.rows)
                     flash_s = ticket.finish()
                     self.counters.flash_s += flash_s
-                    if self._adaptive:
-                        self._adaptive.observe(batch.extents.num_bytes, flash_s)
+                    self._gap.observe(batch.extents.num_bytes, flash_s)
         finally:
             part.forget(units[num_read:])
 
