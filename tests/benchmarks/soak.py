@@ -172,7 +172,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child(*arguments.child, arguments.tokens)
+        path, page = arguments.child
+        child(path, page, arguments.tokens)
         return
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         folder = Path(temporary).resolve()
