@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from runtime.quantization._groups import padded
 from schemas.errors import UnknownNameError
 
 ActivationFormat = Literal["fp32", "int16", "int8"]
@@ -21,6 +20,8 @@ LARGEST: dict[ActivationFormat, int] = {"int16": 32512, "int8": 127}
 """What a group's largest magnitude becomes. 32512 = 256 * 127: two bytes with a sign each."""
 SMALLEST_PEAK = np.float32(1e-30)
 """Groups of smaller values are zeros: the inverse of their scale is beyond float32."""
+GROUP = 32
+"""Values that share a scale; the last group is filled up with zeros."""
 ROUNDED_FORMATS = ("int8_group32", "int4_group32")
 """Formats of rows for which the vector is rounded."""
 
@@ -41,7 +42,8 @@ def reference_rounded(x: np.ndarray, fmt: str, activations: ActivationFormat) ->
     """float64 [n]: what products with rows of `fmt` take `x` float32 [n] for; a group that is not finite is NaN."""
     if activations == "fp32" or fmt not in ROUNDED_FORMATS:
         return x.astype(np.float64)
-    groups, most = padded(x[None])[0], np.float32(LARGEST[activations])
+    most = np.float32(LARGEST[activations])
+    groups = np.pad(x, (0, -x.size % GROUP)).reshape(-1, GROUP)
     peak = np.abs(groups).max(axis=1, keepdims=True)
     used = peak >= SMALLEST_PEAK
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
