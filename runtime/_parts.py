@@ -76,6 +76,11 @@ class Part:
         self.free[:] = range(stop - 1, first_slot + there.size - 1, -1)
         return old, self.slot[stay], come
 
+    def unpin(self, ids: np.ndarray) -> None:
+        """Makes pinned units that are not in memory units like others; their slots hold nothing."""
+        self.cache.unpin(ids)
+        self.free.extend(self.slot[ids].tolist())
+
     def forget(self, unread: np.ndarray) -> None:
         """Undoes the admission of units that were not read."""
         lost = unread[self.cache.contains(unread)]

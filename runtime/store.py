@@ -126,7 +126,8 @@ class Store:
         """Goes on under a plan that differs in its budget and its parts' units alone, between two fetches.
 
         What is cached stays where there is room for it, by the policy's order, and what is pinned anew is read. Raises
-        as opening does; where the plan does not fit, nothing has changed.
+        as opening does; where the plan does not fit, nothing has changed; where a read fails, units that the plan pins
+        are missing, and are read when they are asked for.
         """
         needed = used_bytes(artifact.manifest, plan)
         check_fits(plan, needed, physical_bytes() if self._flash.moves_data else plan.dram_budget_bytes)
@@ -136,8 +137,13 @@ class Store:
             old, new = moves[family]
             self._memory[family] = moved(self._memory[family], num_slots(plan, family), old, new)
             self._rows[family] = self._memory[family].rows
-        for (layer, family), ids in come.items():
-            self._load_pinned(self._parts[layer, family], family, ids)
+        try:
+            for layer, family in list(come):
+                self._load_pinned(self._parts[layer, family], family, come[layer, family])
+                del come[layer, family]
+        finally:
+            for key, ids in come.items():  # what could not be read is no more there than any other unit
+                self._parts[key].unpin(ids)
 
     def _load_pinned(self, part: Part, family: FamilyName, ids: np.ndarray) -> None:
         pinned = part.in_flash_order(ids)

@@ -115,6 +115,10 @@ class Policy:
             self.drop(np.flatnonzero(self._cached)[capacity:])  # of a token that was given up
         self.num_free = capacity - int(np.count_nonzero(self._cached))
 
+    def unpin(self, ids: np.ndarray) -> None:
+        """Makes pinned units, ids, such as are neither pinned nor cached."""
+        self._pinned[ids] = False
+
     def _oldest(self, count: int) -> np.ndarray:
         """The units to give up where room for `count` is taken away, in the order in which they go."""
         return self._victims(np.zeros(count, np.int64))

@@ -96,6 +96,10 @@ class Cache(Policy):
         """See `Policy`."""
         self._base.resize(capacity, pinned)
 
+    def unpin(self, ids: np.ndarray) -> None:
+        """See `Policy`."""
+        self._base.unpin(ids)
+
     def reset(self) -> None:
         """See `Policy`."""
         self._base.reset()

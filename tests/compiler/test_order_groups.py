@@ -201,7 +201,7 @@ def test_the_stage_orders_one_group_at_a_time(tmp_path: Path) -> None:
         pinned = np.zeros((entry.num_layers, NUM_UNITS), bool)
         for number, ids in enumerate(stage.pinned[group]):
             pinned[number, list(ids)] = True
-        values = {"cache": "lru", "cache_slots": 27, "unit_bytes": 384, "seed": entry.layer, "flash": FLASH}
+        values = {"cache": "lfu", "cache_slots": 27, "unit_bytes": 384, "seed": entry.layer, "flash": FLASH}
         task = task_of(np.stack(stage.active[group]), pinned, **values)
         order = load_arrays(entry.arrays)["order"]
         assert order.tolist() == load("compiler.order", "collapse").arrange(task).order.tolist()

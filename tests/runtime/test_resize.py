@@ -11,6 +11,7 @@ import pytest
 
 from runtime import _plugins
 from runtime._slot_memory import SlotMemory, moved
+from runtime.artifact.errors import DeviceError
 from runtime.artifact.reader import open_artifact
 from runtime.budget import fixed_bytes, refit
 from runtime.cache import Known, make
@@ -162,3 +163,37 @@ def test_memory_goes_back_to_the_system():
     assert 40 < whole - quarter < 50
     assert abs(again - quarter) < 4
     assert peak - whole < 8
+
+
+@pytest.mark.parametrize("cache", ["lru", "linked"])
+def test_what_could_not_be_read_is_not_taken_for_pinned(built, cache):
+    """A device that fails while pinned units come in; later they are asked for as others are."""
+
+    class Failing:
+        direct = moves_data = True
+
+        def __init__(self, inner, left):
+            self.inner, self.left = inner, left
+
+        def submit(self, extents, into, landing=None):
+            self.left -= 1
+            if self.left < 0:
+                raise DeviceError("flash.img", "a read", "failing", "data", "check the storage device")
+            return self.inner.submit(extents, into, landing)
+
+    store = open_store(built, cache=cache)
+    least, all_units = (refit(built.manifest, store.plan, budget) for budget in budgets(built)[1::2])
+    artifact = open_artifact(built.path)
+    store.resize(artifact, least)
+    inner = store._flash
+    store._flash = Failing(inner, 3)
+    with pytest.raises(DeviceError):
+        store.resize(artifact, all_units)
+    store._flash = inner
+    pinned = [store.residency(layer, family).present.sum() for layer, family in store._parts]
+    assert max(pinned) > min(pinned) == 0
+    for layer, family, ids in requests(built):
+        check_fetch(store, built, layer, family, ids)
+    store.resize(artifact, all_units)
+    for layer, family, ids in requests(built):
+        check_fetch(store, built, layer, family, ids)
