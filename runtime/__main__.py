@@ -154,7 +154,10 @@ def _simulate(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
     else:
-        print(f"{artifact.manifest.device.title}; seconds are modelled: flash, then memory, nothing overlaps")
+        print(
+            f"{artifact.manifest.device.title}; seconds are modelled: a request for units takes the longer of reading "
+            "and computing"
+        )
         print(_summary.render(metrics))
 
 
