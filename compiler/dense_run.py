@@ -22,10 +22,9 @@ from compiler.cost_model import (
 )
 from runtime import planner
 from runtime._extents import span_bytes
-from runtime._incoming import room_bytes, under_way_together
-from runtime.store import MAX_READ_BYTES
+from runtime._incoming import longest_read_bytes, modelled_flash_s, room_bytes
 from runtime.token_time import dram_seconds, fetch_seconds, looked_up_roles
-from schemas.device import DeviceProfile, flash_seconds
+from schemas.device import DeviceProfile
 from schemas.families import FormatName, num_units
 from schemas.metrics import DenseRun
 from schemas.model import Model, ModelSpec
@@ -88,13 +87,9 @@ def read_units(
     """
     page_bytes = device.flash.page_bytes.value
     room = room_bytes(buffer_bytes, page_bytes, span_bytes(unit, page_bytes))
-    longest = max(min(MAX_READ_BYTES, room), span_bytes(unit, page_bytes))
+    longest = longest_read_bytes(room, unit, page_bytes)
     plan = planner.plan_reads(planner.Strided(0, unit, unit), positions, page_bytes, gap_bytes, longest)
-    seconds = sum(
-        float(flash_seconds(device.flash, len(extents), extents.num_bytes))
-        for extents in under_way_together(plan, buffer_bytes, room)
-    )
-    return len(plan.extents), plan.extents.num_bytes, seconds
+    return len(plan.extents), plan.extents.num_bytes, modelled_flash_s(device.flash, plan, buffer_bytes, room)
 
 
 def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> int:

@@ -9,9 +9,12 @@ import numpy as np
 from runtime import planner
 from runtime._extents import Extents, span_bytes
 from runtime.flash import Ticket
+from schemas.device import Flash, flash_seconds
 
 COPY_BYTES = 1 << 20
 """Units are moved inside a read buffer this many bytes at a time."""
+MAX_READ_BYTES = 512 << 10
+"""Longest single read: devices reach their peak bandwidth before, and longer ones leave fewer to run side by side."""
 LEAST_HALF_BYTES = 128 << 10
 """Smaller halves of a read buffer are not used apart: neighbours share a page, which is read for both."""
 
@@ -28,13 +31,24 @@ def room_bytes(buffer_bytes: int, page_bytes: int, least_bytes: int) -> int:
     return half if half >= max(LEAST_HALF_BYTES, least_bytes) else buffer_bytes
 
 
-def under_way_together(plan: planner.ReadPlan, buffer_bytes: int, room: int) -> Iterator[Extents]:
+def _under_way_together(plan: planner.ReadPlan, buffer_bytes: int, room: int) -> Iterator[Extents]:
     """The reads of a plan in the portions that a device has before it at once: all, where `room` is half of the buffer,
     since then it is never idle in between, or else a buffer full at a time."""
     if room < buffer_bytes:
         yield plan.extents
     else:
         yield from (batch.extents for batch in planner.batches(plan, room))
+
+
+def longest_read_bytes(room: int, unit_bytes: int, page_bytes: int) -> int:
+    """What a single read of units may have, where `room` bytes are read into at a time; a unit always fits."""
+    return max(min(MAX_READ_BYTES, room), span_bytes(unit_bytes, page_bytes))
+
+
+def modelled_flash_s(flash: Flash, plan: planner.ReadPlan, buffer_bytes: int, room: int) -> float:
+    """Seconds of a plan's reads by a device's law."""
+    portions = _under_way_together(plan, buffer_bytes, room)
+    return sum(float(flash_seconds(flash, len(reads), reads.num_bytes)) for reads in portions)
 
 
 @dataclass(frozen=True)

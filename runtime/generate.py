@@ -104,12 +104,17 @@ class Session:
         """Held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        self.plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse)
-        self._opened_plan = self.plan
-        self.store = Store(self.artifact, self.plan, make_flash(self.artifact, self.plan, flash), recorder)
+        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse)
+        self._opened_plan = plan
+        self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), recorder)
         self.decoder = Decoder(
-            self.artifact, self.store, Selection(self.artifact, self.plan), activation_format(activations)
+            self.artifact, self.store, Selection(self.artifact, plan), activation_format(activations)
         )
+
+    @property
+    def plan(self) -> Plan:
+        """What the session runs by; after `resize`, the new one."""
+        return self.store.plan
 
     def __enter__(self) -> "Session":
         """The session itself."""
@@ -162,7 +167,6 @@ class Session:
                 raise ColdpressError("this session is closed, expected an open one; open the artifact again")
             plan = budget.refit(self.artifact.manifest, self._opened_plan, dram_budget_bytes)
             self.store.resize(self.artifact, plan)
-            self.plan = plan
 
     def generate(
         self,

@@ -20,7 +20,7 @@ import numpy as np
 from runtime import _native, _plugins, planner
 from runtime._counters import Counters
 from runtime._extents import span_bytes
-from runtime._incoming import Half, Incoming, halves, in_buffer, under_way_together
+from runtime._incoming import Half, Incoming, halves, in_buffer, longest_read_bytes, modelled_flash_s
 from runtime._memory import check_fits, peak_rss_bytes, physical_bytes
 from runtime._parts import Part, Requests, num_slots, parts_of, resized
 from runtime._slot_memory import SlotMemory, moved
@@ -36,8 +36,6 @@ from schemas.families import FamilyName
 from schemas.layout import Plan
 from schemas.metrics import RunMetrics
 
-MAX_READ_BYTES = 512 << 10
-"""Longest single read: devices reach their peak bandwidth before, and longer ones leave fewer to run side by side."""
 MAX_BUFFER_BYTES = 1 << 30
 """More of a read buffer is not used: places in it are numbers of 32 bits."""
 ARRIVAL_BYTES = 1 << 20
@@ -111,13 +109,11 @@ class Store:
         self._extents = hashlib.sha256()
         self._gap = gap_of(plan, self._page_bytes)
         self._parts = parts_of(artifact, plan, requests)
-        self._rows: dict[FamilyName, np.ndarray] = {}
         self._memory: dict[FamilyName, SlotMemory] = {}
         self._halves: dict[FamilyName, list[Half]] = {}
         for entry in artifact.manifest.families:
             family: FamilyName = entry.family
             self._memory[family] = SlotMemory(num_slots(plan, family), entry.unit_bytes)
-            self._rows[family] = self._memory[family].rows
             self._halves[family] = halves(self._buffer, entry.unit_bytes, self._page_bytes)
         for (_, family), part in self._parts.items():
             self._load_pinned(part, family, np.flatnonzero(part.cache.present))
@@ -133,10 +129,9 @@ class Store:
         check_fits(plan, needed, physical_bytes() if self._flash.moves_data else plan.dram_budget_bytes)
         self.plan, self.dram_used_bytes = plan, needed
         moves, come = resized(artifact, plan, self._parts)
-        for family in sorted(moves, key=lambda family: num_slots(plan, family) - len(self._rows[family])):
+        for family in sorted(moves, key=lambda family: num_slots(plan, family) - len(self._memory[family].rows)):
             old, new = moves[family]
             self._memory[family] = moved(self._memory[family], num_slots(plan, family), old, new)
-            self._rows[family] = self._memory[family].rows
         try:
             for layer, family in list(come):
                 self._load_pinned(self._parts[layer, family], family, come[layer, family])
@@ -211,7 +206,7 @@ class Store:
         if self._use_read_units:
             hits = np.flatnonzero(part.cache.present).astype(np.int32)
         stay = misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)]
-        rows, there = self._rows[family], part.slot[hits]
+        rows, there = self._memory[family].rows, part.slot[hits]
         evicted = part.admit(stay)
         self.counters.evictions += evicted.size
         brought = _Brought(planned, units, part.cache.contains(units), part.slot[units])
@@ -223,8 +218,7 @@ class Store:
     def _count(self, part: Part, family: FamilyName, num_there: int, brought: "_Brought") -> None:
         """Counts what a fetch uses, and what that takes on the artifact's device."""
         size, counted = part.units.unit_bytes, self.counters
-        portions = under_way_together(brought.planned, self._buffer.size, self._room(family))
-        flash_s = sum(float(flash_seconds(self._modelled, len(reads), reads.num_bytes)) for reads in portions)
+        flash_s = modelled_flash_s(self._modelled, brought.planned, self._buffer.size, self._room(family))
         used_bytes, kept_bytes = brought.units.size * size, int(np.count_nonzero(brought.kept)) * size
         active_bytes = num_there * size + used_bytes
         counted.used_bytes += used_bytes
@@ -261,7 +255,7 @@ class Store:
                         its, num_read = slice(num_read, batch.first_unit + last), batch.first_unit + last
                         ids, slots, kept = units[its], brought.slots[its], brought.kept[its]
                         if kept.any():
-                            yield Batch(ids[kept], slots[kept], self._rows[family])
+                            yield Batch(ids[kept], slots[kept], self._memory[family].rows)
                         if not kept.all():
                             places = batch.buffer_offset[first:last][~kept].astype(np.int32)
                             yield Batch(ids[~kept], places, half.rows)
@@ -277,7 +271,7 @@ class Store:
         def begin_batch(batch: planner.Batch, buffer: np.ndarray) -> Ticket:
             its = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
             kept = brought.kept[its]
-            landing = Landing(batch.buffer_offset[kept], brought.slots[its][kept], self._rows[family])
+            landing = Landing(batch.buffer_offset[kept], brought.slots[its][kept], self._memory[family].rows)
             return begin(batch, buffer, landing)
 
         return Incoming(planner.batches(brought.planned, self._room(family)), self._halves[family], begin_batch)
@@ -295,11 +289,8 @@ class Store:
     def _planned(self, part: Part, positions: np.ndarray, room: int, gap_bytes: int | None = None) -> planner.ReadPlan:
         """The reads for units at ascending flash positions, none longer than `room` bytes; None: the plan's gap."""
         gap_bytes = self.plan.collapse_gap_bytes if gap_bytes is None else gap_bytes
-        max_bytes = self._max_read_bytes(part, room)
+        max_bytes = longest_read_bytes(room, part.units.unit_bytes, self._page_bytes)
         return planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, max_bytes)
-
-    def _max_read_bytes(self, part: Part, room: int) -> int:
-        return max(min(MAX_READ_BYTES, room), span_bytes(part.units.unit_bytes, self._page_bytes))
 
     def _submit(self, batch: planner.Batch, into: np.ndarray, landing: Landing | None = None) -> Ticket:
         self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
@@ -342,7 +333,7 @@ class Store:
 
     def _dense_batches(self, part: Part, room: int) -> Iterator[planner.Batch]:
         """A pass over all units of a part: from front to back, or around the other layers of its group."""
-        num_units, max_bytes = part.order.size, self._max_read_bytes(part, room)
+        num_units, max_bytes = part.order.size, longest_read_bytes(room, part.units.unit_bytes, self._page_bytes)
         whole = planner.sequential_batches(part.units, num_units, self._page_bytes, room, max_bytes)
         if part.units.stride_bytes == part.units.unit_bytes:
             return whole

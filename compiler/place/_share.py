@@ -16,9 +16,9 @@ from compiler.place._counts import Trace
 from compiler.place._problem import Choice, Group, Problem, tiers_of
 from runtime import planner
 from runtime._extents import span_bytes
+from runtime._incoming import MAX_READ_BYTES
 from runtime.budget import Claim, cache_slots
 from runtime.cache import Known, Policy, make
-from runtime.store import MAX_READ_BYTES
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.placement import PinnedShare
 from schemas.sparsity import Sparsity

@@ -12,9 +12,9 @@ from compiler.activity.unit_statistics import unit_norms
 from compiler.cost_model import read_units
 from compiler.evaluate import CacheSettings, Sparse, evaluate
 from compiler.reads import Placed, Reading
+from runtime._incoming import MAX_READ_BYTES
 from runtime.planner import Strided
 from runtime.sparsity import Residency
-from runtime.store import MAX_READ_BYTES
 from runtime.token_time import dram_seconds
 from schemas.device import DeviceProfile, Flash
 from tests.benchmarks import sparsity

@@ -24,9 +24,9 @@ import numpy as np
 
 from compiler.profiles import load_device
 from compiler.reads import Placed, Reading, reads_of
+from runtime._incoming import MAX_READ_BYTES
 from runtime.cache import read_choice
 from runtime.planner import Strided
-from runtime.store import MAX_READ_BYTES
 from runtime.token_time import dram_seconds
 from schemas.device import DeviceProfile
 from tests.benchmarks._cache_traces import CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of

@@ -18,10 +18,10 @@ import numpy as np
 
 from compiler.profiles import load_device
 from runtime import planner
+from runtime._incoming import MAX_READ_BYTES
 from runtime.collapse import AdaptiveGap
 from runtime.generate import Session
 from runtime.planner import Strided
-from runtime.store import MAX_READ_BYTES
 from schemas.device import DeviceProfile, Flash, flash_seconds
 from schemas.layout import Collapse
 from tests.benchmarks._cache_traces import PLANTED, REAL, Trace, traces_of

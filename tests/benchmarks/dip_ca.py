@@ -28,9 +28,9 @@ import numpy as np
 from compiler.evaluate import CacheSettings, Sparse, evaluate
 from compiler.profiles import load_device
 from compiler.reads import Placed, Reading, reads_of
+from runtime._incoming import MAX_READ_BYTES
 from runtime.planner import Strided
 from runtime.sparsity import Residency, dip_ca, flash, topk
-from runtime.store import MAX_READ_BYTES
 from runtime.token_time import dram_seconds
 from schemas.device import DeviceProfile
 from schemas.families import num_units

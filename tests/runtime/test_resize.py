@@ -181,14 +181,15 @@ def test_what_could_not_be_read_is_not_taken_for_pinned(built, cache):
                 raise DeviceError("flash.img", "a read", "failing", "data", "check the storage device")
             return self.inner.submit(extents, into, landing)
 
-    store = open_store(built, cache=cache)
+    session = Session(built.path, cache=cache)
+    store, artifact = session.store, session.artifact
     least, all_units = (refit(built.manifest, store.plan, budget) for budget in budgets(built)[1::2])
-    artifact = open_artifact(built.path)
-    store.resize(artifact, least)
+    session.resize(least.dram_budget_bytes)
     inner = store._flash
     store._flash = Failing(inner, 3)
     with pytest.raises(DeviceError):
-        store.resize(artifact, all_units)
+        session.resize(all_units.dram_budget_bytes)
+    assert session.plan == all_units
     store._flash = inner
     pinned = [store.residency(layer, family).present.sum() for layer, family in store._parts]
     assert max(pinned) > min(pinned) == 0

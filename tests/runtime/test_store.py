@@ -8,6 +8,7 @@ import pytest
 
 from runtime import planner
 from runtime import store as store_module
+from runtime._incoming import MAX_READ_BYTES
 from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan, fixed_bytes
 from runtime.flash import direct, simulated
@@ -212,7 +213,7 @@ def test_no_read_is_longer_than_it_may_be(tmp_path, monkeypatch):
     list(store.stream(0, "up_down"))
     list(store.fetch(0, "up_down", np.arange(4096, dtype=np.int32)))
     assert max(lengths) == 512 << 10
-    assert store_module.MAX_READ_BYTES == 512 << 10
+    assert MAX_READ_BYTES == 512 << 10
 
 
 @pytest.mark.parametrize("extra", [0, 50_000, 400_000, 10_000_000])
@@ -221,7 +222,7 @@ def test_memory_is_what_the_budget_says(relu_artifact, extra):
     budget = fixed_bytes(manifest.plans[0]) + extra
     store = open_store(relu_artifact, dram_budget_bytes=budget)
     plan = store.plan
-    allocated = store._rows["up_down"].nbytes + plan.read_buffer_bytes
+    allocated = store._memory["up_down"].rows.nbytes + plan.read_buffer_bytes
     assert store.dram_used_bytes == plan.resident_bytes + plan.kv_cache_bytes + allocated
     assert store.dram_used_bytes <= budget
     for layer, family, ids in requests(relu_artifact, num_tokens=2):

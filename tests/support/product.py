@@ -25,9 +25,10 @@ from compiler.job import Job, records_of, run_job, writer_of
 from compiler.reads import Placed, Reading
 from compiler.workflow.settings import resolve
 from runtime import _plugins
+from runtime._incoming import MAX_READ_BYTES
 from runtime.generate import Session
 from runtime.planner import Strided
-from runtime.store import MAX_READ_BYTES, uses_read_units
+from runtime.store import uses_read_units
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.families import FAMILIES
 from schemas.layout import placed_parts
