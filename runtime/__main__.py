@@ -8,77 +8,28 @@ import argparse
 import io
 import json
 import os
-import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
-from safetensors import SafetensorError
 
-from runtime import _bench, _inspect, _ladder, _plugins, _summary
+from runtime import _bench, _inspect, _ladder, _summary
 from runtime._arguments import build_parser
-from runtime._sampling import Sampling
+from runtime._flags import budget_of, device_of, open_session, prompt_ids_of
+from runtime._generate import generate
 from runtime.artifact.integrity import verify_artifact
-from runtime.artifact.reader import Artifact, open_artifact
-from runtime.device_file import load_device, load_record
-from runtime.draft_model import DraftModel, beside_draft
-from runtime.drafts import Drafting
+from runtime.artifact.reader import open_artifact
+from runtime.device_file import load_device
 from runtime.emulation import Caps, Emulation, emulate, emulated, our_command
 from runtime.generate import Session, choose_plan, on_device
 from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
-from runtime.text_stream import TextStream
-from runtime.token_statistics import Token
-from runtime.tokenizer import TextCodec
-from runtime.trace import Recorder, load_trace
-from schemas.device import DeviceProfile
+from runtime.trace import load_trace
 from schemas.errors import ColdpressError, printable
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What a stranger's tokenizer could move a terminal's cursor with."""
 EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
-
-
-def _generate(arguments: argparse.Namespace) -> None:
-    recorder, other = _recorder(arguments.trace), _draft_session(arguments)
-    budget = _budget(arguments)
-    if other:
-        budget = beside_draft(open_artifact(arguments.artifact).manifest, other, budget)
-    session = _session(arguments, arguments.selector, arguments.cache, budget, recorder)
-    codec = TextCodec.of(session.artifact)
-    prompt_ids = _prompt_ids(arguments, session.artifact)
-    text = _text_stream(arguments, prompt_ids, codec)
-    done = session.generate(
-        prompt_ids,
-        arguments.max_new_tokens,
-        sampling=_sampling(arguments),
-        ignore_eos=arguments.ignore_eos,
-        draft=DraftModel(other, session.artifact) if other else _draft_plugin(arguments),
-        draft_tokens=arguments.draft_tokens,
-        on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
-    )
-    if recorder:
-        _save_trace(recorder, arguments.trace)
-    if not arguments.json:
-        print(_shown(text.rest() if text else "") + "\n\n" + _summary.render(done.metrics, done.tokens))
-        if other:
-            print(_summary.render_draft(other.store))
-        return
-    _print_json(
-        {
-            "prompt_token_ids": prompt_ids,
-            "token_ids": list(done.token_ids),
-            "text": text.text() if text else None,
-            "stop": text.stop if text else None,
-            "metrics": done.metrics.model_dump(mode="json"),
-            **_summary.as_data(done.tokens),
-            "draft": other and _summary.draft_as_data(other.store),
-        }
-    )
 
 
 def _inspect_artifact(arguments: argparse.Namespace) -> None:
@@ -106,11 +57,11 @@ def _measure(arguments: argparse.Namespace) -> int:
         emulation = _emulation(arguments, Path(arguments.artifact).resolve())
         print(f"emulating {emulation.title()}", flush=True)
         return emulation.run(our_command(arguments.argv))
-    prompt_ids = _prompt_ids(arguments, open_artifact(arguments.artifact))
+    prompt_ids = prompt_ids_of(arguments, open_artifact(arguments.artifact))
     if arguments.ladder:
         return _climb(arguments, prompt_ids, caps)
     rows = _bench.run(
-        lambda selector, cache: _session(arguments, selector, cache, _budget(arguments)),
+        lambda selector, cache: open_session(arguments, selector, cache, budget_of(arguments)),
         [(selector, cache) for selector in _names(arguments.selector) for cache in _names(arguments.cache)],
         prompt_ids,
         arguments.tokens,
@@ -124,7 +75,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | None) -> int:
     manifest = open_artifact(arguments.artifact).manifest
-    plan = choose_plan(manifest, _budget(arguments), arguments.selector, arguments.cache)
+    plan = choose_plan(manifest, budget_of(arguments), arguments.selector, arguments.cache)
 
     def measure(setting: _ladder.Setting) -> _bench.Row:
         with Session(arguments.artifact, plan=setting.plan, flash=setting.flash) as session:
@@ -148,8 +99,8 @@ def _emulate(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> None:
     opened = open_artifact(arguments.artifact)
-    artifact = on_device(opened, _device(arguments))
-    plan = choose_plan(artifact.manifest, _budget(arguments), None, arguments.cache, arguments.collapse)
+    artifact = on_device(opened, device_of(arguments))
+    plan = choose_plan(artifact.manifest, budget_of(arguments), None, arguments.cache, arguments.collapse)
     metrics = simulate(artifact, plan, load_trace(arguments.trace))
     if arguments.json:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
@@ -161,142 +112,13 @@ def _simulate(arguments: argparse.Namespace) -> None:
         print(_summary.render(metrics))
 
 
-def _text_stream(arguments: argparse.Namespace, prompt_ids: list[int], codec: TextCodec | None) -> TextStream | None:
-    if codec is None and arguments.stop:
-        raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
-    return TextStream(codec, prompt_ids, arguments.stop) if codec else None
-
-
-def _writer(
-    prompt_ids: list[int], codec: TextCodec | None, text: TextStream | None, out: TextIO
-) -> Callable[[Token], bool]:
-    """A function that writes new tokens as they come, the first one after the prompt, and says when a stop has come."""
-    begun = False
-
-    def write(token: Token) -> bool:
-        nonlocal begun
-        before = ""
-        if not begun:  # now that the session has found the prompt's ids to be ids
-            before, begun = codec.decode(prompt_ids) if codec else " ".join(map(str, prompt_ids)), True
-        out.write(_shown(before + (text.add(token.id) if text else f" {token.id}")))
-        out.flush()
-        return text is not None and text.stop is not None
-
-    return write
-
-
-def _shown(text: str) -> str:
-    return CONTROL.sub("\ufffd", text)
-
-
-# From flags to what the modules take
-
-
-def _session(
-    arguments: argparse.Namespace,
-    selector: str | None,
-    cache: str | None,
-    dram_budget_bytes: int | None,
-    recorder: Recorder | None = None,
-) -> Session:
-    return Session(
-        arguments.artifact,
-        dram_budget_bytes=dram_budget_bytes,
-        selector=selector,
-        cache=cache,
-        flash=arguments.flash,
-        activations=arguments.activations,
-        collapse=arguments.collapse,
-        device=_device(arguments),
-        recorder=recorder,
-        identity=getattr(arguments, "identity", None),
-        started_s=time.perf_counter() - _process_age_s(),
-    )
-
-
-def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
-    """A draft without a model."""
-    return None if arguments.draft is None else _plugins.load("runtime.drafts", arguments.draft).Draft()
-
-
-def _draft_session(arguments: argparse.Namespace) -> Session | None:
-    """The session of a draft artifact; None where the draft is none."""
-    if arguments.draft is None or arguments.draft in _plugins.names("runtime.drafts"):
-        if arguments.draft_budget is not None:
-            raise ColdpressError("--draft-budget is what a draft artifact may take, and there is none; leave it out")
-        return None
-    budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
-    return Session(arguments.draft, dram_budget_bytes=budget, flash=arguments.flash, activations=arguments.activations)
-
-
-def _sampling(arguments: argparse.Namespace) -> Sampling:
-    return Sampling(
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        top_k=arguments.top_k,
-        min_p=arguments.min_p,
-        repetition_penalty=arguments.repetition_penalty,
-    )
-
-
-def _recorder(path: Path | None) -> Recorder | None:
-    """A recorder if there is a place for its trace, which is better known before the run than after it."""
-    if path is not None and not path.parent.is_dir():
-        raise ColdpressError(f"{path}: there is no folder {path.parent}; make it, or write the trace elsewhere")
-    if path is not None and path.is_symlink() | (path.exists() and not path.is_file()):
-        raise ColdpressError(f"{path}: is no regular file, which a trace would replace; write the trace elsewhere")
-    return None if path is None else Recorder()
-
-
-def _save_trace(recorder: Recorder, path: Path) -> None:
-    try:
-        recorder.save(path)
-    except SafetensorError as error:  # how the library reports that a file cannot be written
-        raise ColdpressError(f"{path}: the trace cannot be written ({error})") from error
-
-
-def _budget(arguments: argparse.Namespace) -> int | None:
-    return None if arguments.dram_budget is None else parse_bytes(arguments.dram_budget)
-
-
 def _emulation(arguments: argparse.Namespace, place: Path) -> Emulation:
     memory_bytes = None if arguments.memory is None else parse_bytes(arguments.memory)
     return emulate(load_device(arguments.emulate), place, arguments.scale, memory_bytes)
 
 
-def _device(arguments: argparse.Namespace) -> DeviceProfile | None:
-    if arguments.device is None:
-        return None
-    if getattr(arguments, "flash", "simulated") != "simulated":
-        raise ColdpressError("--device is the device to simulate, but flash is read directly; add --flash simulated")
-    return load_record(arguments.device)
-
-
-def _prompt_ids(arguments: argparse.Namespace, artifact: Artifact) -> list[int]:
-    """The prompt's ids; without a prompt, the token that begins every text."""
-    if arguments.prompt_ids is not None:
-        return arguments.prompt_ids
-    if arguments.prompt is None:
-        return [artifact.manifest.model.bos_token_id or 0]
-    return TextCodec(artifact).encode(arguments.prompt)
-
-
 def _names(text: str | None) -> list[str | None]:
     return [None] if text is None else [name.strip() for name in text.split(",")]
-
-
-def _process_age_s() -> float:
-    """Seconds since this process started, interpreter and imports included; 0 where the system does not say."""
-    try:
-        # field 22 of the line, counted behind the name in parentheses, which may contain spaces
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
-        return 0.0
-
-
-# Printing
 
 
 def _print_json(data: object) -> None:
@@ -304,7 +126,7 @@ def _print_json(data: object) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "generate": _generate,
+    "generate": generate,
     "inspect": _inspect_artifact,
     "verify": _verify,
     "bench": _measure,

@@ -1,0 +1,128 @@
+"""`coldpress-run generate`: runs a session as the flags say and prints the text as it comes, or one JSON object."""
+
+import argparse
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from safetensors import SafetensorError
+
+from runtime import _plugins, _summary
+from runtime._flags import budget_of, open_session, prompt_ids_of, sampling_of
+from runtime.artifact.reader import open_artifact
+from runtime.draft_model import DraftModel, beside_draft
+from runtime.drafts import Drafting
+from runtime.generate import Session
+from runtime.quantities import parse_bytes
+from runtime.text_stream import TextStream
+from runtime.token_statistics import Token
+from runtime.tokenizer import TextCodec
+from runtime.trace import Recorder
+from schemas.errors import ColdpressError
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a stranger's tokenizer could move a terminal's cursor with."""
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """Continues a prompt and prints what came."""
+    recorder, other = _recorder(arguments.trace), _draft_session(arguments)
+    budget = budget_of(arguments)
+    if other:
+        budget = beside_draft(open_artifact(arguments.artifact).manifest, other, budget)
+    session = open_session(arguments, arguments.selector, arguments.cache, budget, recorder)
+    codec = TextCodec.of(session.artifact)
+    prompt_ids = prompt_ids_of(arguments, session.artifact)
+    text = _text_stream(arguments, prompt_ids, codec)
+    done = session.generate(
+        prompt_ids,
+        arguments.max_new_tokens,
+        sampling=sampling_of(arguments),
+        ignore_eos=arguments.ignore_eos,
+        draft=DraftModel(other, session.artifact) if other else _draft_plugin(arguments),
+        draft_tokens=arguments.draft_tokens,
+        on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
+    )
+    if recorder:
+        _save_trace(recorder, arguments.trace)
+    if not arguments.json:
+        print(_shown(text.rest() if text else "") + "\n\n" + _summary.render(done.metrics, done.tokens))
+        if other:
+            print(_summary.render_draft(other.store))
+        return
+    print(
+        json.dumps(
+            {
+                "prompt_token_ids": prompt_ids,
+                "token_ids": list(done.token_ids),
+                "text": text.text() if text else None,
+                "stop": text.stop if text else None,
+                "metrics": done.metrics.model_dump(mode="json"),
+                **_summary.as_data(done.tokens),
+                "draft": other and _summary.draft_as_data(other.store),
+            }
+        )
+    )
+
+
+def _text_stream(arguments: argparse.Namespace, prompt_ids: list[int], codec: TextCodec | None) -> TextStream | None:
+    if codec is None and arguments.stop:
+        raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
+    return TextStream(codec, prompt_ids, arguments.stop) if codec else None
+
+
+def _writer(
+    prompt_ids: list[int], codec: TextCodec | None, text: TextStream | None, out: TextIO
+) -> Callable[[Token], bool]:
+    """A function that writes new tokens as they come, the first one after the prompt, and says when a stop has come."""
+    begun = False
+
+    def write(token: Token) -> bool:
+        nonlocal begun
+        before = ""
+        if not begun:  # now that the session has found the prompt's ids to be ids
+            before, begun = codec.decode(prompt_ids) if codec else " ".join(map(str, prompt_ids)), True
+        out.write(_shown(before + (text.add(token.id) if text else f" {token.id}")))
+        out.flush()
+        return text is not None and text.stop is not None
+
+    return write
+
+
+def _shown(text: str) -> str:
+    return CONTROL.sub("\ufffd", text)
+
+
+def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
+    """A draft without a model."""
+    return None if arguments.draft is None else _plugins.load("runtime.drafts", arguments.draft).Draft()
+
+
+def _draft_session(arguments: argparse.Namespace) -> Session | None:
+    """The session of a draft artifact; None where the draft is none."""
+    if arguments.draft is None or arguments.draft in _plugins.names("runtime.drafts"):
+        if arguments.draft_budget is not None:
+            raise ColdpressError("--draft-budget is what a draft artifact may take, and there is none; leave it out")
+        return None
+    budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
+    return Session(arguments.draft, dram_budget_bytes=budget, flash=arguments.flash, activations=arguments.activations)
+
+
+def _recorder(path: Path | None) -> Recorder | None:
+    """A recorder if there is a place for its trace, which is better known before the run than after it."""
+    if path is not None and not path.parent.is_dir():
+        raise ColdpressError(f"{path}: there is no folder {path.parent}; make it, or write the trace elsewhere")
+    if path is not None and path.is_symlink() | (path.exists() and not path.is_file()):
+        raise ColdpressError(f"{path}: is no regular file, which a trace would replace; write the trace elsewhere")
+    return None if path is None else Recorder()
+
+
+def _save_trace(recorder: Recorder, path: Path) -> None:
+    try:
+        recorder.save(path)
+    except SafetensorError as error:  # how the library reports that a file cannot be written
+        raise ColdpressError(f"{path}: the trace cannot be written ({error})") from error
