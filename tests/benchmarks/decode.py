@@ -34,7 +34,8 @@ from runtime.store import Store
 from runtime.trace import END, FETCH, Event, Recorder
 from schemas.metrics import RunMetrics
 from tests.benchmarks._report import finish, show
-from tests.support.artifacts import Recipe, build_artifact, small_spec
+from tests.support.artifacts import Recipe, build_artifact
+from tests.support.shapes import spec_7b
 
 CASES = {
     "swiglu-50": ("topk", "silu", 0.5),
@@ -76,19 +77,8 @@ class Row:
 def write_artifact(case: str, layers: int, cached: float, folder: Path) -> Path:
     """The artifact of a case."""
     method, act, density = CASES[case]
-    spec = small_spec(
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        rotary_dim=128,
-        vocab_size=VOCAB_SIZE,
-        hidden_act=act,
-    )
     recipe = Recipe(
-        spec=spec,
+        spec=spec_7b(layers, VOCAB_SIZE, act),
         method=method,
         format="int4_group32",
         pinned_share=cached * PINNED_SHARE,

@@ -13,10 +13,6 @@ seconds per token, simulated over measured, the ratio that is farthest from 1; `
 made again under the caps.
 """
 
-import argparse
-import json
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +25,7 @@ from runtime._counters import Counters
 from runtime._extents import Extents
 from runtime.artifact.reader import Artifact
 from runtime.device_file import load_device
-from runtime.emulation import emulate, emulated
+from runtime.emulation import emulated
 from runtime.flash import direct
 from runtime.generate import Session, on_device
 from runtime.simulate import replay
@@ -37,9 +33,10 @@ from runtime.store import Store
 from runtime.trace import Event, Recorder
 from schemas.device import DeviceProfile, ReadPoint
 from schemas.metrics import RunMetrics
+from tests.benchmarks._emulated import OTHER_BYTES, Task, answered, folder_of, measured_apart, parser, tasks
+from tests.benchmarks._planted import ORDERS, plan_of, topic_tokens, write_artifacts
 from tests.benchmarks._report import finish, show
 from tests.benchmarks.decode import Noted, reads_alone
-from tests.benchmarks.ladder import CASES, ORDERS, OTHER_BYTES, plan_of, topic_tokens, write_artifacts
 
 DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "extents_sha256")
 LONE_READS = 64
@@ -99,22 +96,22 @@ def replayed(session: Session, device: DeviceProfile, first: Sequence[Event], th
     return store, flash.calls
 
 
-def one(case: str, device: str, dram: float, num_tokens: int, rate: float, folder: Path) -> dict[str, Any]:
-    """A row, in this process, which runs under the caps."""
-    path, tokens = folder / f"{case}-{ORDERS[1]}", topic_tokens(num_tokens + 2)
+def one(task: Task) -> dict[str, Any]:
+    """A row, in this process, which runs under the caps; `extra` is what `memory_bytes_per_s` gave."""
+    path, tokens = task.folder / f"{task.case}-{ORDERS[1]}", topic_tokens(task.num_tokens + 2)
     recorder = Recorder()
-    with Session(path, plan=plan_of(path, dram)[1], recorder=recorder) as session:
+    with Session(path, plan=plan_of(path, task.dram)[1], recorder=recorder) as session:
         session.perplexity(tokens[:1], sparse=True)
         first, recorder.events = recorder.events, []
         real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
-        profile = capped(load_device(device), rate, lone_read_s(session.artifact))
+        profile = capped(load_device(task.device), task.extra, lone_read_s(session.artifact))
         store, calls = replayed(session, profile, first, recorder.events)
         told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
         alone_s = reads_alone(session, [extents for extents in calls if len(extents)], "direct")
     return {
-        "case": case,
-        "device": device,
-        "dram": dram,
+        "case": task.case,
+        "device": task.device,
+        "dram": task.dram,
         "equal": all(getattr(real, name) == getattr(told, name) for name in DECISIONS),
         "simulated_s": told.modelled_s / told.num_tokens,
         "measured_s": real.decode_s / real.num_tokens,
@@ -123,47 +120,24 @@ def one(case: str, device: str, dram: float, num_tokens: int, rate: float, folde
     }
 
 
-def emulated_row(case: str, device: str, dram: float, rate: float, arguments: argparse.Namespace, folder: Path) -> Any:
+def row_of(task: Task, scale: float) -> dict[str, Any]:
     """The row of a combination, measured in a process under the device's caps."""
-    manifest, plan = plan_of(folder / f"{case}-{ORDERS[1]}", dram)
-    needed = budget.used_bytes(manifest, plan) + OTHER_BYTES
-    emulation = emulate(load_device(device), folder.resolve(), arguments.scale, needed)
-    print(f"{case}, {dram:.0%} in DRAM, {emulation.title()}", flush=True)
-    output = folder / "row.json"
-    what = ["--one", case, device, str(dram), str(rate), str(output)]
-    what += ["--tokens", str(arguments.tokens), "--folder", str(folder)]
-    code = emulation.run([sys.executable, "-m", "tests.benchmarks.simulate", *what])
-    if code:
-        raise SystemExit(f"the measuring process ended with {code}")
-    return json.loads(output.read_text())
+    manifest, plan = plan_of(task.folder / f"{task.case}-{ORDERS[1]}", task.dram)
+    return measured_apart("tests.benchmarks.simulate", task, scale, budget.used_bytes(manifest, plan) + OTHER_BYTES)[0]
 
 
 def main() -> None:
     """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
-    parser.add_argument("--devices", nargs="+", default=["pixel6", "oneplus12"], metavar="DEVICE")
-    parser.add_argument("--dram", nargs="+", type=float, default=[0.1, 0.5], metavar="SHARE")
-    parser.add_argument("--scale", type=float, default=0.25, help="of the devices' rates (default: 0.25)")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=12)
-    parser.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
-    parser.add_argument("--one", nargs=5, metavar=("CASE", "DEVICE", "SHARE", "RATE", "FILE"), help="one row, here")
-    arguments = parser.parse_args()
-    if arguments.one:
-        case, device, dram, rate, output = arguments.one
-        row = one(case, device, float(dram), arguments.tokens, float(rate), arguments.folder)
-        Path(output).write_text(json.dumps(row))
+    arguments = parser(__doc__).parse_args()
+    if answered(arguments, one):
         return
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(dir=".") as temporary:
-        folder = arguments.folder or Path(temporary)
+    with folder_of(arguments) as folder:
         for case in arguments.cases:
             if not (folder / f"{case}-{ORDERS[-1]}").exists():
                 write_artifacts(case, arguments.layers, folder)
             rate = memory_bytes_per_s(folder / f"{case}-{ORDERS[1]}", topic_tokens(arguments.tokens + 2))
-            for device in arguments.devices:
-                rows += [emulated_row(case, device, dram, rate, arguments, folder) for dram in arguments.dram]
+            rows += [row_of(task, arguments.scale) for task in tasks(arguments, case, folder, rate)]
     show("simulated and measured", list(rows[0]), (list(row.values()) for row in rows))
     worst = max((row["ratio"] for row in rows), key=lambda ratio: abs(np.log(ratio)))
     finish({"rows": rows, "worst_ratio": worst})
