@@ -30,6 +30,39 @@ inline void look_at(const uint8_t* const* rows, int64_t length) {
     for (int64_t b = 0; b < length / kBlock; b += kStride) look_ahead<F, R>(rows, b);
 }
 
+// A count and a format as types, for what is called with each of some.
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+template <Format F>
+struct FormatType {
+    static constexpr Format value = F;
+};
+
+// Calls `run` with the format as a type.
+template <typename Run>
+inline void with_format(Format format, const Run& run) {
+    switch (format) {
+        case Format::fp16:
+            return run(FormatType<Format::fp16>{});
+        case Format::int8_group32:
+            return run(FormatType<Format::int8_group32>{});
+        case Format::int4_group32:
+            return run(FormatType<Format::int4_group32>{});
+    }
+}
+
+// Calls `step` with how many rows to take, the first one's number, and the rows to have fetched meanwhile.
+template <Format F, typename Step>
+inline void over_rows(const uint8_t* const* rows, int64_t count, int64_t length, const Step& step) {
+    int64_t i = 0;
+    if (count >= kRows) look_at<F, kRows>(rows, length);
+    for (; i + kRows <= count; i += kRows)
+        step(Count<kRows>{}, i, i + 2 * kRows <= count ? rows + i + kRows : rows + i);
+    for (; i < count; ++i) step(Count<1>{}, i, rows + i);
+}
+
 // The last, partial block of an fp16 row, with zeros behind its end; so that nothing reads beyond the row.
 struct Tail {
     uint8_t bytes[block_bytes(Format::fp16)];
@@ -81,15 +114,6 @@ inline void dot_rows(const uint8_t* const* rows, const uint8_t* const* next, int
 }
 
 template <Format F>
-void dot_format(const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
-    int64_t i = 0;
-    if (count >= kRows) look_at<F, kRows>(rows, length);
-    for (; i + kRows <= count; i += kRows)
-        dot_rows<F, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, length, x, out + i);
-    for (; i < count; ++i) dot_rows<F, 1>(rows + i, rows + i, length, x, out + i);
-}
-
-template <Format F>
 inline void add_block(const uint8_t* block, V coefficient, V* y) {
     V values[kVectors];
     Isa::template unpack<F>(block, values);
@@ -117,16 +141,6 @@ inline void axpy_rows(const uint8_t* const* rows, const uint8_t* const* next, in
         }
         for (int i = 0; i < kVectors; ++i) Isa::store(y + whole * kBlock + i * Isa::kWidth, outputs[i]);
     }
-}
-
-template <Format F>
-void axpy_format(const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients, float* y) {
-    int64_t i = 0;
-    if (count >= kRows) look_at<F, kRows>(rows, length);
-    for (; i + kRows <= count; i += kRows)
-        axpy_rows<F, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, length, coefficients + i,
-                            y);
-    for (; i < count; ++i) axpy_rows<F, 1>(rows + i, rows + i, length, coefficients + i, y);
 }
 
 template <Format F>
@@ -194,37 +208,26 @@ float exp_sum(float* values, int64_t count, float peak) {
 }
 
 void dot(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
-    switch (format) {
-        case Format::fp16:
-            return dot_format<Format::fp16>(rows, count, length, x, out);
-        case Format::int8_group32:
-            return dot_format<Format::int8_group32>(rows, count, length, x, out);
-        case Format::int4_group32:
-            return dot_format<Format::int4_group32>(rows, count, length, x, out);
-    }
+    with_format(format, [&](auto type) {
+        constexpr Format F = decltype(type)::value;
+        over_rows<F>(rows, count, length, [&](auto taken, int64_t i, const uint8_t* const* next) {
+            dot_rows<F, decltype(taken)::value>(rows + i, next, length, x, out + i);
+        });
+    });
 }
 
 void axpy(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients,
           float* y) {
-    switch (format) {
-        case Format::fp16:
-            return axpy_format<Format::fp16>(rows, count, length, coefficients, y);
-        case Format::int8_group32:
-            return axpy_format<Format::int8_group32>(rows, count, length, coefficients, y);
-        case Format::int4_group32:
-            return axpy_format<Format::int4_group32>(rows, count, length, coefficients, y);
-    }
+    with_format(format, [&](auto type) {
+        constexpr Format F = decltype(type)::value;
+        over_rows<F>(rows, count, length, [&](auto taken, int64_t i, const uint8_t* const* next) {
+            axpy_rows<F, decltype(taken)::value>(rows + i, next, length, coefficients + i, y);
+        });
+    });
 }
 
 void decode(Format format, const uint8_t* row, int64_t length, float* out) {
-    switch (format) {
-        case Format::fp16:
-            return decode_format<Format::fp16>(row, length, out);
-        case Format::int8_group32:
-            return decode_format<Format::int8_group32>(row, length, out);
-        case Format::int4_group32:
-            return decode_format<Format::int4_group32>(row, length, out);
-    }
+    with_format(format, [&](auto type) { decode_format<decltype(type)::value>(row, length, out); });
 }
 
 }  // namespace

@@ -33,25 +33,13 @@ inline void dot_rounded_rows(const uint8_t* const* rows, const uint8_t* const* n
     for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
 }
 
-template <Format F, int P>
-void dot_rounded_format(const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x, float* out) {
-    const int64_t blocks = blocks_of(length);
-    int64_t i = 0;
-    if (count >= kRows) look_at<F, kRows>(rows, length);
-    for (; i + kRows <= count; i += kRows)
-        dot_rounded_rows<F, P, kRows>(rows + i, i + 2 * kRows <= count ? rows + i + kRows : rows + i, blocks, x,
-                                      out + i);
-    for (; i < count; ++i) dot_rounded_rows<F, P, 1>(rows + i, rows + i, blocks, x, out + i);
-}
-
 void dot_rounded(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
                  float* out) {
-    if (format == Format::int4_group32) {
-        if (x.num_planes == 2) return dot_rounded_format<Format::int4_group32, 2>(rows, count, length, x, out);
-        return dot_rounded_format<Format::int4_group32, 1>(rows, count, length, x, out);
-    }
-    if (x.num_planes == 2) return dot_rounded_format<Format::int8_group32, 2>(rows, count, length, x, out);
-    return dot_rounded_format<Format::int8_group32, 1>(rows, count, length, x, out);
+    over_rounded_rows(format, rows, count, length, x,
+                      [&](auto type, auto planes, auto taken, int64_t i, const uint8_t* const* next) {
+                          dot_rounded_rows<decltype(type)::value, decltype(planes)::value, decltype(taken)::value>(
+                              rows + i, next, blocks_of(length), x, out + i);
+                      });
 }
 
 }  // namespace

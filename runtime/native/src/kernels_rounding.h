@@ -1,4 +1,5 @@
-// How 32 values become whole numbers and a scale. As kernels_body.h: all in an anonymous namespace.
+// How 32 values become whole numbers and a scale, and who goes over rows with them. As kernels_body.h, which comes
+// first: all in an anonymous namespace.
 
 namespace coldpress {
 namespace {
@@ -34,6 +35,23 @@ inline float round_group(const float* x, int8_t* high, int8_t* low) {
         if constexpr (P == 2) low[i] = static_cast<int8_t>(numbers[i] - 256 * upper);
     }
     return finite ? (used ? peak / most : 0.0f) : __builtin_nanf("");
+}
+
+// `over_rows` for products with rounded vectors: `step` also gets the format, which is not fp16, and the number of planes.
+template <typename Step>
+inline void over_rounded_rows(Format format, const uint8_t* const* rows, int64_t count, int64_t length,
+                              const Rounded& x, const Step& step) {
+    const auto with_planes = [&](auto type, auto planes) {
+        over_rows<decltype(type)::value>(rows, count, length, [&](auto taken, int64_t i, const uint8_t* const* next) {
+            step(type, planes, taken, i, next);
+        });
+    };
+    const auto with_type = [&](auto type) {
+        if (x.num_planes == 2) return with_planes(type, Count<2>{});
+        with_planes(type, Count<1>{});
+    };
+    if (format == Format::int4_group32) return with_type(FormatType<Format::int4_group32>{});
+    with_type(FormatType<Format::int8_group32>{});
 }
 
 }  // namespace
