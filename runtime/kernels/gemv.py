@@ -52,7 +52,10 @@ def gemv_each(
     if fmt not in NATIVE_FORMATS:
         decoded = reference_decode_rows(matrix, length, fmt)
         return np.stack([decoded @ one for one in x])
-    return np.stack([gemv(matrix, length, fmt, one, activations=activations) for one in x])
+    out = np.empty((len(x), matrix.shape[0]), np.float32)
+    for one, its in zip(x, out, strict=True):
+        _native.gemv(matrix, length, fmt, one, its, 0, BITS[activations])
+    return out
 
 
 def reference_gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ ERF_DENOMINATOR = (
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """`x` [..., n] over the root of its mean square, times `weight` [n]."""
-    mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+    mean_square = np.add.reduce(x * x, axis=-1, keepdims=True) / np.float32(x.shape[-1])
     return x / np.sqrt(mean_square + np.float32(eps)) * weight
 
 

@@ -235,7 +235,7 @@ class Decoder:
         residency = self._store.residency(layer, family)
         chosen = [self._selection.select(layer, family, one, residency) for one in signal]
         ids, own_TU = union(chosen, residency.present.size)
-        kept = ids if num_kept is None or own_TU is None else ids[own_TU[:num_kept, ids].any(axis=0)]
+        kept = None if num_kept is None or own_TU is None else ids[own_TU[:num_kept, ids].any(axis=0)]
         for batch in self._store.fetch(layer, family, ids, kept):
             own_TK = None if own_TU is None else own_TU[:, batch.ids]
             yield SlotBlock(batch.ids, batch.slots, batch.rows, self._units[family], own_TK)
