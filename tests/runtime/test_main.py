@@ -18,25 +18,13 @@ from schemas.errors import ColdpressError
 from schemas.metrics import RunMetrics
 from tests.fuzz.limited import run_limited
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
+from tests.support.command_line import run, speaking_artifact
 from tests.support.data import ROOT
-from tests.support.models import write_tokenizer
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory):
-    """A ReLU artifact with a tokenizer."""
-    spec = small_spec(vocab_size=384, num_hidden_layers=4, bos_token_id=0, eos_token_ids=(1,))
-    built = build_artifact(tmp_path_factory.mktemp("main") / "a.coldpress", Recipe(spec=spec))
-    (built.path / "tokenizer").mkdir()
-    write_tokenizer(built.path / "tokenizer", 384)
-    change_manifest(built.path, lambda manifest: None, relist=True)
-    return built
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return speaking_artifact(tmp_path_factory.mktemp("main"), num_hidden_layers=4)
 
 
 def command(*arguments):

@@ -11,8 +11,8 @@ import pytest
 
 from runtime.__main__ import main
 from runtime._sampling import Sampling, candidates
-from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
-from tests.support.models import write_tokenizer
+from tests.support.artifacts import change_manifest, small_device
+from tests.support.command_line import speaking_artifact
 
 GENERATE = ("generate", "--max-new-tokens", "2")
 
@@ -20,13 +20,7 @@ GENERATE = ("generate", "--max-new-tokens", "2")
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory):
     """An artifact with a tokenizer."""
-    folder = tmp_path_factory.mktemp("spoken")
-    (folder / "tokenizer").mkdir()
-    write_tokenizer(folder / "tokenizer", 384)
-    built = build_artifact(folder / "a", Recipe(spec=small_spec(num_hidden_layers=2, vocab_size=384)))
-    shutil.copytree(folder / "tokenizer", built.path / "tokenizer")
-    change_manifest(built.path, lambda manifest: None, relist=True)
-    return built.path
+    return speaking_artifact(tmp_path_factory.mktemp("spoken"), num_hidden_layers=2).path
 
 
 def refused(capsys, *arguments):

@@ -1,0 +1,29 @@
+"""`coldpress-run` inside a test, and an artifact that speaks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.__main__ import main
+from tests.support.artifacts import Built, Recipe, build_artifact, change_manifest, small_spec
+from tests.support.models import write_tokenizer
+
+VOCAB_SIZE = 384
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """`coldpress-run` with `arguments`: its exit code, and what it wrote to standard output and standard error."""
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def speaking_artifact(folder: Path, **shape: Any) -> Built:
+    """A ReLU artifact with a tokenizer; its model has `shape` beside the small one."""
+    spec = small_spec(vocab_size=VOCAB_SIZE, bos_token_id=0, eos_token_ids=(1,), **shape)
+    built = build_artifact(folder / "a.coldpress", Recipe(spec=spec))
+    (built.path / "tokenizer").mkdir()
+    write_tokenizer(built.path / "tokenizer", VOCAB_SIZE)
+    change_manifest(built.path, lambda manifest: None, relist=True)
+    return built
