@@ -26,8 +26,9 @@ from runtime._sampling import Sampling
 from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan
-from runtime.generate import DEFAULT_FLASH, Session
+from runtime.generate import Session
 from runtime.likelihood import sum_nll
+from runtime.opening import DEFAULT_FLASH
 from runtime.simulate import simulate
 from runtime.tokenizer import TextCodec
 from runtime.trace import Recorder

@@ -23,7 +23,8 @@ from runtime.artifact.integrity import verify_artifact
 from runtime.artifact.reader import open_artifact
 from runtime.device_file import load_device
 from runtime.emulation import Caps, Emulation, emulate, emulated, our_command
-from runtime.generate import Session, choose_plan, on_device
+from runtime.generate import Session
+from runtime.opening import choose_plan, on_device
 from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
 from runtime.trace import load_trace
@@ -58,6 +59,8 @@ def _measure(arguments: argparse.Namespace) -> int:
         print(f"emulating {emulation.title()}", flush=True)
         return emulation.run(our_command(arguments.argv))
     prompt_ids = prompt_ids_of(arguments, open_artifact(arguments.artifact))
+    if arguments.ladder and arguments.batch > 1:
+        raise ColdpressError(f"--ladder measures one sequence, and --batch is {arguments.batch}; give one of the two")
     if arguments.ladder:
         return _climb(arguments, prompt_ids, caps)
     rows = _bench.run(
@@ -66,9 +69,11 @@ def _measure(arguments: argparse.Namespace) -> int:
         prompt_ids,
         arguments.tokens,
         arguments.runs,
+        arguments.batch,
     )
     print(_bench.render(rows))
-    print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens")
+    drawn = f" of each of {arguments.batch} sequences, drawn at temperature 1" if arguments.batch > 1 else ""
+    print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens{drawn}")
     _print_json(_bench.as_data(rows) | _emulated_as_data(caps))
     return 0
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import get_args
 
 from runtime import _plugins
-from runtime.generate import DEFAULT_FLASH
+from runtime.kernels import FEW_TOKENS
 from runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
+from runtime.opening import DEFAULT_FLASH
 from runtime.speculation import DRAFT_TOKENS
 from schemas import __version__
 from schemas.errors import clipped
@@ -20,10 +21,12 @@ EXAMPLES = """examples:
   coldpress-run generate demo.coldpress --prompt-ids 1,403,407 --dram-budget 3MB --selector dense --json
   coldpress-run generate demo.coldpress --prompt "Once" --temperature 0.8 --top-k 40 --min-p 0.05 --stop "The end"
   coldpress-run generate demo.coldpress --prompt "Once" --draft lookup --draft-tokens 4
+  coldpress-run generate demo.coldpress --prompt "Once" --prompt "The map was" --temperature 0.8
   coldpress-run inspect demo.coldpress
   coldpress-run verify demo.coldpress
   coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
   coldpress-run generate demo.coldpress --prompt "Once" --trace run.trace
+  coldpress-run bench demo.coldpress --batch 8
   coldpress-run bench demo.coldpress --emulate pixel6 --scale 0.3
   coldpress-run bench demo.coldpress --ladder --dram-budget 3MB
   coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
@@ -114,7 +117,7 @@ def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | Non
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    _add_prompt(parser, required=True)
+    _add_prompts(parser)
     parser.add_argument(
         "--max-new-tokens", type=_at_least_one, default=64, metavar="N", help="tokens to add (default: 64)"
     )
@@ -149,7 +152,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end before this text, which is not printed; may be given several times",
     )
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the draws (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="of the draws; of several prompts, each has one more than the one before (default: 0)",
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
     _add_draft(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="record what was selected, for `simulate`")
@@ -179,7 +188,9 @@ def _add_draft(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    _add_prompt(parser, required=False)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--prompt", metavar="TEXT", help="text to continue")
+    group.add_argument("--prompt-ids", type=_token_ids, metavar="IDS", help="its token ids instead, such as 1,2,3")
     parser.add_argument(
         "--tokens", type=_at_least_one, default=32, metavar="N", help="tokens decoded per run (default: 32)"
     )
@@ -191,6 +202,13 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         "--ladder",
         action="store_true",
         help="measure what each mechanism brings, one more at a time, up to the plan's selector, cache and gap",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_at_least_one,
+        default=1,
+        metavar="N",
+        help=f"decode so many sequences at once, up to {FEW_TOKENS}, drawn at temperature 1 (default: 1, greedy)",
     )
     parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
     _add_caps(parser)
@@ -235,10 +253,17 @@ def _add_collapse(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_prompt(parser: argparse.ArgumentParser, required: bool) -> None:
-    group = parser.add_mutually_exclusive_group(required=required)
-    group.add_argument("--prompt", metavar="TEXT", help="text to continue")
-    group.add_argument("--prompt-ids", type=_token_ids, metavar="IDS", help="its token ids instead, such as 1,2,3")
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group(required=True)
+    several = f"up to {FEW_TOKENS} times, for texts that are continued at once"
+    group.add_argument("--prompt", action="append", metavar="TEXT", help=f"text to continue; {several}")
+    group.add_argument(
+        "--prompt-ids",
+        action="append",
+        type=_token_ids,
+        metavar="IDS",
+        help="its token ids instead, such as 1,2,3; as often",
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: str) -> None:

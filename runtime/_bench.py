@@ -10,18 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from runtime._sampling import Sampling
+from runtime.batch import generate_batch
 from runtime.cache import show_choice
-from runtime.generate import Generation, Session
+from runtime.generate import Session
 from runtime.quantities import show_bytes, table
-from runtime.token_statistics import TokenSpreads, spreads
+from runtime.token_statistics import Token, TokenSpreads, spreads
+from schemas.metrics import RunMetrics
 
 
 @dataclass(frozen=True)
 class Row:
-    """One combination. Traffic is per decoded token over all runs; speed is the median run's."""
+    """One combination. Traffic is per decoded token over all runs; speed is the median run's, of all sequences."""
 
     selector: str
     cache: str
+    batch: int
+    """Sequences that were decoded at once."""
     tokens_per_s: float
     reads_per_token: float
     read_bytes_per_token: float
@@ -32,7 +37,7 @@ class Row:
     dram_budget_bytes: int
     peak_rss_bytes: int
     per_token: TokenSpreads
-    """Over the decoded tokens of all runs."""
+    """Over the decoded tokens of all runs; of several sequences, over passes, each of which gives one token of each."""
 
 
 def run(
@@ -41,6 +46,7 @@ def run(
     prompt_ids: Sequence[int],
     num_tokens: int,
     num_runs: int,
+    batch: int = 1,
 ) -> list[Row]:
     """A row for each (selector, cache) of `combinations`; None is what the plan says.
 
@@ -50,20 +56,29 @@ def run(
         prompt_ids: The prompt of every run.
         num_tokens: Tokens decoded per run, behind the first one, at least 1.
         num_runs: Runs per combination, at least 1.
+        batch: Sequences that are decoded at once.
     """
     return [
-        measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs) for selector, cache in combinations
+        measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch)
+        for selector, cache in combinations
     ]
 
 
-def measure(session: Session, prompt_ids: Sequence[int], num_tokens: int, num_runs: int) -> Row:
-    """The row of a session; see `run`."""
-    return _summarize(session, [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True) for _ in range(num_runs)])
+def measure(session: Session, prompt_ids: Sequence[int], num_tokens: int, num_runs: int, batch: int = 1) -> Row:
+    """The row of a session; see `run`. One sequence is greedy; several are drawn, so that they differ."""
+    if batch == 1:
+        one = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True) for _ in range(num_runs)]
+        return _summarize(session, [(done.metrics, done.tokens[1:]) for done in one], batch)
+    prompts, drawn = [prompt_ids] * batch, [Sampling(temperature=1.0, seed=seed) for seed in range(batch)]
+    several = [
+        generate_batch(session, prompts, num_tokens + 1, sampling=drawn, ignore_eos=True) for _ in range(num_runs)
+    ]
+    return _summarize(session, [(done.metrics, done.decoded) for done in several], batch)
 
 
-def _summarize(session: Session, generations: list[Generation]) -> Row:
-    runs = [generation.metrics for generation in generations]
-    decoded = spreads([token for generation in generations for token in generation.tokens[1:]])
+def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Token]]], batch: int) -> Row:
+    runs = [metrics for metrics, _ in found]
+    decoded = spreads([token for _, tokens in found for token in tokens])
     assert decoded, "num_tokens is at least 1, and runs go on behind the end of text"
 
     def total(name: str) -> float:
@@ -73,6 +88,7 @@ def _summarize(session: Session, generations: list[Generation]) -> Row:
     return Row(
         selector=session.plan.method,
         cache=show_choice(session.plan.cache, session.plan.cache_options),
+        batch=batch,
         tokens_per_s=float(np.median([metrics.num_tokens / metrics.decode_s for metrics in runs])),
         reads_per_token=total("reads") / tokens,
         read_bytes_per_token=total("read_bytes") / tokens,
@@ -96,8 +112,9 @@ def render(rows: list[Row]) -> str:
     head = (
         "selector",
         "cache",
+        "batch",
         "tokens/s",
-        "ms/token p5",
+        "ms/pass p5",
         "median",
         "p95",
         "reads/token",
@@ -112,6 +129,7 @@ def render(rows: list[Row]) -> str:
             (
                 row.selector,
                 row.cache,
+                str(row.batch),
                 f"{row.tokens_per_s:.1f}",
                 *(f"{1000 * seconds:.2f}" for seconds in astuple(row.per_token.seconds)),
                 f"{row.reads_per_token:.1f}",

@@ -65,8 +65,16 @@ def device_of(arguments: argparse.Namespace) -> DeviceProfile | None:
     return load_record(arguments.device)
 
 
+def prompts_of(arguments: argparse.Namespace, artifact: Artifact) -> list[list[int]]:
+    """The ids of each prompt, of which there is at least one."""
+    if arguments.prompt_ids is not None:
+        return arguments.prompt_ids
+    codec = TextCodec(artifact)
+    return [codec.encode(prompt) for prompt in arguments.prompt]
+
+
 def prompt_ids_of(arguments: argparse.Namespace, artifact: Artifact) -> list[int]:
-    """The prompt's ids; without a prompt, the token that begins every text."""
+    """The ids of the one prompt of `bench`; without a prompt, the token that begins every text."""
     if arguments.prompt_ids is not None:
         return arguments.prompt_ids
     if arguments.prompt is None:

@@ -1,4 +1,7 @@
-"""`coldpress-run generate`: runs a session as the flags say and prints the text as it comes, or one JSON object."""
+"""`coldpress-run generate`: runs a session as the flags say and prints the text as it comes, or one JSON object.
+
+Several prompts are continued at once (runtime/batch.py), and printed in their order when all have ended.
+"""
 
 import argparse
 import io
@@ -6,14 +9,16 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
 from safetensors import SafetensorError
 
 from runtime import _plugins, _summary
-from runtime._flags import budget_of, open_session, prompt_ids_of, sampling_of
+from runtime._flags import budget_of, open_session, prompts_of, sampling_of
 from runtime.artifact.reader import open_artifact
+from runtime.batch import Batch, generate_batch
 from runtime.draft_model import DraftModel, beside_draft
 from runtime.drafts import Drafting
 from runtime.generate import Session
@@ -29,14 +34,24 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def generate(arguments: argparse.Namespace) -> None:
-    """Continues a prompt and prints what came."""
-    recorder, other = _recorder(arguments.trace), _draft_session(arguments)
+    """Continues one or several prompts and prints what came."""
+    recorder = _recorder(arguments.trace)
+    if len(arguments.prompt or arguments.prompt_ids) > 1:
+        _generate_batch(arguments, recorder)
+    else:
+        _generate_one(arguments, recorder)
+    if recorder:
+        _save_trace(recorder, arguments.trace)
+
+
+def _generate_one(arguments: argparse.Namespace, recorder: Recorder | None) -> None:
+    other = _draft_session(arguments)
     budget = budget_of(arguments)
     if other:
         budget = beside_draft(open_artifact(arguments.artifact).manifest, other, budget)
     session = open_session(arguments, arguments.selector, arguments.cache, budget, recorder)
     codec = TextCodec.of(session.artifact)
-    prompt_ids = prompt_ids_of(arguments, session.artifact)
+    (prompt_ids,) = prompts_of(arguments, session.artifact)
     text = _text_stream(arguments, prompt_ids, codec)
     done = session.generate(
         prompt_ids,
@@ -47,8 +62,6 @@ def generate(arguments: argparse.Namespace) -> None:
         draft_tokens=arguments.draft_tokens,
         on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
     )
-    if recorder:
-        _save_trace(recorder, arguments.trace)
     if not arguments.json:
         print(_shown(text.rest() if text else "") + "\n\n" + _summary.render(done.metrics, done.tokens))
         if other:
@@ -69,6 +82,58 @@ def generate(arguments: argparse.Namespace) -> None:
     )
 
 
+def _generate_batch(arguments: argparse.Namespace, recorder: Recorder | None) -> None:
+    if arguments.draft is not None:
+        raise ColdpressError(f"--draft '{arguments.draft}' is for one prompt, and there are several; leave it out")
+    session = open_session(arguments, arguments.selector, arguments.cache, budget_of(arguments), recorder)
+    prompts, codec = prompts_of(arguments, session.artifact), TextCodec.of(session.artifact)
+    texts = [_text_stream(arguments, prompt_ids, codec) for prompt_ids in prompts]
+
+    def add(sequence: int, token: Token) -> bool:
+        text = texts[sequence]
+        if text:
+            text.add(token.id)
+        return text is not None and text.stop is not None
+
+    sampling = sampling_of(arguments)
+    done = generate_batch(
+        session,
+        prompts,
+        arguments.max_new_tokens,
+        sampling=[replace(sampling, seed=sampling.seed + place) for place in range(len(prompts))],
+        ignore_eos=arguments.ignore_eos,
+        on_token=add,
+    )
+    _print_batch(arguments, prompts, texts, done, codec)
+
+
+def _print_batch(
+    arguments: argparse.Namespace,
+    prompts: list[list[int]],
+    texts: list[TextStream | None],
+    done: Batch,
+    codec: TextCodec | None,
+) -> None:
+    found = [
+        {
+            "prompt_token_ids": prompt_ids,
+            "token_ids": [token.id for token in tokens],
+            "text": text.text() if text else None,
+            "stop": text.stop if text else None,
+            "tokens": [asdict(token) for token in tokens],
+        }
+        for prompt_ids, tokens, text in zip(prompts, done.sequences, texts, strict=True)
+    ]
+    if arguments.json:
+        print(json.dumps({"sequences": found, **_summary.batch_as_data(done)}))
+        return
+    for number, of_one in enumerate(found, start=1):
+        before = codec.decode(of_one["prompt_token_ids"]) if codec else _spaced(of_one["prompt_token_ids"])
+        after = of_one["text"] if codec else f" {_spaced(of_one['token_ids'])}"
+        print(f"[{number}] {_shown(before + after)}\n")
+    print(_summary.render_batch(done))
+
+
 def _text_stream(arguments: argparse.Namespace, prompt_ids: list[int], codec: TextCodec | None) -> TextStream | None:
     if codec is None and arguments.stop:
         raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
@@ -85,12 +150,16 @@ def _writer(
         nonlocal begun
         before = ""
         if not begun:  # now that the session has found the prompt's ids to be ids
-            before, begun = codec.decode(prompt_ids) if codec else " ".join(map(str, prompt_ids)), True
+            before, begun = codec.decode(prompt_ids) if codec else _spaced(prompt_ids), True
         out.write(_shown(before + (text.add(token.id) if text else f" {token.id}")))
         out.flush()
         return text is not None and text.stop is not None
 
     return write
+
+
+def _spaced(ids: list[int]) -> str:
+    return " ".join(map(str, ids))
 
 
 def _shown(text: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime import _bench, budget
-from runtime.generate import DEFAULT_FLASH, choose_plan
+from runtime.opening import DEFAULT_FLASH, choose_plan
 from runtime.quantities import show_bytes, table
 from schemas.layout import Plan
 from schemas.manifest import Manifest

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from runtime.batch import Batch
 from runtime.quantities import show_bytes, table
 from runtime.store import Store
 from runtime.token_statistics import Drafted, Spread, Token, TokenSpreads, drafted, spreads
@@ -43,6 +44,24 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
         ("peak RSS of the process", show_bytes(metrics.peak_rss_bytes)),
     ]
     return table(rows)
+
+
+def batch_as_data(done: Batch) -> dict[str, Any]:
+    """What the passes of a batch took, as figures and as the spreads of those that decoded."""
+    decoded = spreads(done.decoded)
+    return {"metrics": done.metrics.model_dump(mode="json"), "per_pass": decoded and asdict(decoded)}
+
+
+def render_batch(done: Batch) -> str:
+    """The table for people."""
+    decoded, metrics = spreads(done.decoded), done.metrics
+    passes = sum(token.leads for token in done.decoded)
+    mean = f", {metrics.num_tokens / passes:.2f} tokens each" if passes else ""
+    rows = [("sequences", str(len(done.sequences))), ("passes", f"{passes}{mean}")]
+    if decoded:
+        seconds = decoded.seconds
+        rows.append(("a pass: p5, median, p95", ", ".join(map(ms, (seconds.p5, seconds.median, seconds.p95)))))
+    return table(rows) + "\n" + render(metrics)
 
 
 def _draft_rows(found: Drafted) -> list[tuple[str, str]]:

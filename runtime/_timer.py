@@ -57,9 +57,13 @@ class Timer:
         )
 
     def tokens(self, token_ids: Sequence[int], drafted: int = 0) -> Iterator[Token]:
-        """The tokens that the last step gave: the first with what that step took, the others with nothing; all but the
-        last were drafts."""
-        own = len(token_ids) - 1
+        """The tokens that the last step gave: the first with what that step took, the others with nothing.
+
+        Args:
+            token_ids: Consecutive ones of one sequence, or one of each of several.
+            drafted: Drafts that the step checked; then all but the last of the tokens were among them.
+        """
+        own = len(token_ids) - 1 if drafted else 0
         for place, token_id in enumerate(token_ids):
             token = Token(id=token_id) if place else replace(self._last, id=token_id, drafted=drafted)
             self._num_decoded += place > 0

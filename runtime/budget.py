@@ -83,6 +83,21 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     return plan.model_copy(update={"dram_budget_bytes": dram_budget_bytes, "parts": parts})
 
 
+def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budget_bytes: int) -> Plan:
+    """`plan` with another size of the KV cache: units give way for a larger one, within the budget.
+
+    Raises:
+        DoesNotFitError: if the budget cannot hold it.
+    """
+    left = dram_budget_bytes - fixed_bytes(plan) + plan.kv_cache_bytes
+    if kv_cache_bytes > left:
+        raise DoesNotFitError(
+            f"the KV cache takes {kv_cache_bytes} bytes, {plan.title} leaves {left} of {dram_budget_bytes} bytes of "
+            "DRAM for it; ask for fewer sequences or tokens, or give a larger DRAM budget"
+        )
+    return refit(manifest, plan.model_copy(update={"kv_cache_bytes": kv_cache_bytes}), dram_budget_bytes)
+
+
 def cache_slots(cache: str, claims: Sequence[Claim], room_bytes: int) -> list[int]:
     """Cache slots of each claim beside its pinned units.
 

@@ -8,24 +8,23 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from runtime import _plugins, budget
+from runtime import budget
 from runtime._counters import Counters
 from runtime._sampling import Chooser, Sampling
 from runtime._timer import Timer
-from runtime.artifact import contents
-from runtime.artifact.reader import Artifact, open_artifact
-from runtime.cache import read_choice
+from runtime.artifact.reader import open_artifact
 from runtime.drafts import Drafting
-from runtime.flash import Reader, simulated
 from runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
+from runtime.kv_cache import kv_cache_bytes
 from runtime.likelihood import Quality, sum_nll
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
-from runtime.model.selection import Selection, check_selector
+from runtime.model.selection import Selection
+from runtime.opening import DEFAULT_FLASH, choose_plan, make_flash, on_device
 from runtime.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
 from runtime.store import Store
 from runtime.token_statistics import Token
@@ -33,11 +32,7 @@ from runtime.trace import Recorder
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, clipped
 from schemas.layout import Collapse, Plan
-from schemas.manifest import Manifest
 from schemas.metrics import RunMetrics
-
-DEFAULT_FLASH = "direct"
-"""The file of runtime/flash that flash.img is read with."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +95,13 @@ class Session:
         """
         self._started_s: float | None = time.perf_counter() if started_s is None else started_s
         self._running, self._closed = threading.Lock(), False
-        self._step = threading.Lock()
+        self.step = threading.Lock()
         """Held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
         plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse)
-        self._opened_plan = plan
+        self._wanted_plan = plan
+        """What a change of budget is a change of: the plan as opened, with the KV cache of what runs."""
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), recorder)
         self.decoder = Decoder(
             self.artifact, self.store, Selection(self.artifact, plan), activation_format(activations)
@@ -162,10 +158,10 @@ class Session:
             ColdpressError: if the session is closed.
             DoesNotFitError: if the budget cannot hold what must stay in DRAM; nothing has changed then.
         """
-        with self._step:
+        with self.step:
             if self._closed:
                 raise ColdpressError("this session is closed, expected an open one; open the artifact again")
-            plan = budget.refit(self.artifact.manifest, self._opened_plan, dram_budget_bytes)
+            plan = budget.refit(self.artifact.manifest, self._wanted_plan, dram_budget_bytes)
             self.store.resize(self.artifact, plan)
 
     def generate(
@@ -243,11 +239,11 @@ class Session:
         with self._exclusive(), draft.drafting(context_length) if draft else nullcontext(no_drafts) as propose:
             timer = self._start()
             self.decoder.begin(context_length)
-            prompt = _as_array(prompt_ids)
+            prompt = token_array(prompt_ids)
             ids, tokens = prompt.tolist(), list[Token]()
             chooser = Chooser(sampling or Sampling(), ids)
             passes = Passes(self.decoder, chooser, propose, draft_tokens)
-            with self._step, timer.prefill():
+            with self.step, timer.prefill():
                 found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
             while True:
                 for token in timer.tokens(found.token_ids, found.drafted):
@@ -255,7 +251,7 @@ class Session:
                     if (yield token) or token.id in stop_ids or len(tokens) == max_new_tokens:
                         return Generation(tuple(tokens), timer.metrics(self.store))
                 ids += found.token_ids
-                with self._step, timer.decode():
+                with self.step, timer.decode():
                     found = passes.step(ids, max_new_tokens - len(tokens))
 
     def perplexity(
@@ -301,11 +297,11 @@ class Session:
         """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""
         self.decoder.begin(len(block))
         for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
-            with self._step, timer.prefill():
+            with self.step, timer.prefill():
                 logits = self.decoder.prefill(block[start : min(start + PREFILL_CHUNK_TOKENS, num_dense)])
             yield logits
         for token in block[num_dense:-1].tolist():
-            with self._step, timer.decode():
+            with self.step, timer.decode():
                 logits = self.decoder.decode(token)[None]
             yield logits
 
@@ -322,6 +318,51 @@ class Session:
             self.decoder.begin(context_length)
             yield
 
+    @contextmanager
+    def batch(self, context_lengths: Sequence[int]) -> Iterator[Timer]:
+        """The right to use `decoder` for several sequences of at most so many tokens each, all counters at zero.
+
+        Where the plan's KV cache is too small for all of them, units give way to it as long as the batch lasts. `step`
+        is to be held while a token is computed.
+
+        Yields:
+            What measures the run.
+
+        Raises:
+            ColdpressError: if the session is closed or in use.
+            DoesNotFitError: if the plan counts on fewer tokens per sequence, or the budget cannot hold the KV caches.
+        """
+        with self._exclusive(), self._kv_room(context_lengths):
+            timer = self._start()
+            self.decoder.begin_batch(context_lengths)
+            try:
+                yield timer
+            finally:
+                for sequence in range(len(context_lengths)):
+                    self.decoder.end(sequence)
+
+    @contextmanager
+    def _kv_room(self, context_lengths: Sequence[int]) -> Iterator[None]:
+        """A plan with room for the keys and values of sequences of so many tokens."""
+        self.decoder.check_context(max(context_lengths))
+        opened, before = self._wanted_plan, self.plan
+        needed = kv_cache_bytes(self.decoder.spec, sum(context_lengths))
+        if needed <= before.kv_cache_bytes:
+            yield
+            return
+        manifest = self.artifact.manifest
+        with self.step:
+            plan = budget.with_kv_cache(manifest, opened, needed, before.dram_budget_bytes)
+            self.store.resize(self.artifact, plan)
+            self._wanted_plan = opened.model_copy(update={"kv_cache_bytes": needed})
+        try:
+            yield
+        finally:
+            with self.step:
+                self._wanted_plan, now_bytes = opened, self.plan.dram_budget_bytes
+                same = now_bytes == before.dram_budget_bytes
+                self.store.resize(self.artifact, before if same else budget.refit(manifest, opened, now_bytes))
+
     def _start(self) -> Timer:
         """A run with counters at zero; the clock of the session's first one began with the session."""
         started_s, self._started_s = self._started_s, None
@@ -329,8 +370,12 @@ class Session:
         return Timer(time.perf_counter() if started_s is None else started_s, self.store.counters)
 
 
-def _as_array(prompt_ids: Sequence[int]) -> np.ndarray:
-    """A prompt as int64 [n], which is checked against the vocabulary where it is used."""
+def token_array(prompt_ids: Sequence[int]) -> np.ndarray:
+    """A prompt as int64 [n], which is checked against the vocabulary where it is used.
+
+    Raises:
+        ColdpressError: if an id is no 64-bit number.
+    """
     try:
         return np.asarray(prompt_ids, np.int64)
     except OverflowError as error:
@@ -338,54 +383,3 @@ def _as_array(prompt_ids: Sequence[int]) -> np.ndarray:
         raise ColdpressError(
             f"token id {largest} is outside any vocabulary, expected ids of this artifact's"
         ) from error
-
-
-def choose_plan(
-    manifest: Manifest,
-    dram_budget_bytes: int | None = None,
-    selector: str | None = None,
-    cache: str | None = None,
-    collapse: Collapse | None = None,
-) -> Plan:
-    """The plan to run with: the largest that fits, with what was named in place of its own.
-
-    Raises:
-        DoesNotFitError: if the budget cannot hold what must stay in DRAM.
-        ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
-    """
-    if selector is not None:
-        check_selector(selector, manifest)
-    chosen = None if cache is None else read_choice(cache)
-    fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
-    plan = budget.choose_plan(manifest.model_copy(update={"plans": fitting or manifest.plans}), dram_budget_bytes)
-    plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
-    policy, options = chosen or (plan.cache, plan.cache_options)
-    changes: dict[str, object] = {"cache": policy, "cache_options": options}
-    if selector not in (None, plan.method):
-        used = _plugins.load("runtime.sparsity", selector).NEEDS_PREDICTORS
-        predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
-        changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
-    if all(getattr(plan, name) == value for name, value in changes.items()):
-        return plan
-    return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
-
-
-def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
-    """The device that units are read from.
-
-    Raises:
-        UnknownNameError: if there is none of that name.
-        ColdpressError: if this machine cannot read with it.
-    """
-    plugin = _plugins.load("runtime.flash", name)
-    if plugin is not simulated:
-        return plugin.Flash(artifact, plan.queue_depth)
-    data = _plugins.load("runtime.flash", DEFAULT_FLASH).Flash(artifact, plan.queue_depth)
-    return simulated.Flash(artifact, plan.queue_depth, data=data)
-
-
-def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
-    """The artifact as if compiled for `device`, on which only a simulation's seconds depend; keep `artifact` alive."""
-    if device is None:
-        return artifact
-    return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))

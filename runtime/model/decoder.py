@@ -7,7 +7,7 @@ unit's bytes come from differs. Shape letters: T tokens, N hidden_size, V vocab_
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,7 @@ import numpy as np
 from runtime.artifact.reader import Artifact
 from runtime.kernels import FEW_TOKENS
 from runtime.kernels.activations import ActivationFormat
+from runtime.kv_cache import kv_cache_bytes
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
 from runtime.model.attention import Attention, KvCache, Span, new_cache
 from runtime.model.blocks import Block, Blocks, SlotBlock, StreamedBlock, Units, units_of
@@ -53,7 +54,7 @@ class _Layer:
 
 
 class Decoder:
-    """A model with one sequence in its KV cache."""
+    """A model with a KV cache for each of its sequences: one, or the several of a batch."""
 
     def __init__(
         self, artifact: Artifact, store: Store, selection: Selection, activations: ActivationFormat = "fp32"
@@ -81,7 +82,7 @@ class Decoder:
         self._inv_freq = resident.vector("rotary.inv_freq") if self.spec.position == "rotary" else None
         self._norm = self._make_norm("norm", resident)
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
-        self._cache: KvCache = new_cache(self.spec, 0)
+        self._caches: list[KvCache] = [new_cache(self.spec, 0)]
 
     def _make_layer(self, layer: int, resident: Resident) -> _Layer:
         return _Layer(
@@ -98,8 +99,8 @@ class Decoder:
 
     @property
     def length(self) -> int:
-        """Tokens in the KV cache."""
-        return self._cache.length
+        """Tokens in the KV cache of the first sequence."""
+        return self._caches[0].length
 
     def begin(self, context_length: int) -> None:
         """Starts a new sequence of at most `context_length` tokens; its KV cache is allocated here.
@@ -107,16 +108,45 @@ class Decoder:
         Raises:
             DoesNotFitError: if the plan's budget counts on fewer tokens.
         """
-        planned = self._store.plan.context_length
-        if context_length > planned:
+        self.begin_batch([context_length])
+
+    def begin_batch(self, context_lengths: Sequence[int]) -> None:
+        """Starts new sequences, numbered from 0, of at most so many tokens each, at least one sequence.
+
+        Raises:
+            DoesNotFitError: if the plan's budget counts on fewer tokens.
+        """
+        plan = self._store.plan
+        self.check_context(max(context_lengths))
+        needed = kv_cache_bytes(self.spec, sum(context_lengths))
+        if needed > plan.kv_cache_bytes:
             raise DoesNotFitError(
-                f"the prompt and the new tokens make {context_length} tokens, the {self._store.plan.title} has a "
-                f"KV cache for {planned}; ask for fewer tokens, or build for a longer context_length"
+                f"the KV caches of {len(context_lengths)} sequences take {needed} bytes, the {plan.title} has "
+                f"{plan.kv_cache_bytes} for them; ask for fewer sequences or tokens"
             )
-        if context_length != self._cache.context_length:
-            self._cache = new_cache(self.spec, context_length)
-        self._cache.length = 0
+        if [cache.context_length for cache in self._caches] != list(context_lengths):
+            self._caches.clear()  # never what there was beside what there will be
+            self._caches += [new_cache(self.spec, length) for length in context_lengths]
+        for cache in self._caches:
+            cache.length = 0
         self._store.reset()
+
+    def check_context(self, context_length: int) -> None:
+        """Refuses a longer sequence than the plan counts on.
+
+        Raises:
+            DoesNotFitError: saying so.
+        """
+        plan = self._store.plan
+        if context_length > plan.context_length:
+            raise DoesNotFitError(
+                f"the prompt and the new tokens make {context_length} tokens, the {plan.title} has a "
+                f"KV cache for {plan.context_length}; ask for fewer tokens, or build for a longer context_length"
+            )
+
+    def end(self, sequence: int) -> None:
+        """Gives back the KV cache of a sequence, to which nothing can be appended any more."""
+        self._caches[sequence] = new_cache(self.spec, 0)
 
     def prefill(self, tokens: np.ndarray) -> np.ndarray:
         """Appends `tokens` densely; their logits.
@@ -133,9 +163,9 @@ class Decoder:
         chunks = [self._head.apply(hidden_TN) for hidden_TN in self._prefill_chunks(tokens)]
         return np.concatenate(chunks)
 
-    def prefill_last(self, tokens: np.ndarray) -> np.ndarray:
+    def prefill_last(self, tokens: np.ndarray, sequence: int = 0) -> np.ndarray:
         """Appends `tokens` densely; the logits of the last one only, float32 [V]. Raises as `prefill`."""
-        (hidden_TN,) = deque(self._prefill_chunks(tokens), maxlen=1)
+        (hidden_TN,) = deque(self._prefill_chunks(tokens, sequence), maxlen=1)
         return self._head.apply(hidden_TN[-1:])[0]
 
     def decode(self, token: int) -> np.ndarray:
@@ -162,10 +192,31 @@ class Decoder:
                 DRAM, which would pick other units for them than one after the other.
         """
         self._check_together(len(tokens))
-        hidden_TN = self._forward(tokens, partial(self._selected, num_kept=num_kept))
+        spans = [Span(self._caches[0], len(tokens))]
+        hidden_TN = self._forward(tokens, spans, partial(self._selected, num_kept=num_kept))
         if num_kept is None:
             self._store.end_tokens(len(tokens))
         return self._head.apply(hidden_TN)
+
+    def decode_each(self, tokens: np.ndarray, sequences: Sequence[int]) -> np.ndarray:
+        """Appends one token to each of some sequences, in one pass through the layers; as `decode_many`, what any of
+        them uses is fetched once, and each has the logits that it has alone.
+
+        Args:
+            tokens: int [B], at least one and at most FEW_TOKENS.
+            sequences: Their B sequences, distinct.
+
+        Returns:
+            float32 [B, V].
+
+        Raises:
+            ColdpressError: as `decode_many`.
+        """
+        self._check_together(len(tokens))
+        spans = [Span(self._caches[sequence], 1) for sequence in sequences]
+        hidden_BN = self._forward(tokens, spans, partial(self._selected, num_kept=None))
+        self._store.end_tokens(len(tokens))
+        return self._head.apply(hidden_BN)
 
     def accept(self, num_standing: int, num_tokens: int) -> None:
         """Ends a pass of `num_tokens` with drafts: the first `num_standing` stand, the others are taken back."""
@@ -174,9 +225,9 @@ class Decoder:
 
     def roll_back(self, length: int) -> None:
         """Takes back tokens behind the first `length`, at most those that there are: what follows replaces them."""
-        if not 0 <= length <= self._cache.length:
-            raise ValueError(f"length is {length}, the KV cache has {self._cache.length} tokens")
-        self._cache.length = length
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length is {length}, the KV cache has {self.length} tokens")
+        self._caches[0].length = length
 
     def check_many(self) -> None:
         """Refuses several tokens at once where that would change their units; see `Selection.check_many`."""
@@ -188,16 +239,17 @@ class Decoder:
         if num_tokens > 1:
             self.check_many()
 
-    def _prefill_chunks(self, tokens: np.ndarray) -> Iterator[np.ndarray]:
+    def _prefill_chunks(self, tokens: np.ndarray, sequence: int = 0) -> Iterator[np.ndarray]:
         if len(tokens) == 0:
             raise ColdpressError("the prompt has no tokens, expected at least one; give a prompt")
         for start in range(0, len(tokens), PREFILL_CHUNK_TOKENS):
-            yield self._forward(tokens[start : start + PREFILL_CHUNK_TOKENS], self._streamed)
+            chunk = tokens[start : start + PREFILL_CHUNK_TOKENS]
+            yield self._forward(chunk, [Span(self._caches[sequence], len(chunk))], self._streamed)
 
-    def _forward(self, tokens: np.ndarray, blocks: Blocks) -> np.ndarray:
-        """The final hidden states of `tokens`, float32 [T, N], after the last norm."""
-        self._check(tokens)
-        spans = [Span(self._cache, len(tokens))]
+    def _forward(self, tokens: np.ndarray, spans: Sequence[Span], blocks: Blocks) -> np.ndarray:
+        """The final hidden states of `tokens`, those of one span after the other: float32 [T, N], after the last
+        norm."""
+        self._check(tokens, spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
         x_TN = self._embedding.rows(tokens)
         if self._positions is not None:
@@ -212,18 +264,19 @@ class Decoder:
             span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
 
-    def _check(self, tokens: np.ndarray) -> None:
+    def _check(self, tokens: np.ndarray, spans: Sequence[Span]) -> None:
         unknown = tokens[(tokens < 0) | (tokens >= self.spec.vocab_size)]
         if unknown.size:
             raise ColdpressError(
                 f"token id {int(unknown[0])} is outside the vocabulary, expected 0 to {self.spec.vocab_size - 1}"
             )
-        room = self._cache.context_length - self._cache.length
-        if len(tokens) > room:
-            raise DoesNotFitError(
-                f"{len(tokens)} more tokens do not fit the context: {self._cache.length} of "
-                f"{self._cache.context_length} are in use; begin with a longer context"
-            )
+        for span in spans:
+            used, context_length = span.cache.length, span.cache.context_length
+            if span.num_tokens > context_length - used:
+                raise DoesNotFitError(
+                    f"{span.num_tokens} more tokens do not fit the context: {used} of {context_length} are in use; "
+                    "begin with a longer context"
+                )
 
     def _streamed(self, layer: int, family: str, signal: np.ndarray) -> Iterator[Block]:
         """All units, in flash order."""

@@ -28,7 +28,8 @@ from runtime._extents import Extents
 from runtime.artifact.reader import Artifact
 from runtime.budget import fixed_bytes
 from runtime.flash import Landing, Ticket, simulated
-from runtime.generate import DEFAULT_FLASH, Session
+from runtime.generate import Session
+from runtime.opening import DEFAULT_FLASH
 from runtime.simulate import replay
 from runtime.store import Store
 from runtime.trace import END, FETCH, Event, Recorder

@@ -27,7 +27,8 @@ from runtime.artifact.reader import Artifact
 from runtime.device_file import load_device
 from runtime.emulation import emulated
 from runtime.flash import direct
-from runtime.generate import Session, on_device
+from runtime.generate import Session
+from runtime.opening import on_device
 from runtime.simulate import replay
 from runtime.store import Store
 from runtime.trace import Event, Recorder

@@ -11,7 +11,8 @@ from runtime._sampling import Sampling
 from runtime.artifact.reader import open_artifact
 from runtime.budget import fixed_bytes, used_bytes
 from runtime.cache import show_choice
-from runtime.generate import Session, choose_plan
+from runtime.generate import Session
+from runtime.opening import choose_plan
 from runtime.simulate import simulate
 from runtime.token_statistics import Spread, Token, spreads
 from runtime.trace import Recorder, load_trace

@@ -9,7 +9,7 @@ from runtime import _ladder
 from runtime.__main__ import main
 from runtime.artifact.reader import open_artifact
 from runtime.budget import used_bytes
-from runtime.generate import choose_plan
+from runtime.opening import choose_plan
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan, fixed_bytes
 from runtime.flash import direct, simulated
-from runtime.generate import on_device
+from runtime.opening import on_device
 from runtime.simulate import replay, simulate
 from runtime.store import Store
 from runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace

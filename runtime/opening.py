@@ -1,0 +1,67 @@
+"""What a session is opened with: a plan of the artifact's, its device, and what reads the flash image."""
+
+from dataclasses import replace
+
+from runtime import _plugins, budget
+from runtime.artifact import contents
+from runtime.artifact.reader import Artifact
+from runtime.cache import read_choice
+from runtime.flash import Reader, simulated
+from runtime.model.selection import check_selector
+from schemas.device import DeviceProfile
+from schemas.layout import Collapse, Plan
+from schemas.manifest import Manifest
+
+DEFAULT_FLASH = "direct"
+"""The file of runtime/flash that flash.img is read with."""
+
+
+def choose_plan(
+    manifest: Manifest,
+    dram_budget_bytes: int | None = None,
+    selector: str | None = None,
+    cache: str | None = None,
+    collapse: Collapse | None = None,
+) -> Plan:
+    """The plan to run with: the largest that fits, with what was named in place of its own.
+
+    Raises:
+        DoesNotFitError: if the budget cannot hold what must stay in DRAM.
+        ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
+    """
+    if selector is not None:
+        check_selector(selector, manifest)
+    chosen = None if cache is None else read_choice(cache)
+    fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
+    plan = budget.choose_plan(manifest.model_copy(update={"plans": fitting or manifest.plans}), dram_budget_bytes)
+    plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
+    policy, options = chosen or (plan.cache, plan.cache_options)
+    changes: dict[str, object] = {"cache": policy, "cache_options": options}
+    if selector not in (None, plan.method):
+        used = _plugins.load("runtime.sparsity", selector).NEEDS_PREDICTORS
+        predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
+        changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
+    if all(getattr(plan, name) == value for name, value in changes.items()):
+        return plan
+    return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
+
+
+def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
+    """The device that units are read from.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+        ColdpressError: if this machine cannot read with it.
+    """
+    plugin = _plugins.load("runtime.flash", name)
+    if plugin is not simulated:
+        return plugin.Flash(artifact, plan.queue_depth)
+    data = _plugins.load("runtime.flash", DEFAULT_FLASH).Flash(artifact, plan.queue_depth)
+    return simulated.Flash(artifact, plan.queue_depth, data=data)
+
+
+def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
+    """The artifact as if compiled for `device`, on which only a simulation's seconds depend; keep `artifact` alive."""
+    if device is None:
+        return artifact
+    return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))

@@ -1,0 +1,189 @@
+"""Several sequences at once: each has the tokens that it has alone, and what they share is read once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from runtime._sampling import Sampling
+from runtime.batch import generate_batch
+from runtime.generate import Session
+from runtime.simulate import simulate
+from runtime.trace import FETCH, Recorder
+from schemas.errors import ColdpressError, DoesNotFitError
+from tests.runtime.test_decode_many import ALL_IN_DRAM, FORMATS, recipe_of
+from tests.support.artifacts import build_artifact
+
+PROMPTS = [[3, 14], [15, 92, 65, 35], [89], [79, 32, 38]]
+NUM_NEW = 9
+
+
+def open_session(folder, method="topk", quantization="int4_group32", **changes):
+    recipe = recipe_of(method, quantization, **{"context_length": 64, **changes})
+    return Session(build_artifact(folder / "a", recipe).path)
+
+
+def alone(session, sampling=None, **settings):
+    """What each prompt gives in a run of its own."""
+    each = sampling or [None] * len(PROMPTS)
+    return [
+        session.generate(prompt, NUM_NEW, sampling=its, **settings).token_ids
+        for prompt, its in zip(PROMPTS, each, strict=True)
+    ]
+
+
+def ids_of(batch):
+    return [tuple(token.id for token in tokens) for tokens in batch.sequences]
+
+
+@pytest.mark.parametrize(
+    ("method", "quantization"),
+    [*(("topk", quantization) for quantization in FORMATS), ("dense", "int4_group32"), ("predictor", "int4_group32")],
+)
+def test_sequences_decoded_together_have_the_logits_that_each_has_alone(method, quantization, tmp_path):
+    """To the bit, with everything in memory; of prompts and contexts of different lengths."""
+    session = open_session(tmp_path, method, quantization, **ALL_IN_DRAM)
+    decoder, follow = session.decoder, np.array([[7, 11, 13], [17, 19, 23], [29, 31, 37], [41, 43, 47]])
+    expected = []
+    for prompt, tokens in zip(PROMPTS, follow, strict=True):
+        decoder.begin(12)
+        decoder.prefill(np.array(prompt))
+        expected.append([decoder.decode(token) for token in tokens.tolist()])
+    decoder.begin_batch([12, 8, 5, 9])
+    for number, prompt in enumerate(PROMPTS):
+        decoder.prefill_last(np.array(prompt), number)
+    for step, among in enumerate([[0, 1, 2, 3], [3, 1], [0, 2]]):
+        place = {0: [0] * 4, 1: [0, 1, 0, 1], 2: [1, 2, 1, 2]}[step]
+        found = decoder.decode_each(np.array([follow[number, place[number]] for number in among]), among)
+        for row, number in zip(found, among, strict=True):
+            assert (row == expected[number][place[number]]).all()
+    assert session.store.counters.misses == 0
+
+
+def test_a_batch_gives_each_sequence_its_own_tokens_and_what_passes_took(tmp_path):
+    session = open_session(tmp_path, **ALL_IN_DRAM)
+    expected = alone(session, ignore_eos=True)
+    seen = []
+    done = generate_batch(session, PROMPTS, NUM_NEW, ignore_eos=True, on_token=lambda *each: seen.append(each))
+    assert ids_of(done) == expected
+    assert [[token for number, token in seen if number == at] for at in range(4)] == [list(s) for s in done.sequences]
+    assert done.metrics.num_tokens == len(done.decoded) == 4 * (NUM_NEW - 1)
+    assert [token.pass_number for token in done.decoded] == [number for number in range(1, NUM_NEW) for _ in range(4)]
+    assert [token.leads for token in done.decoded] == [True, False, False, False] * (NUM_NEW - 1)
+    assert all(tokens[0].leads and tokens[0].read_bytes for tokens in done.sequences)  # each had a prefill
+    assert not any(token.accepted for token in done.decoded)
+    assert sum(token.hits for token in done.decoded) == done.metrics.hits
+    assert session.generate(PROMPTS[0], NUM_NEW, ignore_eos=True).token_ids == expected[0]
+
+
+def test_draws_are_those_of_each_sequence_alone(tmp_path):
+    session = open_session(tmp_path, **ALL_IN_DRAM)
+    sampling = [Sampling(temperature=3.0, seed=5), Sampling(), Sampling(temperature=3.0, seed=6), Sampling(top_k=2)]
+    sampling[3] = replace(sampling[0], repetition_penalty=2.0)
+    expected = alone(session, sampling, ignore_eos=True)
+    assert ids_of(generate_batch(session, PROMPTS, NUM_NEW, sampling=sampling, ignore_eos=True)) == expected
+    assert expected != alone(session, ignore_eos=True)
+
+
+def test_a_sequence_that_ends_leaves_the_others_as_they_are(tmp_path):
+    """At an end-of-sequence token, or where the caller says so; its KV cache is given back."""
+    session = open_session(tmp_path, **ALL_IN_DRAM)
+    expected = alone(session, ignore_eos=True)
+    stop = next(token for token in expected[1] if token not in expected[0][:3])
+    session.decoder.spec = session.decoder.spec.model_copy(update={"eos_token_ids": (stop,)})
+    until = {number: ids[: ids.index(stop) + 1] if stop in ids else ids for number, ids in enumerate(expected)}
+    lengths = []
+
+    def end(number, token):
+        lengths.append([cache.context_length for cache in session.decoder._caches])
+        return number == 0 and token.id == expected[0][2]
+
+    done = generate_batch(session, PROMPTS, NUM_NEW, on_token=end)
+    assert ids_of(done) == [expected[0][: expected[0].index(expected[0][2]) + 1], until[1], until[2], until[3]]
+    assert min(map(len, ids_of(done))) < max(map(len, ids_of(done)))
+    assert lengths[0] == [len(prompt) + NUM_NEW for prompt in PROMPTS]
+    assert lengths[-1].count(0) >= 2
+    assert {cache.context_length for cache in session.decoder._caches} == {0}
+
+
+def test_what_sequences_use_is_asked_for_once_and_a_trace_of_them_replays(tmp_path):
+    built = build_artifact(tmp_path / "a", recipe_of("relu", "fp16", context_length=64))
+    recorder, separate = Recorder(), Recorder()
+    session = Session(built.path, recorder=recorder)
+    expected = alone(Session(built.path, recorder=separate), ignore_eos=True)
+    done = generate_batch(session, PROMPTS, NUM_NEW, ignore_eos=True)
+    assert ids_of(done) == expected  # a ReLU has no edge at which rounding would decide
+    one_by_one, at_once = ([event for event in each.events if event.kind == FETCH] for each in (separate, recorder))
+    assert len(one_by_one) == 4 * len(at_once)
+    per_sequence = np.array_split(np.arange(len(one_by_one)), 4)
+    for place, event in enumerate(at_once):
+        wanted = [one_by_one[its[place]].ids for its in per_sequence]
+        assert event.ids.tolist() == np.unique(np.concatenate(wanted)).tolist()
+    replayed = simulate(session.artifact, session.plan, recorder.events)
+    for name in ("num_tokens", "hits", "misses", "evictions", "reads", "read_bytes", "extents_sha256"):
+        assert getattr(replayed, name) == getattr(done.metrics, name)
+
+
+def test_units_give_way_to_kv_caches_while_a_batch_lasts(tmp_path):
+    session = open_session(tmp_path, "relu", "fp16", context_length=16, slots_share=0.5)
+    expected = alone(session, ignore_eos=True)
+    before, during = session.plan, []
+
+    def note(number, token):
+        during.append((session.plan, session.store.dram_used_bytes))
+
+    assert ids_of(generate_batch(session, PROMPTS, NUM_NEW, ignore_eos=True, on_token=note)) == expected
+    plan, used = during[0]
+    num_tokens = sum(map(len, PROMPTS)) + 4 * NUM_NEW
+    assert plan.kv_cache_bytes * 16 == before.kv_cache_bytes * num_tokens  # as many bytes as tokens need
+    assert used <= plan.dram_budget_bytes == before.dram_budget_bytes
+    assert sum(part.cache_slots for part in plan.parts) < sum(part.cache_slots for part in before.parts)
+    assert session.plan == before
+    assert session.generate(PROMPTS[0], NUM_NEW, ignore_eos=True).token_ids == expected[0]
+
+
+def test_a_budget_that_changes_meanwhile_holds_the_kv_caches(tmp_path):
+    session = open_session(tmp_path, "relu", "fp16", context_length=16, slots_share=0.5)
+    expected, opened, plans = alone(session, ignore_eos=True), session.plan, []
+
+    def more(number, token):
+        if number == 3 and token.pass_number == 2:
+            session.resize(opened.dram_budget_bytes + 100_000)
+        plans.append(session.plan)
+
+    assert ids_of(generate_batch(session, PROMPTS, NUM_NEW, ignore_eos=True, on_token=more)) == expected
+    assert plans[-1].kv_cache_bytes == plans[0].kv_cache_bytes > opened.kv_cache_bytes
+    assert session.plan.dram_budget_bytes == plans[-1].dram_budget_bytes == opened.dram_budget_bytes + 100_000
+    assert session.plan.kv_cache_bytes == opened.kv_cache_bytes
+
+
+def test_what_no_budget_or_context_holds_is_refused(tmp_path):
+    session = open_session(tmp_path, context_length=16)
+    before = session.plan
+    with pytest.raises(DoesNotFitError, match=r"the KV cache takes \d+ bytes, .* leaves \d+ of .* fewer sequences or"):
+        generate_batch(session, [[1] * 6] * 32, 10)
+    with pytest.raises(DoesNotFitError, match=r"make 18 tokens, the plan .* has a KV cache for 16"):
+        generate_batch(session, [[1], [2] * 8], 10)
+    assert session.plan == before
+    with pytest.raises(DoesNotFitError, match="the KV caches of 2 sequences take"):
+        session.decoder.begin_batch([9, 9])
+    for count in (0, 33):
+        with pytest.raises(ColdpressError, match=f"{count} prompts are to be continued at once, expected 1 to 32"):
+            generate_batch(session, [[1]] * count, 1)
+    with pytest.raises(ColdpressError, match="1 settings of sampling came with 2 prompts"):
+        generate_batch(session, [[1], [2]], 1, sampling=[Sampling()])
+    with pytest.raises(ColdpressError, match="the number of new tokens is 0"):
+        generate_batch(session, [[1], [2]], 0)
+    with pytest.raises(ColdpressError, match="the prompt has no tokens"):
+        generate_batch(session, [[1], []], 2)
+    with pytest.raises(ColdpressError, match="token id 96 is outside the vocabulary"):
+        generate_batch(session, [[1], [96]], 2)
+    assert len(generate_batch(session, [[1], [2]], 2, ignore_eos=True).decoded) == 2
+
+
+def test_a_selector_that_sees_what_is_in_memory_decodes_one_sequence_at_a_time(tmp_path):
+    session = open_session(tmp_path, "dip_ca")
+    with pytest.raises(ColdpressError, match="the selector 'dip_ca' uses what is in DRAM"):
+        generate_batch(session, PROMPTS, 3)
+    expected = open_session(tmp_path / "again", "dip_ca").generate(PROMPTS[0], 3, ignore_eos=True).token_ids
+    assert ids_of(generate_batch(session, PROMPTS[:1], 3, ignore_eos=True)) == [expected]
