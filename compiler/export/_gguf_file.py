@@ -9,11 +9,10 @@ import gguf
 import numpy as np
 
 from compiler.export import _gguf_vocabulary, _llama_cpp
-from compiler.export._gguf_options import BLOCK, FORMATS, Options, TypeName
+from compiler.export._gguf_options import BLOCK, FORMATS, Options, TypeName, own_type
 from compiler.export._llama_cpp import Architecture
 from compiler.export._stored import StoredModel, StoredTensor
 from runtime import _plugins
-from schemas.errors import ColdpressError
 
 FILE_TYPES: dict[TypeName, gguf.LlamaFileType] = {
     "F32": gguf.LlamaFileType.ALL_F32,
@@ -95,18 +94,8 @@ def _type_of(stored: StoredTensor, options: Options) -> TypeName:
     elif stored.format is None:
         wanted = "F32"
     else:
-        wanted = _own_type(stored)
+        wanted = own_type(stored.role, stored.format)
     return "F16" if wanted in ("Q8_0", "Q4_0") and stored.shape[1] % BLOCK else wanted
-
-
-def _own_type(stored: StoredTensor) -> TypeName:
-    for name, format_name in FORMATS.items():
-        if format_name == stored.format:
-            return name
-    raise ColdpressError(
-        f"{stored.role} is stored as {stored.format}, which GGUF has no type for, expected one of "
-        f"{', '.join(FORMATS.values())}; give gguf_type=F16, Q8_0 or Q4_0 to have it rounded again"
-    )
 
 
 def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planned], rounded: list[str]) -> None:

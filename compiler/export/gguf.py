@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 
 from compiler.cost_model import slice_bytes, stored_format
-from compiler.export._gguf_options import BLOCK, FORMATS, Options
+from compiler.export._gguf_options import BLOCK, FORMATS, Options, own_type
 from compiler.export._stored import StoredModel
 from schemas.families import FormatName
 
@@ -35,6 +35,9 @@ def disk_bytes(shapes: Mapping[str, tuple[int, ...]], stored: FormatName, option
         shapes: Role -> shape, of all tensors that a model is made of; a tied head is its embedding.
         stored: The build's format.
         options: How the weights are written.
+
+    Raises:
+        ColdpressError: if GGUF has no type for what is to be taken as it is stored.
     """
     total = 0
     for role, shape in shapes.items():
@@ -42,5 +45,6 @@ def disk_bytes(shapes: Mapping[str, tuple[int, ...]], stored: FormatName, option
         if chosen is None or len(shape) == 1:
             total += 4 * prod(shape)
         else:
+            own_type(role, chosen)
             total += prod(shape[:-1]) * slice_bytes(shape[-1], "fp16" if shape[-1] % BLOCK else chosen)
     return total

@@ -71,10 +71,19 @@ class ConfigKey:
     def names(self) -> tuple[str, ...]:
         """The names that are its values, if they are names."""
         if self.mark.plugins:
-            return (*([AUTO] if self.mark.auto else []), *_plugins.names(self.mark.plugins))
+            fit = filter(self._fits, _plugins.names(self.mark.plugins))
+            return (*([AUTO] if self.mark.auto else []), *fit)
         if not all("enum" in part for part in self.types):
             return ()
         return tuple(value for part in self.types for value in part["enum"])
+
+    def _fits(self, name: str) -> bool:
+        """Whether a plug-in of this name is one that the field takes."""
+        try:
+            TypeAdapter(self.field.rebuild_annotation()).validate_python(name)
+        except ValidationError:
+            return False
+        return True
 
     @property
     def types(self) -> list[dict[str, Any]]:

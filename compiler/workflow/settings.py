@@ -120,11 +120,23 @@ class BuildConfig:
     def plugins(self) -> dict[str, tuple[str, ...]]:
         """Package -> the plug-ins of it that this build uses."""
         found = _chosen(self.values, self.model)
+        for package, option in self._named_by_options(found):
+            found[package] = (*found[package], option)
         return {
             **found,
             "runtime.quantization": (*stored_formats(self["format"]), self["predictor_format"], SOURCE_FORMAT),
             "compiler.architectures": (self.model.model_type,),
         }
+
+    def _named_by_options(self, chosen: Mapping[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+        """(package, plug-in) of the plug-ins that options of others name, as the policy that `linked` builds upon."""
+        return [
+            (key.mark.plugins, self.options[package].get(name, key.default))
+            for package, plugins in chosen.items()
+            for plugin in plugins
+            for name, key in option_keys(package, plugin).items()
+            if key.mark.plugins
+        ]
 
 
 def resolve(raw: Mapping[str, Any]) -> BuildConfig:

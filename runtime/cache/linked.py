@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from runtime import _plugins
 from runtime.cache._policy import NOTHING, Known, Policy
 from schemas.base import Count, Record, Share
+from schemas.config import Key
 
 
 def _base(name: str) -> str:
@@ -28,7 +29,7 @@ def _base(name: str) -> str:
 class Options(Record):
     """The base policy, what a run is, and how often one comes in."""
 
-    linked_over: Annotated[str, AfterValidator(_base)] = Field(
+    linked_over: Annotated[str, AfterValidator(_base), Key(plugins="runtime.cache")] = Field(
         default="lru", description="the policy that says what goes, one that admits units and knows no future"
     )
     linked_run: int = Field(default=4, ge=2, description="units side by side on flash from which on they are a run")

@@ -262,6 +262,15 @@ def test_snakemake_is_told_of_names_that_it_takes_as_they_are(tmp_path: Path) ->
     assert inputs.stamps(built, files) != found
 
 
+def test_a_plugin_that_an_option_names_is_in_use() -> None:
+    """Its code is the build's, too: an edit of it runs stages again."""
+    chosen = {"model": "demo", "device": "pixel6", "cache": "linked"}
+    assert settings.resolve(chosen).plugins()["runtime.cache"] == ("linked", "lru")
+    other = settings.resolve(chosen | {"linked_over": "s3fifo"})
+    assert other.plugins()["runtime.cache"] == ("linked", "s3fifo")
+    assert "unknown linked_over 'static'. Known: lfu, lru, s3fifo, window." in refusal(**chosen, linked_over="static")
+
+
 def test_relu_decides_the_candidates(checkpoint: Path) -> None:
     write_config(checkpoint, hidden_act="relu")
     built = settings.resolve({"model": str(checkpoint)})

@@ -233,6 +233,8 @@ def test_what_is_exported_takes_its_room(model: Model, corpus: Corpus, tmp_path:
     assert grown == pytest.approx(matrices * (2 - 34 / 32), rel=0.05)
     assert needs["F16"]["export"].disk_bytes > 2 * matrices
     assert needs["F16"]["export"].ram_bytes > 0
+    with pytest.raises(ColdpressError, match="stored as int3_group32, which GGUF has no type for"):
+        run(model, corpus, tmp_path, export="gguf", format="int3_group32")
 
 
 def build_of(model: Model, **changes: Any) -> _needs.Build:
