@@ -1,0 +1,144 @@
+// Holds the kernels of one instruction set against the portable ones: main() of tests/runtime/test_neon.py.
+// Prints "kernel format difference": the largest difference over what float32 sums of these terms may differ by.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels.h"
+#include "rounded.h"
+
+using namespace coldpress;
+
+namespace {
+
+std::mt19937 draw(7);
+
+float normal() { return std::normal_distribution<float>()(draw); }
+
+// Random codes; scales and halves are finite and about 2^-5 to 2^5.
+std::vector<uint8_t> random_rows(Format format, int64_t count, int64_t length) {
+    std::vector<uint8_t> rows(static_cast<size_t>(count * row_bytes(format, length)));
+    for (uint8_t& byte : rows) byte = static_cast<uint8_t>(draw());
+    const auto half = [] {
+        return static_cast<uint16_t>((draw() & 0x8000) | ((10 + draw() % 10) << 10) | (draw() & 0x3FF));
+    };
+    if (format == Format::fp16) {
+        for (size_t at = 0; at < rows.size(); at += 2) {
+            const uint16_t value = half();
+            std::memcpy(&rows[at], &value, 2);
+        }
+    } else {
+        for (size_t at = 0; at < rows.size(); at += static_cast<size_t>(block_bytes(format))) {
+            const uint16_t value = half();
+            std::memcpy(&rows[at], &value, 2);
+        }
+    }
+    return rows;
+}
+
+struct Worst {
+    double found = 0;
+    void note(float ours, float theirs, double scale) {
+        const double difference = std::fabs(static_cast<double>(ours) - theirs) / (scale * 1e-6 + 1e-30);
+        if (!(difference <= found)) found = difference;  // not-a-number counts
+    }
+    void print(const char* kernel, Format format) {
+        std::printf("%s %d %.6g\n", kernel, static_cast<int>(format), found);
+    }
+};
+
+void check(const Kernels& kernels, Format format, int64_t count, int64_t length) {
+    const Kernels& portable = kPortableKernels;
+    const int64_t padded = blocks_of(length) * kBlock;
+    const std::vector<uint8_t> bytes = random_rows(format, count, length);
+    std::vector<const uint8_t*> rows;
+    for (int64_t i = 0; i < count; ++i) rows.push_back(bytes.data() + i * row_bytes(format, length));
+    std::vector<float> x(static_cast<size_t>(padded)), coefficients(static_cast<size_t>(count));
+    for (int64_t i = 0; i < length; ++i) x[static_cast<size_t>(i)] = normal();
+    for (float& value : coefficients) value = normal();
+
+    Worst decoded, dots, sums;
+    std::vector<std::vector<float>> values;
+    std::vector<double> magnitudes;
+    for (int64_t i = 0; i < count; ++i) {
+        std::vector<float> ours(static_cast<size_t>(length)), theirs(ours);
+        kernels.decode(format, rows[static_cast<size_t>(i)], length, ours.data());
+        portable.decode(format, rows[static_cast<size_t>(i)], length, theirs.data());
+        double magnitude = 0;
+        for (size_t j = 0; j < ours.size(); ++j) {
+            decoded.note(ours[j], theirs[j], 0);
+            magnitude += std::fabs(static_cast<double>(theirs[j]) * x[j]);
+        }
+        values.push_back(theirs);
+        magnitudes.push_back(magnitude);
+    }
+    decoded.print("decode", format);
+
+    std::vector<float> ours(static_cast<size_t>(count)), theirs(ours);
+    kernels.dot(format, rows.data(), count, length, x.data(), ours.data());
+    portable.dot(format, rows.data(), count, length, x.data(), theirs.data());
+    for (size_t i = 0; i < ours.size(); ++i) dots.note(ours[i], theirs[i], magnitudes[i]);
+    dots.print("dot", format);
+
+    std::vector<float> y(static_cast<size_t>(padded), 1.0f), z(y);
+    kernels.axpy(format, rows.data(), count, length, coefficients.data(), y.data());
+    portable.axpy(format, rows.data(), count, length, coefficients.data(), z.data());
+    for (int64_t j = 0; j < length; ++j) {
+        double magnitude = 1;
+        for (size_t i = 0; i < values.size(); ++i)
+            magnitude += std::fabs(static_cast<double>(coefficients[i]) * values[i][static_cast<size_t>(j)]);
+        sums.note(y[static_cast<size_t>(j)], z[static_cast<size_t>(j)], magnitude);
+    }
+    sums.print("axpy", format);
+
+    if (format == Format::fp16) return;
+    for (int planes = 1; planes <= 2; ++planes) {
+        Worst products;
+        const auto rounded = [&](const Kernels& its, std::vector<float>& out) {
+            std::vector<int8_t> high(static_cast<size_t>(padded + 3 * kBlock)), low(high);
+            std::vector<float> scales(static_cast<size_t>(8 * (blocks_of(length) + 3)));
+            std::vector<int32_t> starts(scales.size()), more(starts);
+            const Rounded vector{planes, {high.data(), low.data()}, scales.data(), {starts.data(), more.data()}};
+            its.round(format, x.data(), blocks_of(length), vector);
+            its.dot_rounded(format, rows.data(), count, length, vector, out.data());
+        };
+        rounded(kernels, ours);
+        rounded(portable, theirs);
+        for (size_t i = 0; i < ours.size(); ++i) products.note(ours[i], theirs[i], magnitudes[i]);
+        products.print(planes == 1 ? "dot_rounded_8" : "dot_rounded_16", format);
+    }
+}
+
+void check_functions(const Kernels& kernels) {
+    Worst exponentials, activations;
+    std::vector<float> values(1003);
+    for (float& value : values) value = -8.0f + 3.0f * normal();
+    std::vector<float> ours(values), theirs(values);
+    const float peak = 8.0f;
+    const float total = kernels.exp_sum(ours.data(), static_cast<int64_t>(ours.size()), peak);
+    const float expected = kPortableKernels.exp_sum(theirs.data(), static_cast<int64_t>(theirs.size()), peak);
+    exponentials.note(total, expected, expected);
+    for (size_t i = 0; i < ours.size(); ++i) exponentials.note(ours[i], theirs[i], theirs[i]);
+    exponentials.print("exp_sum", Format::fp16);
+    for (Activation kind : {Activation::relu, Activation::relu2, Activation::fatrelu, Activation::silu,
+                            Activation::gelu, Activation::gelu_tanh}) {
+        std::vector<float> mine(values), reference(values);
+        for (size_t i = 0; i < mine.size(); i += 2) mine[i] = reference[i] = -values[i];
+        kernels.activate(kind, 0.5f, mine.data(), static_cast<int64_t>(mine.size()));
+        kPortableKernels.activate(kind, 0.5f, reference.data(), static_cast<int64_t>(reference.size()));
+        for (size_t i = 0; i < mine.size(); ++i) activations.note(mine[i], reference[i], 1);
+    }
+    activations.print("activate", Format::fp16);
+}
+
+}  // namespace
+
+int main() {
+    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32})
+        for (int64_t count : {1, 4, 7, 9})
+            for (int64_t length : {32, 72, 160, 4096}) check(kNeonKernels, format, count, length);
+    check_functions(kNeonKernels);
+    return 0;
+}
