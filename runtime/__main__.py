@@ -105,7 +105,8 @@ def _emulate(arguments: argparse.Namespace) -> int:
 def _simulate(arguments: argparse.Namespace) -> None:
     opened = open_artifact(arguments.artifact)
     artifact = on_device(opened, device_of(arguments))
-    plan = choose_plan(artifact.manifest, budget_of(arguments), None, arguments.cache, arguments.collapse)
+    reading = arguments.collapse, arguments.preload
+    plan = choose_plan(artifact.manifest, budget_of(arguments), None, arguments.cache, *reading)
     metrics = simulate(artifact, plan, load_trace(arguments.trace))
     if arguments.json:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})

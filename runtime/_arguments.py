@@ -13,7 +13,7 @@ from runtime.opening import DEFAULT_FLASH
 from runtime.speculation import DRAFT_TOKENS
 from schemas import __version__
 from schemas.errors import clipped
-from schemas.layout import Collapse
+from schemas.layout import Collapse, Preload
 from schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
 
 EXAMPLES = """examples:
@@ -220,7 +220,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
     parser.add_argument("--cache", metavar="NAME", help=f"a cache policy other than the plan's ({OPTIONS_HELP})")
-    _add_collapse(parser)
+    _add_reading(parser)
     parser.add_argument(
         "--device", type=Path, metavar="FILE", help="device record (default: the artifact's own device)"
     )
@@ -245,11 +245,16 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="BYTES", help="cap of all memory (default: the device's DRAM budget)")
 
 
-def _add_collapse(parser: argparse.ArgumentParser) -> None:
+def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collapse",
         choices=get_args(Collapse),
         help="join reads over the plan's gap, or over one that adapts to what reads cost (default: as the plan says)",
+    )
+    parser.add_argument(
+        "--preload",
+        choices=get_args(Preload),
+        help="read ahead what later layers will probably ask for, or nothing (default: as the plan says)",
     )
 
 
@@ -271,7 +276,7 @@ def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: st
     selectors, caches, flashes = (_plugins.names(f"runtime.{kind}") for kind in ("sparsity", "cache", "flash"))
     parser.add_argument("--selector", metavar="NAME", help=f"{selector_help} (known: {', '.join(selectors)})")
     parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)}; {OPTIONS_HELP})")
-    _add_collapse(parser)
+    _add_reading(parser)
     parser.add_argument(
         "--flash",
         default=DEFAULT_FLASH,

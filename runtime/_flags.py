@@ -32,6 +32,7 @@ def open_session(
         flash=arguments.flash,
         activations=arguments.activations,
         collapse=arguments.collapse,
+        preload=arguments.preload,
         device=device_of(arguments),
         recorder=recorder,
         identity=getattr(arguments, "identity", None),

@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from runtime import planner
 from runtime._extents import Extents, span_bytes
-from runtime.flash import Ticket
+from runtime.flash import Landing, Ticket
 from schemas.device import Flash, flash_seconds
 
 COPY_BYTES = 1 << 20
@@ -68,6 +69,41 @@ def halves(buffer: np.ndarray, unit_bytes: int, page_bytes: int) -> list[Half]:
     return [Half(part, np.lib.stride_tricks.sliding_window_view(part, unit_bytes)) for part in parts]
 
 
+class Begin(Protocol):
+    """Has the reads of a batch begin."""
+
+    def __call__(self, batch: planner.Batch, into: np.ndarray, landing: Landing) -> Ticket: ...
+
+
+@dataclass
+class Brought:
+    """What reads bring: units in their order, whether each is kept, and the slots of those that are."""
+
+    planned: planner.ReadPlan
+    units: np.ndarray
+    """int32 [k]."""
+    kept: np.ndarray
+    """bool [k]."""
+    slots: np.ndarray
+    """int32 [k]; meaningless where a unit is not kept."""
+    num_read: int = 0
+    """So many of the units are in memory."""
+
+    def batches(self, room: int) -> Iterator[planner.Batch]:
+        """The reads, at most `room` bytes at a time."""
+        return planner.batches(self.planned, room)
+
+    def landing_in(self, rows: np.ndarray, begin: Begin) -> Callable[[planner.Batch, np.ndarray], Ticket]:
+        """`begin` for batches whose kept units go to their slots in `rows`, uint8 [slots, unit_bytes]."""
+
+        def begin_batch(batch: planner.Batch, buffer: np.ndarray) -> Ticket:
+            its = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
+            kept = self.kept[its]
+            return begin(batch, buffer, Landing(batch.buffer_offset[kept], self.slots[its][kept], rows))
+
+        return begin_batch
+
+
 class Incoming:
     """Batches of reads in their order: as many under way as there are buffers, the others to follow."""
 
@@ -98,6 +134,33 @@ class Incoming:
         """Returns when nothing is written to a buffer any more."""
         for _, ticket, _ in self._under_way:
             ticket.abandon()
+
+
+def dense_batches(
+    units: planner.Strided, num_units: int, room: int, page_bytes: int, gap_bytes: int, flash: Flash
+) -> Iterator[planner.Batch]:
+    """A pass over all units of a part: from front to back, or around the other layers of its group, whichever takes
+    the device less time.
+
+    Args:
+        units: Where they lie.
+        num_units: How many there are.
+        room: Bytes that are read into at a time.
+        page_bytes: Size of a page.
+        gap_bytes: Reads at most this far apart become one.
+        flash: The device's law.
+    """
+    max_bytes = longest_read_bytes(room, units.unit_bytes, page_bytes)
+    whole = planner.sequential_batches(units, num_units, page_bytes, room, max_bytes)
+    if units.stride_bytes == units.unit_bytes:
+        return whole
+    apart = planner.plan_reads(units, np.arange(num_units), page_bytes, gap_bytes, max_bytes)
+    if room < span_bytes(units.stride_bytes, page_bytes):
+        return planner.batches(apart, room)  # no room for what lies between
+    length = units.stride_bytes * num_units
+    around_s = flash_seconds(flash, len(apart.extents), apart.extents.num_bytes)
+    through_s = flash_seconds(flash, -(-length // max_bytes), length)
+    return whole if through_s <= around_s else planner.batches(apart, room)
 
 
 def in_buffer(half: Half, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:

@@ -56,6 +56,7 @@ def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
     names = "name method cache context_length dram_budget_bytes resident_bytes predictor_bytes kv_cache_bytes"
     return {name: getattr(plan, name) for name in names.split()} | {
         "read_buffer_bytes": plan.read_buffer_bytes,
+        "preload_buffer_bytes": plan.preload_buffer_bytes,
         "least_budget_bytes": fixed_bytes(plan),
         "used_bytes": used_bytes(manifest, plan),
         "pinned_bytes": sum(part.num_pinned * unit_bytes[part.family] for part in plan.parts),

@@ -1,4 +1,4 @@
-"""One DRAM budget, divided: resident tensors, predictors, KV cache and read buffer first, then pinned units, and
+"""One DRAM budget, divided: resident tensors, predictors, KV cache and buffers first, then pinned units, and
 cache slots with all that is left. Pure arithmetic on the manifest's plans.
 
 Slots are spread evenly over the layers (DIP, appendix A: no gain was found from spreading them otherwise) and, where
@@ -25,8 +25,9 @@ class Claim(NamedTuple):
 
 
 def fixed_bytes(plan: Plan) -> int:
-    """DRAM that a plan needs before any unit is kept: resident, predictors, KV cache, read buffer."""
-    return plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + plan.read_buffer_bytes
+    """DRAM that a plan needs before any unit is kept: resident, predictors, KV cache, buffers."""
+    buffer_bytes = plan.read_buffer_bytes + plan.preload_buffer_bytes
+    return plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + buffer_bytes
 
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:

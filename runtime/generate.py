@@ -31,7 +31,7 @@ from runtime.token_statistics import Token
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, clipped
-from schemas.layout import Collapse, Plan
+from schemas.layout import Collapse, Plan, Preload
 from schemas.metrics import RunMetrics
 
 
@@ -66,6 +66,7 @@ class Session:
         flash: str = DEFAULT_FLASH,
         activations: str = DEFAULT_ACTIVATIONS,
         collapse: Collapse | None = None,
+        preload: Preload | None = None,
         device: DeviceProfile | None = None,
         recorder: Recorder | None = None,
         identity: str | None = None,
@@ -83,6 +84,7 @@ class Session:
                 device profile's seconds.
             activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
             collapse: Whether the gap that reads are joined over is the plan's, or adapts; None for what the plan says.
+            preload: Whether what later layers will probably ask for is read ahead; None for what the plan says.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Takes down what the store is asked.
             identity: sha256 that the artifact's manifest must have; None takes any.
@@ -99,7 +101,7 @@ class Session:
         """Held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse)
+        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload)
         self._wanted_plan = plan
         """What a change of budget is a change of: the plan as opened, with the KV cache of what runs."""
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), recorder)

@@ -8,8 +8,9 @@ from runtime.artifact.reader import Artifact
 from runtime.cache import read_choice
 from runtime.flash import Reader, simulated
 from runtime.model.selection import check_selector
+from runtime.preload import wanted_bytes
 from schemas.device import DeviceProfile
-from schemas.layout import Collapse, Plan
+from schemas.layout import Collapse, Plan, Preload
 from schemas.manifest import Manifest
 
 DEFAULT_FLASH = "direct"
@@ -22,12 +23,14 @@ def choose_plan(
     selector: str | None = None,
     cache: str | None = None,
     collapse: Collapse | None = None,
+    preload: Preload | None = None,
 ) -> Plan:
     """The plan to run with: the largest that fits, with what was named in place of its own.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
-        ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
+        ColdpressError: for an unknown name, a selector that the artifact cannot serve, or if nothing can be read
+            ahead.
     """
     if selector is not None:
         check_selector(selector, manifest)
@@ -37,6 +40,8 @@ def choose_plan(
     plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
     policy, options = chosen or (plan.cache, plan.cache_options)
     changes: dict[str, object] = {"cache": policy, "cache_options": options}
+    if preload is not None:
+        changes["preload_buffer_bytes"] = wanted_bytes(manifest, plan, preload)
     if selector not in (None, plan.method):
         used = _plugins.load("runtime.sparsity", selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0

@@ -12,7 +12,7 @@ import numpy as np
 from runtime.artifact.reader import Artifact
 from runtime.flash import simulated
 from runtime.store import Store
-from runtime.trace import END, FETCH, RESET, STREAM, Event
+from runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
 from schemas.errors import ColdpressError
 from schemas.layout import Plan
 from schemas.metrics import RunMetrics
@@ -56,6 +56,8 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
             num_tokens = event.token
         elif event.kind == STREAM:
             deque(store.stream(event.layer, event.family), maxlen=0)
+        elif event.kind == PRELOAD:
+            store.preload(event.layer, event.family, event.ids)
         else:
             num_tokens = event.token - 1
             deque(store.fetch(event.layer, event.family, event.ids, event.kept), maxlen=0)
@@ -72,7 +74,7 @@ def check_trace(artifact: Artifact, trace: Iterable[Event]) -> None:
     for index, event in enumerate(trace):
         num_units = known.get((event.layer, event.family), 0)
         largest = int(event.ids[-1]) if event.ids.size else 0
-        if event.kind in (STREAM, FETCH) and largest >= num_units:
+        if event.kind in (STREAM, FETCH, PRELOAD) and largest >= num_units:
             raise ColdpressError(
                 f"event {index} of the trace asks for unit {largest} of layer {event.layer}, family {event.family}, "
                 f"where the artifact has {num_units} units; use a trace recorded with this artifact's model and method"

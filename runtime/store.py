@@ -10,26 +10,35 @@ that are kept, and those that are not are used where they were read to.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from runtime import _native, _plugins, planner
+from runtime import _native, planner
 from runtime._counters import Counters
-from runtime._extents import span_bytes
-from runtime._incoming import Half, Incoming, halves, in_buffer, longest_read_bytes, modelled_flash_s
-from runtime._memory import check_fits, peak_rss_bytes, physical_bytes
+from runtime._incoming import (
+    Begin,
+    Brought,
+    Half,
+    Incoming,
+    dense_batches,
+    halves,
+    in_buffer,
+    longest_read_bytes,
+    modelled_flash_s,
+)
+from runtime._memory import check_fits, physical_bytes
 from runtime._parts import Part, Requests, num_slots, parts_of, resized
 from runtime._slot_memory import SlotMemory, moved
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.collapse import gap_of
 from runtime.flash import Landing, Reader, Ticket
-from runtime.sparsity import Residency
-from runtime.token_time import computed_bytes, dram_seconds, fetch_seconds
+from runtime.preload import Piece, Preloads
+from runtime.sparsity import Residency, uses_read_units
+from runtime.token_time import FlashQueue, bytes_before
 from runtime.trace import Recorder
 from schemas.device import flash_seconds
 from schemas.families import FamilyName
@@ -40,23 +49,7 @@ MAX_BUFFER_BYTES = 1 << 30
 """More of a read buffer is not used: places in it are numbers of 32 bits."""
 ARRIVAL_BYTES = 1 << 20
 """Read between two batches of a fetch, at least: with less, calls would cost more than they let overlap."""
-
-
-@dataclass(frozen=True)
-class _Brought:
-    """What reads bring: units in their order, whether each is kept, and the slots of those that are."""
-
-    planned: planner.ReadPlan
-    units: np.ndarray
-    """int32 [k]."""
-    kept: np.ndarray
-    """bool [k]."""
-    slots: np.ndarray
-    """int32 [k]; meaningless where a unit is not kept."""
-
-
-class _Begin(Protocol):
-    def __call__(self, batch: planner.Batch, into: np.ndarray, landing: Landing) -> Ticket: ...
+NO_UNITS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ class Store:
             artifact: The open artifact.
             plan: One of its plans, or one from `runtime.budget.choose_plan`.
             flash: `Flash` of a file in runtime/flash, made for the artifact.
-            recorder: Takes down every `fetch` and `stream`, for a simulation of the same run.
+            recorder: Takes down every `fetch`, `preload` and `stream`, for a simulation of the same run.
             requests: All that will be fetched, where that is known, for policies that look ahead.
 
         Raises:
@@ -108,6 +101,9 @@ class Store:
         self._buffer = _native.aligned_buffer(size_bytes)
         self._extents = hashlib.sha256()
         self._gap = gap_of(plan, self._page_bytes)
+        self._preloads = Preloads(plan, artifact.manifest.flash.sections, self._page_bytes)
+        self._queue = FlashQueue(artifact.manifest.device)
+        self._bytes_before = bytes_before(artifact.manifest, plan) if plan.preload_buffer_bytes else {}
         self._parts = parts_of(artifact, plan, requests)
         self._memory: dict[FamilyName, SlotMemory] = {}
         self._halves: dict[FamilyName, list[Half]] = {}
@@ -126,6 +122,7 @@ class Store:
         are missing, and are read when they are asked for.
         """
         needed = used_bytes(artifact.manifest, plan)
+        self._preloads.drop()
         check_fits(plan, needed, physical_bytes() if self._flash.moves_data else plan.dram_budget_bytes)
         self.plan, self.dram_used_bytes = plan, needed
         moves, come = resized(artifact, plan, self._parts)
@@ -143,12 +140,11 @@ class Store:
     def _load_pinned(self, part: Part, family: FamilyName, ids: np.ndarray) -> None:
         pinned = part.in_flash_order(ids)
         planned = self._planned(part, part.position[pinned], self._room(family))
-        brought = _Brought(planned, pinned, np.ones(pinned.size, bool), part.slot[pinned])
+        brought = Brought(planned, pinned, np.ones(pinned.size, bool), part.slot[pinned])
         with closing(self._incoming(family, brought, self._submit)) as incoming:
             for batch, ticket, _ in incoming:
                 ticket.finish()
-                self.counters.load_reads += len(batch.extents)
-                self.counters.load_read_bytes += batch.extents.num_bytes
+                self.counters.load(batch)
 
     def residency(self, layer: int, family: FamilyName) -> Residency:
         """Which units a fetch would not have to read, and where the others lie."""
@@ -157,12 +153,14 @@ class Store:
 
     def close(self) -> None:
         """Closes the device; nothing can be read any more."""
+        self._preloads.drop()
         self._flash.close()
 
     def reset(self) -> None:
         """Begins a new context, such as another prompt: what policies count per context starts anew; units stay."""
         if self._recorder:
             self._recorder.reset()
+        self._preloads.drop()  # of a token that failed
         for part in self._parts.values():
             part.cache.reset()
 
@@ -172,12 +170,34 @@ class Store:
             self._recorder.end_tokens(count)
         for part in self._parts.values():
             self.counters.evictions += part.end_tokens(count)
+        self.counters.flash_s += self._preloads.drop()
         self._gap.end_tokens()
+
+    def preload(self, layer: int, family: FamilyName, ids: np.ndarray) -> None:
+        """Begins to read units that a fetch of this token will probably ask for, and returns.
+
+        The cache does not change, and learns of nothing. Nothing is read where the plan has no room for it.
+
+        Args:
+            layer: The first layer of a section; the units' parts of all its layers are read, where they are missing.
+            family: Family on flash.
+            ids: Unit ids, int32 [k], distinct and ascending.
+        """
+        if self._recorder:
+            self._recorder.preload(layer, family, ids)
+        begun, waited_s = self._preloads.begin(layer, family, ids, self._parts, self._begin)
+        counted = self.counters
+        counted.flash_s += waited_s
+        if begun:
+            flash_s = float(flash_seconds(self._modelled, len(begun.extents), begun.extents.num_bytes))
+            counted.modelled_flash_s += flash_s
+            self._queue.begin(flash_s)
+            counted.preload(begun, self._parts[layer, family].units.unit_bytes)
 
     def fetch(self, layer: int, family: FamilyName, ids: np.ndarray, kept: np.ndarray | None = None) -> Iterator[Batch]:
         """Brings units into memory.
 
-        First comes what is there already, while the rest is being read, then that as it arrives. Each batch must be
+        First comes what is there already, then what was read ahead, then the rest, as it arrives. Each batch must be
         used before the next is asked for: what is not kept is gone then. A fetch that is given up, or fails, leaves the
         cache without the units that were not read.
 
@@ -202,81 +222,111 @@ class Store:
         hits, misses = ids[present], ids[~present]
         self.counters.hits += hits.size
         self.counters.misses += misses.size
-        planned, units = self._reads_for(part, family, misses)
+        early = self._preloads.take(layer, family, misses, part)
+        planned, units = self._reads_for(part, family, misses, early)
         if self._use_read_units:
             hits = np.flatnonzero(part.cache.present).astype(np.int32)
         stay = misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)]
         rows, there = self._memory[family].rows, part.slot[hits]
         evicted = part.admit(stay)
         self.counters.evictions += evicted.size
-        brought = _Brought(planned, units, part.cache.contains(units), part.slot[units])
-        self._count(part, family, hits.size, brought)
+        brought = Brought(planned, units, part.cache.contains(units), part.slot[units])
+        self._queue.compute(self._bytes_before.get((layer, family), 0))
+        self._count(part, family, hits.size, brought, early)
         going = np.isin(hits, evicted) if self._use_read_units else np.zeros(hits.size, bool)
         batches = Batch(hits[going], there[going], rows), Batch(hits[~going], there[~going], rows)
-        yield from self._arriving(part, family, *batches, brought)
+        yield from self._arriving(part, family, batches, brought, early)
 
-    def _count(self, part: Part, family: FamilyName, num_there: int, brought: "_Brought") -> None:
+    def _count(self, part: Part, family: FamilyName, num_there: int, brought: Brought, early: Sequence[Piece]) -> None:
         """Counts what a fetch uses, and what that takes on the artifact's device."""
-        size, counted = part.units.unit_bytes, self.counters
         flash_s = modelled_flash_s(self._modelled, brought.planned, self._buffer.size, self._room(family))
-        used_bytes, kept_bytes = brought.units.size * size, int(np.count_nonzero(brought.kept)) * size
-        active_bytes = num_there * size + used_bytes
-        counted.used_bytes += used_bytes
-        counted.active_bytes += active_bytes
-        counted.kept_bytes += kept_bytes
+        ahead = np.concatenate([*(piece.units for piece in early), NO_UNITS])
+        num_kept = int(np.count_nonzero(brought.kept) + np.count_nonzero(part.cache.contains(ahead)))
+        counted, size = self.counters, part.units.unit_bytes
+        active_bytes = counted.use(size, num_there, brought.units.size, ahead.size, num_kept)
         counted.modelled_flash_s += flash_s
-        counted.modelled_fetch_s += fetch_seconds(self._manifest.device, flash_s, active_bytes, kept_bytes)
+        counted.modelled_fetch_s += self._queue.fetch_s(flash_s, active_bytes, num_kept * size, early=bool(early))
 
-    def _reads_for(self, part: Part, family: FamilyName, misses: np.ndarray) -> tuple[planner.ReadPlan, np.ndarray]:
-        """The reads that bring `misses`, and the units that a token takes from them: int32, in flash order."""
-        positions = np.sort(part.position[misses])
-        gap_bytes = self._gap.want(misses.size * part.units.unit_bytes)
+    def _reads_for(
+        self, part: Part, family: FamilyName, misses: np.ndarray, early: Sequence[Piece]
+    ) -> tuple[planner.ReadPlan, np.ndarray]:
+        """The reads that bring what of `misses` was not read `early`, and the units that a token takes from them:
+        int32, in flash order."""
+        wanted = np.zeros(part.order.size, bool)
+        wanted[part.position[misses]] = True
+        for piece in early:
+            wanted[part.position[piece.units]] = False
+        positions = np.flatnonzero(wanted)
+        gap_bytes = self._gap.want(positions.size * part.units.unit_bytes)
         planned = self._planned(part, positions, self._room(family), gap_bytes)
         if self._use_read_units:
             brought = planner.brought(part.units, part.order.size, planned.extents)
-            positions = brought[~part.cache.present[part.order[brought]]]
+            there = part.cache.present
+            for piece in early:
+                there[piece.units] = True
+            positions = brought[~there[part.order[brought]]]
             planned = planner.inside(part.units, positions, planned.extents)
         return planned, part.order[positions]
 
     def _arriving(
-        self, part: Part, family: FamilyName, going: Batch, there: Batch, brought: "_Brought"
+        self, part: Part, family: FamilyName, there: Sequence[Batch], brought: Brought, early: Sequence[Piece]
     ) -> Iterator[Batch]:
-        """What is there, first what makes room and is read over, and then what reads bring, as it arrives."""
-        num_read, units = 0, brought.units
+        """What is there, first what makes room and is read over, then what was read ahead, and then what reads bring,
+        as it arrives."""
+        going, staying = there
+        reads = [brought]
         try:
             if going.ids.size:
                 yield going
             with closing(self._incoming(family, brought, self._begin)) as incoming:
-                if there.ids.size:
-                    yield there
-                for batch, ticket, half in incoming:
-                    for first, last, count in planner.arrivals(batch, part.units.unit_bytes, ARRIVAL_BYTES):
-                        ticket.wait(count)
-                        its, num_read = slice(num_read, batch.first_unit + last), batch.first_unit + last
-                        ids, slots, kept = units[its], brought.slots[its], brought.kept[its]
-                        if kept.any():
-                            yield Batch(ids[kept], slots[kept], self._memory[family].rows)
-                        if not kept.all():
-                            places = batch.buffer_offset[first:last][~kept].astype(np.int32)
-                            yield Batch(ids[~kept], places, half.rows)
-                    flash_s = ticket.finish()
-                    self.counters.flash_s += flash_s
-                    self._gap.observe(batch.extents.num_bytes, flash_s)
+                if staying.ids.size:
+                    yield staying
+                for piece in early:
+                    yield from self._from_buffer(part, family, piece)
+                yield from self._landed(part, family, brought, incoming)
+            lost = np.concatenate([*(piece.give_up() for piece in early), NO_UNITS])
+            if lost.size:
+                units = part.in_flash_order(lost)
+                planned = self._planned(part, part.position[units], self._room(family))
+                again = Brought(planned, units, part.cache.contains(units), part.slot[units])
+                reads.append(again)
+                with closing(self._incoming(family, again, self._begin)) as incoming:
+                    yield from self._landed(part, family, again, incoming)
         finally:
-            part.forget(units[num_read:])
+            for some in (*reads, *early):
+                part.forget(some.units[some.num_read :])
 
-    def _incoming(self, family: FamilyName, brought: "_Brought", begin: "_Begin") -> Incoming:
+    def _landed(self, part: Part, family: FamilyName, brought: Brought, incoming: Incoming) -> Iterator[Batch]:
+        """What reads bring, as it arrives."""
+        for batch, ticket, half in incoming:
+            for first, last, count in planner.arrivals(batch, part.units.unit_bytes, ARRIVAL_BYTES):
+                ticket.wait(count)
+                its = slice(brought.num_read, batch.first_unit + last)
+                brought.num_read = its.stop
+                ids, slots, kept = brought.units[its], brought.slots[its], brought.kept[its]
+                if kept.any():
+                    yield Batch(ids[kept], slots[kept], self._memory[family].rows)
+                if not kept.all():
+                    places = batch.buffer_offset[first:last][~kept].astype(np.int32)
+                    yield Batch(ids[~kept], places, half.rows)
+            flash_s = ticket.finish()
+            self.counters.flash_s += flash_s
+            self._gap.observe(batch.extents.num_bytes, flash_s)
+
+    def _from_buffer(self, part: Part, family: FamilyName, piece: Piece) -> Iterator[Batch]:
+        """Units that were read ahead, as they arrive; those that are kept are copied to their slots."""
+        for ids, places in piece.arrivals(ARRIVAL_BYTES):
+            kept = part.cache.contains(ids)
+            if self._flash.moves_data and kept.any():
+                self._memory[family].rows[part.slot[ids[kept]]] = piece.rows[places[kept]]
+            yield Batch(ids, places, piece.rows)
+
+    def _incoming(self, family: FamilyName, brought: Brought, begin: Begin) -> Incoming:
         """The reads of a plan; those units that are kept go to their slots."""
+        rows = self._memory[family].rows
+        return Incoming(brought.batches(self._room(family)), self._halves[family], brought.landing_in(rows, begin))
 
-        def begin_batch(batch: planner.Batch, buffer: np.ndarray) -> Ticket:
-            its = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
-            kept = brought.kept[its]
-            landing = Landing(batch.buffer_offset[kept], brought.slots[its][kept], self._memory[family].rows)
-            return begin(batch, buffer, landing)
-
-        return Incoming(planner.batches(brought.planned, self._room(family)), self._halves[family], begin_batch)
-
-    def _begin(self, batch: planner.Batch, into: np.ndarray, landing: Landing) -> Ticket:
+    def _begin(self, batch: planner.Batch, into: np.ndarray, landing: Landing | None = None) -> Ticket:
         """Has the reads of a batch begin, and counts them."""
         self.counters.reads += len(batch.extents)
         self.counters.read_bytes += batch.extents.num_bytes
@@ -318,32 +368,13 @@ class Store:
         part = self._parts[layer, family]
         if self._recorder:
             self._recorder.stream(layer, family)
-        batches = self._dense_batches(part, self._room(family))
+        room, gap_bytes = self._room(family), self.plan.collapse_gap_bytes
+        batches = dense_batches(part.units, part.order.size, room, self._page_bytes, gap_bytes, self._modelled)
         with closing(Incoming(batches, self._halves[family], self._submit)) as incoming:
             for batch, ticket, half in incoming:
-                yield self._arrived(part, batch, ticket, half)
-
-    def _arrived(self, part: Part, batch: planner.Batch, ticket: Ticket, half: Half) -> tuple[np.ndarray, np.ndarray]:
-        """The units of a batch of the dense pass, counted."""
-        self.counters.prefill_flash_s += ticket.finish()
-        self.counters.prefill_reads += len(batch.extents)
-        self.counters.prefill_read_bytes += batch.extents.num_bytes
-        ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
-        return ids, in_buffer(half, batch.buffer_offset, part.units)
-
-    def _dense_batches(self, part: Part, room: int) -> Iterator[planner.Batch]:
-        """A pass over all units of a part: from front to back, or around the other layers of its group."""
-        num_units, max_bytes = part.order.size, longest_read_bytes(room, part.units.unit_bytes, self._page_bytes)
-        whole = planner.sequential_batches(part.units, num_units, self._page_bytes, room, max_bytes)
-        if part.units.stride_bytes == part.units.unit_bytes:
-            return whole
-        apart = self._planned(part, np.arange(num_units), room)
-        if room < span_bytes(part.units.stride_bytes, self._page_bytes):
-            return planner.batches(apart, room)  # no room for what lies between
-        length = part.units.stride_bytes * num_units
-        around_s = flash_seconds(self._modelled, len(apart.extents), apart.extents.num_bytes)
-        through_s = flash_seconds(self._modelled, -(-length // max_bytes), length)
-        return whole if through_s <= around_s else planner.batches(apart, room)
+                self.counters.stream(batch, ticket.finish())
+                ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
+                yield ids, in_buffer(half, batch.buffer_offset, part.units)
 
     def extents_sha256(self) -> str:
         """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""
@@ -354,36 +385,15 @@ class Store:
     ) -> RunMetrics:
         """The counters as a record, with what only the caller knows: decoded tokens and seconds; `num_passes` where
         that is not as many, since tokens of one pass share the weights that are in DRAM."""
-        counted, device = self.counters, self._manifest.device
-        computed, passes = computed_bytes(self._manifest, self.plan), num_tokens if num_passes is None else num_passes
-        return RunMetrics(
+        return self.counters.as_metrics(
+            self._manifest,
+            self.plan,
             num_tokens=num_tokens,
-            hits=counted.hits,
-            misses=counted.misses,
-            evictions=counted.evictions,
-            reads=counted.reads,
-            read_bytes=counted.read_bytes,
-            used_bytes=counted.used_bytes,
-            active_bytes=counted.active_bytes,
-            kept_bytes=counted.kept_bytes,
-            modelled_flash_s=counted.modelled_flash_s,
-            modelled_dram_s=dram_seconds(device, computed, passes, counted.active_bytes, counted.kept_bytes),
-            modelled_s=counted.modelled_fetch_s + dram_seconds(device, computed, passes),
-            flash_s=counted.flash_s,
+            num_passes=num_tokens if num_passes is None else num_passes,
             decode_s=decode_s,
-            prefill_reads=counted.prefill_reads,
-            prefill_read_bytes=counted.prefill_read_bytes,
             prefill_s=prefill_s,
             first_token_s=first_token_s,
-            dram_budget_bytes=self.plan.dram_budget_bytes,
             dram_used_bytes=self.dram_used_bytes,
-            peak_rss_bytes=peak_rss_bytes(),
             extents_sha256=self.extents_sha256(),
             direct_io=self._flash.direct,
         )
-
-
-def uses_read_units(plan: Plan) -> bool:
-    """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
-    options = _plugins.options_of(_plugins.load("runtime.sparsity", plan.method), plan.options)
-    return bool(getattr(options, "use_read_units", False))

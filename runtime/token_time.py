@@ -4,14 +4,16 @@ Flash time is counted where reads are made (runtime/store.py), by the device pro
 DRAM bandwidth: computing reads every weight that it uses once, and each unit that is read and kept is copied from the
 read buffer to its slot, which reads and writes it (LLM in a flash 3: I/O, memory management, computing). A request's
 units are computed with and copied while the rest of it is read, so that it takes the longer of the two; the weights
-that are resident are computed with between requests, since what a layer asks for depends on them.
+that are resident are computed with between requests, since what a layer asks for depends on them; what is read then is
+what was asked for ahead.
 """
 
 from runtime.artifact.contents import layout_bytes, resident_tensors
 from schemas.device import DeviceProfile
+from schemas.families import FAMILIES, FamilyName
 from schemas.layout import Plan
 from schemas.manifest import Manifest
-from schemas.model import ModelSpec
+from schemas.model import ATTENTION_ROLES, MLP_ROLES, ModelSpec
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
 """Of these a token reads one row, unless the embedding is the head as well."""
@@ -56,3 +58,44 @@ def dram_seconds(
     """
     moved = num_tokens * computed_per_token + active_bytes + COPY_PASSES * kept_bytes
     return moved / device.dram_bytes_per_s.value
+
+
+def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], int]:
+    """Bytes of resident weights and KV cache that a layer computes with before its first request for MLP units, by that
+    request: what is read ahead is read meanwhile. Later ones, and the head, are not counted."""
+    families = [entry.family for entry in manifest.families]
+    first = next((name for name in families if set(FAMILIES[name].roles) & set(MLP_ROLES)), None)
+    if first is None:
+        return {}
+    num_layers, tensors = manifest.model.num_hidden_layers, resident_tensors(manifest)
+    early = {f"{role}.weight" for role in (*ATTENTION_ROLES, *MLP_ROLES) if role != "down_proj"}
+    shared = (plan.kv_cache_bytes // 2 + plan.predictor_bytes) // num_layers
+    found: dict[tuple[int, FamilyName], int] = {}
+    for layer in range(num_layers):
+        own = {name: tensors[name] for name in (f"layers.{layer}.{role}" for role in early) if name in tensors}
+        found[layer, first] = layout_bytes(own) + shared
+    return found
+
+
+class FlashQueue:
+    """A modelled device that reads in the order in which it is asked, while memory is computed with."""
+
+    def __init__(self, device: DeviceProfile) -> None:
+        """With nothing to read."""
+        self._device, self._left_s = device, 0.0
+
+    def begin(self, flash_s: float) -> None:
+        """Reads that nobody waits for yet."""
+        self._left_s += flash_s
+
+    def compute(self, num_bytes: int) -> None:
+        """So many bytes of DRAM are computed with, and nothing is asked for."""
+        self._left_s = max(0.0, self._left_s - num_bytes / self._device.dram_bytes_per_s.value)
+
+    def fetch_s(self, flash_s: float, active_bytes: int, kept_bytes: int, *, early: bool) -> float:
+        """What a request takes, as `fetch_seconds`; its reads come behind those that were begun before, and it waits
+        for those only if some of its units are among them (`early`), or it reads itself."""
+        reading_s = self._left_s + flash_s if early or flash_s else 0.0
+        seconds = fetch_seconds(self._device, reading_s, active_bytes, kept_bytes)
+        self._left_s = max(0.0, self._left_s + flash_s - seconds)
+        return seconds

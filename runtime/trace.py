@@ -2,12 +2,12 @@
 
 On disk a trace is one safetensors file without metadata, n events in the order in which they happened:
 `kind` uint8 [n] (0: a whole family was streamed, 1: some units were fetched, 2: a new context began, 3: the tokens that
-units were fetched for since the last such event are decoded), `token` int32 [n] (0 for the prefill; of a fetch the
-first token that it is for, counted from 1; of the end of tokens, how many are decoded by then), `layer` int32 [n],
-`family` uint8 [n] (index into the names), `names` uint8 (families in ASCII, joined by spaces), `start` int64 [n + 1]
-(event e has the units `ids[start[e] : start[e + 1]]`, ascending; none unless it is a fetch), `ids` int32 [m + 1] (a 0
-at the end, so that it is never empty), `kept` uint8 [m + 1] (1: the unit may stay in the cache; 0: it is used and not
-kept).
+units were fetched for since the last such event are decoded, 4: some units were read ahead), `token` int32 [n] (0 for
+the prefill; of units the first token that they are for, counted from 1; of the end of tokens, how many are decoded by
+then), `layer` int32 [n], `family` uint8 [n] (index into the names), `names` uint8 (families in ASCII, joined by
+spaces), `start` int64 [n + 1] (event e has the units `ids[start[e] : start[e + 1]]`, ascending; none unless it is of
+units), `ids` int32 [m + 1] (a 0 at the end, so that it is never empty), `kept` uint8 [m + 1] (1: the unit may stay in
+the cache; 0: it is used and not kept).
 """
 
 import os
@@ -23,7 +23,7 @@ from runtime.artifact import tensor_files
 from runtime.artifact.errors import TensorFileError, short
 from schemas.families import FAMILIES
 
-STREAM, FETCH, RESET, END = 0, 1, 2, 3
+STREAM, FETCH, RESET, END, PRELOAD = 0, 1, 2, 3, 4
 NO_IDS = np.empty(0, np.int32)
 REMEDY = "record the trace again"
 
@@ -33,12 +33,12 @@ class Event:
     """One call of the store."""
 
     kind: int
-    """STREAM, FETCH, RESET or END; the latter two are of the store as a whole, their layer 0 and their family any."""
+    """RESET and END are of the store as a whole, their layer 0 and their family any."""
     token: int
     layer: int
     family: str
     ids: np.ndarray
-    """int32 ascending; empty unless units were fetched."""
+    """int32 ascending; empty unless units were fetched or read ahead."""
     kept: np.ndarray | None = None
     """Those of them that may stay in the cache, int32 ascending; None for all."""
 
@@ -63,6 +63,10 @@ class Recorder:
         """Some units were wanted, of which those of `kept`, or all, may stay."""
         stay = None if kept is None or kept.size == ids.size else kept.copy()
         self.events.append(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy(), stay))
+
+    def preload(self, layer: int, family: str, ids: np.ndarray) -> None:
+        """Some units were to be read ahead."""
+        self.events.append(Event(PRELOAD, self.num_tokens + 1, layer, family, ids.copy()))
 
     def end_tokens(self, count: int) -> None:
         """The tokens that units were fetched for are decoded."""
@@ -110,8 +114,8 @@ def load_trace(path: Path) -> tuple[Event, ...]:
     unknown = [family for family in families if family not in FAMILIES]
     if unknown:
         raise TensorFileError(name, "names", short(unknown[0]), f"some of {', '.join(FAMILIES)}", REMEDY)
-    if arrays["family"].max() >= len(families) or arrays["kind"].max() > END:
-        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(families)}; 0 to 3", REMEDY)
+    if arrays["family"].max() >= len(families) or arrays["kind"].max() > PRELOAD:
+        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(families)}; 0 to 4", REMEDY)
     return tuple(_events(arrays, families))
 
 

@@ -14,6 +14,7 @@ CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """The name of a file of runtime/cache; one that a runtime does not have is no damage (FORMAT.md, section 7)."""
 
 Collapse = Literal["static", "adaptive"]
+Preload = Literal["on", "off"]
 
 
 class Section(Record):
@@ -95,6 +96,8 @@ class Plan(Record):
     read_buffer_bytes: PositiveCount
     """Page-rounded buffer that device reads land in, and that units are used from which are not cached; also bounds the
     prefill's blocks."""
+    preload_buffer_bytes: Count = 0
+    """Where reads land that are made before their units are asked for, whole pages (ActiveFlow 3); 0 for none."""
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     collapse: Collapse = "static"

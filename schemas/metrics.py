@@ -41,6 +41,14 @@ class RunMetrics(Record):
     flash_s: float
     """What decoding waited for flash; with simulated flash, the seconds of the modelled device."""
     decode_s: float
+    preload_reads: Count = 0
+    """Of `reads`, those that were made before their units were asked for (ActiveFlow 3)."""
+    preload_read_bytes: Count = 0
+    """Of `read_bytes`, what they moved."""
+    preloaded_bytes: Count = 0
+    """Bytes of the units that they were made for."""
+    preload_used_bytes: Count = 0
+    """Of those units, the bytes of the ones that were asked for then; the rest was wasted."""
     prefill_reads: Count
     prefill_read_bytes: Count
     prefill_s: float
@@ -59,6 +67,11 @@ class RunMetrics(Record):
         """Hits over lookups; 0 without lookups."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else 0.0
+
+    @property
+    def preload_precision(self) -> float:
+        """Share of the units read ahead that were asked for; 0 where none were."""
+        return self.preload_used_bytes / self.preloaded_bytes if self.preloaded_bytes else 0.0
 
     @property
     def modelled_tokens_per_s(self) -> float:

@@ -59,6 +59,8 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     least = span_bytes(unit_bytes, page_bytes)
     fits = plan.read_buffer_bytes >= least and plan.read_buffer_bytes % page_bytes == 0
     require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")
+    ahead = plan.preload_buffer_bytes
+    require(ahead % page_bytes == 0, "preload_buffer_bytes", ahead, f"whole pages of {page_bytes}")
     _check_parts(facts, plan, field)
 
 

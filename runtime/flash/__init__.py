@@ -41,8 +41,9 @@ class Ticket(Protocol):
         takes. Raises as `wait`."""
         ...
 
-    def abandon(self) -> None:
-        """Returns when nothing is written to the memory any more, whatever came of the reads."""
+    def abandon(self) -> float:
+        """Returns, when nothing is written to the memory any more, whatever came of the reads, the seconds as
+        `finish`."""
         ...
 
 

@@ -132,9 +132,11 @@ class Reading:
             self._waited_s += time.perf_counter() - start
         return self._waited_s
 
-    def abandon(self) -> None:
+    def abandon(self) -> float:
         """See `runtime.flash.Ticket`."""
+        start = time.perf_counter()
         self._flash.result(self._extents, self._reads)
+        return self._waited_s + time.perf_counter() - start
 
 
 def landed(landing: Landing | None) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:

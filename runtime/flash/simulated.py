@@ -32,11 +32,12 @@ class Modelled:
         self._flash.tickets.discard(self)
         return self._seconds
 
-    def abandon(self) -> None:
+    def abandon(self) -> float:
         """See `runtime.flash.Ticket`."""
         if self._data:
             self._data.abandon()
         self._flash.tickets.discard(self)
+        return self._seconds
 
 
 class Flash:

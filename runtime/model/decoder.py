@@ -17,6 +17,7 @@ from runtime.artifact.reader import Artifact
 from runtime.kernels import FEW_TOKENS
 from runtime.kernels.activations import ActivationFormat
 from runtime.kv_cache import kv_cache_bytes
+from runtime.model.ahead import Ahead
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
 from runtime.model.attention import Attention, KvCache, Span, new_cache
 from runtime.model.blocks import Block, Blocks, SlotBlock, StreamedBlock, Units, units_of
@@ -72,6 +73,7 @@ class Decoder:
         """
         self.spec: ModelSpec = artifact.manifest.model
         self._store, self._selection = store, selection
+        self._ahead = Ahead(store, selection, artifact.manifest.flash.sections)
         self._units: dict[str, Units] = {
             entry.family: units_of(entry, self.spec, activations) for entry in artifact.manifest.families
         }
@@ -260,6 +262,7 @@ class Decoder:
         for layer in self._layers:
             x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, spans, blocks)
             x_TN = x_TN + layer.mlp.apply(layer.mlp_norm.apply(x_TN), blocks)
+            self._ahead.layer_done()
         for span in spans:
             span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
@@ -285,6 +288,7 @@ class Decoder:
 
     def _selected(self, layer: int, family: str, signal: np.ndarray, num_kept: int | None) -> Iterable[Block]:
         """The units that the selector picks for the tokens, each of which computes with its own."""
+        self._ahead.note(layer, family, signal)
         residency = self._store.residency(layer, family)
         chosen = [self._selection.select(layer, family, one, residency) for one in signal]
         ids, own_TU = union(chosen, residency.present.size)

@@ -11,8 +11,7 @@ import numpy as np
 
 from runtime import _plugins
 from runtime.artifact.reader import Artifact
-from runtime.sparsity import Residency
-from runtime.store import uses_read_units
+from runtime.sparsity import Residency, uses_read_units
 from schemas.errors import ColdpressError, UnknownNameError
 from schemas.layout import PartPlan, Plan, placed_parts
 from schemas.manifest import Manifest

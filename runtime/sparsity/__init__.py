@@ -29,7 +29,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from runtime import _plugins
 from schemas.base import Record
+from schemas.layout import Plan
 
 DensitySource = Literal["whole", "measured", "budget", "capped", "divided"]
 """Every unit; the share that is not exactly zero; what the user says or the DRAM budget allows (ActiveFlow 4.1), in
@@ -70,3 +72,9 @@ class ReadingOptions(Record):
         default=False,
         description="true or false: whether a token also uses what is in DRAM, and what the reads for its units bring",
     )
+
+
+def uses_read_units(plan: Plan) -> bool:
+    """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
+    options = _plugins.options_of(_plugins.load("runtime.sparsity", plan.method), plan.options)
+    return bool(getattr(options, "use_read_units", False))

@@ -28,7 +28,7 @@ from runtime import _plugins
 from runtime._incoming import MAX_READ_BYTES
 from runtime.generate import Session
 from runtime.planner import Strided
-from runtime.store import uses_read_units
+from runtime.sparsity import uses_read_units
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.families import FAMILIES
 from schemas.layout import placed_parts

@@ -1,0 +1,56 @@
+"""What the next layers will ask for, guessed from this layer's inputs, so that it is read while they compute
+(ActiveFlow 3, Figs. 8 and 10).
+
+Inputs are much alike from layer to layer, so the next section's selector, given this layer's input, chooses most of the
+units that it will choose. Reads are begun when all that this layer asks for is there: what is asked for now comes
+first. Where sections hold one layer, a layer reads ahead for the next one; where they hold N, each of a group's layers
+reads its share of flash for the whole next group, with the freshest input that there is. Guessing is one more choice
+per section, of a selector that reads the input itself; a matrix is never multiplied for it alone.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.model.selection import Selection, union
+from runtime.preload import guessed_families
+from runtime.store import Store
+from schemas.layout import Section
+
+
+class Ahead:
+    """Has a store read ahead, if its plan has room for that."""
+
+    def __init__(self, store: Store, selection: Selection, sections: Sequence[Section]) -> None:
+        """Nothing is guessed before `note`."""
+        self._store, self._selection = store, selection
+        self._noted: dict[str, tuple[int, np.ndarray]] = {}
+        self._following: dict[tuple[int, str], tuple[Section, Section]] = {}
+        """(layer, family) -> the section that it is of, and the one after it."""
+        if not store.plan.preload_buffer_bytes:
+            return
+        for family in guessed_families(dict.fromkeys(section.family for section in sections)):
+            own = [section for section in sections if section.family == family]
+            for section, following in itertools.pairwise(own):
+                self._following |= {(layer, family): (section, following) for layer in section.layers}
+
+    def note(self, layer: int, family: str, signal: np.ndarray) -> None:
+        """A layer chooses by `signal`, float32 [T, n]."""
+        if (layer, family) in self._following:
+            self._noted[family] = layer, signal
+
+    def layer_done(self) -> None:
+        """All that the layer of the last notes asked for is there: begins to read what the next ones will."""
+        for family, (layer, signal) in self._noted.items():
+            section, following = self._following[layer, family]
+            chosen = [
+                self._selection.select(target, family, one, self._store.residency(target, family))
+                for target in following.layers
+                for one in signal
+            ]
+            ids, _ = union(chosen, following.num_units)
+            position = self._store.residency(following.first_layer, family).position[ids]
+            share = position * len(section.layers) // following.num_units == layer - section.first_layer
+            self._store.preload(following.first_layer, family, ids[share])
+        self._noted.clear()

@@ -1,0 +1,275 @@
+"""Units that are read before they are asked for (ActiveFlow 3, Figs. 8-11): where they land, and who takes them.
+
+What a later layer asks for is guessed from this layer's input (runtime/model/ahead.py); the store begins the reads and
+goes on (runtime/store.py). They land in a buffer of their own, inside the DRAM budget: a region of it for each family,
+or two in turn where layers lie in groups, since a group is still in use while the next one is read. One read brings a
+unit's parts of all layers of a group. A fetch takes what it asks for from there and reads the rest; what nobody asks
+for is lost when the next section takes its place, or the token is over. A read that failed counts as not
+made: whoever asks for its units reads them again, so that damage shows where, and only where, it matters.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime import _native, planner
+from runtime._extents import span_bytes
+from runtime._incoming import Half, longest_read_bytes
+from runtime._parts import Part
+from runtime.artifact.errors import DeviceError
+from runtime.budget import fixed_bytes
+from runtime.flash import Ticket
+from schemas.errors import ColdpressError, CorruptPageError
+from schemas.families import FAMILIES, FamilyName, Signal
+from schemas.layout import PartPlan, Plan, Preload, Section
+from schemas.manifest import Manifest
+
+GUESSED: tuple[Signal, ...] = ("mlp_input", "attention_input")
+"""Signals that are much alike from layer to layer, since what a layer adds to its input is small (ActiveFlow 2.2)."""
+
+MOST_SHARE = 0.25
+"""Of the DRAM that could keep units; what is kept is read once, and what is read ahead every time."""
+MAX_REGION_BYTES = 1 << 30
+"""More is not used: places in it are numbers of 32 bits."""
+
+Key = tuple[int, FamilyName]
+
+
+def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
+    """Those whose units another layer's input tells: a selector chooses them from the input itself. The other signals
+    are products of a layer's own matrices, which say nothing of another layer's."""
+    return tuple(family for family in families if FAMILIES[family].signal in GUESSED)
+
+
+def buffer_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int, free_bytes: int) -> int:
+    """What a plan's preload buffer should have, whole pages; 0 where nothing can be guessed.
+
+    Args:
+        sections: All of an artifact.
+        parts: A plan's: what they keep in DRAM is not read.
+        page_bytes: Size of a page.
+        free_bytes: DRAM for units and this buffer, of which it takes `MOST_SHARE` at most.
+    """
+    wanted = sum(room * copies for room, copies in _rooms(sections, parts, page_bytes).values())
+    return max(0, min(wanted, int(MOST_SHARE * free_bytes) // page_bytes * page_bytes))
+
+
+def wanted_bytes(manifest: Manifest, plan: Plan, preload: Preload) -> int:
+    """What a plan's preload buffer has where a user says whether there is one.
+
+    Raises:
+        ColdpressError: if there is nothing to read ahead.
+    """
+    if preload == "off":
+        return 0
+    flash = manifest.flash
+    free_bytes = plan.dram_budget_bytes - fixed_bytes(plan)
+    found = plan.preload_buffer_bytes or buffer_bytes(flash.sections, plan.parts, flash.page_bytes, free_bytes)
+    if not found:
+        families = ", ".join(entry.family for entry in manifest.families)
+        raise ColdpressError(
+            f"preload is on, but {families} in {len(flash.sections)} sections leave nothing to read ahead: expected "
+            "neuron, mlp_in or attn_in of a section after the first, not all in DRAM, and room for a page; take "
+            "preload off"
+        )
+    return found
+
+
+def _rooms(
+    sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int
+) -> dict[FamilyName, tuple[int, int]]:
+    """By family, the bytes that a section's guess takes at most, in whole pages, and how many are there at once."""
+    planned = {(part.layer, part.family): part for part in parts}
+    found: dict[FamilyName, tuple[int, int]] = {}
+    for family in guessed_families(dict.fromkeys(section.family for section in sections)):
+        own = [section for section in sections if section.family == family]
+        most = max((_most_bytes(section, planned, page_bytes) for section in own[1:]), default=0)
+        if most:
+            found[family] = most, 2 if any(len(section.layers) > 1 for section in own) else 1
+    return found
+
+
+def _most_bytes(section: Section, planned: Mapping[Key, PartPlan], page_bytes: int) -> int:
+    """Bytes of the reads that bring what a token uses of a section and DRAM does not hold, each rounded out alone."""
+    total = 0
+    for layer in section.layers:
+        part = planned[layer, section.family]
+        missing = -(-part.density * (section.num_units - part.num_pinned - part.cache_slots) // 1)
+        total += int(missing) * span_bytes(section.unit_bytes, page_bytes)
+    whole = section.length_bytes + page_bytes  # an edge of a page is read on either side
+    whole = -(-whole // page_bytes) * page_bytes
+    return min(total, whole)
+
+
+@dataclass
+class _Portion:
+    """Reads ahead that were begun together."""
+
+    batch: planner.Batch
+    places: np.ndarray
+    """int64 [m] ascending: position * layers of the section + layer of the section, of each unit in the batch."""
+    start: int
+    """Where in its region they land."""
+    ticket: Ticket
+    failed: bool = False
+
+    def wait(self, count: int) -> bool:
+        """Whether the first `count` reads came; returns when they have."""
+        try:
+            if not self.failed:
+                self.ticket.wait(count)
+        except (CorruptPageError, DeviceError):
+            self.failed = True
+        return not self.failed
+
+
+@dataclass
+class _Region:
+    """Memory for one section at a time."""
+
+    half: Half
+    section: Section | None = None
+    used_bytes: int = 0
+    portions: list[_Portion] = field(default_factory=list)
+
+
+@dataclass
+class Piece:
+    """Units of a request that were read ahead together."""
+
+    units: np.ndarray
+    """int32 [k], in flash order."""
+    rows: np.ndarray
+    """uint8 [m, unit_bytes]; rows may overlap."""
+    _offsets: np.ndarray
+    """int64 [k], bytes from the portion's start."""
+    _portion: _Portion
+    num_read: int = 0
+    """So many of them are in memory and were given out."""
+
+    def give_up(self) -> np.ndarray:
+        """The units that did not come, which are the caller's business from now on."""
+        lost, self.num_read = self.units[self.num_read :], self.units.size
+        return lost
+
+    def arrivals(self, least_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(units, their rows' numbers, int32 both) as they arrive, `least_bytes` read between two at least; fewer than
+        all where a read failed."""
+        batch = planner.Batch(self._portion.batch.extents, 0, self._offsets)
+        for first, stop, count in planner.arrivals(batch, self.rows.shape[1], least_bytes):
+            if not self._portion.wait(count):
+                return
+            self.num_read = stop
+            yield self.units[first:stop], (self._portion.start + self._offsets[first:stop]).astype(np.int32)
+
+
+def _region(size: int, unit_bytes: int) -> _Region:
+    memory = _native.aligned_buffer(size)
+    return _Region(Half(memory, np.lib.stride_tricks.sliding_window_view(memory, unit_bytes)))
+
+
+class Preloads:
+    """What was read ahead and not yet asked for."""
+
+    def __init__(self, plan: Plan, sections: Sequence[Section], page_bytes: int) -> None:
+        """Allocates the buffer.
+
+        Args:
+            plan: Its `preload_buffer_bytes` are divided among families as they need them; 0 for no reading ahead.
+            sections: All of the artifact.
+            page_bytes: Size of a page.
+        """
+        self._page_bytes, self._gap_bytes = page_bytes, plan.collapse_gap_bytes
+        self._sections = {(layer, section.family): section for section in sections for layer in section.layers}
+        self._regions: list[_Region] = []
+        self._region_of: dict[Key, _Region] = {}
+        rooms = _rooms(sections, plan.parts, page_bytes) if plan.preload_buffer_bytes else {}
+        wanted = sum(room * copies for room, copies in rooms.values())
+        for family, (room, copies) in rooms.items():
+            granted = min(room, MAX_REGION_BYTES, room * plan.preload_buffer_bytes // wanted // page_bytes * page_bytes)
+            own = [section for section in sections if section.family == family]
+            if granted < span_bytes(own[0].unit_bytes, page_bytes):
+                continue
+            regions = [_region(granted, own[0].unit_bytes) for _ in range(copies)]
+            self._regions += regions
+            for index, section in enumerate(own):
+                self._region_of |= {(layer, family): regions[index % copies] for layer in section.layers}
+
+    def begin(
+        self,
+        layer: int,
+        family: FamilyName,
+        ids: np.ndarray,
+        parts: Mapping[Key, Part],
+        submit: Callable[[planner.Batch, np.ndarray], Ticket],
+    ) -> tuple[planner.Batch | None, float]:
+        """Begins to read what is missing of `ids` in all layers of the section of `layer`, as far as there is room.
+
+        Args:
+            layer: Any of the section's.
+            family: Family on flash.
+            ids: Unit ids, int32 [k], distinct.
+            parts: All of the store.
+            submit: Begins reads.
+
+        Returns:
+            The reads that were begun, their units being those that they were begun for; and the seconds that were
+            waited for what made room.
+        """
+        region, section = self._region_of.get((layer, family)), self._sections[layer, family]
+        if region is None:
+            return None, 0.0
+        waited_s = self._drop(region) if region.section is not section else 0.0
+        region.section = section
+        places = self._places(section, ids, parts, region)
+        room = region.half.memory.size - region.used_bytes
+        units = planner.Strided(section.offset_bytes, section.unit_bytes, section.unit_bytes)
+        if room < span_bytes(section.unit_bytes, self._page_bytes) or not places.size:
+            return None, waited_s
+        longest = longest_read_bytes(room, section.unit_bytes, self._page_bytes)
+        planned = planner.plan_reads(units, places, self._page_bytes, self._gap_bytes, longest)
+        batch = next(planner.batches(planned, room))
+        start, region.used_bytes = region.used_bytes, region.used_bytes + batch.extents.num_bytes
+        try:
+            ticket = submit(batch, region.half.memory[start : region.used_bytes])
+        except (CorruptPageError, DeviceError):  # of a device that reads at once
+            return None, waited_s
+        region.portions.append(_Portion(batch, places[: batch.buffer_offset.size], start, ticket))
+        return batch, waited_s
+
+    def _places(self, section: Section, ids: np.ndarray, parts: Mapping[Key, Part], region: _Region) -> np.ndarray:
+        """Which parts of units are in no memory, int64 ascending, see `_Portion.places`."""
+        layers = section.layers
+        own = [parts[layer, section.family] for layer in layers]
+        missing = [part.position[ids[~part.cache.contains(ids)]].astype(np.int64) for part in own]
+        places = [positions * len(layers) + index for index, positions in enumerate(missing)]
+        there = [portion.places for portion in region.portions]
+        return np.setdiff1d(np.concatenate(places), np.concatenate([*there, np.empty(0, np.int64)]))
+
+    def take(self, layer: int, family: FamilyName, misses: np.ndarray, part: Part) -> list[Piece]:
+        """What of `misses`, int32 ids, was read ahead; it stays until another section's turn comes."""
+        region, section = self._region_of.get((layer, family)), self._sections[layer, family]
+        if region is None or region.section is not section:
+            return []
+        index, wanted = layer - section.first_layer, np.zeros(part.order.size, bool)
+        wanted[part.position[misses]] = True
+        found = []
+        for portion in region.portions:
+            position, its_layer = np.divmod(portion.places, len(section.layers))
+            its = np.flatnonzero((its_layer == index) & wanted[position])
+            if its.size and not portion.failed:
+                units = part.order[position[its]]
+                found.append(Piece(units, region.half.rows, portion.batch.buffer_offset[its], portion))
+        return found
+
+    def drop(self) -> float:
+        """Gives up all that was read ahead; nothing is written to the buffer any more when it returns. The seconds that
+        were waited for it."""
+        return sum(self._drop(region) for region in self._regions)
+
+    def _drop(self, region: _Region) -> float:
+        waited_s = sum(portion.ticket.abandon() for portion in region.portions)
+        region.section, region.used_bytes = None, 0
+        region.portions.clear()
+        return waited_s
