@@ -19,6 +19,7 @@ from pydantic import Field
 
 from compiler._io import load_arrays
 from compiler._publishing import standing
+from compiler._replayed import MAX_TOKENS, Replayed
 from compiler.block_statistics import perplexity
 from compiler.dense_run import dense_run
 from compiler.divergence import Watch
@@ -28,25 +29,17 @@ from runtime.artifact.reader import open_artifact
 from runtime.budget import choose_plan
 from runtime.generate import Session
 from runtime.likelihood import sum_nll
-from runtime.opening import DEFAULT_FLASH
-from runtime.simulate import simulate
 from runtime.tokenizer import TextCodec
-from runtime.trace import Recorder
 from schemas.base import Record
 from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.manifest import Manifest
-from schemas.metrics import DenseRun, MeasuredBlock, Protocol, RunMetrics, Sample, Verification
+from schemas.metrics import DenseRun, MeasuredBlock, Protocol, Sample, Verification
 from schemas.model import Model
 from schemas.package import Package
 
 logger = logging.getLogger(__name__)
-DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes", "prefill_reads", "prefill_read_bytes")
-"""What must not depend on whether flash is real or simulated; the digest over all extents joins them."""
-SIMULATED_TOKENS = 128
-"""Tokens of the first block that are decoded for that comparison: past the point where a cache is full and evicts, and
-what the store was asked for fits in memory."""
 AFFORDABLE_WORK = 9_000_000_000_000
 """Parameters times tokens that are decoded where nobody says how many: all of the default test text for models of up to
 two billion parameters, a thousand tokens for seven billion; estimated at a quarter of an hour on two cores."""
@@ -87,11 +80,17 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
     every_block = blocks_of_test_text(corpus, choose_plan(artifact.manifest).context_length)
     blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
-    equal = simulation_equals(folder, blocks[:1, :SIMULATED_TOKENS])
     source = SourceLogits(original, blocks)
     packed = source if model == original else SourceLogits(model, blocks)
-    watch = Watch(source, blocks)
-    quality = Session(folder).perplexity(blocks, sparse=True, on_logits=watch)
+    watch, replayed = Watch(source, blocks), Replayed(folder)
+
+    def on_logits(logits: np.ndarray) -> None:
+        watch(logits)
+        replayed(logits)
+
+    quality = replayed.session.perplexity(blocks, sparse=True, on_logits=on_logits)
+    if replayed.session.plan.collapse == "adaptive":
+        replayed = adapting(folder, blocks)
     compared = compare(source, packed, folder, blocks)
     found = _quality(quality.block_nll, compared)
     top1_agreement, top1_error = watch.top1_agreement()
@@ -107,7 +106,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         top1_agreement=top1_agreement,
         top1_agreement_error=top1_error,
         divergence=watch.divergence(),
-        simulated_equals_real=equal,
+        simulated_equals_real=replayed.equals(),
         sample=write_sample(folder, every_block[0]) if math.isfinite(quality.mean_nll) else None,
         run=quality.metrics,
     )
@@ -167,21 +166,11 @@ def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
     )
 
 
-def simulation_equals(folder: str, blocks: np.ndarray) -> bool:
-    """Whether replaying a run on simulated flash makes the same hits, misses, evictions, extents and bytes.
-
-    Under a plan that adapts to what reads cost, the run counts modelled seconds, too: measured ones are never the same.
-    """
-    recorder = Recorder()
-    adapts = choose_plan(open_artifact(folder).manifest).collapse == "adaptive"
-    session = Session(folder, recorder=recorder, flash="simulated" if adapts else DEFAULT_FLASH)
-    real = session.perplexity(blocks, sparse=True).metrics
-    simulated = simulate(session.artifact, session.plan, recorder.events)
-    return _decisions(real) == _decisions(simulated)
-
-
-def _decisions(metrics: RunMetrics) -> dict[str, object]:
-    return {name: getattr(metrics, name) for name in (*DECISIONS, "extents_sha256")}
+def adapting(folder: str, blocks: np.ndarray) -> Replayed:
+    """A run of a plan that adapts to what reads cost, by modelled seconds: measured ones are never the same again."""
+    replayed = Replayed(folder, flash="simulated")
+    replayed.session.perplexity(blocks[:1, : MAX_TOKENS + 2], sparse=True, on_logits=replayed)
+    return replayed
 
 
 @dataclass(frozen=True)
@@ -207,13 +196,15 @@ def compare(
         blocks: int32 [num_blocks, block_tokens].
     """
     decoder = Session(folder).decoder
+    same = packed is source
     errors, largest, nll_source, nll_dense = [], [], [], []
     for index, block in enumerate(blocks):
         decoder.begin(len(block))
         found, expected = decoder.prefill(block.astype(np.int64)), packed(index)
         errors.append(np.abs(found - expected).max())
         largest.append(np.abs(expected).max())
-        nll_source.append(sum_nll(source(index)[:-1], block[1:]) / (len(block) - 1))
+        of_source = expected if same else source(index)
+        nll_source.append(sum_nll(of_source[:-1], block[1:]) / (len(block) - 1))
         nll_dense.append(sum_nll(found[:-1], block[1:]) / (len(block) - 1))
     error = float(np.max(errors) / np.max(largest))  # numpy's maximum hands on NaN, Python's does not
     return Compared(tuple(nll_source), tuple(nll_dense), error)

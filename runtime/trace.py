@@ -50,28 +50,39 @@ class Recorder:
     events: list[Event] = field(default_factory=list)
     num_tokens: int = 0
     """Tokens that were decoded."""
+    max_tokens: int | None = None
+    """Nothing is taken down after so many."""
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is taken down."""
+        return self.max_tokens is not None and self.num_tokens >= self.max_tokens
 
     def stream(self, layer: int, family: str) -> None:
         """The whole family was wanted, in flash order."""
-        self.events.append(Event(STREAM, 0, layer, family, NO_IDS))
+        self._add(Event(STREAM, 0, layer, family, NO_IDS))
 
     def reset(self) -> None:
         """A new context began."""
-        self.events.append(Event(RESET, 0, 0, next(iter(FAMILIES)), NO_IDS))
+        self._add(Event(RESET, 0, 0, next(iter(FAMILIES)), NO_IDS))
 
     def fetch(self, layer: int, family: str, ids: np.ndarray, kept: np.ndarray | None = None) -> None:
         """Some units were wanted, of which those of `kept`, or all, may stay."""
         stay = None if kept is None or kept.size == ids.size else kept.copy()
-        self.events.append(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy(), stay))
+        self._add(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy(), stay))
 
     def preload(self, layer: int, family: str, ids: np.ndarray) -> None:
         """Some units were to be read ahead."""
-        self.events.append(Event(PRELOAD, self.num_tokens + 1, layer, family, ids.copy()))
+        self._add(Event(PRELOAD, self.num_tokens + 1, layer, family, ids.copy()))
 
     def end_tokens(self, count: int) -> None:
         """The tokens that units were fetched for are decoded."""
+        self._add(Event(END, self.num_tokens + count, 0, next(iter(FAMILIES)), NO_IDS))
         self.num_tokens += count
-        self.events.append(Event(END, self.num_tokens, 0, next(iter(FAMILIES)), NO_IDS))
+
+    def _add(self, event: Event) -> None:
+        if not self.full:
+            self.events.append(event)
 
     def save(self, path: Path) -> None:
         """Writes the trace."""

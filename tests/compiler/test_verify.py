@@ -11,19 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import ingest, verify
+from compiler import _replayed, ingest, verify
 from compiler._io import Workspace, load_arrays
+from compiler._replayed import Replayed
 from compiler.block_statistics import perplexity, with_error
 from compiler.divergence import Watch
 from compiler.run_command import run_command
 from compiler.verify import (
     SourceLogits,
     VerifyConfig,
+    adapting,
     blocks_of_test_text,
     first_words,
     num_measured,
     run,
-    simulation_equals,
 )
 from runtime.artifact.reader import open_artifact
 from runtime.generate import Session
@@ -67,7 +68,7 @@ def test_a_plan_that_adapts_is_held_to_a_simulation_by_modelled_seconds(tmp_path
     build.package()
     folder = str(build.artifact)
     assert Session(folder).plan.collapse == "adaptive"
-    assert simulation_equals(folder, np.arange(32).reshape(1, 32))
+    assert adapting(folder, np.arange(32).reshape(1, 32)).equals()
 
 
 @pytest.mark.needs_data
@@ -225,16 +226,20 @@ def test_another_artifact_in_its_place(build):
 
 
 def test_a_simulation_that_differs_is_noticed(build, monkeypatch):
-    blocks = blocks_of_test_text(build.corpus, 64)[:1]
-    assert simulation_equals(str(build.artifact), blocks)
-    simulate = verify.simulate
+    blocks = blocks_of_test_text(build.corpus, 64)
+    monkeypatch.setattr(_replayed, "MAX_TOKENS", 40)
+    replayed = Replayed(str(build.artifact))
+    replayed.session.perplexity(blocks, sparse=True, on_logits=replayed)
+    assert replayed.equals()
+    assert replayed._decisions["misses"] < replayed.session.store.counters.misses, "the first 40 tokens alone"
+    simulate = _replayed.simulate
 
     def wrong(*arguments):
         found = simulate(*arguments)
         return found.model_copy(update={"evictions": found.evictions + 1})
 
-    monkeypatch.setattr(verify, "simulate", wrong)
-    assert not simulation_equals(str(build.artifact), blocks)
+    monkeypatch.setattr(_replayed, "simulate", wrong)
+    assert not replayed.equals()
 
 
 def test_test_text_is_what_is_judged(build):
