@@ -51,6 +51,15 @@ def gemv(
     num_threads: int = 0,
     activation_bits: int = 0,
 ) -> None: ...
+def gemv_each(
+    matrix: np.ndarray,
+    length: int,
+    format: str,
+    x: np.ndarray,
+    out: np.ndarray,
+    num_threads: int = 0,
+    activation_bits: int = 0,
+) -> None: ...
 def decode_rows(matrix: np.ndarray, length: int, format: str, out: np.ndarray, num_threads: int = 0) -> None: ...
 def read_through(words: np.ndarray, num_threads: int = 0) -> int: ...
 def attend(

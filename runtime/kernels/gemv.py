@@ -40,11 +40,11 @@ def gemv(
 def gemv_each(
     matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, activations: ActivationFormat = "fp32"
 ) -> np.ndarray:
-    """float32[tokens, rows]: the matrix times each of few vectors, bit for bit what `gemv` gives of each.
+    """float32[tokens, rows]: the matrix, read once, times each of few vectors; bit for bit what `gemv` gives of each.
 
     Args:
         matrix, length, fmt: as in `gemv`.
-        x: float32[tokens, length].
+        x: float32[tokens, length]; 1 to 1024 tokens.
 
     Raises:
         ValueError, TypeError: as `gemv`.
@@ -53,8 +53,7 @@ def gemv_each(
         decoded = reference_decode_rows(matrix, length, fmt)
         return np.stack([decoded @ one for one in x])
     out = np.empty((len(x), matrix.shape[0]), np.float32)
-    for one, its in zip(x, out, strict=True):
-        _native.gemv(matrix, length, fmt, one, its, 0, BITS[activations])
+    _native.gemv_each(matrix, length, fmt, x, out, 0, BITS[activations])
     return out
 
 

@@ -10,6 +10,7 @@ import pytest
 from runtime import _native
 from runtime._plugins import load, names
 from runtime.kernels import attention, gemv, matmul, rows
+from runtime.kernels.activations import ACTIVATIONS
 from schemas.errors import UnknownNameError
 from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
 
@@ -41,11 +42,15 @@ def test_gemv(rng, fmt, length):
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, fmt):
-    matrix = unit_store(rng, fmt, 96)[:, OFFSET:]
-    x = np.stack([floats(rng, 96) for _ in range(5)])
-    expected = np.stack([gemv.gemv(matrix, 96, fmt, one) for one in x])
-    assert gemv.gemv_each(matrix, 96, fmt, x).tobytes() == expected.tobytes()
+@pytest.mark.parametrize("length", [45, 96])
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, cpu, fmt, length, kind):
+    """On every instruction set, of more vectors and rows than are taken at a time, and of some that remain."""
+    matrix = unit_store(rng, fmt, length)[:, OFFSET:]
+    x = np.stack([floats(rng, length) for _ in range(7)])
+    expected = np.stack([gemv.gemv(matrix, length, fmt, one, activations=kind) for one in x])
+    for count in (1, 4, 7):
+        assert gemv.gemv_each(matrix, length, fmt, x[:count], kind).tobytes() == expected[:count].tobytes()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -111,6 +111,20 @@ void gemv(const Bytes2& matrix, int64_t length, const std::string& format, const
     dot(rows, x.data(), activation_bits, out.data(), threads);
 }
 
+void gemv_each(const Bytes2& matrix, int64_t length, const std::string& format, const Floats2& x, const Out2& out,
+               int num_threads, int activation_bits) {
+    expect_bits(activation_bits);
+    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
+    const int64_t tokens = static_cast<int64_t>(x.shape(0));
+    expect(tokens >= 1 && tokens <= 1024, text(tokens) + " vectors are to be multiplied with, expected 1 to 1024");
+    expect_length("a row of x", x.shape(1), length);
+    expect_length("out", out.shape(0), tokens);
+    expect_length("a row of out", out.shape(1), rows.count);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    dot_each(rows, x.data(), static_cast<int>(tokens), activation_bits, out.data(), threads);
+}
+
 void decode_rows(const Bytes2& matrix, int64_t length, const std::string& format, const Out2& out, int num_threads) {
     const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
     expect_length("out", out.shape(0), rows.count);
@@ -184,6 +198,9 @@ void bind_products(nb::module_& m) {
           "out[length] = sum over i of factors[i] * act(gate row i . x) * up row i . x * down row i");
     m.def("gemv", &gemv, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
           nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0, "out[i] = matrix[i] . x[length]");
+    m.def("gemv_each", &gemv_each, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
+          nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0,
+          "out[t, i] = matrix[i] . x[t, length]");
     m.def("decode_rows", &decode_rows, nb::arg("matrix").noconvert(), "length"_a, "format"_a,
           nb::arg("out").noconvert(), "num_threads"_a = 0, "out[i, length] = matrix[i] as float32");
     m.def("read_through", &stream_words, nb::arg("words").noconvert(), "num_threads"_a = 0,

@@ -41,6 +41,9 @@ struct Kernels {
     float (*exp_sum)(float* values, int64_t count, float peak);
     // values[i] = the activation function of values[i]; `threshold` is fatrelu's
     void (*activate)(Activation, float threshold, float* values, int64_t count);
+    // out[t][i] = dot(row i, x[t])
+    void (*dot_tokens)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
+                       const float* const* x, float* const* out);
 };
 
 extern const Kernels kPortableKernels;

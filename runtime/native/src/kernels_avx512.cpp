@@ -4,7 +4,9 @@
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"
+#include "kernels_tokens.h"
 
 namespace coldpress {
-const Kernels kAvx512Kernels{"avx512", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate};
+const Kernels kAvx512Kernels{"avx512", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+                               dot_tokens};
 }

@@ -4,6 +4,7 @@
 #include "kernels_body.h"
 #include "kernels_rounding.h"
 #include "kernels_activations.h"
+#include "kernels_tokens.h"
 
 namespace coldpress {
 namespace {
@@ -153,6 +154,7 @@ void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count
 
 }  // namespace
 
-const Kernels kAvx512VnniKernels{"avx512vnni", dot, axpy, round_packed, dot_rounded_packed, decode, exp_sum, activate};
+const Kernels kAvx512VnniKernels{"avx512vnni", dot, axpy, round_packed, dot_rounded_packed, decode, exp_sum,
+                                  activate, dot_tokens};
 
 }  // namespace coldpress

@@ -84,7 +84,9 @@ struct Isa {
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"
+#include "kernels_tokens.h"
 
 namespace coldpress {
-const Kernels kNeonKernels{"neon", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate};
+const Kernels kNeonKernels{"neon", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+                               dot_tokens};
 }

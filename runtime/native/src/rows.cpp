@@ -15,22 +15,22 @@ namespace {
 constexpr int64_t kTaskBytes = 64 << 10;
 constexpr int64_t kWorthThreads = 256 << 10;  // bytes that take longer than it takes to wake a thread
 
+int useful_threads(const Rows& rows, int threads) {
+    return rows.count * row_bytes(rows.format, rows.length) < kWorthThreads ? 1 : threads;
+}
+
+}  // namespace
+
 std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t offset) {
     std::vector<const uint8_t*> found(static_cast<size_t>(last - first));
     for (int64_t i = first; i < last; ++i) found[static_cast<size_t>(i - first)] = rows.at(i) + offset;
     return found;
 }
 
-int useful_threads(const Rows& rows, int threads) {
-    return rows.count * row_bytes(rows.format, rows.length) < kWorthThreads ? 1 : threads;
-}
-
 int64_t rows_per_task(const Rows& rows) {
     const int64_t bytes = std::max<int64_t>(1, row_bytes(rows.format, rows.length));
     return std::max<int64_t>(4, kTaskBytes / bytes / 4 * 4);
 }
-
-}  // namespace
 
 Input::Input(Format format, const float* x, int64_t length, int bits) : format_(format), length_(length) {
     if (bits != 0 && format != Format::fp16) {

@@ -22,6 +22,12 @@ struct Rows {
     const uint8_t* at(int64_t i) const { return base + (slots ? slots[i] : i) * stride; }
 };
 
+// Where the rows [first, last) begin, `offset` bytes further on.
+std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t offset);
+
+// How many rows a task should have.
+int64_t rows_per_task(const Rows& rows);
+
 // What rows are multiplied with: a vector, padded to whole blocks, or rounded to whole numbers where `bits` is 8 or 16
 // and the format has codes. Bits are 0 for float32.
 class Input {
@@ -40,6 +46,9 @@ class Input {
 
 // out[i] = dot(row i, x[length]), with x as Input takes it
 void dot(const Rows& rows, const float* x, int bits, float* out, int threads);
+
+// out[t, i] = dot(row i, x[t, length]) of `tokens` vectors, each to the bits that `dot` gives; rows are read once
+void dot_each(const Rows& rows, const float* x, int tokens, int bits, float* out, int threads);
 
 // out[length] = sum over i, in order, of coefficients[i] * row i
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads);

@@ -1,0 +1,61 @@
+// Products of rows with several vectors, split over threads by rows.
+#include <algorithm>
+#include <vector>
+
+#include "cpu.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace coldpress {
+namespace {
+
+// Vectors of float32, padded to whole blocks.
+class Padded {
+   public:
+    Padded(const float* x, int64_t length, int count)
+        : width_(blocks_of(length) * kBlock), memory_(static_cast<size_t>(count * width_)) {
+        for (int t = 0; t < count; ++t) {
+            std::copy_n(x + t * length, length, memory_.begin() + t * width_);
+            vectors_.push_back(memory_.data() + t * width_);
+        }
+    }
+
+    const float* const* data() const { return vectors_.data(); }
+
+   private:
+    int64_t width_;
+    std::vector<float> memory_;
+    std::vector<const float*> vectors_;
+};
+
+// Calls task(first row, pointers to rows, count) over all rows.
+template <typename Task>
+void over_tasks(const Rows& rows, int threads, const Task& task) {
+    const int64_t step = rows_per_task(rows);
+    compute_pool().run((rows.count + step - 1) / step, threads, [&](int64_t number) {
+        const int64_t first = number * step, last = std::min(rows.count, first + step);
+        const auto at = pointers(rows, first, last, 0);
+        task(first, at.data(), last - first);
+    });
+}
+
+}  // namespace
+
+void dot_each(const Rows& rows, const float* x, int tokens, int bits, float* out, int threads) {
+    if (bits != 0 && rows.format != Format::fp16) {
+        std::vector<Input> inputs;
+        for (int t = 0; t < tokens; ++t) inputs.emplace_back(rows.format, x + t * rows.length, rows.length, bits);
+        return over_tasks(rows, threads, [&](int64_t first, const uint8_t* const* at, int64_t count) {
+            for (int t = 0; t < tokens; ++t)  // a task's rows stay in the cache from one vector to the next
+                inputs[static_cast<size_t>(t)].dot(at, count, out + t * rows.count + first);
+        });
+    }
+    const Padded inputs(x, rows.length, tokens);
+    over_tasks(rows, threads, [&](int64_t first, const uint8_t* const* at, int64_t count) {
+        std::vector<float*> to;
+        for (int t = 0; t < tokens; ++t) to.push_back(out + t * rows.count + first);
+        kernels().dot_tokens(rows.format, at, count, rows.length, tokens, inputs.data(), to.data());
+    });
+}
+
+}  // namespace coldpress
