@@ -2,15 +2,17 @@
 
 The steps are those of LLM in a flash, Table 2, Ripple, Fig. 11, and ActiveFlow, Fig. 16, as far as one artifact can
 take them: bundles and their order on flash are the artifact's own. Each step adds one setting to the best of those
-before it; what loses is shown with its loss and not taken along. All have the same DRAM budget.
+before it; what loses is shown with its loss and not taken along. All have the same DRAM budget. io_uring is a step
+where the kernel has it, and reading ahead one where a later layer's units can be guessed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from runtime import _bench, budget
+from runtime import _bench, _native, budget
 from runtime.opening import DEFAULT_FLASH, choose_plan
+from runtime.preload import buffer_bytes
 from runtime.quantities import show_bytes, table
 from schemas.layout import Plan
 from schemas.manifest import Manifest
@@ -51,31 +53,48 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
         manifest: The artifact's.
         plan: Where the ladder leads to: its selector, cache, gap and budget.
     """
-    room = plan.dram_budget_bytes
-    dense = choose_plan(manifest, room, "dense", "static").model_copy(update={"collapse_gap_bytes": 0})
+    room, flash = plan.dram_budget_bytes, manifest.flash
+    plan = budget.refit(manifest, plan.model_copy(update={"preload_buffer_bytes": 0}), room)
+    plain = {"collapse_gap_bytes": 0, "collapse": "static"}
+    dense = choose_plan(manifest, room, "dense", "static", preload="off").model_copy(update=plain)
     nothing = tuple(part.model_copy(update={"num_pinned": 0, "cache_slots": 0}) for part in dense.parts)
     base, options = ("lru", {}) if plan.cache in ("static", "linked") else (plan.cache, dict(plan.cache_options))
 
     def selecting(cache: str, cache_options: Mapping[str, Any]) -> Change:
         changed = plan.model_copy(update={"cache": cache, "cache_options": dict(cache_options)})
         fitted = budget.refit(manifest, changed, room)
-        return lambda before: Setting(_with_gap(fitted, before.plan.collapse_gap_bytes), before.flash)
+        return lambda before: replace(before, plan=_as_before(fitted, before.plan))
 
+    own = [] if base == "window" else [(f"+cache {base}", selecting(base, options))]
+    ahead_bytes = buffer_bytes(flash.sections, plan.parts, flash.page_bytes, room - budget.fixed_bytes(plan))
     return Setting(dense.model_copy(update={"parts": nothing}), SERIAL), [
-        ("hybrid", lambda _: Setting(dense, SERIAL)),
+        ("hybrid", lambda before: replace(before, plan=dense)),
         (f"+selector {plan.method}", selecting("static", {})),
-        (f"+cache {base}", selecting(base, options)),
-        (
-            f"+collapse {plan.collapse_gap_bytes}",
-            lambda before: Setting(_with_gap(before.plan, plan.collapse_gap_bytes), before.flash),
-        ),
+        ("+window", selecting("window", options if base == "window" else {})),
+        (f"+collapse {plan.collapse_gap_bytes}", _changing(collapse_gap_bytes=plan.collapse_gap_bytes)),
+        ("+collapse adaptive", _changing(collapse="adaptive")),
+        *own,
         (f"+linked over {base}", selecting("linked", {"linked_over": base})),
-        ("+overlap", lambda before: Setting(before.plan, DEFAULT_FLASH)),
+        ("+overlap", lambda before: replace(before, flash=DEFAULT_FLASH)),
+        *([] if _native.ring_error() else [("+io_uring", lambda before: replace(before, flash="io_uring"))]),
+        *([("+preload", lambda before: with_preload(manifest, before, ahead_bytes))] if ahead_bytes else []),
     ]
 
 
-def _with_gap(plan: Plan, gap_bytes: int) -> Plan:
-    return plan.model_copy(update={"collapse_gap_bytes": gap_bytes})
+def with_preload(manifest: Manifest, before: Setting, ahead_bytes: int) -> Setting:
+    """A setting that also reads ahead, in the same DRAM (ActiveFlow 3)."""
+    plan = before.plan.model_copy(update={"preload_buffer_bytes": ahead_bytes})
+    return replace(before, plan=budget.refit(manifest, plan, plan.dram_budget_bytes))
+
+
+def _changing(**fields: Any) -> Change:
+    """Fields of the plan."""
+    return lambda before: replace(before, plan=before.plan.model_copy(update=fields))
+
+
+def _as_before(plan: Plan, before: Plan) -> Plan:
+    """The plan with the reads of another."""
+    return plan.model_copy(update={"collapse_gap_bytes": before.collapse_gap_bytes, "collapse": before.collapse})
 
 
 def run(first: Setting, changes: Sequence[tuple[str, Change]], measure: Callable[[Setting], _bench.Row]) -> list[Step]:

@@ -1,5 +1,6 @@
 """The ladder: one setting more at each step, the same budget throughout; what loses is shown and left behind."""
 
+import errno
 import json
 from types import SimpleNamespace
 
@@ -10,11 +11,14 @@ from runtime.__main__ import main
 from runtime.artifact.reader import open_artifact
 from runtime.budget import used_bytes
 from runtime.opening import choose_plan
+from tests.support.artifacts import Recipe, build_artifact
+from tests.support.shapes import small_spec
 
 
 @pytest.fixture
-def climbed(relu_artifact):
-    """(manifest, plan, the settings of all steps if every step wins)."""
+def climbed(relu_artifact, monkeypatch):
+    """(manifest, plan, the settings of all steps if every step wins), on a kernel that has io_uring."""
+    monkeypatch.setattr(_ladder._native, "ring_error", lambda: 0)
     manifest = open_artifact(relu_artifact.path).manifest
     plan = choose_plan(manifest, None, None, "lfu")
     seen = []
@@ -29,22 +33,57 @@ def climbed(relu_artifact):
 
 def test_each_step_has_one_setting_more(climbed):
     _, plan, settings = climbed
-    naive, hybrid, selector, cache, collapse, linked, overlap = settings.values()
+    naive, hybrid, selector, window, collapse, adaptive, cache, linked, overlap, ring = settings.values()
     assert list(settings) == [
-        "naive", "hybrid", "+selector relu", "+cache lfu", "+collapse 4096", "+linked over lfu", "+overlap",
+        "naive", "hybrid", "+selector relu", "+window", "+collapse 4096", "+collapse adaptive", "+cache lfu",
+        "+linked over lfu", "+overlap", "+io_uring",
     ]  # fmt: skip
     assert {setting.plan.method for setting in (naive, hybrid)} == {"dense"}
     assert sum(part.num_pinned + part.cache_slots for part in naive.plan.parts) == 0
     assert sum(part.num_pinned for part in hybrid.plan.parts) > 0
     assert sum(part.cache_slots for part in hybrid.plan.parts) == 0
     assert (selector.plan.method, selector.plan.cache, selector.plan.arrays) == ("relu", "static", plan.arrays)
-    assert (cache.plan.cache, cache.plan.parts) == ("lfu", plan.parts)
-    assert [setting.plan.collapse_gap_bytes for setting in settings.values()] == [0, 0, 0, 0, 4096, 4096, 4096]
+    assert (window.plan.cache, window.plan.cache_options, window.plan.parts) == ("window", {}, plan.parts)
+    assert [setting.plan.collapse_gap_bytes for setting in settings.values()] == [0] * 4 + [4096] * 6
+    assert [setting.plan.collapse for setting in settings.values()] == ["static"] * 5 + ["adaptive"] * 5
+    assert collapse.plan == window.plan.model_copy(update={"collapse_gap_bytes": 4096})
+    assert adaptive.plan == collapse.plan.model_copy(update={"collapse": "adaptive"})
+    assert cache.plan == adaptive.plan.model_copy(update={"cache": "lfu"})
     assert linked.plan.cache == "linked"
     assert linked.plan.cache_options == {"linked_over": "lfu"}
-    assert collapse.plan == cache.plan.model_copy(update={"collapse_gap_bytes": 4096})
-    assert overlap.plan == linked.plan
-    assert [setting.flash for setting in settings.values()] == ["serial"] * 6 + ["direct"]
+    assert overlap.plan == ring.plan == linked.plan
+    assert [setting.flash for setting in settings.values()] == ["serial"] * 8 + ["direct", "io_uring"]
+
+
+def test_io_uring_is_no_step_where_the_kernel_refuses_it(relu_artifact, monkeypatch):
+    monkeypatch.setattr(_ladder._native, "ring_error", lambda: errno.EPERM)
+    manifest = open_artifact(relu_artifact.path).manifest
+    _, steps = _ladder.steps(manifest, choose_plan(manifest, None))
+    assert [name for name, _ in steps][-1] == "+overlap"
+
+
+def test_what_is_read_ahead_is_the_last_step_and_takes_no_more_dram(tmp_path, monkeypatch):
+    monkeypatch.setattr(_ladder._native, "ring_error", lambda: errno.EPERM)
+    path = build_artifact(tmp_path / "predicted", Recipe(method="predictor", spec=small_spec(num_hidden_layers=3))).path
+    manifest = open_artifact(path).manifest
+    plan = choose_plan(manifest, None, preload="on")
+    assert plan.preload_buffer_bytes
+    first, steps = _ladder.steps(manifest, plan)
+    settings = [first]
+    for _, change in steps:
+        settings.append(change(settings[-1]))
+    assert [name for name, _ in steps][-2:] == ["+overlap", "+preload"]
+    assert [bool(setting.plan.preload_buffer_bytes) for setting in settings] == [False] * (len(settings) - 1) + [True]
+    assert all(used_bytes(manifest, setting.plan) <= plan.dram_budget_bytes for setting in settings)
+
+
+def test_a_plan_with_a_window_has_one_step_for_it(relu_artifact):
+    manifest = open_artifact(relu_artifact.path).manifest
+    plan = choose_plan(manifest, None, None, "window:window_tokens=3")
+    first, steps = _ladder.steps(manifest, plan)
+    changes = dict(steps)
+    assert not [name for name in changes if name.startswith("+cache")]
+    assert changes["+window"](first).plan.cache_options == {"window_tokens": 3}
 
 
 def test_no_step_has_more_dram(climbed):
