@@ -16,6 +16,7 @@ from typing import Any
 
 from runtime.device_file import load_device
 from runtime.emulation import emulate
+from runtime.emulation._caps import Caps
 from tests.benchmarks._planted import CASES
 
 OTHER_BYTES = 768 << 20
@@ -45,9 +46,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     found.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
     found.add_argument("--devices", nargs="+", default=["pixel6", "oneplus12"], metavar="DEVICE")
     found.add_argument("--dram", nargs="+", type=float, default=[0.1, 0.5], metavar="SHARE")
-    found.add_argument("--scale", type=float, default=0.25, help="of the devices' rates (default: 0.25)")
-    found.add_argument("--layers", type=int, default=2)
-    found.add_argument("--tokens", type=int, default=12)
+    found.add_argument("--scale", type=float, help="of the devices' rates (default: as much as the disk gives)")
+    found.add_argument("--layers", type=int, default=4)
+    found.add_argument("--tokens", type=int, default=40)
     found.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
     found.add_argument("--one", help=argparse.SUPPRESS)
     return found
@@ -85,11 +86,11 @@ def answered(arguments: argparse.Namespace, measure: Callable[[Task], Any]) -> b
     return True
 
 
-def measured_apart(module: str, task: Task, scale: float | None, memory_bytes: int) -> Any:
-    """The answer of a process of `module` under the caps of the task's device, and the scale of these."""
+def measured_apart(module: str, task: Task, scale: float | None, memory_bytes: int) -> tuple[Any, Caps]:
+    """The answer of a process of `module` under the caps of the task's device, and these."""
     emulation = emulate(load_device(task.device), task.folder, scale, memory_bytes)
     print(f"{task.case}, {task.dram:.0%} in DRAM, {emulation.title()}", flush=True)
     code = emulation.run([sys.executable, "-m", module, "--one", json.dumps(asdict(task), default=str)])
     if code:
         raise SystemExit(f"the measuring process ended with {code}")
-    return json.loads(task.output.read_text()), emulation.caps.scale
+    return json.loads(task.output.read_text()), emulation.caps

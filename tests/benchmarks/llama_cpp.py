@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import tempfile
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from runtime.generate import Session
 from runtime.tokenizer import TextCodec
 from schemas.corpus import Corpus
 from schemas.export import Export
+from tests.benchmarks._llama import LlamaCpp
 from tests.benchmarks._report import finish, show
 from tests.benchmarks.end_to_end import MODELS, settings
 from tests.support.models import documents
@@ -33,39 +33,6 @@ from tests.support.pipeline import build
 
 PROMPT_TOKENS, NEW_TOKENS, PROMPTS, ROUNDS = 16, 48, 12, 3
 TEXTS = (" two  spaces\n\n\tand lines ", 'He said: "Don\'t!" 1234 times.', "naïve 日本 🙂", *documents(20))
-
-
-class LlamaCpp:
-    """llama.cpp's own server in this process, on one thread."""
-
-    def __init__(self, file: str, context_length: int) -> None:
-        """Loads a GGUF file."""
-        import xllamacpp
-
-        parameters = xllamacpp.CommonParams()
-        parameters.model.path, parameters.n_ctx, parameters.n_parallel = file, context_length, 1
-        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
-        parameters.verbosity, parameters.warmup = 0, True
-        self._server = xllamacpp.Server(parameters)
-
-    def _ask(self, path: str, question: dict[str, Any]) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"{self._server.listening_address}/{path}",
-            json.dumps(question).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request) as answer:
-            return json.loads(answer.read())
-
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a prompt, special ones as it adds them."""
-        return self._ask("tokenize", {"content": text, "add_special": True, "parse_special": False})["tokens"]
-
-    def generate(self, prompt: Sequence[int]) -> tuple[list[int], float]:
-        """(greedy continuation, tokens decoded per second)."""
-        greedy = {"temperature": 0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}
-        found = self._ask("completion", {"prompt": list(prompt), "n_predict": NEW_TOKENS, **greedy})
-        return found["tokens"], found["timings"]["predicted_per_second"]
 
 
 def ours(session: Session, prompt: Sequence[int]) -> tuple[list[int], float]:
@@ -89,10 +56,12 @@ def measure(top: Path) -> dict[str, Any]:
     session = Session(artifact)
     engine, codec = LlamaCpp(exported.file, session.plan.context_length), TextCodec(session.artifact)
     ends = session.artifact.manifest.model.eos_token_ids
-    pairs = [(engine.generate(prompt)[0], ours(session, prompt)[0]) for prompt in prompts]
+    pairs = [(engine.generate(prompt, NEW_TOKENS)[0], ours(session, prompt)[0]) for prompt in prompts]
     texts = [[[token for token in ids if token not in ends] for ids in pair] for pair in pairs]
     differences = [first_difference(found, expected) for found, expected in texts]
-    speeds = [(ours(session, prompt)[1], engine.generate(prompt)[1]) for _ in range(ROUNDS) for prompt in prompts]
+    speeds = [
+        (ours(session, prompt)[1], engine.generate(prompt, NEW_TOKENS)[1]) for _ in range(ROUNDS) for prompt in prompts
+    ]
     places = [place for place in differences if place is not None]
     return {
         "continuations": len(prompts),

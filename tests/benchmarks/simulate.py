@@ -1,6 +1,6 @@
 """Does the simulator say what a run does, and how long it takes?
 
-`python -m tests.benchmarks.simulate [--cases relu-10 …] [--devices pixel6 …] [--dram 0.1 …] [--scale 0.25]
+`python -m tests.benchmarks.simulate [--cases relu-10 …] [--devices pixel6 …] [--dram 0.1 …] [--scale 0.3]
 [--tokens 12]`, as root. The planted models of `tests.benchmarks.ladder` decode a passage in a process under the
 kernel's caps of the device, scaled by one factor; the same requests are then replayed without data. Hits, misses,
 evictions, reads and bytes, every offset and length, must be equal. The simulated device is the capped one: reads and
@@ -35,7 +35,7 @@ from runtime.trace import Event, Recorder
 from schemas.device import DeviceProfile, ReadPoint
 from schemas.metrics import RunMetrics
 from tests.benchmarks._emulated import OTHER_BYTES, Task, answered, folder_of, measured_apart, parser, tasks
-from tests.benchmarks._planted import ORDERS, plan_of, topic_tokens, write_artifacts
+from tests.benchmarks._planted import ORDERED, artifact_of, plan_of, topic_tokens, write_artifacts
 from tests.benchmarks._report import finish, show
 from tests.benchmarks.decode import Noted, reads_alone
 
@@ -99,7 +99,7 @@ def replayed(session: Session, device: DeviceProfile, first: Sequence[Event], th
 
 def one(task: Task) -> dict[str, Any]:
     """A row, in this process, which runs under the caps; `extra` is what `memory_bytes_per_s` gave."""
-    path, tokens = task.folder / f"{task.case}-{ORDERS[1]}", topic_tokens(task.num_tokens + 2)
+    path, tokens = artifact_of(task.case, ORDERED, task.folder), topic_tokens(2, task.num_tokens + 2)
     recorder = Recorder()
     with Session(path, plan=plan_of(path, task.dram)[1], recorder=recorder) as session:
         session.perplexity(tokens[:1], sparse=True)
@@ -121,9 +121,9 @@ def one(task: Task) -> dict[str, Any]:
     }
 
 
-def row_of(task: Task, scale: float) -> dict[str, Any]:
+def row_of(task: Task, scale: float | None) -> dict[str, Any]:
     """The row of a combination, measured in a process under the device's caps."""
-    manifest, plan = plan_of(task.folder / f"{task.case}-{ORDERS[1]}", task.dram)
+    manifest, plan = plan_of(artifact_of(task.case, ORDERED, task.folder), task.dram)
     return measured_apart("tests.benchmarks.simulate", task, scale, budget.used_bytes(manifest, plan) + OTHER_BYTES)[0]
 
 
@@ -135,9 +135,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with folder_of(arguments) as folder:
         for case in arguments.cases:
-            if not (folder / f"{case}-{ORDERS[-1]}").exists():
-                write_artifacts(case, arguments.layers, folder)
-            rate = memory_bytes_per_s(folder / f"{case}-{ORDERS[1]}", topic_tokens(arguments.tokens + 2))
+            write_artifacts(case, arguments.layers, folder)
+            rate = memory_bytes_per_s(artifact_of(case, ORDERED, folder), topic_tokens(2, arguments.tokens + 2))
             rows += [row_of(task, arguments.scale) for task in tasks(arguments, case, folder, rate)]
     show("simulated and measured", list(rows[0]), (list(row.values()) for row in rows))
     worst = max((row["ratio"] for row in rows), key=lambda ratio: abs(np.log(ratio)))

@@ -48,6 +48,8 @@ class Recipe:
     context_length: int = 32
     predictor_rank: int = 8
     predictor_format: str = "int8_group32"
+    predictors: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None
+    """Layer -> fc1, fc2 float32, whose scores from 0.1 on are a unit's that is used; None for random ones."""
     density: float = 0.25
     layers_per_group: int = 1
     seed: int = 0
@@ -200,8 +202,11 @@ def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) ->
     plugin = _plugins.load("runtime.quantization", recipe.predictor_format)
     arrays: dict[str, np.ndarray] = {}
     for layer in range(spec.num_hidden_layers):
-        arrays[f"{layer}.fc1"] = plugin.encode(random.normal(0, 0.2, (rank, spec.hidden_size)))
-        arrays[f"{layer}.fc2"] = plugin.encode(random.normal(0, 0.2, (spec.intermediate_size, rank)))
+        shapes = (rank, spec.hidden_size), (spec.intermediate_size, rank)
+        given = recipe.predictors[layer] if recipe.predictors else [random.normal(0, 0.2, shape) for shape in shapes]
+        for name, values, shape in zip(("fc1", "fc2"), given, shapes, strict=True):
+            assert values.shape == shape
+            arrays[f"{layer}.{name}"] = plugin.encode(values)
     save_file(arrays, path / PREDICTORS_FILE)
     entry = {"rank": rank, "format": recipe.predictor_format, "threshold": 0.1}
     return [{"layer": layer, **entry} for layer in range(spec.num_hidden_layers)]

@@ -1,0 +1,54 @@
+"""llama.cpp, as the extra `llama` brings it, for benchmarks that compare with it."""
+
+import json
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+
+class LlamaCpp:
+    """llama.cpp's own server in this process."""
+
+    def __init__(self, file: str, context_length: int, num_threads: int = 1, mapped_alone: bool = False) -> None:
+        """Loads a GGUF file.
+
+        Args:
+            file: Its path.
+            context_length: Tokens.
+            num_threads: Of prompts and decoding alike.
+            mapped_alone: Whether weights are pages of the file and nothing else: neither copies in another layout, nor
+                read ahead of the first token.
+
+        Raises:
+            ModuleNotFoundError: without the extra `llama`.
+        """
+        import xllamacpp
+
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path, parameters.n_ctx, parameters.n_parallel = file, context_length, 1
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = num_threads
+        parameters.verbosity, parameters.warmup = 0, not mapped_alone
+        if mapped_alone:
+            parameters.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP
+            parameters.no_extra_bufts, parameters.fit_params, parameters.cache_ram_mib = True, False, 0
+        self._server = xllamacpp.Server(parameters)
+
+    def _ask(self, path: str, question: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"{self._server.listening_address}/{path}",
+            json.dumps(question).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            return json.loads(answer.read())
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a prompt, special ones as it adds them."""
+        return self._ask("tokenize", {"content": text, "add_special": True, "parse_special": False})["tokens"]
+
+    def generate(self, prompt: Sequence[int], num_tokens: int, ignore_eos: bool = False) -> tuple[list[int], float]:
+        """(greedy continuation, tokens decoded per second)."""
+        greedy = {"temperature": 0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}
+        limits = {"n_predict": num_tokens, "ignore_eos": ignore_eos}
+        found = self._ask("completion", {"prompt": list(prompt), **limits, **greedy})
+        return found["tokens"], found["timings"]["predicted_per_second"]
