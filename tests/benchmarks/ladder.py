@@ -149,10 +149,12 @@ def changes_of(task: Task) -> tuple[Placed, list[tuple[str, _ladder.Change]]]:
     gap_bytes = int(device.bytes_per_s / device.iops)
     first, steps = _ladder.steps(manifest, plan.model_copy(update={"collapse_gap_bytes": gap_bytes}))
     image = image_of(task.case, task.folder)
-    where = next(number for number, (name, _) in enumerate(steps) if name.startswith("+selector"))
-    name, selecting = steps[where]
-    # a whole matrix is read the same in both layouts
-    steps[where] = (name, lambda before: _put(selecting(before), image=image))
+
+    def apart(change: _ladder.Change) -> _ladder.Change:
+        return lambda before: _put(change(before), image=image)
+
+    # whole matrices, which are all that is read before a selector, are read the same in both layouts
+    steps = [(name, apart(change) if name.startswith(("+selector", "+window")) else change) for name, change in steps]
     where = next(number for number, (name, _) in enumerate(steps) if name.startswith(COLLAPSE))
     steps[where:where] = [
         ("+bundling", lambda before: _put(before, image=None)),
