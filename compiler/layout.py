@@ -1,23 +1,26 @@
 """layout: arithmetic only. The one place where offsets of flash.img are made, and the plan that the runtime follows.
 
 Reads the model's shape, what `allocate` granted, how many units `place` pinned, what each collapse gap costs under the
-orders that `order` found, and the device's page size. Sections follow each other by layer group, then family, each from
-a multiple of 64 KiB, dense inside: padding a 7 kB bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple
-4). A unit of a group holds all its layers' parts (ActiveFlow 3, Fig. 9). What the budget leaves is cache
-(runtime/budget.py, DIP A).
+orders that `order` found, how alike layers' inputs are (compiler/preloading.py), and the device's page size. Sections
+follow each other by layer group, then family, each from a multiple of 64 KiB, dense inside: padding a 7 kB bundle to a
+page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit of a group holds all its layers' parts (ActiveFlow
+3, Fig. 9). What the budget leaves is cache (runtime/budget.py, DIP A).
 """
 
 from collections import defaultdict
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from compiler import preloading
 from compiler._shared_settings import CacheSetting
 from compiler.activity.choice import selector_arrays
 from compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
 from compiler.dense_run import buffer_of
 from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
+from runtime.preload import buffer_bytes as buffer_bytes_ahead
+from schemas.activations import Activations
 from schemas.config import Key
 from schemas.device import DeviceProfile, Flash
 from schemas.errors import ColdpressError, DoesNotFitError
@@ -41,6 +44,11 @@ class LayoutConfig(CacheSetting):
         description="whether reads are joined over the gap that is best for the device, or over one that the runtime "
         "finds while it runs, beginning there",
     )
+    preload: Annotated[Literal["off", "on", "auto"], Key()] = Field(
+        default="off",
+        description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
+        "device's law and the measured likeness of layers say that it pays",
+    )
 
 
 def run(
@@ -51,11 +59,13 @@ def run(
     order: tuple[Order, ...],
     device: DeviceProfile,
     predictors: Predictors | None,
+    activations: Activations | None,
 ) -> Layout:
     """All offsets, and one plan for the budget that `allocate` divided.
 
     Raises:
         UnknownNameError: if there is no such cache policy.
+        ColdpressError: if `preload` is on and there is nothing to read ahead.
         DoesNotFitError: if resident tensors, predictors, KV cache, read buffer and pinned units exceed the budget.
     """
     load("runtime.cache", config.cache)
@@ -64,6 +74,10 @@ def run(
     fixed = _fixed_bytes(model, sparsity, predictors)
     buffer_bytes = buffer_of(model, sparsity, sparsity.budget.dram_budget_bytes - sum(fixed), device)
     room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffer_bytes, claims)
+    gap_bytes = collapse_gap_bytes(order, device.flash)
+    slots = cache_slots(config.cache, list(claims.values()), room_bytes)
+    judged = preloading.Run(model, sparsity, sections, order, gap_bytes, device, activations)
+    ahead_bytes = _preload_bytes(config, judged, _parts(claims, slots), room_bytes)
     plan = Plan(
         name="default",
         method=sparsity.method,
@@ -77,10 +91,11 @@ def run(
         predictor_bytes=fixed.predictors,
         kv_cache_bytes=fixed.kv_cache,
         read_buffer_bytes=buffer_bytes,
-        collapse_gap_bytes=collapse_gap_bytes(order, device.flash),
+        preload_buffer_bytes=ahead_bytes,
+        collapse_gap_bytes=gap_bytes,
         collapse=config.collapse,
         queue_depth=device.flash.queue_depth.value,
-        parts=_parts(claims, cache_slots(config.cache, list(claims.values()), room_bytes)),
+        parts=_parts(claims, cache_slots(config.cache, list(claims.values()), room_bytes - ahead_bytes)),
     )
     page_bytes, end_bytes = device.flash.page_bytes.value, sections[-1].offset_bytes + sections[-1].length_bytes
     return Layout(page_bytes=page_bytes, sections=sections, flash_bytes=_round_up(end_bytes), plans=(plan,))
@@ -132,6 +147,24 @@ def _parts(claims: Claims, slots: list[int]) -> tuple[PartPlan, ...]:
         PartPlan(layer=layer, family=family, density=claim.density, num_pinned=claim.num_pinned, cache_slots=num_slots)
         for ((layer, family), claim), num_slots in zip(claims.items(), slots, strict=True)
     )
+
+
+def _preload_bytes(config: LayoutConfig, run: preloading.Run, parts: tuple[PartPlan, ...], room_bytes: int) -> int:
+    """The preload buffer, out of what pinned units leave."""
+    if config.preload == "off":
+        return 0
+    unit_bytes = {section.family: section.unit_bytes for section in run.sections}
+    free_bytes = room_bytes - sum(part.num_pinned * unit_bytes[part.family] for part in parts)
+    found = buffer_bytes_ahead(run.sections, parts, run.device.flash.page_bytes.value, free_bytes)
+    if config.preload == "auto":
+        return found if preloading.pays(run) else 0
+    if not found:
+        raise ColdpressError(
+            f"preload=on was asked for, and {', '.join(run.sparsity.families)} in {len(run.sections)} sections, with "
+            f"{free_bytes} bytes that no unit is pinned to, leave nothing to read ahead: expected neuron, mlp_in or "
+            "attn_in of a section after the first and room for a page; leave preload=off"
+        )
+    return found
 
 
 def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:

@@ -6,6 +6,7 @@ rule layout:
         order=per_chunk("order"),
         device=f"{DEVICE}/device.json",
         predictors=PREDICTORS,
+        activations=f"{DEVICE}/recalibrate.json",
     output:
         f"{DEVICE}/layout.json",
     log:
@@ -18,6 +19,6 @@ rule layout:
         settings=flags("layout"),
     shell:
         job("layout") + " --model {input.model:q} --sparsity {input.sparsity:q}"
-        " --placement {input.placement:q} --order {input.order:q} --device {input.device:q}"
+        " --placement {input.placement:q} --order {input.order:q} --device {input.device:q} --activations {input.activations:q}"
         + PREDICTORS_FLAG
         + " 2> {log:q}"

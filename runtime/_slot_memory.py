@@ -12,7 +12,7 @@ import numpy as np
 
 MOVED_BYTES = 64 << 10
 """Units are moved, and what they leave is given back, so many bytes at a time: little enough that the heap, which the
-copies pass through, does not grow."""
+copies pass through, does not grow, and that they are still in a processor's cache when they are written."""
 HUGE_FROM_BYTES = 4 << 20
 """Larger mappings ask for huge pages, as numpy's own arrays do."""
 
@@ -55,3 +55,10 @@ def moved(memory: SlotMemory, num_slots: int, old: np.ndarray, new: np.ndarray) 
         found.rows[new[low:high]] = memory.rows[old[low:high]]
         memory.give_back(max(0, start - step), min(start + step, num_old))  # with the page on the edge
     return found
+
+
+def copy_rows(source: np.ndarray, places: np.ndarray, target: np.ndarray, slots: np.ndarray) -> None:
+    """Rows `places` of `source` to rows `slots` of `target`, uint8 [rows, unit_bytes] both; integers [m] both."""
+    step = max(1, MOVED_BYTES // target.shape[1])
+    for start in range(0, places.size, step):
+        target[slots[start : start + step]] = source[places[start : start + step]]

@@ -31,7 +31,7 @@ from runtime._incoming import (
 )
 from runtime._memory import check_fits, physical_bytes
 from runtime._parts import Part, Requests, num_slots, parts_of, resized
-from runtime._slot_memory import SlotMemory, moved
+from runtime._slot_memory import SlotMemory, copy_rows, moved
 from runtime.artifact.reader import Artifact
 from runtime.budget import used_bytes
 from runtime.collapse import gap_of
@@ -317,8 +317,8 @@ class Store:
         """Units that were read ahead, as they arrive; those that are kept are copied to their slots."""
         for ids, places in piece.arrivals(ARRIVAL_BYTES):
             kept = part.cache.contains(ids)
-            if self._flash.moves_data and kept.any():
-                self._memory[family].rows[part.slot[ids[kept]]] = piece.rows[places[kept]]
+            if self._flash.moves_data:
+                copy_rows(piece.rows, places[kept], self._memory[family].rows, part.slot[ids[kept]])
             yield Batch(ids, places, piece.rows)
 
     def _incoming(self, family: FamilyName, brought: Brought, begin: Begin) -> Incoming:

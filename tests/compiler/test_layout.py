@@ -26,8 +26,9 @@ def records(folder, method="topk", format_name="int8_group32", num_pinned=3, sha
     return model, sparsity, tiny_placement(folder, model, sparsity, num_pinned), tiny_device(page_bytes)
 
 
-def lay_out(model, sparsity, placement, device, cache="lru", predictors=None, order=()):
-    return run(LayoutConfig(cache=cache), model, sparsity, placement, order, device, predictors)
+def lay_out(model, sparsity, placement, device, cache="lru", predictors=None, order=(), activations=None, **config):
+    settings = LayoutConfig(cache=cache, **config)
+    return run(settings, model, sparsity, placement, order, device, predictors, activations)
 
 
 def test_offsets_by_hand(tmp_path):

@@ -125,7 +125,7 @@ def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_
     placement = place(
         PlaceConfig(cache=cache, pinned_share=pinned_share), model, activations, sparsity, device, workspace(tmp_path)
     )
-    plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None).plans[0]
+    plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None, None).plans[0]
     sections = {(part.layer, part.family): part.cache_slots for part in plan.parts}
     inputs = OrderInputs(OrderConfig(cache=cache), model, activations, sparsity, placement, device)
     assert inputs.slots == sections

@@ -52,6 +52,8 @@ class Recipe:
     """Layer -> fc1, fc2 float32, whose scores from 0.1 on are a unit's that is used; None for random ones."""
     density: float = 0.25
     layers_per_group: int = 1
+    grouped: tuple[str, ...] | None = None
+    """The families that groups are of, None for all; the others lie layer by layer."""
     seed: int = 0
     order: Mapping[tuple[int, str], np.ndarray] | None = None
     rank: Mapping[tuple[int, str], np.ndarray] | None = None
@@ -90,7 +92,7 @@ def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[st
     drawn = [{key: random.permutation(len(codes)).astype(np.int32) for key, codes in units.items()} for _ in range(2)]
     order, rank = (given or some for given, some in zip((recipe.order, recipe.rank), drawn, strict=True))
     pinned = {key: ids[: round(recipe.pinned_share * ids.size)] for key, ids in rank.items()}
-    order = {key: ids for key, ids in order.items() if key[0] % recipe.layers_per_group == 0}
+    order = {key: ids for key, ids in order.items() if key[0] % _group_size(recipe, key[1]) == 0}
     sections = write_flash(path, units, order, recipe)
     write_tables(path, order, rank, recipe)
     resident = write_resident(path, weights, recipe, families)
@@ -98,6 +100,10 @@ def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[st
     manifest = _manifest(path, recipe, families, sections, resident, predictors, pinned)
     write_manifest(path, manifest)
     return Built(path, recipe, Manifest.model_validate_json(json.dumps(manifest)), weights, units, order, pinned)
+
+
+def _group_size(recipe: Recipe, family: str) -> int:
+    return recipe.layers_per_group if recipe.grouped is None or family in recipe.grouped else 1
 
 
 def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -140,7 +146,7 @@ def write_flash(
     image = bytearray()
     for (first, family), ids in order.items():
         image += bytes(-len(image) % ALIGN)
-        last = min(first + recipe.layers_per_group, recipe.spec.num_hidden_layers) - 1
+        last = min(first + _group_size(recipe, family), recipe.spec.num_hidden_layers) - 1
         codes = np.concatenate([units[layer, family][ids] for layer in range(first, last + 1)], axis=1)
         section = {"first_layer": first, "last_layer": last, "family": family, "offset_bytes": len(image)}
         unit_bytes = units[first, family].shape[1]

@@ -314,7 +314,8 @@ class Build:
     def _layout(self) -> Layout:
         config = layout_stage.LayoutConfig(cache=self.cache, collapse=self.collapse)
         predictors = self.predictors if self.method == "predictor" else None
-        return layout_stage.run(config, self.model, self.sparsity, self.placement, self.order, self.device, predictors)
+        records = self.model, self.sparsity, self.placement, self.order, self.device, predictors, None
+        return layout_stage.run(config, *records)
 
     @property
     def artifact(self) -> Path:

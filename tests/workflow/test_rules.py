@@ -72,7 +72,7 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
             "gram": (f"{DEVICE}/gram.json",),
             "importance": (f"{DEVICE}/importance.json",),
         },
-        "layout": laid_out | {"predictors": PREDICTORS},
+        "layout": laid_out | {"predictors": PREDICTORS, "activations": second},
         "package": laid_out | packed | {"predictors": PREDICTORS},
         "verify": {"model": model, "original": ingest, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
         "publish": {"package": (f"{DEVICE}/package.json",), "verification": verification},
