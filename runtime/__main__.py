@@ -24,6 +24,7 @@ from runtime.artifact.reader import open_artifact
 from runtime.device_file import load_device
 from runtime.emulation import Caps, Emulation, emulate, emulated, our_command
 from runtime.generate import Session
+from runtime.kv_cache import DEFAULT_KV_CACHE
 from runtime.opening import choose_plan, on_device
 from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
@@ -61,6 +62,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     prompt_ids = prompt_ids_of(arguments, open_artifact(arguments.artifact))
     if arguments.ladder and arguments.batch > 1:
         raise ColdpressError(f"--ladder measures one sequence, and --batch is {arguments.batch}; give one of the two")
+    if arguments.ladder and arguments.kv_cache != DEFAULT_KV_CACHE:
+        raise ColdpressError(f"--ladder measures with an {DEFAULT_KV_CACHE} KV cache; leave --kv-cache out")
     if arguments.ladder:
         return _climb(arguments, prompt_ids, caps)
     rows = _bench.run(
@@ -106,7 +109,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     opened = open_artifact(arguments.artifact)
     artifact = on_device(opened, device_of(arguments))
     reading = arguments.collapse, arguments.preload
-    plan = choose_plan(artifact.manifest, budget_of(arguments), None, arguments.cache, *reading)
+    plan = choose_plan(artifact.manifest, budget_of(arguments), None, arguments.cache, *reading, arguments.kv_cache)
     metrics = simulate(artifact, plan, load_trace(arguments.trace))
     if arguments.json:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})

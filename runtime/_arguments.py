@@ -9,6 +9,7 @@ from typing import get_args
 from runtime import _plugins
 from runtime.kernels import FEW_TOKENS
 from runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
+from runtime.kv_cache import DEFAULT_KV_CACHE, KV_CACHE_FORMATS
 from runtime.opening import DEFAULT_FLASH
 from runtime.speculation import DRAFT_TOKENS
 from schemas import __version__
@@ -255,6 +256,12 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         "--preload",
         choices=get_args(Preload),
         help="read ahead what later layers will probably ask for, or nothing (default: as the plan says)",
+    )
+    parser.add_argument(
+        "--kv-cache",
+        choices=KV_CACHE_FORMATS,
+        default=DEFAULT_KV_CACHE,
+        help=f"how keys and values are kept; what int8 saves of the budget is for units (default: {DEFAULT_KV_CACHE})",
     )
 
 

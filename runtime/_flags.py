@@ -31,6 +31,7 @@ def open_session(
         cache=cache,
         flash=arguments.flash,
         activations=arguments.activations,
+        kv_cache=arguments.kv_cache,
         collapse=arguments.collapse,
         preload=arguments.preload,
         device=device_of(arguments),

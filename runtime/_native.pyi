@@ -72,6 +72,16 @@ def attend(
     out: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...
+def attend_int8(
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    start: int,
+    stop: int,
+    scale: float,
+    out: np.ndarray,
+    num_threads: int = 0,
+) -> None: ...
 def best_intervals(
     gain: np.ndarray, price: float, read_units: float, edge_units: float, steps: int, chosen: np.ndarray
 ) -> None: ...

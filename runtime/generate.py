@@ -20,7 +20,7 @@ from runtime._timer import Timer
 from runtime.artifact.reader import open_artifact
 from runtime.drafts import Drafting
 from runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
-from runtime.kv_cache import kv_cache_bytes
+from runtime.kv_cache import DEFAULT_KV_CACHE, kv_cache_format
 from runtime.likelihood import Quality, sum_nll
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection
@@ -65,6 +65,7 @@ class Session:
         plan: Plan | None = None,
         flash: str = DEFAULT_FLASH,
         activations: str = DEFAULT_ACTIVATIONS,
+        kv_cache: str = DEFAULT_KV_CACHE,
         collapse: Collapse | None = None,
         preload: Preload | None = None,
         device: DeviceProfile | None = None,
@@ -83,6 +84,7 @@ class Session:
             flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
                 device profile's seconds.
             activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
+            kv_cache: How keys and values are kept: `fp16`, or `int8`, which leaves more of the budget to units.
             collapse: Whether the gap that reads are joined over is the plan's, or adapts; None for what the plan says.
             preload: Whether what later layers will probably ask for is read ahead; None for what the plan says.
             device: The device to simulate; None for the one that the artifact was compiled for.
@@ -101,12 +103,13 @@ class Session:
         """Held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload)
+        kept = kv_cache_format(kv_cache)
+        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kept)
         self._wanted_plan = plan
         """What a change of budget is a change of: the plan as opened, with the KV cache of what runs."""
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), recorder)
         self.decoder = Decoder(
-            self.artifact, self.store, Selection(self.artifact, plan), activation_format(activations)
+            self.artifact, self.store, Selection(self.artifact, plan), activation_format(activations), kept
         )
 
     @property
@@ -348,7 +351,7 @@ class Session:
         """A plan with room for the keys and values of sequences of so many tokens."""
         self.decoder.check_context(max(context_lengths))
         opened, before = self._wanted_plan, self.plan
-        needed = kv_cache_bytes(self.decoder.spec, sum(context_lengths))
+        needed = self.decoder.kv_cache_bytes(sum(context_lengths))
         if needed <= before.kv_cache_bytes:
             yield
             return

@@ -1,8 +1,9 @@
-"""Causal attention over an fp16 key and value cache, with grouped queries and an optional sliding window.
+"""Causal attention over a key and value cache, with grouped queries and an optional sliding window.
 
-`attend` is one decoding step; `attend_prefill` takes many consecutive positions, in blocks of queries. The query at
-position p sees the positions up to p, of which the last `window` where there is a window: Hugging Face's convention.
-Softmax is stable and in float32. Query heads share key heads in consecutive groups.
+The cache is in fp16, or in int8_group32. `attend` is one decoding step; `attend_prefill` takes many consecutive
+positions, in blocks of queries. The query at position p sees the positions up to p, of which the last `window` where
+there is a window: Hugging Face's convention. Softmax is stable and in float32. Query heads share key heads in
+consecutive groups.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from runtime import _native
+from runtime.kernels.matmul import decode_rows
+from runtime.quantization import int8_group32
 
 SCORES_BYTES = 4 << 20
 
@@ -27,7 +30,8 @@ def attend(
 
     Args:
         q: float32[heads, head_dim], after rotation.
-        keys, values: float16[context, kv_heads, head_dim], contiguous; the first `length` positions are filled.
+        keys, values: contiguous, the first `length` positions are filled: float16[context, kv_heads, head_dim], or
+            uint8[context, kv_heads, bytes], each head's values in int8_group32.
         length: number of positions, the query's own included.
         window: positions seen at most, the query's own included; None for all.
         scale: factor of the scores; None for 1 / sqrt(head_dim).
@@ -39,6 +43,9 @@ def attend(
     """
     out = np.empty(q.shape, np.float32)
     start = _first_seen(length - 1, window)
+    if keys.dtype == np.uint8:
+        _native.attend_int8(q, keys, values, start, length, _scale(q, scale), out, num_threads)
+        return out
     bits = keys.view(np.uint16), values.view(np.uint16)
     _native.attend(q, *bits, start, length, _scale(q, scale), out, num_threads)
     return out
@@ -76,7 +83,8 @@ def attend_prefill(
             share = slice(head * group, (head + 1) * group)
             # [queries of the block, group, head_dim] -> rows, so that both products are single calls of BLAS
             rows = np.ascontiguousarray(q[block, share]).reshape(-1, head_dim) * np.float32(_scale(q, scale))
-            mixed = _softmax_times(rows, keys[seen, head], values[seen, head], np.repeat(hidden, group, axis=0))
+            k, v = (_floats(cache[seen, head], head_dim) for cache in (keys, values))
+            mixed = _softmax_times(rows, k, v, np.repeat(hidden, group, axis=0))
             out[block, share] = mixed.reshape(-1, group, head_dim)
     return out
 
@@ -92,19 +100,31 @@ def reference_attend(
     """What `attend` computes, in numpy."""
     group = q.shape[0] // keys.shape[1]
     seen = slice(_first_seen(length - 1, window), length)
-    k = np.repeat(keys[seen].astype(np.float32), group, axis=1)
-    v = np.repeat(values[seen].astype(np.float32), group, axis=1)
+    k, v = (np.repeat(_reference_floats(cache[seen], q.shape[1]), group, axis=1) for cache in (keys, values))
     scores = np.einsum("hd,thd->ht", q, k) * np.float32(_scale(q, scale))
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), v)
 
 
+def _floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
+    """float32 [positions, head_dim] of one head."""
+    return decode_rows(cache, head_dim, "int8_group32") if cache.dtype == np.uint8 else cache.astype(np.float32)
+
+
+def _reference_floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
+    """float32 [positions, kv_heads, head_dim]."""
+    if cache.dtype == np.float16:
+        return cache.astype(np.float32)
+    rows = np.ascontiguousarray(cache).reshape(-1, cache.shape[2])
+    return int8_group32.decode(rows, head_dim).reshape(*cache.shape[:2], head_dim)
+
+
 def _softmax_times(rows: np.ndarray, keys: np.ndarray, values: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-    scores = rows @ keys.astype(np.float32).T
+    scores = rows @ keys.T
     scores[hidden] = -np.inf
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
-    return (scores @ values.astype(np.float32)) / scores.sum(axis=1, keepdims=True)
+    return (scores @ values) / scores.sum(axis=1, keepdims=True)
 
 
 def _hidden(queries: np.ndarray, positions: np.ndarray, window: int | None) -> np.ndarray:
@@ -127,10 +147,11 @@ def _scale(q: np.ndarray, scale: float | None) -> float:
 
 def _check(q: np.ndarray, keys: np.ndarray, values: np.ndarray, length: int) -> None:
     tokens, heads, head_dim = q.shape
-    if keys.shape != values.shape or keys.shape[2] != head_dim or heads % keys.shape[1]:
+    width = int8_group32.nbytes(head_dim) if keys.dtype == np.uint8 else head_dim
+    if keys.shape != values.shape or keys.shape[2] != width or heads % keys.shape[1]:
         raise ValueError(
             f"queries of {heads} heads of {head_dim} do not fit keys {keys.shape} and values {values.shape}, "
-            "expected [context, kv_heads, head_dim] with kv_heads dividing the heads"
+            f"expected [context, kv_heads, {width}] with kv_heads dividing the heads"
         )
     if not tokens <= length <= keys.shape[0]:
         raise ValueError(

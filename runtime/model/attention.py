@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.kernels import FEW_TOKENS, attention
+from runtime.kv_cache import DEFAULT_KV_CACHE, KvCacheFormat, head_bytes
 from runtime.model.arithmetic import rms_norm, rotate
 from runtime.model.blocks import Blocks, column_sums
 from runtime.model.matrix import Resident
+from runtime.quantization import int8_group32
 from schemas.errors import ArtifactError, ColdpressError
 from schemas.families import FAMILIES, resident_roles, slices
 from schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
@@ -22,7 +24,8 @@ from schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
 
 @dataclass
 class KvCache:
-    """Keys and values of all layers, float16 [num_hidden_layers, context, kv_heads, head_dim], filled to `length`."""
+    """Keys and values of all layers, [num_hidden_layers, context, kv_heads, head_dim], filled to `length`: float16, or
+    uint8 of int8_group32, whose last axis is a head's bytes."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -43,10 +46,11 @@ class Span:
     num_tokens: int
 
 
-def new_cache(spec: ModelSpec, context_length: int) -> KvCache:
+def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> KvCache:
     """An empty cache for `context_length` tokens."""
-    shape = (spec.num_hidden_layers, context_length, spec.num_key_value_heads, spec.head_dim)
-    return KvCache(np.zeros(shape, np.float16), np.zeros(shape, np.float16))
+    width, dtype = (spec.head_dim, np.float16) if kind == "fp16" else (head_bytes(spec.head_dim, kind), np.uint8)
+    shape = (spec.num_hidden_layers, context_length, spec.num_key_value_heads, width)
+    return KvCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
 
 
 class Attention:
@@ -106,8 +110,8 @@ class Attention:
         place = slice(span.cache.length, span.cache.length + span.num_tokens)
         with np.errstate(over="raise"):
             try:
-                span.cache.keys[self._layer, place] = keys
-                span.cache.values[self._layer, place] = values
+                span.cache.keys[self._layer, place] = _stored(keys, span.cache.keys)
+                span.cache.values[self._layer, place] = _stored(values, span.cache.values)
             except FloatingPointError as error:
                 raise ColdpressError(
                     f"layer {self._layer}: a key or value is beyond 65504, the largest number of the fp16 KV cache; "
@@ -147,3 +151,11 @@ class Attention:
         if norm is not None:
             x_THD = rms_norm(x_THD, norm, self._spec.norm_eps)
         return x_THD if rotary is None else rotate(x_THD, *rotary)
+
+
+def _stored(values: np.ndarray, cache: np.ndarray) -> np.ndarray:
+    """float32 [tokens, kv_heads, head_dim] as `cache` keeps it; float16 is made where it is written."""
+    if cache.dtype == np.float16:
+        return values
+    tokens, heads, head_dim = values.shape
+    return int8_group32.encode(values.reshape(-1, head_dim)).reshape(tokens, heads, -1)

@@ -16,7 +16,7 @@ import numpy as np
 from runtime.artifact.reader import Artifact
 from runtime.kernels import FEW_TOKENS
 from runtime.kernels.activations import ActivationFormat
-from runtime.kv_cache import kv_cache_bytes
+from runtime.kv_cache import DEFAULT_KV_CACHE, KvCacheFormat, kv_cache_bytes
 from runtime.model.ahead import Ahead
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
 from runtime.model.attention import Attention, KvCache, Span, new_cache
@@ -58,7 +58,12 @@ class Decoder:
     """A model with a KV cache for each of its sequences: one, or the several of a batch."""
 
     def __init__(
-        self, artifact: Artifact, store: Store, selection: Selection, activations: ActivationFormat = "fp32"
+        self,
+        artifact: Artifact,
+        store: Store,
+        selection: Selection,
+        activations: ActivationFormat = "fp32",
+        kv_cache: KvCacheFormat = DEFAULT_KV_CACHE,
     ) -> None:
         """Takes the resident tensors; `begin` must come before the first token.
 
@@ -67,6 +72,7 @@ class Decoder:
             store: Its units, under the plan to run with.
             selection: The selector of every layer and family, for decoding.
             activations: What a decoded token's vectors are rounded to in products with quantized rows.
+            kv_cache: How keys and values are kept.
 
         Raises:
             ArtifactError: if a file is damaged, or the families do not make a layer.
@@ -84,7 +90,11 @@ class Decoder:
         self._inv_freq = resident.vector("rotary.inv_freq") if self.spec.position == "rotary" else None
         self._norm = self._make_norm("norm", resident)
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
-        self._caches: list[KvCache] = [new_cache(self.spec, 0)]
+        self._kv_cache: KvCacheFormat = kv_cache
+        self._caches: list[KvCache] = [self._new_cache(0)]
+
+    def _new_cache(self, context_length: int) -> KvCache:
+        return new_cache(self.spec, context_length, self._kv_cache)
 
     def _make_layer(self, layer: int, resident: Resident) -> _Layer:
         return _Layer(
@@ -120,7 +130,7 @@ class Decoder:
         """
         plan = self._store.plan
         self.check_context(max(context_lengths))
-        needed = kv_cache_bytes(self.spec, sum(context_lengths))
+        needed = self.kv_cache_bytes(sum(context_lengths))
         if needed > plan.kv_cache_bytes:
             raise DoesNotFitError(
                 f"the KV caches of {len(context_lengths)} sequences take {needed} bytes, the {plan.title} has "
@@ -128,10 +138,14 @@ class Decoder:
             )
         if [cache.context_length for cache in self._caches] != list(context_lengths):
             self._caches.clear()  # never what there was beside what there will be
-            self._caches += [new_cache(self.spec, length) for length in context_lengths]
+            self._caches += [self._new_cache(length) for length in context_lengths]
         for cache in self._caches:
             cache.length = 0
         self._store.reset()
+
+    def kv_cache_bytes(self, num_tokens: int) -> int:
+        """What the keys and values of so many tokens take."""
+        return kv_cache_bytes(self.spec, num_tokens, self._kv_cache)
 
     def check_context(self, context_length: int) -> None:
         """Refuses a longer sequence than the plan counts on.
@@ -148,7 +162,7 @@ class Decoder:
 
     def end(self, sequence: int) -> None:
         """Gives back the KV cache of a sequence, to which nothing can be appended any more."""
-        self._caches[sequence] = new_cache(self.spec, 0)
+        self._caches[sequence] = self._new_cache(0)
 
     def prefill(self, tokens: np.ndarray) -> np.ndarray:
         """Appends `tokens` densely; their logits.

@@ -1,14 +1,17 @@
-// Attention of one query position over the fp16 key and value cache.
+// Attention of one query position over a key and value cache in fp16 or int8_group32.
 #pragma once
 
 #include <cstdint>
+
+#include "formats.h"
 
 namespace coldpress {
 
 struct Attention {
     const float* queries;   // [heads, head_dim]
-    const uint8_t* keys;    // fp16 [positions, kv_heads, head_dim]
-    const uint8_t* values;  // fp16 [positions, kv_heads, head_dim]
+    const uint8_t* keys;    // [positions, kv_heads, head_dim] in `format`
+    const uint8_t* values;  // the same
+    Format format;
     int64_t heads, kv_heads, head_dim, positions;
     float scale;
 };

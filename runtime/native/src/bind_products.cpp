@@ -12,6 +12,7 @@ namespace {
 using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;  // rows may lie apart
 using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes3 = nb::ndarray<const uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Halves3 = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Out1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -140,13 +141,15 @@ uint64_t stream_words(const Words& words, int num_threads) {
     return read_through(words.data(), static_cast<int64_t>(words.shape(0)), threads);
 }
 
-void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& values, int64_t start, int64_t stop,
-                 float scale, const Out2& out, int num_threads) {
+// Checks and computes attention over a cache of bytes whose last axis has `width` of them or of their elements.
+template <typename Cache>
+void attend_in(Format format, int64_t width, const Floats2& queries, const Cache& keys, const Cache& values,
+               int64_t start, int64_t stop, float scale, const Out2& out, int num_threads) {
     const int64_t context = static_cast<int64_t>(keys.shape(0)), kv_heads = static_cast<int64_t>(keys.shape(1));
     const int64_t heads = static_cast<int64_t>(queries.shape(0)), head_dim = static_cast<int64_t>(queries.shape(1));
     expect(kv_heads > 0 && heads % kv_heads == 0,
            text(heads) + " query heads cannot share " + text(kv_heads) + " key heads evenly");
-    expect_length("a key", keys.shape(2), head_dim);
+    expect_length("a key", keys.shape(2), width);
     for (size_t axis = 0; axis < 3; ++axis)
         expect(values.shape(axis) == keys.shape(axis), "keys and values differ in shape at axis " + text(axis));
     expect(
@@ -154,10 +157,11 @@ void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& val
         "positions " + text(start) + " to " + text(stop) + " are not a range inside the context of " + text(context));
     expect_length("out", out.shape(0), heads);
     expect_length("a row of out", out.shape(1), head_dim);
-    const int64_t skipped = 2 * start * kv_heads * head_dim;
+    const int64_t skipped = start * kv_heads * row_bytes(format, head_dim);
     const Attention a{queries.data(),
                       reinterpret_cast<const uint8_t*>(keys.data()) + skipped,
                       reinterpret_cast<const uint8_t*>(values.data()) + skipped,
+                      format,
                       heads,
                       kv_heads,
                       head_dim,
@@ -166,6 +170,18 @@ void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& val
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
     attend(a, out.data(), threads);
+}
+
+void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& values, int64_t start, int64_t stop,
+                 float scale, const Out2& out, int num_threads) {
+    const int64_t width = static_cast<int64_t>(queries.shape(1));
+    attend_in(Format::fp16, width, queries, keys, values, start, stop, scale, out, num_threads);
+}
+
+void attend_int8(const Floats2& queries, const Bytes3& keys, const Bytes3& values, int64_t start, int64_t stop,
+                 float scale, const Out2& out, int num_threads) {
+    const int64_t width = row_bytes(Format::int8_group32, static_cast<int64_t>(queries.shape(1)));
+    attend_in(Format::int8_group32, width, queries, keys, values, start, stop, scale, out, num_threads);
 }
 
 void choose_intervals(const Floats2& gain, double price, double read_units, double edge_units, int steps,
@@ -210,6 +226,9 @@ void bind_products(nb::module_& m) {
         nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
         "out[heads, head_dim] = softmax(scale * queries . keys[start:stop]) . values[start:stop]; keys and values are "
         "the bits of float16");
+    m.def("attend_int8", &attend_int8, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
+          nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(),
+          "num_threads"_a = 0, "attend with keys and values in int8_group32, [context, kv_heads, bytes]");
     m.def("best_intervals", &choose_intervals, nb::arg("gain").noconvert(), "price"_a, "read_units"_a, "edge_units"_a,
           "steps"_a, nb::arg("chosen").noconvert(),
           "chosen[token, unit]: the intervals with the most gain less price times the larger of reads * read_units and "

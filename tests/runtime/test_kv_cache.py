@@ -1,0 +1,135 @@
+"""A KV cache in int8: attention over it, what it takes of the budget, and that everything else goes on as it does."""
+
+import json
+
+import numpy as np
+import pytest
+
+from runtime.__main__ import main
+from runtime.batch import generate_batch
+from runtime.generate import Session
+from runtime.kernels import attention
+from runtime.quantization import int8_group32
+from schemas.errors import ColdpressError
+from tests.support.artifacts import Recipe, build_artifact
+from tests.support.shapes import small_spec
+
+PROMPT = [3, 14, 15, 9, 26]
+
+
+def cached(rng, positions, heads, head_dim):
+    """(what is kept uint8, what that says float32) of random keys or values."""
+    codes = int8_group32.encode(rng.standard_normal((positions * heads, head_dim)).astype(np.float32))
+    floats = int8_group32.decode(codes, head_dim).reshape(positions, heads, head_dim)
+    return codes.reshape(positions, heads, -1), floats
+
+
+def softmax_attention(q, keys, values, first, last):
+    """float64 [heads, head_dim], written out."""
+    group, out = len(q) // keys.shape[1], []
+    for head, query in enumerate(q.astype(np.float64)):
+        scores = keys[first:last, head // group] @ query / np.sqrt(q.shape[1])
+        weights = np.exp(scores - scores.max())
+        out.append(weights / weights.sum() @ values[first:last, head // group])
+    return np.stack(out)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+@pytest.mark.parametrize("window", [None, 5])
+def test_attention_over_codes_is_that_over_what_they_say(rng, cpu, head_dim, window):
+    (keys, k), (values, v) = (cached(rng, 40, 2, head_dim) for _ in "kv")
+    q = rng.standard_normal((6, 4, head_dim)).astype(np.float32)
+    many = attention.attend_prefill(q, keys, values, 37, window)
+    for at, query in enumerate(q):
+        length = 32 + at
+        first = 0 if window is None else length - window
+        expected = softmax_attention(query, k.astype(np.float64), v.astype(np.float64), first, length)
+        one = attention.attend(query, keys, values, length, window, num_threads=2)
+        reference = attention.reference_attend(query, keys, values, length, window)
+        for found in (one, reference, many[at]):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_shapes_that_do_not_fit_are_refused(rng):
+    keys, _ = cached(rng, 4, 2, 32)
+    q = np.zeros((4, 48), np.float32)
+    with pytest.raises(ValueError, match="a key has 34 values, expected 68"):
+        attention.attend(q, keys, keys, 4)
+    with pytest.raises(ValueError, match=r"expected \[context, kv_heads, 68\]"):
+        attention.attend_prefill(q[None], keys, keys, 4)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    """Heads of whole groups, a quarter of the units in DRAM."""
+    spec = small_spec(num_hidden_layers=4, head_dim=32, rotary_dim=32, hidden_act="silu")
+    recipe = Recipe(spec=spec, method="topk", density=0.5, slots_share=0.25, context_length=48)
+    return build_artifact(tmp_path_factory.mktemp("kv") / "a.coldpress", recipe)
+
+
+def test_what_it_saves_of_the_budget_is_for_units(artifact):
+    fp16, int8 = (Session(artifact.path, kv_cache=kind) for kind in ("fp16", "int8"))
+    assert int8.plan.kv_cache_bytes == 4 * 48 * 2 * 2 * 34  # layers, tokens, heads, keys and values, a group of 32
+    assert 32 * int8.plan.kv_cache_bytes == 17 * fp16.plan.kv_cache_bytes
+    int8.decoder.begin(48)
+    (cache,) = int8.decoder._caches
+    assert cache.keys.nbytes + cache.values.nbytes == int8.plan.kv_cache_bytes
+    slots = [sum(part.cache_slots for part in session.plan.parts) for session in (fp16, int8)]
+    assert slots[1] > slots[0]
+    assert int8.store.dram_used_bytes <= int8.plan.dram_budget_bytes == fp16.plan.dram_budget_bytes
+    less = int8.store.dram_used_bytes - 4096
+    assert Session(artifact.path, kv_cache="int8", dram_budget_bytes=less).plan.dram_budget_bytes == less
+
+
+def test_quality_is_that_of_rounded_keys_and_values(artifact):
+    blocks = np.random.default_rng(2).integers(0, 96, (2, 48))
+    fp16, int8 = (Session(artifact.path, selector="dense", kv_cache=kind) for kind in ("fp16", "int8"))
+    for sparse in (False, True):  # the prefill, and token by token
+        pair = [np.array(session.perplexity(blocks, sparse=sparse).block_nll) for session in (fp16, int8)]
+        assert (pair[0] != pair[1]).all()
+        np.testing.assert_allclose(pair[1], pair[0], rtol=0.01)
+
+
+def test_batches_and_resizing_count_what_it_takes(artifact):
+    session = Session(artifact.path, kv_cache="int8")
+    during = []
+
+    def note(number, token):
+        during.append(session.plan.kv_cache_bytes)
+        if token.pass_number == 1 and number == 0:
+            session.resize(session.plan.dram_budget_bytes + 50_000)
+
+    opened = session.plan.kv_cache_bytes
+    done = generate_batch(session, [PROMPT, PROMPT[:3], PROMPT[1:]], 20, ignore_eos=True, on_token=note)
+    assert [len(tokens) for tokens in done.sequences] == [20, 20, 20]
+    assert set(during) == {opened * (5 + 3 + 4 + 60) // 48}
+    assert session.plan.kv_cache_bytes == opened
+
+
+def test_a_value_that_no_scale_holds_is_refused_in_a_sentence(artifact):
+    session = Session(artifact.path, kv_cache="int8")
+    for layer in session.decoder._layers:
+        layer.attention._matrices["v_proj"] = _Biased(layer.attention._matrices["v_proj"])
+    with pytest.raises(ColdpressError, match="int8_group32"):
+        session.generate(PROMPT, 2)
+
+
+class _Biased:
+    def __init__(self, matrix):
+        self._matrix = matrix
+
+    def apply(self, x):
+        return self._matrix.apply(x) + np.float32(1e30)
+
+
+def test_the_command_line_takes_it(artifact, capsys):
+    options = ["generate", str(artifact.path), "--prompt-ids", "3,14,15", "--max-new-tokens", "4", "--json"]
+    assert main([*options, "--kv-cache", "int8"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = Session(artifact.path, kv_cache="int8").generate([3, 14, 15], 4)
+    assert found["token_ids"] == list(expected.token_ids)
+    assert found["metrics"]["dram_used_bytes"] == expected.metrics.dram_used_bytes
+    assert main(["bench", str(artifact.path), "--ladder", "--kv-cache", "int8"]) == 2
+    assert "--ladder measures with an fp16 KV cache" in capsys.readouterr().err
+    with pytest.raises(ColdpressError, match="'int7'"):
+        Session(artifact.path, kv_cache="int7")
