@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from compiler._decoded import decode
 from compiler._io import load_arrays
 from compiler._publishing import standing
-from compiler._replayed import MAX_TOKENS, Replayed
 from compiler.block_statistics import perplexity
 from compiler.dense_run import dense_run
 from compiler.divergence import Watch
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
 """Parameters times tokens that are decoded where nobody says how many: all of the default test text for models of up to
 two billion parameters, a thousand tokens for seven billion; estimated at a quarter of an hour on two cores."""
+WORK_ONE_BY_ONE = 400_000_000_000
+"""Parameters times tokens up to which all tokens are decoded one by one: about a minute on two cores."""
 FEWEST_BLOCKS = 4
 """Blocks that are decoded however large the model is: fewer say too little of their own error."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
@@ -82,23 +84,16 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
     source = SourceLogits(original, blocks)
     packed = source if model == original else SourceLogits(model, blocks)
-    watch, replayed = Watch(source, blocks), Replayed(folder)
-
-    def on_logits(logits: np.ndarray) -> None:
-        watch(logits)
-        replayed(logits)
-
-    quality = replayed.session.perplexity(blocks, sparse=True, on_logits=on_logits)
-    if replayed.session.plan.collapse == "adaptive":
-        replayed = adapting(folder, blocks)
+    watch = Watch(source, blocks)
+    decoded = decode(folder, blocks, watch, blocks.size * model.num_parameters > WORK_ONE_BY_ONE)
     compared = compare(source, packed, folder, blocks)
-    found = _quality(quality.block_nll, compared)
+    found = _quality(decoded.quality.block_nll, compared)
     top1_agreement, top1_error = watch.top1_agreement()
     logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
     return Verification(
         artifact_sha256=artifact.sha256,
         protocol=protocol_of(corpus, every_block.shape[1]),
-        num_test_tokens=quality.num_predicted,
+        num_test_tokens=decoded.quality.num_predicted,
         num_test_blocks=len(every_block),
         **found,
         dense=dense_of(model, artifact.manifest),
@@ -106,9 +101,9 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         top1_agreement=top1_agreement,
         top1_agreement_error=top1_error,
         divergence=watch.divergence(),
-        simulated_equals_real=replayed.equals(),
-        sample=write_sample(folder, every_block[0]) if math.isfinite(quality.mean_nll) else None,
-        run=quality.metrics,
+        simulated_equals_real=decoded.simulated_equals_real,
+        sample=write_sample(folder, every_block[0]) if math.isfinite(decoded.quality.mean_nll) else None,
+        run=decoded.run,
     )
 
 
@@ -164,13 +159,6 @@ def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
         context_length=block_tokens,
         stride=blocks.block_tokens,
     )
-
-
-def adapting(folder: str, blocks: np.ndarray) -> Replayed:
-    """A run of a plan that adapts to what reads cost, by modelled seconds: measured ones are never the same again."""
-    replayed = Replayed(folder, flash="simulated")
-    replayed.session.perplexity(blocks[:1, : MAX_TOKENS + 2], sparse=True, on_logits=replayed)
-    return replayed
 
 
 @dataclass(frozen=True)

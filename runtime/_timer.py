@@ -39,12 +39,12 @@ class Timer:
         )
 
     @contextmanager
-    def decode(self) -> Iterator[None]:
+    def decode(self, num_tokens: int = 1) -> Iterator[None]:
         start, before = time.perf_counter(), replace(self._counters)
         yield
         seconds, after = time.perf_counter() - start, self._counters
         self._decode_s += seconds
-        self._num_decoded += 1
+        self._num_decoded += num_tokens
         self._num_passes += 1
         self._last = replace(
             self._last,

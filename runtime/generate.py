@@ -265,6 +265,7 @@ class Session:
         *,
         sparse: bool,
         prefill_tokens: int = 1,
+        tokens_per_pass: int = 1,
         on_logits: Callable[[np.ndarray], None] | None = None,
     ) -> Quality:
         """Teacher-forced quality: every token but a block's first is predicted from those before it in the block.
@@ -273,6 +274,7 @@ class Session:
             token_blocks: int [num_blocks, block_tokens], at least two tokens each.
             sparse: Token by token through selector and store, as in decoding; else densely, as in the prefill.
             prefill_tokens: With `sparse`, tokens of each block that are prefilled densely, at least one.
+            tokens_per_pass: With `sparse`, tokens that are decoded together: the same up to the rounding of sums.
             on_logits: Called with the logits of consecutive positions, float32 [some, vocab_size], in order; a block
                 has those of all its positions but, with `sparse`, the last. Its time is not counted.
 
@@ -289,7 +291,7 @@ class Session:
             timer, block_nll = self._start(), []
             for block in token_blocks:
                 done, total = 0, 0.0
-                for logits in self._teach(block, prefill_tokens if sparse else block_tokens, timer):
+                for logits in self._teach(block, prefill_tokens if sparse else block_tokens, tokens_per_pass, timer):
                     total += sum_nll(logits, block[done + 1 : done + 1 + len(logits)])
                     done += len(logits)
                     if on_logits:
@@ -298,16 +300,17 @@ class Session:
             num_predicted = len(token_blocks) * (block_tokens - 1)
             return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store))
 
-    def _teach(self, block: np.ndarray, num_dense: int, timer: Timer) -> Iterator[np.ndarray]:
+    def _teach(self, block: np.ndarray, num_dense: int, tokens_per_pass: int, timer: Timer) -> Iterator[np.ndarray]:
         """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""
         self.decoder.begin(len(block))
         for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
             with self.step, timer.prefill():
                 logits = self.decoder.prefill(block[start : min(start + PREFILL_CHUNK_TOKENS, num_dense)])
             yield logits
-        for token in block[num_dense:-1].tolist():
-            with self.step, timer.decode():
-                logits = self.decoder.decode(token)[None]
+        for start in range(num_dense, len(block) - 1, tokens_per_pass):
+            tokens = block[start : min(start + tokens_per_pass, len(block) - 1)]
+            with self.step, timer.decode(len(tokens)):
+                logits = self.decoder.decode_many(tokens)
             yield logits
 
     @contextmanager

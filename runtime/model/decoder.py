@@ -245,6 +245,11 @@ class Decoder:
             raise ValueError(f"length is {length}, the KV cache has {self.length} tokens")
         self._caches[0].length = length
 
+    @property
+    def sees_residency(self) -> bool:
+        """Whether which units a token uses hangs on what is in DRAM."""
+        return self._selection.sees_residency
+
     def check_many(self) -> None:
         """Refuses several tokens at once where that would change their units; see `Selection.check_many`."""
         self._selection.check_many()

@@ -11,16 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import _replayed, ingest, verify
+from compiler import _decoded, ingest, verify
+from compiler._decoded import Replayed, adapting, decode
 from compiler._io import Workspace, load_arrays
-from compiler._replayed import Replayed
 from compiler.block_statistics import perplexity, with_error
 from compiler.divergence import Watch
 from compiler.run_command import run_command
 from compiler.verify import (
     SourceLogits,
     VerifyConfig,
-    adapting,
     blocks_of_test_text,
     first_words,
     num_measured,
@@ -227,19 +226,33 @@ def test_another_artifact_in_its_place(build):
 
 def test_a_simulation_that_differs_is_noticed(build, monkeypatch):
     blocks = blocks_of_test_text(build.corpus, 64)
-    monkeypatch.setattr(_replayed, "MAX_TOKENS", 40)
+    monkeypatch.setattr(_decoded, "MAX_TOKENS", 40)
     replayed = Replayed(str(build.artifact))
     replayed.session.perplexity(blocks, sparse=True, on_logits=replayed)
     assert replayed.equals()
     assert replayed._decisions["misses"] < replayed.session.store.counters.misses, "the first 40 tokens alone"
-    simulate = _replayed.simulate
+    simulate = _decoded.simulate
 
     def wrong(*arguments):
         found = simulate(*arguments)
         return found.model_copy(update={"evictions": found.evictions + 1})
 
-    monkeypatch.setattr(_replayed, "simulate", wrong)
+    monkeypatch.setattr(_decoded, "simulate", wrong)
     assert not replayed.equals()
+
+
+def test_what_several_tokens_at_once_give_is_what_one_by_one_gives(build, monkeypatch):
+    """And what a run takes is told by tokens that were decoded one by one."""
+    monkeypatch.setattr(_decoded, "MAX_TOKENS", 40)
+    blocks = blocks_of_test_text(build.corpus, 64)[:4]
+    source = SourceLogits(build.model, blocks)
+    watches = [Watch(source, blocks), Watch(source, blocks)]
+    alone, together = (decode(str(build.artifact), blocks, watch, bool(way)) for way, watch in enumerate(watches))
+    assert together.simulated_equals_real
+    assert alone.run.num_tokens == 4 * 30
+    assert together.run.num_tokens == 2 * 30
+    np.testing.assert_allclose(together.quality.block_nll, alone.quality.block_nll, rtol=1e-4)
+    np.testing.assert_allclose(watches[1].kld, watches[0].kld, rtol=1e-3, atol=1e-5)
 
 
 def test_test_text_is_what_is_judged(build):
