@@ -26,6 +26,9 @@ class ReadPlan:
     """int64 [k], bytes from that read's first byte to the unit's."""
 
 
+NO_READS = ReadPlan(Extents(np.empty(0, np.int64), np.empty(0, np.int64)), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 @dataclass(frozen=True)
 class Batch:
     """Consecutive reads of a plan that fit the read buffer together, and the units in them."""
@@ -62,6 +65,8 @@ def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes
     """
     if max_bytes < span_bytes(units.unit_bytes, page_bytes):
         raise ValueError(f"max_bytes is {max_bytes}, one unit may need {span_bytes(units.unit_bytes, page_bytes)}")
+    if not positions.size:  # the most frequent request where much is in DRAM
+        return NO_READS
     starts = units.starts(positions)
     low = starts // page_bytes * page_bytes
     high = -(-(starts + units.unit_bytes) // page_bytes) * page_bytes
