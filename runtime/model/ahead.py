@@ -44,13 +44,14 @@ class Ahead:
         """All that the layer of the last notes asked for is there: begins to read what the next ones will."""
         for family, (layer, signal) in self._noted.items():
             section, following = self._following[layer, family]
+            there = {target: self._store.residency(target, family) for target in following.layers}
             chosen = [
-                self._selection.select(target, family, one, self._store.residency(target, family))
-                for target in following.layers
+                self._selection.select(target, family, one, residency)
+                for target, residency in there.items()
                 for one in signal
             ]
             ids, _ = union(chosen, following.num_units)
-            position = self._store.residency(following.first_layer, family).position[ids]
+            position = there[following.first_layer].position[ids]
             share = position * len(section.layers) // following.num_units == layer - section.first_layer
             self._store.preload(following.first_layer, family, ids[share])
         self._noted.clear()
