@@ -8,7 +8,7 @@ groups it takes 17/32 of the bytes.
 from typing import Literal, get_args
 
 from runtime.quantization import fp16, int8_group32
-from schemas.errors import UnknownNameError
+from schemas.errors import known_name
 from schemas.model import ModelSpec
 
 KvCacheFormat = Literal["fp16", "int8"]
@@ -23,10 +23,7 @@ def kv_cache_format(name: str) -> KvCacheFormat:
     Raises:
         UnknownNameError: if there is none.
     """
-    for known in KV_CACHE_FORMATS:
-        if name == known:
-            return known
-    raise UnknownNameError("kv cache", name, KV_CACHE_FORMATS)
+    return known_name("kv cache", name, KV_CACHE_FORMATS)
 
 
 def head_bytes(head_dim: int, kind: KvCacheFormat) -> int:

@@ -2,6 +2,9 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=str)
 
 
 def printable(text: str) -> str:
@@ -35,6 +38,19 @@ class UnknownNameError(ColdpressError):
         near = difflib.get_close_matches(name, choices, n=1) or begins
         hint = f" Did you mean '{near[0]}'?" if near else ""
         super().__init__(f"unknown {kind} '{name}'.{hint} Known: {', '.join(choices) or 'none'}.")
+
+
+def known_name(kind: str, name: str, known: Iterable[Name]) -> Name:
+    """The one of `known` that is `name`; `kind` as in `UnknownNameError`.
+
+    Raises:
+        UnknownNameError: if there is none.
+    """
+    choices = tuple(known)
+    for choice in choices:
+        if name == choice:
+            return choice
+    raise UnknownNameError(kind, name, choices)
 
 
 class DoesNotFitError(ColdpressError):

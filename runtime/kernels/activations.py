@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from schemas.errors import UnknownNameError
+from schemas.errors import known_name
 
 ActivationFormat = Literal["fp32", "int16", "int8"]
 ACTIVATIONS: tuple[ActivationFormat, ...] = ("fp32", "int16", "int8")
@@ -32,10 +32,7 @@ def activation_format(name: str) -> ActivationFormat:
     Raises:
         UnknownNameError: if there is none.
     """
-    for known in ACTIVATIONS:
-        if name == known:
-            return known
-    raise UnknownNameError("activation format", name, ACTIVATIONS)
+    return known_name("activation format", name, ACTIVATIONS)
 
 
 def reference_rounded(x: np.ndarray, fmt: str, activations: ActivationFormat) -> np.ndarray:

@@ -14,6 +14,7 @@ from schemas.device import DeviceProfile, Figure, Flash, ReadPoint
 from schemas.families import resident_roles
 from schemas.model import Model, ModelSpec, SourceFile, TensorSource, role_shape
 from tests.support.models import write_safetensors
+from tests.support.shapes import small_spec
 
 
 def hashed(label: str, *shape: int) -> np.ndarray:
@@ -33,27 +34,16 @@ def shuffled(label: str, count: int) -> np.ndarray:
 
 def tiny_spec(**changes: Any) -> ModelSpec:
     """A Llama of two layers, 64 wide; 96 and 72 are no multiples of 32, so the last groups are padded."""
-    values: dict[str, Any] = {
-        "model_type": "llama",
+    own: dict[str, Any] = {
         "vocab_size": 384,
-        "hidden_size": 64,
         "intermediate_size": 72,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
         "max_position_embeddings": 128,
-        "hidden_act": "relu",
-        "gated_mlp": True,
-        "norm": "rms_norm",
-        "norm_eps": 1e-5,
-        "position": "rotary",
-        "rotary_dim": 16,
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_ids": (1,),
     }
-    return ModelSpec(**(values | changes))
+    return small_spec(**(own | changes))
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
