@@ -5,6 +5,7 @@ stderr and exit code 2.
 """
 
 import argparse
+import errno
 import io
 import json
 import os
@@ -24,13 +25,15 @@ from runtime.artifact.reader import open_artifact
 from runtime.device_file import load_device
 from runtime.emulation import Caps, Emulation, emulate, emulated, our_command
 from runtime.generate import Session
+from runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from runtime.kv_cache import DEFAULT_KV_CACHE
-from runtime.opening import choose_plan, on_device
+from runtime.opening import DEFAULT_FLASH, choose_plan, on_device
 from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
 from runtime.trace import load_trace
 from schemas.errors import ColdpressError, printable
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 
 
@@ -55,16 +58,15 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 def _measure(arguments: argparse.Namespace) -> int:
     caps = emulated()
+    if arguments.emulate is None and (arguments.scale is not None or arguments.memory is not None):
+        raise ColdpressError("--scale and --memory are caps of an emulated device, and there is none; add --emulate")
     if arguments.emulate is not None and caps is None:
         emulation = _emulation(arguments, Path(arguments.artifact).resolve())
         print(f"emulating {emulation.title()}", flush=True)
         return emulation.run(our_command(arguments.argv))
     prompt_ids = prompt_ids_of(arguments, open_artifact(arguments.artifact))
-    if arguments.ladder and arguments.batch > 1:
-        raise ColdpressError(f"--ladder measures one sequence, and --batch is {arguments.batch}; give one of the two")
-    if arguments.ladder and arguments.kv_cache != DEFAULT_KV_CACHE:
-        raise ColdpressError(f"--ladder measures with an {DEFAULT_KV_CACHE} KV cache; leave --kv-cache out")
     if arguments.ladder:
+        _check_ladder(arguments)
         return _climb(arguments, prompt_ids, caps)
     rows = _bench.run(
         lambda selector, cache: open_session(arguments, selector, cache, budget_of(arguments)),
@@ -79,6 +81,17 @@ def _measure(arguments: argparse.Namespace) -> int:
     print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens{drawn}")
     _print_json(_bench.as_data(rows) | _emulated_as_data(caps))
     return 0
+
+
+def _check_ladder(arguments: argparse.Namespace) -> None:
+    """Refuses what a ladder, whose steps are settings of their own, would not heed."""
+    defaults = {"batch": 1, "kv_cache": DEFAULT_KV_CACHE, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
+    for name, default in (defaults | dict.fromkeys(("collapse", "preload", "device"))).items():
+        if (given := getattr(arguments, name)) != default:
+            flag = name.replace("_", "-")
+            raise ColdpressError(
+                f"--ladder measures one sequence with settings of its own, and --{flag} is {given}; leave --{flag} out"
+            )
 
 
 def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | None) -> int:
@@ -146,6 +159,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `coldpress-run`; returns the exit code."""
+    if sys.stdout is None:
+        return _fail("standard output is closed, expected a place for what this command prints; send it to a file")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     arguments = build_parser(COMMANDS).parse_args(argv)
@@ -161,7 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        return _fail(f"{error.filename or subject}: {error.strerror or error}")
+        # a run writes to nothing without a name but to its output; that its text is lost is not the artifact's fault
+        place = "standard output" if error.errno in DISK_FULL else subject
+        return _fail(f"{error.filename or place}: {error.strerror or error}")
     except MemoryError:
         return _fail(f"{subject}: more memory was asked for than this process may have; give a smaller --dram-budget")
     except KeyboardInterrupt:

@@ -177,7 +177,6 @@ def _add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-tokens",
         type=_at_least_one,
-        default=DRAFT_TOKENS,
         metavar="N",
         help=f"tokens proposed per pass (default: {DRAFT_TOKENS})",
     )

@@ -6,6 +6,7 @@ Several prompts are continued at once (runtime/batch.py), and printed in their o
 import argparse
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from runtime.draft_model import DraftModel, beside_draft
 from runtime.drafts import Drafting
 from runtime.generate import Session
 from runtime.quantities import parse_bytes
+from runtime.speculation import DRAFT_TOKENS
 from runtime.text_stream import TextStream
 from runtime.token_statistics import Token
 from runtime.tokenizer import TextCodec
@@ -35,6 +37,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def generate(arguments: argparse.Namespace) -> None:
     """Continues one or several prompts and prints what came."""
+    _check_draft(arguments)
     recorder = _recorder(arguments.trace)
     if len(arguments.prompt or arguments.prompt_ids) > 1:
         _generate_batch(arguments, recorder)
@@ -59,7 +62,7 @@ def _generate_one(arguments: argparse.Namespace, recorder: Recorder | None) -> N
         sampling=sampling_of(arguments),
         ignore_eos=arguments.ignore_eos,
         draft=DraftModel(other, session.artifact) if other else _draft_plugin(arguments),
-        draft_tokens=arguments.draft_tokens,
+        draft_tokens=arguments.draft_tokens or DRAFT_TOKENS,
         on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
     )
     if not arguments.json:
@@ -83,8 +86,6 @@ def _generate_one(arguments: argparse.Namespace, recorder: Recorder | None) -> N
 
 
 def _generate_batch(arguments: argparse.Namespace, recorder: Recorder | None) -> None:
-    if arguments.draft is not None:
-        raise ColdpressError(f"--draft '{arguments.draft}' is for one prompt, and there are several; leave it out")
     session = open_session(arguments, arguments.selector, arguments.cache, budget_of(arguments), recorder)
     prompts, codec = prompts_of(arguments, session.artifact), TextCodec.of(session.artifact)
     texts = [_text_stream(arguments, prompt_ids, codec) for prompt_ids in prompts]
@@ -166,6 +167,17 @@ def _shown(text: str) -> str:
     return CONTROL.sub("\ufffd", text)
 
 
+def _check_draft(arguments: argparse.Namespace) -> None:
+    """Refuses flags of drafts that would not be heeded."""
+    draft = arguments.draft
+    if draft is not None and len(arguments.prompt or arguments.prompt_ids) > 1:
+        raise ColdpressError(f"--draft '{draft}' is for one prompt, and there are several; leave it out")
+    if draft is None and arguments.draft_tokens is not None:
+        raise ColdpressError("--draft-tokens is what a draft proposes at once, and there is none; leave it out")
+    if draft in (None, *_plugins.names("runtime.drafts")) and arguments.draft_budget is not None:
+        raise ColdpressError("--draft-budget is what a draft artifact may take, and there is none; leave it out")
+
+
 def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
     """A draft without a model."""
     return None if arguments.draft is None else _plugins.load("runtime.drafts", arguments.draft).Draft()
@@ -174,8 +186,6 @@ def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
 def _draft_session(arguments: argparse.Namespace) -> Session | None:
     """The session of a draft artifact; None where the draft is none."""
     if arguments.draft is None or arguments.draft in _plugins.names("runtime.drafts"):
-        if arguments.draft_budget is not None:
-            raise ColdpressError("--draft-budget is what a draft artifact may take, and there is none; leave it out")
         return None
     budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
     return Session(arguments.draft, dram_budget_bytes=budget, flash=arguments.flash, activations=arguments.activations)
@@ -187,6 +197,8 @@ def _recorder(path: Path | None) -> Recorder | None:
         raise ColdpressError(f"{path}: there is no folder {path.parent}; make it, or write the trace elsewhere")
     if path is not None and path.is_symlink() | (path.exists() and not path.is_file()):
         raise ColdpressError(f"{path}: is no regular file, which a trace would replace; write the trace elsewhere")
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise ColdpressError(f"{path}: {path.parent} is a folder that is not writable; write the trace elsewhere")
     return None if path is None else Recorder()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.base import Record
-from schemas.errors import ColdpressError, UnknownNameError
+from schemas.errors import ColdpressError, UnknownNameError, clipped
 
 
 @functools.cache  # an artifact's manifest names plug-ins a hundred thousand times
@@ -51,4 +51,6 @@ def options_of(plugin: ModuleType, values: Mapping[str, Any]) -> Any:
         first = error.errors()[0]
         key = str(first["loc"][0])
         expected = declared.model_fields[key].description
-        raise ColdpressError(f"option {key} of {name} is {first['input']!r}, expected {expected}") from error
+        raise ColdpressError(
+            f"option {key} of {name} is {first['input']!r}, expected {expected} ({clipped(first['msg'])})"
+        ) from error

@@ -109,7 +109,7 @@ def load_trace(path: Path) -> tuple[Event, ...]:
     """
     name = str(path)
     with path.open("rb") as file:
-        header = tensor_files.read_header(file.fileno(), name, os.fstat(file.fileno()).st_size)
+        header = tensor_files.read_header(file.fileno(), name, os.fstat(file.fileno()).st_size, REMEDY)
         shapes = {tensor.name: tensor.shape for tensor in header.tensors}
         sizes = [shapes.get(key, (1,))[0] for key in ("token", "ids", "names")]
         header.check_contents(_contents(*sizes), exact=True)
@@ -127,6 +127,9 @@ def load_trace(path: Path) -> tuple[Event, ...]:
         raise TensorFileError(name, "names", short(unknown[0]), f"some of {', '.join(FAMILIES)}", REMEDY)
     if arrays["family"].max() >= len(families) or arrays["kind"].max() > PRELOAD:
         raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(families)}; 0 to 4", REMEDY)
+    counted = arrays["token"][np.isin(arrays["kind"], (FETCH, END, PRELOAD))]
+    if (np.diff(counted, prepend=np.int32(1)) < 0).any():
+        raise TensorFileError(name, "token", "out of order", "tokens from 1 on, none after a later one", REMEDY)
     return tuple(_events(arrays, families))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from runtime.artifact import strict_json, tensor_header
-from runtime.artifact.errors import DigestError, TensorFileError, short
+from runtime.artifact.errors import DAMAGED, DigestError, TensorFileError, short
 from runtime.artifact.safe_files import read_exactly, telling
 from runtime.artifact.tensor_header import NUMPY_NAMES, Rules, TensorEntry
 
@@ -37,6 +37,8 @@ class TensorFile:
     file: str
     header: bytes
     tensors: tuple[TensorEntry, ...]
+    remedy: str
+    """What to do where it is not what it should be."""
 
     def check_contents(self, expected: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], exact: bool) -> None:
         """Refuses a file that lacks one of `expected` (name to dtype and shape), or, if `exact`, has another one."""
@@ -44,25 +46,26 @@ class TensorFile:
         for name, (dtype, shape) in expected.items():
             wanted = f"{np.dtype(dtype).name} {list(shape)}"
             if name not in present:
-                raise TensorFileError(self.file, f"tensor {short(name)}", "missing", wanted)
+                raise TensorFileError(self.file, f"tensor {short(name)}", "missing", wanted, self.remedy)
             if present[name] != (dtype, shape):
                 found = f"{present[name][0].name} {list(present[name][1])}"
-                raise TensorFileError(self.file, f"tensor {short(name)}", found, wanted)
+                raise TensorFileError(self.file, f"tensor {short(name)}", found, wanted, self.remedy)
         extra = sorted(present.keys() - expected.keys())
         if extra and exact:
-            raise TensorFileError(self.file, f"tensor {short(extra[0])}", "present", "only what the manifest names")
+            expected_words = "only what the manifest names"
+            raise TensorFileError(self.file, f"tensor {short(extra[0])}", "present", expected_words, self.remedy)
 
 
-def read_header(opened: int, file: str, size_bytes: int) -> TensorFile:
-    """Parses and checks the header of an open file of `size_bytes`.
+def read_header(opened: int, file: str, size_bytes: int, remedy: str = DAMAGED) -> TensorFile:
+    """Parses and checks the header of an open file of `size_bytes`; `remedy` is what to do where it is no such file.
 
     Raises:
         TensorFileError: naming what is wrong.
         DeviceError: if the device fails.
     """
-    refuse = functools.partial(TensorFileError, file)
+    refuse = functools.partial(TensorFileError, file, remedy=remedy)
     with telling(file, "a read"):
-        return TensorFile(file, *tensor_header.read_header(opened, size_bytes, RULES, refuse))
+        return TensorFile(file, *tensor_header.read_header(opened, size_bytes, RULES, refuse), remedy)
 
 
 def numpy_dtype(tensor: TensorEntry) -> np.dtype[Any]:

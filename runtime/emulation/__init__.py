@@ -22,11 +22,13 @@ from runtime.emulation._caps import Caps
 from runtime.emulation._disk import Disk, Rates, disk_of
 from runtime.emulation._process import run_limited
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError
+from schemas.errors import ColdpressError, clipped
 
 MECHANISMS = (systemd, cgroup_v1)
 HEADROOM = 0.8
 """Of the disk's rates, what caps may ask for: the cap is to be what limits, also when the disk is a little slower."""
+LEAST_SCALE = 0.001
+"""Of a scale that is asked for: with less, a program does not begin within minutes, as it is read under the caps."""
 ENVIRONMENT = "COLDPRESS_EMULATED"
 """Environment variable of an emulated command: the caps, as JSON."""
 
@@ -88,12 +90,12 @@ def emulate(
         memory_bytes: None for what the device's profile gives to a program.
 
     Raises:
-        ColdpressError: if the place is on no disk, the scale is not above 0 and at most 1, or the disk cannot be
+        ColdpressError: if the place is on no disk, the scale is not from LEAST_SCALE to 1, or the disk cannot be
             measured.
     """
     disk = disk_of(place)
-    if scale is not None and not 0 < scale <= 1:
-        raise ColdpressError(f"the scale is {scale:g}, expected more than 0 and at most 1")
+    if scale is not None and not LEAST_SCALE <= scale <= 1:
+        raise ColdpressError(f"the scale is {scale:g}, expected from {LEAST_SCALE} to 1; give another --scale, or none")
     used = scale_of(device, disk.measured()) if scale is None else scale
     caps = Caps(
         device=device.name,
@@ -112,9 +114,21 @@ def scale_of(device: DeviceProfile, rates: Rates) -> float:
 
 
 def emulated() -> Caps | None:
-    """The caps that this process runs under, if it is such a command."""
+    """The caps that this process runs under, if it is such a command.
+
+    Raises:
+        ColdpressError: if somebody else has set the environment variable that says so.
+    """
     found = os.environ.get(ENVIRONMENT)
-    return None if found is None else Caps(**json.loads(found))
+    if found is None:
+        return None
+    try:
+        return Caps(**json.loads(found))
+    except (ValueError, TypeError) as error:
+        raise ColdpressError(
+            f"the environment variable {ENVIRONMENT} is {clipped(found)!r}, expected caps as `coldpress-run emulate` "
+            "writes them; unset it"
+        ) from error
 
 
 def drop_caches() -> None:

@@ -209,6 +209,13 @@ def test_no_device_inside_another(monkeypatch):
         emulation.Emulation(small_device(), DISK, CAPS).run(["true"])
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"device": "x"}', "{" * 5000])
+def test_caps_that_somebody_else_wrote_are_refused(text, monkeypatch):
+    monkeypatch.setenv(emulation.ENVIRONMENT, text)
+    with pytest.raises(ColdpressError, match=r"COLDPRESS_EMULATED is '.*', expected caps as .* writes them; unset it"):
+        emulation.emulated()
+
+
 def test_a_slower_disk_scales_both_rates_alike():
     device = small_device()  # 80 MB/s in reads of 4 KiB, at most 1 GB/s
     iops = 8e7 / 4096
@@ -238,8 +245,9 @@ def test_a_whole_disk_is_capped_for_its_partition(tmp_path):
         (("pixel7", "--", "true"), "unknown device 'pixel7'. Did you mean 'pixel6'?"),
         (("gone.yaml", "--", "true"), "gone.yaml: no such profile"),
         (("gone.json", "--", "true"), "gone.json: No such file"),
-        (("pixel6", "--scale", "1.5", "--", "true"), "the scale is 1.5, expected more than 0 and at most 1"),
-        (("pixel6", "--scale", "nan", "--", "true"), "the scale is nan, expected more than 0"),
+        (("pixel6", "--scale", "1.5", "--", "true"), "the scale is 1.5, expected from 0.001 to 1; give another"),
+        (("pixel6", "--scale", "nan", "--", "true"), "the scale is nan, expected from 0.001"),
+        (("pixel6", "--scale", "1e-9", "--", "true"), "the scale is 1e-09, expected from 0.001"),  # 4 bytes a second
         (("pixel6", "--memory", "much", "--", "true"), "'much' is not an amount of memory"),
         (("pixel6", "--place", "nowhere", "--", "true"), "nowhere: No such file"),
         (("pixel6", "--place", "pyproject.toml", "--", "true"), "measured on a file of at least 16777216 bytes"),

@@ -77,6 +77,23 @@ def test_what_is_read_ahead_is_the_last_step_and_takes_no_more_dram(tmp_path, mo
     assert all(used_bytes(manifest, setting.plan) <= plan.dram_budget_bytes for setting in settings)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--batch", "2"),
+        ("--kv-cache", "int8"),
+        ("--activations", "int16"),
+        ("--flash", "io_uring"),
+        ("--collapse", "adaptive"),
+        ("--preload", "on"),
+        ("--device", "device.json"),
+    ],
+)
+def test_what_a_ladder_would_not_heed_is_refused(relu_artifact, capsys, flag, value):
+    assert main(["bench", str(relu_artifact.path), "--ladder", flag, value, "--tokens", "1"]) == 2
+    assert f"with settings of its own, and {flag} is {value}; leave {flag} out" in capsys.readouterr().err
+
+
 def test_a_plan_with_a_window_has_one_step_for_it(relu_artifact):
     manifest = open_artifact(relu_artifact.path).manifest
     plan = choose_plan(manifest, None, None, "window:window_tokens=3")

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from runtime.__main__ import main
 from runtime._sampling import Sampling, candidates
 from tests.support.artifacts import change_manifest, small_device
 from tests.support.command_line import speaking_artifact
+from tests.support.data import ROOT
 
 GENERATE = ("generate", "--max-new-tokens", "2")
 
@@ -53,11 +55,35 @@ def refused(capsys, *arguments):
         (("--prompt-ids", "1", "--seed", "-1"), "'-1' is not a whole number of at least 0"),
         (("--prompt-ids", "1", "--min-p", "x" * 5000), "is not a number such as 0.8"),
         (("--prompt-ids", "1", "--stop", "\udcff"), "is no text, expected at least one character"),
+        (("--prompt-ids", "1", "--cache", "window:window_tokens=0"), "where they fit (Input should be greater than"),
         (("--prompt-ids", "1", "--flash", "simulated", "--device", "/dev/zero"), "1048577 bytes long"),
     ],
 )
 def test_arguments(spoken, capsys, flags, words):
     assert words in refused(capsys, *GENERATE, spoken, *flags)
+
+
+@pytest.mark.parametrize("flags", [("--scale", "0.5"), ("--memory", "1GB")])
+def test_caps_without_a_device_are_refused(spoken, capsys, flags):
+    assert "there is none; add --emulate" in refused(capsys, "bench", spoken, "--tokens", "1", *flags)
+
+
+@pytest.mark.parametrize(
+    ("redirected", "words"),
+    [(">&-", "standard output is closed, expected a place"), ("> /dev/full", "standard output: No space left on")],
+)
+def test_an_output_that_takes_nothing(spoken, redirected, words):
+    command = f'"$0" -m runtime generate "$1" --prompt-ids 1 --max-new-tokens 2 {redirected}'
+    done = subprocess.run(["/bin/sh", "-c", command, sys.executable, spoken], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {words}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_that_takes_no_trace_is_known_before_the_run(spoken, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))  # root may write anywhere
+    sentence = refused(capsys, *GENERATE, spoken, "--prompt-ids", "1", "--trace", tmp_path / "a.trace")
+    assert f"a.trace: {tmp_path} is a folder that is not writable" in sentence
 
 
 def test_the_lowest_temperature_takes_the_likeliest(spoken, capsys):
