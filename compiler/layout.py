@@ -8,6 +8,7 @@ page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit of a group h
 """
 
 from collections import defaultdict
+from functools import cache
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes,
 from compiler.dense_run import buffer_of
 from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
-from runtime.preload import buffer_bytes as buffer_bytes_ahead
+from runtime.preload_room import NOTHING, USUAL_GUESS, Ahead
 from schemas.activations import Activations
 from schemas.config import Key
 from schemas.device import DeviceProfile, Flash
@@ -75,9 +76,14 @@ def run(
     buffer_bytes = buffer_of(model, sparsity, sparsity.budget.dram_budget_bytes - sum(fixed), device)
     room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffer_bytes, claims)
     gap_bytes = collapse_gap_bytes(order, device.flash)
-    slots = cache_slots(config.cache, list(claims.values()), room_bytes)
-    judged = preloading.Run(model, sparsity, sections, order, gap_bytes, device, activations)
-    ahead_bytes = _preload_bytes(config, judged, _parts(claims, slots), room_bytes)
+    free_bytes = room_bytes - sum(claim.num_pinned * claim.unit_bytes for claim in claims.values())
+
+    @cache
+    def parts(buffer: int) -> tuple[PartPlan, ...]:
+        return _parts(claims, cache_slots(config.cache, list(claims.values()), room_bytes - buffer))
+
+    judged = preloading.Run(model, sparsity, sections, order, gap_bytes, device, activations, parts, free_bytes)
+    ahead = _ahead(config, judged)
     plan = Plan(
         name="default",
         method=sparsity.method,
@@ -91,11 +97,12 @@ def run(
         predictor_bytes=fixed.predictors,
         kv_cache_bytes=fixed.kv_cache,
         read_buffer_bytes=buffer_bytes,
-        preload_buffer_bytes=ahead_bytes,
+        preload_buffer_bytes=ahead.buffer_bytes,
+        preload_guess=ahead.guess,
         collapse_gap_bytes=gap_bytes,
         collapse=config.collapse,
         queue_depth=device.flash.queue_depth.value,
-        parts=_parts(claims, cache_slots(config.cache, list(claims.values()), room_bytes - ahead_bytes)),
+        parts=parts(ahead.buffer_bytes),
     )
     page_bytes, end_bytes = device.flash.page_bytes.value, sections[-1].offset_bytes + sections[-1].length_bytes
     return Layout(page_bytes=page_bytes, sections=sections, flash_bytes=_round_up(end_bytes), plans=(plan,))
@@ -149,20 +156,20 @@ def _parts(claims: Claims, slots: list[int]) -> tuple[PartPlan, ...]:
     )
 
 
-def _preload_bytes(config: LayoutConfig, run: preloading.Run, parts: tuple[PartPlan, ...], room_bytes: int) -> int:
-    """The preload buffer, out of what pinned units leave."""
+def _ahead(config: LayoutConfig, run: preloading.Run) -> Ahead:
+    """The preload buffer, out of what pinned units leave, and how much of a guess is read."""
     if config.preload == "off":
-        return 0
-    unit_bytes = {section.family: section.unit_bytes for section in run.sections}
-    free_bytes = room_bytes - sum(part.num_pinned * unit_bytes[part.family] for part in parts)
-    found = buffer_bytes_ahead(run.sections, parts, run.device.flash.page_bytes.value, free_bytes)
+        return NOTHING
     if config.preload == "auto":
-        return found if preloading.pays(run) else 0
-    if not found:
+        return preloading.chosen(run)
+    found, _ = preloading.best(run)
+    if not found.buffer_bytes:  # nobody knows how good the guess is
+        found = preloading.fitting(run, USUAL_GUESS)
+    if not found.buffer_bytes:
         raise ColdpressError(
             f"preload=on was asked for, and {', '.join(run.sparsity.families)} in {len(run.sections)} sections, with "
-            f"{free_bytes} bytes that no unit is pinned to, leave nothing to read ahead: expected neuron, mlp_in or "
-            "attn_in of a section after the first and room for a page; leave preload=off"
+            f"{run.free_bytes} bytes that no unit is pinned to, leave nothing to read ahead: expected neuron, mlp_in "
+            "or attn_in of a section after the first and room for a page; leave preload=off"
         )
     return found
 

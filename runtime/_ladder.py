@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime import _bench, _native, budget
 from runtime.opening import DEFAULT_FLASH, choose_plan
-from runtime.preload import buffer_bytes
+from runtime.preload_room import NOTHING, Ahead, fitting
 from runtime.quantities import show_bytes, table
 from schemas.layout import Plan
 from schemas.manifest import Manifest
@@ -53,8 +53,8 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
         manifest: The artifact's.
         plan: Where the ladder leads to: its selector, cache, gap and budget.
     """
-    room, flash = plan.dram_budget_bytes, manifest.flash
-    plan = budget.refit(manifest, plan.model_copy(update={"preload_buffer_bytes": 0}), room)
+    room = plan.dram_budget_bytes
+    plan = budget.refit(manifest, plan.model_copy(update=NOTHING.fields), room)
     plain = {"collapse_gap_bytes": 0, "collapse": "static"}
     dense = choose_plan(manifest, room, "dense", "static", preload="off").model_copy(update=plain)
     nothing = tuple(part.model_copy(update={"num_pinned": 0, "cache_slots": 0}) for part in dense.parts)
@@ -66,7 +66,7 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
         return lambda before: replace(before, plan=_as_before(fitted, before.plan))
 
     own = [] if base == "window" else [(f"+cache {base}", selecting(base, options))]
-    ahead_bytes = buffer_bytes(flash.sections, plan.parts, flash.page_bytes, room - budget.fixed_bytes(plan))
+    ahead = fitting(manifest, plan)
     return Setting(dense.model_copy(update={"parts": nothing}), SERIAL), [
         ("hybrid", lambda before: replace(before, plan=dense)),
         (f"+selector {plan.method}", selecting("static", {})),
@@ -77,13 +77,13 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
         (f"+linked over {base}", selecting("linked", {"linked_over": base})),
         ("+overlap", lambda before: replace(before, flash=DEFAULT_FLASH)),
         *([] if _native.ring_error() else [("+io_uring", lambda before: replace(before, flash="io_uring"))]),
-        *([("+preload", lambda before: with_preload(manifest, before, ahead_bytes))] if ahead_bytes else []),
+        *([("+preload", lambda before: with_preload(manifest, before, ahead))] if ahead.buffer_bytes else []),
     ]
 
 
-def with_preload(manifest: Manifest, before: Setting, ahead_bytes: int) -> Setting:
+def with_preload(manifest: Manifest, before: Setting, ahead: Ahead) -> Setting:
     """A setting that also reads ahead, in the same DRAM (ActiveFlow 3)."""
-    plan = before.plan.model_copy(update={"preload_buffer_bytes": ahead_bytes})
+    plan = before.plan.model_copy(update=ahead.fields)
     return replace(before, plan=budget.refit(manifest, plan, plan.dram_budget_bytes))
 
 

@@ -9,7 +9,7 @@ from runtime.cache import read_choice
 from runtime.flash import Reader, simulated
 from runtime.kv_cache import DEFAULT_KV_CACHE, KvCacheFormat, kv_cache_bytes
 from runtime.model.selection import check_selector
-from runtime.preload import wanted_bytes
+from runtime.preload_room import wanted
 from schemas.device import DeviceProfile
 from schemas.layout import Collapse, Plan, Preload
 from schemas.manifest import Manifest
@@ -44,7 +44,8 @@ def choose_plan(
     policy, options = chosen or (plan.cache, plan.cache_options)
     changes: dict[str, object] = {"cache": policy, "cache_options": options}
     if preload is not None:
-        changes["preload_buffer_bytes"] = wanted_bytes(manifest, plan, preload)
+        ahead = wanted(manifest, plan, preload)
+        changes |= {"preload_buffer_bytes": ahead.buffer_bytes, "preload_guess": ahead.guess}
     if selector not in (None, plan.method):
         used = _plugins.load("runtime.sparsity", selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0

@@ -8,7 +8,7 @@ for is lost when the next section takes its place, or the token is over. A read 
 made: whoever asks for its units reads them again, so that damage shows where, and only where, it matters.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,88 +18,14 @@ from runtime._extents import span_bytes
 from runtime._incoming import Half, longest_read_bytes
 from runtime._parts import Part
 from runtime.artifact.errors import DeviceError
-from runtime.budget import fixed_bytes
 from runtime.flash import Ticket
-from schemas.errors import ColdpressError, CorruptPageError
-from schemas.families import FAMILIES, FamilyName, Signal
-from schemas.layout import PartPlan, Plan, Preload, Section
-from schemas.manifest import Manifest
+from runtime.preload_room import Key, rooms
+from schemas.errors import CorruptPageError
+from schemas.families import FamilyName
+from schemas.layout import Plan, Section
 
-GUESSED: tuple[Signal, ...] = ("mlp_input", "attention_input")
-"""Signals that are much alike from layer to layer, since what a layer adds to its input is small (ActiveFlow 2.2)."""
-
-MOST_SHARE = 0.25
-"""Of the DRAM that could keep units; what is kept is read once, and what is read ahead every time."""
 MAX_REGION_BYTES = 1 << 30
 """More is not used: places in it are numbers of 32 bits."""
-
-Key = tuple[int, FamilyName]
-
-
-def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
-    """Those whose units another layer's input tells: a selector chooses them from the input itself. The other signals
-    are products of a layer's own matrices, which say nothing of another layer's."""
-    return tuple(family for family in families if FAMILIES[family].signal in GUESSED)
-
-
-def buffer_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int, free_bytes: int) -> int:
-    """What a plan's preload buffer should have, whole pages; 0 where nothing can be guessed.
-
-    Args:
-        sections: All of an artifact.
-        parts: A plan's: what they keep in DRAM is not read.
-        page_bytes: Size of a page.
-        free_bytes: DRAM for units and this buffer, of which it takes `MOST_SHARE` at most.
-    """
-    wanted = sum(room * copies for room, copies in _rooms(sections, parts, page_bytes).values())
-    return max(0, min(wanted, int(MOST_SHARE * free_bytes) // page_bytes * page_bytes))
-
-
-def wanted_bytes(manifest: Manifest, plan: Plan, preload: Preload) -> int:
-    """What a plan's preload buffer has where a user says whether there is one.
-
-    Raises:
-        ColdpressError: if there is nothing to read ahead.
-    """
-    if preload == "off":
-        return 0
-    flash = manifest.flash
-    free_bytes = plan.dram_budget_bytes - fixed_bytes(plan)
-    found = plan.preload_buffer_bytes or buffer_bytes(flash.sections, plan.parts, flash.page_bytes, free_bytes)
-    if not found:
-        families = ", ".join(entry.family for entry in manifest.families)
-        raise ColdpressError(
-            f"preload is on, but {families} in {len(flash.sections)} sections leave nothing to read ahead: expected "
-            "neuron, mlp_in or attn_in of a section after the first, not all in DRAM, and room for a page; take "
-            "preload off"
-        )
-    return found
-
-
-def _rooms(
-    sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int
-) -> dict[FamilyName, tuple[int, int]]:
-    """By family, the bytes that a section's guess takes at most, in whole pages, and how many are there at once."""
-    planned = {(part.layer, part.family): part for part in parts}
-    found: dict[FamilyName, tuple[int, int]] = {}
-    for family in guessed_families(dict.fromkeys(section.family for section in sections)):
-        own = [section for section in sections if section.family == family]
-        most = max((_most_bytes(section, planned, page_bytes) for section in own[1:]), default=0)
-        if most:
-            found[family] = most, 2 if any(len(section.layers) > 1 for section in own) else 1
-    return found
-
-
-def _most_bytes(section: Section, planned: Mapping[Key, PartPlan], page_bytes: int) -> int:
-    """Bytes of the reads that bring what a token uses of a section and DRAM does not hold, each rounded out alone."""
-    total = 0
-    for layer in section.layers:
-        part = planned[layer, section.family]
-        missing = -(-part.density * (section.num_units - part.num_pinned - part.cache_slots) // 1)
-        total += int(missing) * span_bytes(section.unit_bytes, page_bytes)
-    whole = section.length_bytes + page_bytes  # an edge of a page is read on either side
-    whole = -(-whole // page_bytes) * page_bytes
-    return min(total, whole)
 
 
 @dataclass
@@ -184,9 +110,9 @@ class Preloads:
         self._sections = {(layer, section.family): section for section in sections for layer in section.layers}
         self._regions: list[_Region] = []
         self._region_of: dict[Key, _Region] = {}
-        rooms = _rooms(sections, plan.parts, page_bytes) if plan.preload_buffer_bytes else {}
-        wanted = sum(room * copies for room, copies in rooms.values())
-        for family, (room, copies) in rooms.items():
+        found = rooms(sections, plan.parts, page_bytes) if plan.preload_buffer_bytes else {}
+        wanted = sum(room * copies for room, copies in found.values())
+        for family, (room, copies) in found.items():
             granted = min(room, MAX_REGION_BYTES, room * plan.preload_buffer_bytes // wanted // page_bytes * page_bytes)
             own = [section for section in sections if section.family == family]
             if granted < span_bytes(own[0].unit_bytes, page_bytes):

@@ -49,7 +49,6 @@ MAX_BUFFER_BYTES = 1 << 30
 """More of a read buffer is not used: places in it are numbers of 32 bits."""
 ARRIVAL_BYTES = 1 << 20
 """Read between two batches of a fetch, at least: with less, calls would cost more than they let overlap."""
-NO_UNITS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -240,10 +239,10 @@ class Store:
     def _count(self, part: Part, family: FamilyName, num_there: int, brought: Brought, early: Sequence[Piece]) -> None:
         """Counts what a fetch uses, and what that takes on the artifact's device."""
         flash_s = modelled_flash_s(self._modelled, brought.planned, self._buffer.size, self._room(family))
-        ahead = np.concatenate([*(piece.units for piece in early), NO_UNITS])
-        num_kept = int(np.count_nonzero(brought.kept) + np.count_nonzero(part.cache.contains(ahead)))
-        counted, size = self.counters, part.units.unit_bytes
-        active_bytes = counted.use(size, num_there, brought.units.size, ahead.size, num_kept)
+        num_kept = int(np.count_nonzero(brought.kept))
+        num_kept += sum(int(np.count_nonzero(part.cache.contains(piece.units))) for piece in early)
+        counted, size, num_early = self.counters, part.units.unit_bytes, sum(piece.units.size for piece in early)
+        active_bytes = counted.use(size, num_there, brought.units.size, num_early, num_kept)
         counted.modelled_flash_s += flash_s
         counted.modelled_fetch_s += self._queue.fetch_s(flash_s, active_bytes, num_kept * size, early=bool(early))
 
@@ -284,9 +283,9 @@ class Store:
                 for piece in early:
                     yield from self._from_buffer(part, family, piece)
                 yield from self._landed(part, family, brought, incoming)
-            lost = np.concatenate([*(piece.give_up() for piece in early), NO_UNITS])
-            if lost.size:
-                units = part.in_flash_order(lost)
+            lost = [units for piece in early if (units := piece.give_up()).size]
+            if lost:
+                units = part.in_flash_order(np.concatenate(lost))
                 planned = self._planned(part, part.position[units], self._room(family))
                 again = Brought(planned, units, part.cache.contains(units), part.slot[units])
                 reads.append(again)

@@ -27,6 +27,9 @@ class FamilyStatistics(Record):
     density: Share | None
     """Mean share of active units; None where `bits` is absent."""
     arrays: ArrayFile
+    in_layer_before: Share | None = None
+    """Share of the active units that are so in the layer before, too, where units go with the same entries of the
+    hidden state; None for layer 0, for other units, and where `bits` is absent."""
 
 
 class TopPrecision(Record):

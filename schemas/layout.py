@@ -98,6 +98,8 @@ class Plan(Record):
     prefill's blocks."""
     preload_buffer_bytes: Count = 0
     """Where reads land that are made before their units are asked for, whole pages (ActiveFlow 3); 0 for none."""
+    preload_guess: Share = 1.0
+    """Share of the units that a later layer is expected to choose that is read ahead: those which are surest."""
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     collapse: Collapse = "static"

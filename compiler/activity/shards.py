@@ -107,7 +107,9 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
         families[family.family] = (family.num_units, merged)
     key = f"{number:03d}.inputs"
     inputs = work.current(key) or _inputs([layer.inputs for layer in layers], key, work)
-    return layer_record(number, families, inputs, sum(tokens))
+    earlier = ((family, work.current(f"{number - 1:03d}.{family}")) for family in families if number)
+    before = {family: file for family, file in earlier if file}
+    return layer_record(number, families, before, inputs, sum(tokens))
 
 
 def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.ndarray]:

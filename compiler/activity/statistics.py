@@ -18,10 +18,11 @@ from compiler._io import Workspace, checked_path, load_arrays
 from compiler.activity.array_rows import RowReader, RowWriter, row_checksums, writing_rows
 from compiler.activity.forward import LayerStream
 from compiler.activity.layer_counts import TOP_DENSITIES, Activity, LayerCounts, Text, Watch, keys_of, top_selected
+from compiler.activity.packed_bits import population
 from schemas.activations import FamilyStatistics, LayerStatistics, TopPrecision
 from schemas.base import ArrayFile
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName, num_units
+from schemas.families import FAMILIES, FamilyName, num_units
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,13 +55,18 @@ def collect(
 
 
 def layer_record(
-    layer: int, families: Mapping[FamilyName, tuple[int, ArrayFile]], inputs: ArrayFile, num_tokens: int
+    layer: int,
+    families: Mapping[FamilyName, tuple[int, ArrayFile]],
+    before: Mapping[FamilyName, ArrayFile],
+    inputs: ArrayFile,
+    num_tokens: int,
 ) -> LayerStatistics:
     """The record of one layer's array files.
 
     Args:
         layer: Its number.
         families: Units and arrays of each family.
+        before: Arrays of each family in the layer before; empty for layer 0.
         inputs: The layer's own arrays.
         num_tokens: Tokens that the arrays are about.
     """
@@ -68,11 +74,23 @@ def layer_record(
     for family, (units, arrays) in families.items():
         counts = load_arrays(arrays).get("counts")
         density = None if counts is None else int(counts.sum()) / (units * num_tokens)
-        found.append(FamilyStatistics(family=family, num_units=units, density=density, arrays=arrays))
+        shared = None if density is None else _in_layer_before(family, arrays, before.get(family))
+        found.append(
+            FamilyStatistics(family=family, num_units=units, density=density, arrays=arrays, in_layer_before=shared)
+        )
     similarity, precision = _across_layers(inputs, num_tokens) if layer else (None, ())
     return LayerStatistics(
         layer=layer, families=tuple(found), inputs=inputs, input_similarity=similarity, top_precision=precision
     )
+
+
+def _in_layer_before(family: FamilyName, arrays: ArrayFile, before: ArrayFile | None) -> float | None:
+    """Share of active units that are active in the layer before, too, where those have to do with each other."""
+    if before is None or FAMILIES[family].axis != "hidden_size":
+        return None
+    bits, earlier = (load_arrays(file, "bits")["bits"] for file in (arrays, before))
+    total = int(population(bits).sum())
+    return int(population(bits & earlier).sum()) / total if total else None
 
 
 def _across_layers(inputs: ArrayFile, num_tokens: int) -> tuple[float, tuple[TopPrecision, ...]]:
@@ -115,7 +133,9 @@ class _Collector:
         *arrays, inputs = files
         sizes = [num_units(family, self._stream.spec) for family in self._families]
         families = dict(zip(self._families, zip(sizes, arrays, strict=True), strict=True))
-        return layer_record(layer, families, inputs, self._text.tokens.size)
+        earlier = [self._work.current(key) for key in self._family_keys(layer - 1)] if layer else []
+        before = {name: file for name, file in zip(self._families, earlier, strict=False) if file}
+        return layer_record(layer, families, before, inputs, self._text.tokens.size)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
         """The layer's files, inputs last, if all are there."""

@@ -5,17 +5,20 @@ Inputs are much alike from layer to layer, so the next section's selector, given
 units that it will choose. Reads are begun when all that this layer asks for is there: what is asked for now comes
 first. Where sections hold one layer, a layer reads ahead for the next one; where they hold N, each of a group's layers
 reads its share of flash for the whole next group, with the freshest input that there is. Guessing is one more choice
-per section, of a selector that reads the input itself; a matrix is never multiplied for it alone.
+per section, of a selector that reads the input itself; a matrix is never multiplied for it alone. Of what is chosen a
+plan may take the largest entries of the input only, which are the surest to be large in the next layer, too.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from runtime.model.selection import Selection, union
-from runtime.preload import guessed_families
+from runtime.preload_room import guessed_families
 from runtime.store import Store
+from schemas.families import FAMILIES
 from schemas.layout import Section
 
 
@@ -51,7 +54,19 @@ class Ahead:
                 for one in signal
             ]
             ids, _ = union(chosen, following.num_units)
+            if FAMILIES[following.family].axis == "hidden_size":
+                ids = surest(ids, signal, self._store.plan.preload_guess)
             position = there[following.first_layer].position[ids]
             share = position * len(section.layers) // following.num_units == layer - section.first_layer
             self._store.preload(following.first_layer, family, ids[share])
         self._noted.clear()
+
+
+def surest(ids: np.ndarray, signal: np.ndarray, share: float) -> np.ndarray:
+    """A `share` of `ids`, int32 ascending, one of them at least: those at which any token's `signal`, float32 [T, n],
+    is largest; ties go to the lower id."""
+    count = max(1, math.ceil(share * ids.size))
+    if count >= ids.size:
+        return ids
+    largest = np.argsort(-np.abs(signal[:, ids]).max(axis=0), kind="stable")[:count]
+    return ids[np.sort(largest)]

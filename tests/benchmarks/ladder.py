@@ -30,13 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from runtime import _ladder, _native, budget
+from runtime import _ladder, _native
 from runtime._counters import Counters
 from runtime.artifact.reader import open_artifact
 from runtime.device_file import load_device
 from runtime.flash import simulated
 from runtime.generate import Session
-from runtime.preload import buffer_bytes
+from runtime.preload_room import NOTHING, fitting
 from runtime.simulate import replay, requests_of
 from runtime.store import Store
 from runtime.trace import FETCH, Event, Recorder
@@ -167,11 +167,8 @@ def changes_of(task: Task) -> tuple[Placed, list[tuple[str, _ladder.Change]]]:
 
 def in_groups(before: _ladder.Setting, grouped: Path) -> _ladder.Setting:
     """Where units of consecutive layers lie side by side and are read ahead together (ActiveFlow 3)."""
-    manifest, flash = (found := open_artifact(grouped).manifest), found.flash
-    plan = before.plan.model_copy(update={"preload_buffer_bytes": 0})
-    room = plan.dram_budget_bytes - budget.fixed_bytes(plan)
-    ahead_bytes = buffer_bytes(flash.sections, plan.parts, flash.page_bytes, room)
-    return _ladder.with_preload(manifest, _put(before, plan=plan, path=grouped), ahead_bytes)
+    manifest, plan = open_artifact(grouped).manifest, before.plan.model_copy(update=NOTHING.fields)
+    return _ladder.with_preload(manifest, _put(before, plan=plan, path=grouped), fitting(manifest, plan))
 
 
 def _put(before: _ladder.Setting, **changes: Any) -> _ladder.Setting:

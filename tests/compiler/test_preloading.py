@@ -1,16 +1,20 @@
 """Whether a build reads ahead: the law by hand, what the guess is worth, and the plan that comes of it."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from compiler import preloading
-from runtime.artifact.checks import check_manifest
+from compiler.profiles import PROFILES, load_device
 from runtime.budget import used_bytes
-from schemas.activations import TopPrecision
+from runtime.preload_room import NOTHING, Ahead
 from schemas.base import ArrayFile
 from schemas.errors import ColdpressError
 from schemas.order import FamilyOrder, GapCost, Order
 from tests.compiler.test_layout import lay_out, records
-from tests.support.records import manifest_of, tiny_activations
+from tests.support.alike import Alike
+from tests.support.records import tiny_activations
 
 LAYERS = 11
 FLASH_S = 2e-5
@@ -23,12 +27,15 @@ def given(tmp_path):
     model, sparsity, placement, device = records(tmp_path, share=0.5, num_hidden_layers=LAYERS)
     measured = tiny_activations(tmp_path, model, sparsity)
 
-    def activations(precision):
-        points = tuple(TopPrecision(density=at, precision=precision) for at in (0.1, 0.3, 0.5, 0.8))
-        layers = tuple(
-            layer.model_copy(update={"top_precision": points if layer.layer else ()}) for layer in measured.layers
-        )
-        return measured.model_copy(update={"layers": layers})
+    def activations(alike):
+        layers = []
+        for layer in measured.layers:
+            shares = {"mlp_in": alike if layer.layer else None, "mlp_mid": None}
+            families = tuple(
+                entry.model_copy(update={"in_layer_before": shares[entry.family]}) for entry in layer.families
+            )
+            layers.append(layer.model_copy(update={"families": families}))
+        return measured.model_copy(update={"layers": tuple(layers)})
 
     arrays = ArrayFile(array_file=str(tmp_path / "order.safetensors"), sha256="0" * 64)
     values = {"family": "mlp_in", "heuristic": "ripple", "arrays": arrays, "adjacent_coactivation": 0.5}
@@ -39,17 +46,20 @@ def given(tmp_path):
     return (model, sparsity, placement, device), activations, (Order(entries=entries),)
 
 
-def run_of(given, precision, **changes):
-    (model, sparsity, _, device), activations, order = given
-    sections = lay_out(*given[0]).sections
-    return preloading.Run(model, sparsity, sections, order, 0, changes.get("device", device), activations(precision))
+def run_of(given, alike, device=None):
+    (model, sparsity, placement, own), activations, order = given
+    found, best = [], preloading.best
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preloading, "best", lambda run: (found.append(run), best(run))[1])
+        lay_out(model, sparsity, placement, device or own, preload="auto", order=order, activations=activations(alike))
+    return found[0]
 
 
-def test_seconds_of_a_token_by_hand(given):
+def test_seconds_of_a_token_by_hand(given, monkeypatch):
     """At 3 GB/s: q, k, v and o in int8, half of the keys and values, then the inputs' columns, then the others."""
     (_, sparsity, _, device), *_ = given
     device = device.model_copy(update={"dram_bytes_per_s": device.dram_bytes_per_s.model_copy(update={"value": 3e9})})
-    run = run_of(given, 0.75, device=device)
+    run = run_of(given, 0.75, device)
     spec = run.model.spec
     heads, kept = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     row = 34 * -(-spec.hidden_size // 32)  # 32 values and a scale
@@ -58,41 +68,78 @@ def test_seconds_of_a_token_by_hand(given):
     inputs_s = int(sparsity.density("mlp_in", 1) * 64 * 204) / 3e9
     inner_s = int(sparsity.density("mlp_mid", 1) * 72 * 68) / 3e9
     plain_s = between_s + max(FLASH_S, inputs_s) + inner_s
-    assert preloading._token_s(run, False) == pytest.approx(LAYERS * plain_s)
+    assert preloading.token_s(run, NOTHING) == pytest.approx(LAYERS * plain_s)
+
+    def drawn(run, section, ahead):
+        early = section.family == "mlp_in" and section.first_layer
+        return preloading.Drawn(FLASH_S if early else 0.0, (0.25 if early else 1.0,))
+
+    monkeypatch.setattr(preloading, "_drawn", drawn)
     left_s = max(0.0, FLASH_S - between_s)
     ahead_s = between_s + max(left_s + 0.25 * FLASH_S, inputs_s) + inner_s
-    assert preloading._token_s(run, True) == pytest.approx(plain_s + (LAYERS - 1) * ahead_s)
+    assert preloading.token_s(run, Ahead(4096, 1.0)) == pytest.approx(plain_s + (LAYERS - 1) * ahead_s)
     assert 0 < left_s < FLASH_S  # a part of the reads is hidden
 
 
-def test_a_guess_is_worth_what_was_measured_and_less_with_every_layer(given):
-    """What is known better than by chance is a power of the steps; nothing is known where nothing was measured."""
-    run = run_of(given, 0.8)
-    density = run.sparsity.density("mlp_in", 1)
-    section, by_chance = run.sections[4], density
-    known = 0.8
-    for steps in (1, 2, 3):
-        skill = ((known - by_chance) / (1 - by_chance)) ** steps
-        assert preloading.precision(run, section, steps) == pytest.approx(by_chance + (1 - by_chance) * skill)
-    inner = next(section for section in run.sections if section.family == "mlp_mid")
-    assert preloading.precision(run, inner, 1) == 0
-    unknown = preloading.Run(*(getattr(run, name) for name in run.__dataclass_fields__ if name != "activations"), None)
-    assert preloading.precision(unknown, section, 1) == 0
-    assert not preloading.pays(unknown)
+@pytest.mark.parametrize(("cosine", "density", "guess", "steps"), [(0.9, 0.25, 0.5, 1), (0.6, 0.1, 1.0, 2)])
+def test_the_surest_of_a_guess_are_right_as_often_as_normal_inputs_say(cosine, density, guess, steps):
+    """Against drawn inputs that many layers apart."""
+    random, size = np.random.default_rng(0), 400_000
+    first, one = random.standard_normal((2, size))
+    second = cosine * first + (1 - cosine**2) ** 0.5 * one
+    last = first
+    for _ in range(steps):
+        last = cosine * last + (1 - cosine**2) ** 0.5 * random.standard_normal(size)
+    of = {name: np.sort(np.abs(x))[-int(density * size)] for name, x in (("1", first), ("2", second), ("3", last))}
+    alike = np.mean(np.abs(first)[np.abs(second) >= of["2"]] >= of["1"])
+    sure = np.argsort(-np.abs(first))[: int(guess * density * size)]
+    right = np.mean(np.abs(last[sure]) >= of["3"])
+    assert preloading.right_share(float(alike), density, guess, steps) == pytest.approx(right, abs=0.01)
 
 
-@pytest.mark.parametrize(("precision", "switched_on"), [(0.99, True), (0.5, False)])
-def test_auto_reads_ahead_where_that_takes_less_time(given, precision, switched_on):
-    (model, sparsity, placement, device), activations, order = given
-    device = device.model_copy(update={"dram_bytes_per_s": device.dram_bytes_per_s.model_copy(update={"value": 3e9})})
-    wanted = {"order": order, "activations": activations(precision)}
-    layout = lay_out(model, sparsity, placement, device, preload="auto", **wanted)
-    (plan,) = layout.plans
-    assert (plan.preload_buffer_bytes > 0) == switched_on
-    assert lay_out(model, sparsity, placement, device, **wanted).plans[0].preload_buffer_bytes == 0
-    manifest = manifest_of(model, sparsity, placement, device, layout)
-    check_manifest(manifest)
-    assert used_bytes(manifest, plan) <= plan.dram_budget_bytes
+def test_nothing_is_known_of_a_guess_that_nobody_measured(given):
+    run = run_of(given, 0.75)
+    assert preloading._alike(run, run.sections[2]) == 0.75
+    assert preloading._alike(run, run.sections[0]) == 0  # nothing comes before it
+    assert preloading._alike(run, run.sections[3]) == 0  # mlp_mid: no product of the layer before
+    unknown = replace(run, activations=None)
+    assert preloading.best(unknown) == (NOTHING, 1.0)
+    assert preloading.right_share(0.0, 0.25, 1.0) == 0
+    assert preloading.right_share(0.2, 0.25, 1.0) == 0.25  # no worse than by chance
+    assert preloading.right_share(0.5, 1.0, 1.0) == preloading.right_share(1.0, 0.25, 0.5) == 1
+
+
+MAP = [
+    ("iphone-a18", "relu", 0.1, 0.95, 0.9, True),
+    ("pixel6", "silu", 0.5, 0.95, 0.9, True),
+    ("macbook-m1-max", "silu", 0.5, 0.95, 0.5, False),
+    ("macbook-m1-max", "relu", 0.1, 0.2, 0.5, False),
+]
+"""Cells of `python -m tests.benchmarks.preload_map`, of four layers."""
+
+
+@pytest.mark.parametrize(("device", "act", "density", "similarity", "share", "pays"), MAP)
+def test_auto_reads_ahead_where_a_simulated_token_takes_less_time(device, act, density, similarity, share, pays):
+    """The law's word is that of the runtime's own store on modelled flash, and what it switches on does not lose."""
+    profile = load_device(PROFILES / "devices" / f"{device}.yaml")
+    shape = Alike(profile, act, density, similarity, share, num_layers=4)
+    off, on, auto = (shape.layout(preload, [shape.order]).plans[0] for preload in ("off", "on", "auto"))
+    artifact = shape.artifact(shape.layout(order=[shape.order]))
+    plain, ahead = (shape.decoded(artifact, plan, 3) for plan in (off, on))
+    assert used_bytes(artifact.manifest, on) <= on.dram_budget_bytes == off.dram_budget_bytes
+    assert auto == (on if pays else off)
+    assert (ahead.token_s < 0.99 * plain.token_s) == pays
+    _, share_of_time = preloading.best(judged(shape))
+    assert share_of_time == pytest.approx(ahead.token_s / plain.token_s, abs=0.03)
+
+
+def judged(shape):
+    """What `layout` asks the law."""
+    found, best = [], preloading.best
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preloading, "best", lambda run: (found.append(run), best(run))[1])
+        shape.layout("on", [shape.order])
+    return found[0]
 
 
 def test_on_takes_its_buffer_from_the_caches(given):

@@ -128,6 +128,21 @@ def test_each_token_has_the_chosen_number_of_units(silu: Model, corpus: Corpus, 
             assert np.array_equal(counts, active.sum(axis=1))
 
 
+def test_how_much_of_a_choice_the_layer_before_chose(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    """Only of units that go with entries of the hidden state; layer 1 uses fewer, and layer 2 uses all."""
+    _, after = run(silu, corpus, tmp_path, "topk", 0.5, 0.25, 1.0)
+    own = [active_of(after, layer, "mlp_in") for layer in range(LAYERS)]
+    for layer in range(LAYERS):
+        inner, inputs = (after.layers[layer].family(family) for family in ("mlp_mid", "mlp_in"))
+        assert inner.in_layer_before is None
+        if layer:
+            both = sum(np.count_nonzero(a & b) for a, b in zip(own[layer].T, own[layer - 1].T, strict=True))
+            assert inputs.in_layer_before == pytest.approx(both / np.count_nonzero(own[layer]))
+            assert 0.25 <= inputs.in_layer_before < 1
+        else:
+            assert inputs.in_layer_before is None
+
+
 def test_the_pass_goes_on_with_what_is_left(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
     """Token by token through the selector of the runtime and plain numpy, from the MLP's input that was kept."""
     _, after = run(silu, corpus, tmp_path, "topk", 0.5, 0.5, 0.5)

@@ -14,7 +14,7 @@ from runtime.budget import choose_plan, fixed_bytes, refit, used_bytes
 from runtime.drafts import lookup
 from runtime.flash import direct, simulated
 from runtime.generate import Session
-from runtime.preload import buffer_bytes
+from runtime.preload_room import most_bytes
 from runtime.simulate import simulate
 from runtime.store import Store
 from runtime.token_time import FlashQueue
@@ -47,7 +47,7 @@ def built(tmp_path_factory):
 def plan_of(artifact, share=1.0, **changes):
     """The artifact's plan with what a guess needs beside its budget, or a share of that."""
     plan, flash = artifact.manifest.plans[0], artifact.manifest.flash
-    needed = buffer_bytes(flash.sections, plan.parts, flash.page_bytes, 1 << 30)
+    needed = most_bytes(flash.sections, plan.parts, flash.page_bytes, 1 << 30)
     ahead = int(share * needed) // flash.page_bytes * flash.page_bytes
     budget = plan.dram_budget_bytes + ahead
     return plan.model_copy(update={"preload_buffer_bytes": ahead, "dram_budget_bytes": budget} | changes)

@@ -1,0 +1,84 @@
+"""How much is read ahead, and what of a guess: by hand, and by what a run of it counts."""
+
+import numpy as np
+import pytest
+
+from runtime.artifact.reader import open_artifact
+from runtime.generate import Session
+from runtime.model.ahead import surest
+from runtime.preload_room import Reading, buffer_bytes, most_bytes
+from runtime.simulate import simulate
+from runtime.trace import PRELOAD, Recorder
+from schemas.layout import placed_parts
+from tests.support.artifacts import Recipe, build_artifact, small_spec
+from tests.support.similar import similar_weights
+
+PROMPT = [5, 17, 3, 60]
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Four layers alike; units of the inputs are 1,088 bytes."""
+    spec = small_spec(num_hidden_layers=4, hidden_act="silu")
+    recipe = Recipe(spec=spec, method="topk", format="int8_group32", slots_share=0.25)
+    return build_artifact(tmp_path_factory.mktemp("room") / "a", recipe, similar_weights(spec, 0.9))
+
+
+def with_buffer(manifest, guess):
+    """The plan with room for all that is guessed, beside its budget."""
+    plan, flash = manifest.plans[0], manifest.flash
+    ahead = most_bytes(flash.sections, plan.parts, flash.page_bytes, 1 << 30)
+    budget = plan.dram_budget_bytes + ahead
+    changes = {"preload_buffer_bytes": ahead, "dram_budget_bytes": budget, "preload_guess": guess}
+    return plan.model_copy(update=changes)
+
+
+def test_the_surest_of_a_guess_are_the_largest_entries():
+    signal = np.array([[0.5, -4, 0, 2, -2, 1], [0, 0, 3, 0, 0, 0]], np.float32)
+    ids = np.array([0, 1, 3, 4, 5], np.int32)
+    assert surest(ids, signal[:1], 0.4).tolist() == [1, 3]  # of 3 and 4, which are as large, the first
+    assert surest(ids, signal[:1], 0.41).tolist() == [1, 3, 4]
+    assert surest(np.array([0, 2, 5], np.int32), signal, 0.3).tolist() == [2]  # of any token
+    assert surest(ids, signal, 0.0).tolist() == [1]
+    assert surest(ids, signal, 1.0).tolist() == ids.tolist()
+    assert surest(ids[:0], signal, 0.5).size == 0
+
+
+def test_a_part_of_a_guess_is_righter_and_changes_no_token(built):
+    artifact, found = open_artifact(built.path), {}
+    for guess in (1.0, 0.5):
+        recorder, plan = Recorder(), with_buffer(artifact.manifest, guess)
+        with Session(built.path, plan=plan, recorder=recorder) as session:
+            text = session.generate(PROMPT, NUM_TOKENS, ignore_eos=True)
+        modelled = simulate(artifact, plan, recorder.events)
+        assert modelled.extents_sha256 == text.metrics.extents_sha256
+        ids = [event.ids for event in recorder.events if event.kind == PRELOAD]
+        found[guess] = text.token_ids, text.metrics, sum(some.size for some in ids)
+    (whole_text, whole, whole_ids), (half_text, half, half_ids) = found[1.0], found[0.5]
+    assert half_text == whole_text
+    assert half_ids == whole_ids / 2
+    assert half.preload_precision > whole.preload_precision + 0.05
+    assert half.preloaded_bytes < 0.6 * whole.preloaded_bytes
+
+
+def test_what_is_read_ahead_is_what_fits_while_nothing_is_asked_for(built):
+    """A unit at least, all of a guess at most, and never more than a quarter of the DRAM for units."""
+    artifact = open_artifact(built.path)
+    plan, flash = artifact.manifest.plans[0], artifact.manifest.flash
+    law = artifact.manifest.device.flash.issuing(plan.queue_depth)
+    reading = Reading(flash.sections, plan.parts, law, 0)
+    most = most_bytes(flash.sections, plan.parts, 4096, 1 << 30)
+    rooms = [buffer_bytes(reading, idle_s, 1.0, 1 << 30) for idle_s in (0.0, 1e-5, 1e-4, 1.0)]
+    assert rooms == sorted(rooms)
+    assert 8192 <= rooms[0] <= 12288  # a unit may lie on two pages
+    assert rooms[-1] == most
+    assert buffer_bytes(reading, 1.0, 0.5, 1 << 30) in (most // 8192 * 4096, most // 8192 * 4096 + 4096)
+    assert buffer_bytes(reading, 1.0, 1.0, 40_000) == 8192  # a quarter of the DRAM at most
+    within = Reading(flash.sections, tuple(_all_in_dram(plan, flash.sections)), law, 0)
+    assert buffer_bytes(within, 1.0, 1.0, 1 << 30) == 0
+
+
+def _all_in_dram(plan, sections):
+    for part, section in placed_parts(plan, sections):
+        yield part.model_copy(update={"cache_slots": section.num_units - part.num_pinned})

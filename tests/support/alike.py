@@ -1,0 +1,256 @@
+"""Layers whose inputs are alike as planted, through a real store on modelled flash: no weights, no bytes, no model.
+
+What a token asks for is drawn: inputs of two layers one after the other have the planted cosine, inner activations have
+nothing to do with each other, and top-k chooses from both. Guesses, caches, reads and their modelled seconds are the
+runtime's own; so is the build's plan, for which statistics and the costs of reads are taken down on other tokens.
+"""
+
+import copy
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler import layout as layout_stage
+from compiler.cost_model import unit_bytes
+from runtime.artifact.reader import Artifact
+from runtime.budget import refit
+from runtime.flash import simulated
+from runtime.model.ahead import Ahead
+from runtime.model.selection import Selection
+from runtime.sparsity import topk
+from runtime.store import Store
+from runtime.token_time import computed_bytes, dram_seconds
+from schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from schemas.base import ArrayFile
+from schemas.device import DeviceProfile
+from schemas.families import FamilyName, num_units
+from schemas.layout import Layout, Plan, placed_parts
+from schemas.model import Model
+from schemas.order import FamilyOrder, GapCost, Order
+from schemas.placement import LayerPlacement, Placement
+from schemas.sparsity import Sparsity
+from tests.support.records import manifest_of, tiny_sparsity
+from tests.support.shapes import spec_7b
+from tests.support.tiny import describe, tensor_shapes
+
+CONTEXT_TOKENS = 512
+GAPS_BYTES = (0, 8192, 16384, 24576, 32768, 40960)
+FILLING = 8
+"""Requests that bring all units of a part once, so that caches are full."""
+NOWHERE = ArrayFile(array_file="", sha256="0" * 64)
+
+
+class _Choice(Selection):
+    """Top-k without an artifact's tables."""
+
+    def __init__(self, artifact: Artifact, plan: Plan) -> None:
+        self._method, self._title, self.sees_residency = topk, "topk", False
+        self._arrays = {
+            (part.layer, part.family): topk.fit(section.num_units, part.density, {}, topk.Options())
+            for part, section in placed_parts(plan, artifact.manifest.flash.sections)
+        }
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A token's modelled seconds, and what was counted of all tokens."""
+
+    token_s: float
+    flash_s: float
+    """Of its reads alone."""
+    dram_s: float
+    """Of its computing alone."""
+    counters: Any
+    by_part_s: dict[tuple[int, FamilyName], float]
+    """Flash seconds of a token's requests for each part."""
+
+    @property
+    def precision(self) -> float:
+        """Share of what was read ahead that was asked for."""
+        return self.counters["preload_used_bytes"] / max(1, self.counters["preloaded_bytes"])
+
+
+@dataclass(frozen=True)
+class Alike:
+    """A model's shape, how alike its layers are, and the device."""
+
+    device: DeviceProfile
+    act: str
+    density: float
+    similarity: float
+    share: float
+    """Of the units' bytes, what is in DRAM beside resident weights, KV cache and read buffer."""
+    layers_per_group: int = 1
+    num_layers: int = 8
+    hidden_size: int = 4096
+
+    @cached_property
+    def records(self) -> tuple[Model, Sparsity, Placement]:
+        """What `layout` gets of the stages before it."""
+        width = self.hidden_size
+        sizes = {"hidden_size": width, "intermediate_size": width * 7 // 2}
+        heads = {"num_attention_heads": width // 128, "num_key_value_heads": max(1, width // 512)}
+        spec = spec_7b(self.num_layers, 1024, self.act).model_copy(update=sizes | heads)
+        model = describe(spec, tensor_shapes(spec), Path("nowhere/model.safetensors"))
+        sparsity = tiny_sparsity(
+            model,
+            "topk",
+            "int4_group32",
+            density=self.density,
+            layers_per_group=self.layers_per_group,
+            context_length=CONTEXT_TOKENS,
+        )
+        units = self.num_layers * sum(
+            num_units(family, spec) * unit_bytes(family, spec, sparsity.format) for family in sparsity.families
+        )
+        budget = sparsity.budget
+        fixed = budget.resident_bytes + budget.kv_cache_bytes
+        changes = {"dram_budget_bytes": fixed + int(self.share * units) + (4 << 20)}
+        sparsity = sparsity.model_copy(update={"budget": budget.model_copy(update=changes)})
+        parts = tuple(
+            LayerPlacement(layer=layer, family=family, num_pinned=0, min_pinned=0)
+            for layer in range(self.num_layers)
+            for family in sparsity.families
+        )
+        values: dict[str, Any] = {"objective": 1.0, "gap": 0.0, "pinned_bytes": 0}
+        return model, sparsity, Placement(solver="t", tiers=("flash", "dram"), layers=parts, arrays=NOWHERE, **values)
+
+    def layout(self, preload: str = "off", order: Sequence[Order] = ()) -> Layout:
+        """What the stage decides."""
+        config = layout_stage.LayoutConfig.model_validate({"cache": "lfu", "preload": preload})
+        model, sparsity, placement = self.records
+        given = model, sparsity, placement, tuple(order), self.device, None, self.activations
+        return layout_stage.run(config, *given)
+
+    def artifact(self, layout: Layout) -> Artifact:
+        """Units in a drawn order, no bytes."""
+        model, sparsity, placement = self.records
+        manifest = manifest_of(model, sparsity, placement, self.device, layout)
+        random, tables = np.random.default_rng(0), {}
+        for section in layout.sections:
+            order = random.permutation(section.num_units).astype(np.int32)
+            tables[f"order.{section.first_layer}.{section.family}"] = order
+            tables |= {f"rank.{layer}.{section.family}": order for layer in section.layers}
+        return Artifact("nowhere", "0" * 64, manifest, {}, (), None, tables)  # type: ignore[arg-type]
+
+    def signals(self, num_tokens: int, seed: int) -> list[dict[FamilyName, np.ndarray]]:
+        """Of each token, by family, float32 [layers, num_units]."""
+        random, found = np.random.default_rng(seed), []
+        model, _, _ = self.records
+        for _ in range(num_tokens):
+            noise = random.standard_normal((self.num_layers, model.spec.hidden_size)).astype(np.float32)
+            inputs = noise.copy()
+            for layer in range(1, self.num_layers):
+                inputs[layer] = self.similarity * inputs[layer - 1] + (1 - self.similarity**2) ** 0.5 * noise[layer]
+            inner = random.standard_normal((self.num_layers, model.spec.intermediate_size)).astype(np.float32)
+            found.append({"mlp_in": inputs, "mlp_mid": inner})
+        return found
+
+    @cached_property
+    def activations(self) -> Activations:
+        """What recalibration counts on other tokens: how much of a layer's choice the layer before chose, too."""
+        k = topk.num_selected(self.hidden_size, self.density)
+        chosen = [topk.largest(np.abs(token["mlp_in"]), k) for token in self.signals(4, 7)]
+        layers = []
+        for layer in range(self.num_layers):
+            shared = np.mean([(own[layer] & own[layer - 1]).sum() / k for own in chosen]) if layer else None
+            own = FamilyStatistics(
+                family="mlp_in",
+                num_units=self.hidden_size,
+                density=self.density,
+                arrays=NOWHERE,
+                in_layer_before=None if shared is None else float(shared),
+            )
+            layers.append(LayerStatistics(layer=layer, families=(own,), inputs=NOWHERE, input_similarity=None))
+        return Activations(num_tokens=4, exact_zeros=False, layers=tuple(layers))
+
+    @cached_property
+    def order(self) -> Order:
+        """What reads cost under each gap, on other tokens."""
+        layout = self.layout()
+        artifact, entries = self.artifact(layout), []
+        costs = {gap: self.decoded(artifact, self.plan(artifact, gap), 2, seed=7).by_part_s for gap in GAPS_BYTES}
+        for section in layout.sections:
+            own = [(layer, section.family) for layer in section.layers]
+            paid = [GapCost(gap_bytes=gap, flash_s_per_token=sum(costs[gap][key] for key in own)) for gap in GAPS_BYTES]
+            values: dict[str, Any] = {"heuristic": "t", "arrays": NOWHERE, "adjacent_coactivation": 0.0}
+            entries.append(
+                FamilyOrder(
+                    layer=section.first_layer,
+                    num_layers=len(section.layers),
+                    family=section.family,
+                    gap_costs=tuple(paid),
+                    **values,
+                )
+            )
+        return Order(entries=tuple(entries))
+
+    def plan(self, artifact: Artifact, gap_bytes: int, **changes: Any) -> Plan:
+        """The artifact's plan with other reads, under the same budget."""
+        plan = artifact.manifest.plans[0]
+        changed = plan.model_copy(update={"collapse_gap_bytes": gap_bytes} | changes)
+        return refit(artifact.manifest, changed, plan.dram_budget_bytes)
+
+    def decoded(self, artifact: Artifact, plan: Plan, num_tokens: int, seed: int = 1) -> Decoded:
+        """Tokens behind one that is not counted, caches being full."""
+        store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth))
+        self._fill(store)
+        choice = _Choice(artifact, plan)
+        ahead = Ahead(store, choice, artifact.manifest.flash.sections)
+        families, by_part = artifact.manifest.plans[0].parts, defaultdict(float)
+        before = copy.copy(store.counters)
+        for number, token in enumerate(self.signals(1 + num_tokens, seed)):
+            if number == 1:
+                before = copy.copy(store.counters)
+                by_part.clear()
+            for layer, group in _by_layer(families):
+                for family in group:
+                    signal, then = token[family][layer], store.counters.modelled_flash_s
+                    ahead.note(layer, family, signal[None])
+                    ids = choice.select(layer, family, signal, store.residency(layer, family))
+                    deque(store.fetch(layer, family, ids), maxlen=0)
+                    by_part[layer, family] += (store.counters.modelled_flash_s - then) / num_tokens
+                ahead.layer_done()
+            store.end_tokens()
+        return self._decoded(artifact, plan, store, before, num_tokens, dict(by_part))
+
+    def _fill(self, store: Store) -> None:
+        for part, section in placed_parts(store.plan, store._manifest.flash.sections):
+            units = np.random.default_rng(part.layer).permutation(section.num_units).astype(np.int32)
+            for some in np.array_split(units, FILLING):
+                deque(store.fetch(part.layer, part.family, np.sort(some)), maxlen=0)
+        store.end_tokens()
+        store.reset()
+
+    def _decoded(
+        self,
+        artifact: Artifact,
+        plan: Plan,
+        store: Store,
+        before: Any,
+        num_tokens: int,
+        by_part_s: dict[tuple[int, FamilyName], float],
+    ) -> Decoded:
+        names = before.__dataclass_fields__
+        counted = {name: getattr(store.counters, name) - getattr(before, name) for name in names}
+        device, computed = artifact.manifest.device, computed_bytes(artifact.manifest, plan)
+        moved_s = dram_seconds(device, computed, num_tokens, counted["active_bytes"], counted["kept_bytes"])
+        return Decoded(
+            token_s=counted["modelled_fetch_s"] / num_tokens + dram_seconds(device, computed, 1),
+            flash_s=counted["modelled_flash_s"] / num_tokens,
+            dram_s=moved_s / num_tokens,
+            counters=counted,
+            by_part_s=by_part_s,
+        )
+
+
+def _by_layer(parts: Sequence[Any]) -> list[tuple[int, list[FamilyName]]]:
+    found: dict[int, list[FamilyName]] = {}
+    for part in parts:
+        found.setdefault(part.layer, []).append(part.family)
+    return list(found.items())
