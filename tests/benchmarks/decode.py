@@ -1,23 +1,27 @@
 """What of a decoded token's time is flash, computing and bookkeeping, and how much of it they share.
 
-`python -m tests.benchmarks.decode [--cases swiglu-50 …] [--layers 2] [--tokens 8] [--cached 0.5] [--flash direct]`.
+`python -m tests.benchmarks.decode [--cases swiglu-50 …] [--layers 2] [--tokens 8] [--rounds 5] [--cached 0.5]`.
 Layers of a 7B's shape with random weights and a random order on flash in int4, `cached` of the units pinned or cached,
-read from this machine's disk by that file of runtime/flash. Three things are measured beside the run, in the same
+read from this machine's disk by a file of runtime/flash. Three things are measured beside the run, in the same
 process: its reads alone, two submissions at a time (`flash_s`); the same tokens with all units in DRAM
 (`compute_s`, which has the lookups in it); and its requests replayed without data (`bookkeeping_s`). A run that
-overlapped all it could would take max(flash_s, compute_s); one that overlaps nothing takes their sum.
+overlapped all it could would take max(flash_s, compute_s); one that overlaps nothing takes their sum. All four are
+measured in turn, in rounds, and the medians over rounds of seconds and of shares are told.
 
 Random weights give no token anything in common with the one before, so caches find what chance gives them. The last
-line is {rows: [{case, tokens_per_s, share_of_bound, gain_over_serial, wait_share, bookkeeping_share, hit_rate}]}.
+line is {rows: [{case, tokens_per_s, share_of_bound, shares_of_bound (least and largest), gain_over_serial, wait_share,
+bookkeeping_share, hit_rate}]}.
 """
 
 import argparse
 import itertools
+import operator
 import os
+import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,27 +55,50 @@ VOCAB_SIZE = 1024
 
 
 @dataclass(frozen=True)
-class Row:
-    """Seconds per token of one case."""
+class Round:
+    """Seconds of one token, measured within a second or two of each other: what a disk gives changes by the minute."""
 
-    case: str
-    metrics: RunMetrics
     token_s: float
     wait_s: float
     flash_s: float
     compute_s: float
     bookkeeping_s: float
+    hit_rate: float
+
+    @property
+    def share_of_bound(self) -> float:
+        """1: nothing but the device, or nothing but computing."""
+        return max(self.flash_s, self.compute_s) / self.token_s
+
+    @property
+    def gain_over_serial(self) -> float:
+        """What overlapping brings."""
+        return (self.flash_s + self.compute_s) / self.token_s
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case in all its rounds."""
+
+    case: str
+    rounds: list[Round]
+
+    def median(self, figure: Callable[[Round], float]) -> float:
+        """Of all rounds."""
+        return statistics.median(map(figure, self.rounds))
 
     def figures(self) -> dict[str, object]:
-        """A row of the last line."""
+        """A row of the last line: medians, and the least and largest share of the bound."""
+        shares = [of.share_of_bound for of in self.rounds]
         return {
             "case": self.case,
-            "tokens_per_s": 1 / self.token_s,
-            "share_of_bound": max(self.flash_s, self.compute_s) / self.token_s,
-            "gain_over_serial": (self.flash_s + self.compute_s) / self.token_s,
-            "wait_share": self.wait_s / self.token_s,
-            "bookkeeping_share": self.bookkeeping_s / self.token_s,
-            "hit_rate": self.metrics.hit_rate,
+            "tokens_per_s": 1 / self.median(lambda of: of.token_s),
+            "share_of_bound": statistics.median(shares),
+            "shares_of_bound": [min(shares), max(shares)],
+            "gain_over_serial": self.median(lambda of: of.gain_over_serial),
+            "wait_share": self.median(lambda of: of.wait_s / of.token_s),
+            "bookkeeping_share": self.median(lambda of: of.bookkeeping_s / of.token_s),
+            "hit_rate": self.median(lambda of: of.hit_rate),
         }
 
 
@@ -106,14 +133,11 @@ class Noted(simulated.Flash):
         return super().submit(extents, into, landing)
 
 
-def decoded(path: Path, tokens: np.ndarray, budget: int | None, flash: str) -> tuple[Session, RunMetrics, list[Event]]:
-    """A session that has run the tokens twice: metrics and fetches of the second time, with warm caches."""
-    recorder = Recorder()
-    session = Session(path, dram_budget_bytes=budget, recorder=recorder, flash=flash)
-    session.perplexity(tokens, sparse=True)
+def decoded(session: Session, tokens: np.ndarray, recorder: Recorder) -> tuple[RunMetrics, list[Event]]:
+    """Metrics and fetches of running the tokens once more."""
     recorder.events.clear()
     metrics = session.perplexity(tokens, sparse=True).metrics
-    return session, metrics, [event for event in recorder.events if event.kind in (FETCH, END)]
+    return metrics, [event for event in recorder.events if event.kind in (FETCH, END)]
 
 
 def decided(session: Session, fetches: Sequence[Event]) -> tuple[float, list[Extents]]:
@@ -127,43 +151,53 @@ def decided(session: Session, fetches: Sequence[Event]) -> tuple[float, list[Ext
     return time.perf_counter() - start, flash.calls
 
 
-def reads_alone(session: Session, calls: Sequence[Extents], name: str) -> float:
-    """Seconds that these reads take, two submissions under way at once, so that the device is never without work."""
-    buffers = itertools.cycle([_native.aligned_buffer(READ_BUFFER_BYTES) for _ in range(2)])
+def reads_alone(session: Session, calls: Sequence[Extents], name: str, buffers: Sequence[np.ndarray]) -> float:
+    """Seconds that these reads take, a submission under way for each buffer, so that the device is never without work."""
     flash = _plugins.load("runtime.flash", name).Flash(session.artifact, session.plan.queue_depth)
     under_way: deque[Ticket] = deque()
     start = time.perf_counter()
-    for extents in calls:
-        under_way.append(flash.submit(extents, next(buffers)))
-        if len(under_way) == 2:
+    for extents, buffer in zip(calls, itertools.cycle(buffers), strict=False):
+        if len(under_way) == len(buffers):
             under_way.popleft().finish()
+        under_way.append(flash.submit(extents, buffer))
     for ticket in under_way:
         ticket.finish()
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    flash.close()
+    return seconds
 
 
-def measure(case: str, path: Path, num_tokens: int, flash: str) -> Row:
-    """One case."""
+def measure(case: str, path: Path, num_tokens: int, flash: str, rounds: int) -> Row:
+    """One case: the run, its decisions, its reads and its computing in turn, as often as there are rounds."""
     tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, (1, num_tokens + 2))
-    session, metrics, fetches = decoded(path, tokens, None, flash)
-    bookkeeping_s, calls = decided(session, fetches)
-    flash_s = reads_alone(session, calls, flash)
-    manifest, count = session.artifact.manifest, metrics.num_tokens
-    session.close()
-    everything = fixed_bytes(session.plan) + manifest.flash.size_bytes
-    with decoded(path, tokens, everything, flash)[0] as whole:
-        in_dram = whole.perplexity(tokens, sparse=True).metrics
-    if in_dram.misses:
-        raise SystemExit(f"{case}: {in_dram.misses} misses with {everything} bytes of DRAM, expected none")
-    return Row(
-        case=case,
-        metrics=metrics,
-        token_s=metrics.decode_s / count,
-        wait_s=metrics.flash_s / count,
-        flash_s=flash_s / count,
-        compute_s=in_dram.decode_s / count,
-        bookkeeping_s=bookkeeping_s / count,
-    )
+    recorder = Recorder()
+    measured: list[Round] = []
+    # the same ones in all rounds: reads into memory that was never used take half as long again
+    buffers = [_native.aligned_buffer(READ_BUFFER_BYTES) for _ in range(2)]
+    with Session(path, recorder=recorder, flash=flash) as session:
+        everything = fixed_bytes(session.plan) + session.artifact.manifest.flash.size_bytes
+        with Session(path, dram_budget_bytes=everything, flash=flash) as whole:
+            for turn in range(1 + rounds):
+                metrics, fetches = decoded(session, tokens, recorder)
+                bookkeeping_s, calls = decided(session, fetches)
+                flash_s = reads_alone(session, calls, flash, buffers)
+                in_dram = whole.perplexity(tokens, sparse=True).metrics
+                if not turn:
+                    continue  # caches and buffers were cold
+                if in_dram.misses:
+                    raise SystemExit(f"{case}: {in_dram.misses} misses with {everything} bytes of DRAM, expected none")
+                count = metrics.num_tokens
+                measured.append(
+                    Round(
+                        token_s=metrics.decode_s / count,
+                        wait_s=metrics.flash_s / count,
+                        flash_s=flash_s / count,
+                        compute_s=in_dram.decode_s / count,
+                        bookkeeping_s=bookkeeping_s / count,
+                        hit_rate=metrics.hit_rate,
+                    )
+                )
+    return Row(case, measured)
 
 
 def main() -> None:
@@ -172,6 +206,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5, help="of which the median counts")
     parser.add_argument("--cached", type=float, default=0.5, help="share of the units in DRAM")
     parser.add_argument("--flash", default=DEFAULT_FLASH, help="a file of runtime/flash that reads flash.img")
     parser.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
@@ -183,7 +218,7 @@ def main() -> None:
             path = folder / case
             if not path.exists():
                 write_artifact(case, arguments.layers, arguments.cached, folder)
-            rows.append(measure(case, path, arguments.tokens, arguments.flash))
+            rows.append(measure(case, path, arguments.tokens, arguments.flash, arguments.rounds))
     names = ("token_s", "wait_s", "flash_s", "compute_s", "bookkeeping_s")
     show(
         f"seconds per token, {arguments.layers} layers, {os.cpu_count()} cores",
@@ -191,7 +226,7 @@ def main() -> None:
         (
             [
                 row.case,
-                *(getattr(row, name) for name in names),
+                *(row.median(operator.attrgetter(name)) for name in names),
                 *(row.figures()[name] for name in ("share_of_bound", "gain_over_serial", "hit_rate")),
             ]
             for row in rows
