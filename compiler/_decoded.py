@@ -6,16 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler.divergence import Watch
+from compiler.ladder import climb
 from runtime.generate import DEFAULT_FLASH, Session
 from runtime.kernels import FEW_TOKENS
 from runtime.likelihood import Quality
 from runtime.simulate import simulate
 from runtime.trace import Recorder
-from schemas.metrics import RunMetrics
+from schemas.metrics import LadderStep, RunMetrics
 
 MAX_TOKENS = 128
 """Decoded tokens that are compared: past the point where a cache is full and evicts, and what the store was asked for
 fits in memory."""
+FEWEST_TOKENS = 2
+"""Of a ladder: half of them fill the caches."""
 DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes", "prefill_reads", "prefill_read_bytes")
 """What must not depend on whether flash is real or simulated; the digest over all extents joins them."""
 
@@ -41,6 +44,12 @@ class Replayed:
         simulated = simulate(self.session.artifact, self.session.plan, self._recorder.events)
         return self._decisions == _decisions(simulated)
 
+    def ladder(self) -> tuple[LadderStep, ...]:
+        """What each mechanism brings to them; nothing where other settings would have had other requests."""
+        if self.session.decoder.sees_residency or self._recorder.num_tokens < FEWEST_TOKENS:
+            return ()
+        return climb(self.session.artifact, self.session.plan, self._recorder.events)
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -50,6 +59,8 @@ class Decoded:
     run: RunMetrics
     """Of tokens that were decoded one by one."""
     simulated_equals_real: bool
+    ladder: tuple[LadderStep, ...]
+    """What each mechanism brings to the tokens that were compared."""
 
 
 def decode(folder: str, blocks: np.ndarray, watch: Watch, some_at_once: bool) -> Decoded:
@@ -78,7 +89,7 @@ def decode(folder: str, blocks: np.ndarray, watch: Watch, some_at_once: bool) ->
     else:
         quality = session.perplexity(blocks, sparse=True, on_logits=on_logits)
         run, equal = quality.metrics, replayed.equals()
-    return Decoded(quality, run, equal)
+    return Decoded(quality, run, equal, replayed.ladder())
 
 
 def adapting(folder: str, blocks: np.ndarray) -> Replayed:

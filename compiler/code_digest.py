@@ -24,6 +24,8 @@ NATIVE_SOURCES = {
 }
 """The native core's sources by the stages that it works for: what is measured by running it, and checksums of what is
 written. The others import it at most."""
+LADDER = {"runtime.cache": ("linked", "lru", "static", "window"), "runtime.sparsity": ("dense",)}
+"""What a run of the artifact is compared with, whatever the build uses (runtime/ladder.py)."""
 Plugins = Mapping[str, tuple[str, ...]]
 """Package -> the plug-ins of it that a build uses; of a package that is not named, all count."""
 
@@ -36,6 +38,8 @@ def stage_digest(stage: str, plugins: Plugins, root: Path = ROOT) -> str:
 
 def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
     """The files that decide what a stage such as `order` results in, in a build that uses `plugins`, sorted."""
+    if stage in RUNS_THE_ARTIFACT:
+        plugins = {name: (*used, *LADDER.get(name, ())) for name, used in plugins.items()}
     pending = [f"compiler.{stage}"]
     found: dict[str, list[Path]] = {}
     while pending:

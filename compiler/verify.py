@@ -103,6 +103,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         divergence=watch.divergence(),
         simulated_equals_real=decoded.simulated_equals_real,
         sample=write_sample(folder, every_block[0]) if math.isfinite(decoded.quality.mean_nll) else None,
+        ladder=decoded.ladder,
         run=decoded.run,
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime import _bench, _inspect, _ladder, _summary
+from runtime import _bench, _inspect, _summary, ladder
 from runtime._arguments import build_parser
 from runtime._flags import budget_of, device_of, open_session, prompt_ids_of
 from runtime._generate import generate
@@ -98,13 +98,13 @@ def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | No
     manifest = open_artifact(arguments.artifact).manifest
     plan = choose_plan(manifest, budget_of(arguments), arguments.selector, arguments.cache)
 
-    def measure(setting: _ladder.Setting) -> _bench.Row:
+    def measure(setting: ladder.Setting) -> _bench.Row:
         with Session(arguments.artifact, plan=setting.plan, flash=setting.flash) as session:
             return _bench.measure(session, prompt_ids, arguments.tokens, arguments.runs)
 
-    found = _ladder.run(*_ladder.steps(manifest, plan), measure)
-    print(_ladder.render(found))
-    _print_json(_ladder.as_data(found) | _emulated_as_data(caps))
+    found = ladder.run(*ladder.steps(manifest, plan), measure)
+    print(ladder.render(found))
+    _print_json(ladder.as_data(found) | _emulated_as_data(caps))
     return 0
 
 

@@ -99,6 +99,20 @@ class DenseRun(Record):
         return 1 / self.token_s
 
 
+class LadderStep(Record):
+    """One mechanism more, on the artifact's device, in modelled seconds of a decoded token (compiler/ladder.py)."""
+
+    name: str
+    tokens_per_s: float
+    gain: float
+    """Tokens per second over those of what was taken along before; 1 for the first."""
+    kept: bool
+    """Whether the steps behind it have it, too: where it gains, or they stand on it."""
+    reads_per_token: float
+    read_bytes_per_token: float
+    hit_rate: Share
+
+
 class MeasuredBlock(Record):
     """Mean negative log likelihood of a token of one block of test text, in nats."""
 
@@ -180,6 +194,8 @@ class Verification(Record):
     simulated_equals_real: bool
     sample: Sample | None
     """None where the artifact has no tokenizer."""
+    ladder: tuple[LadderStep, ...]
+    """Empty where every unit is used, or where the choice of units sees what is in DRAM."""
     run: RunMetrics
 
     @property
@@ -219,6 +235,8 @@ class Metrics(Record):
     """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
     dense: DenseRun | None
     """A dense run under the same budget; None where it holds none."""
+    ladder: tuple[LadderStep, ...]
+    """What each mechanism brings; see `Verification`."""
     sample: Sample | None
 
     @property

@@ -67,6 +67,28 @@ def line(across: str, up: str, points: Mapping[float, float]) -> str:
     return _svg(up, draw)
 
 
+def waterfall(across: str, bars: Sequence[tuple[str, float, float, bool]]) -> str:
+    """Bars from the top down, each from where it began to where it led: (name, from, to, whether it is taken along)."""
+    labels = {(True, True): "gains", (False, True): "loses, the rest stands on it", (False, False): "loses, left out"}
+    colours = dict(zip(labels, (SERIES[0], SERIES[1], SERIES[5]), strict=True))
+
+    def draw(axes: Any) -> None:
+        labelled = set[str]()
+        for place, (_, begin, end, kept) in enumerate(bars):
+            kind = (end >= begin, kept)
+            label = labels[kind] if labels[kind] not in labelled else None
+            labelled.add(labels[kind])
+            axes.barh(place, end - begin, left=begin, color=colours[kind], height=0.7, label=label)
+            shown = f"{end:,.0f}" if end >= 100 else f"{end:.3g}"
+            axes.annotate(f" {shown}", (max(begin, end), place), va="center", fontsize=8)
+        axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
+        axes.invert_yaxis()
+        axes.set_xlabel(across)
+        axes.set_xlim(0, 1.12 * max(max(begin, end) for _, begin, end, _ in bars))
+
+    return _svg(across, draw)
+
+
 def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
     """Activation frequency over rank, both logarithmic, where a power law is a straight line (PowerInfer Fig. 5)."""
 

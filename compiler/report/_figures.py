@@ -91,6 +91,7 @@ def make_metrics(
         modelled_tokens_per_s=run.modelled_tokens_per_s,
         ppl_dense=found.ppl_dense,
         dense=found.dense,
+        ladder=found.ladder,
         sample=found.sample,
     )
 

@@ -1,7 +1,7 @@
 """Which charts the page has, and what stands below them. The numbers come from `_figures`, the drawing is `_charts`."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from schemas.activations import Activations
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.layout import Layout, placed_parts
-from schemas.metrics import Verification
+from schemas.metrics import LadderStep, Verification
 from schemas.model import Distillation, Model
 from schemas.order import Order
 from schemas.package import Package
@@ -52,6 +52,8 @@ class Chart:
 
 def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
     """The charts that there are numbers for, in the order of the stages."""
+    if inputs.verification.ladder:
+        yield _ladder_chart(inputs.verification.ladder)
     yield _density_chart(inputs)
     yield _share_chart(inputs.layout)
     if inputs.model.relufication is not None:
@@ -67,6 +69,20 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
         yield _similarity_chart(inputs.activations)
     if inputs.placement.shares_tried:
         yield _pinned_chart(inputs.placement)
+
+
+def _ladder_chart(steps: Sequence[LadderStep]) -> Chart:
+    bars, reached = [], 0.0
+    for step in steps:
+        bars.append((step.name, reached, step.tokens_per_s, step.kept))
+        reached = step.tokens_per_s if step.kept else reached
+    caption = (
+        "Simulated tokens per second with one mechanism more at a time, in the same DRAM, on the requests of the first "
+        "decoded tokens: from reading every unit, through what DRAM has room for, the choice of units and the cache, "
+        "to the order on flash, reads across gaps and computing while reading. What loses is left out, unless the rest "
+        "stands on it, as on the choice of units."
+    )
+    return Chart("What each mechanism brings", _charts.waterfall("tokens/s", bars), caption)
 
 
 def _density_chart(inputs: Inputs) -> Chart:

@@ -151,8 +151,16 @@ def decided(session: Session, fetches: Sequence[Event]) -> tuple[float, list[Ext
     return time.perf_counter() - start, flash.calls
 
 
+def read_buffers() -> list[np.ndarray]:
+    """Two, for all rounds: reads into memory that was not read into before take half as long again."""
+    buffers = [_native.aligned_buffer(READ_BUFFER_BYTES) for _ in range(2)]
+    for buffer in buffers:
+        buffer.fill(0)
+    return buffers
+
+
 def reads_alone(session: Session, calls: Sequence[Extents], name: str, buffers: Sequence[np.ndarray]) -> float:
-    """Seconds that these reads take, a submission under way for each buffer, so that the device is never without work."""
+    """Seconds of these reads, a submission under way for each buffer, so that the device is never without work."""
     flash = _plugins.load("runtime.flash", name).Flash(session.artifact, session.plan.queue_depth)
     under_way: deque[Ticket] = deque()
     start = time.perf_counter()
@@ -172,8 +180,7 @@ def measure(case: str, path: Path, num_tokens: int, flash: str, rounds: int) -> 
     tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, (1, num_tokens + 2))
     recorder = Recorder()
     measured: list[Round] = []
-    # the same ones in all rounds: reads into memory that was never used take half as long again
-    buffers = [_native.aligned_buffer(READ_BUFFER_BYTES) for _ in range(2)]
+    buffers = read_buffers()
     with Session(path, recorder=recorder, flash=flash) as session:
         everything = fixed_bytes(session.plan) + session.artifact.manifest.flash.size_bytes
         with Session(path, dram_budget_bytes=everything, flash=flash) as whole:

@@ -3,22 +3,22 @@
 `python -m tests.benchmarks.ladder [--cases relu-10 …] [--devices pixel6 …] [--dram 0.1 …] [--scale 0.3] [--layers 4]
 [--tokens 40]`, as root, with the extra `llama`. Models are planted (`_planted.py`); `dram` is the share of the bytes on
 flash that DRAM holds, beside what is always resident: attention, embeddings, predictors. The steps are those of
-runtime/_ladder.py, and three that are other layouts of the same weights: before `+bundling` the slices of a unit lie
+runtime/ladder.py, and three that are other layouts of the same weights: before `+bundling` the slices of a unit lie
 apart (`_unbundled.py`), before `+ordering` units lie by their number and not as the order stage puts them, and with
 `+groups` the units of consecutive layers lie side by side and are read ahead together.
 
 Each combination runs in a process of its own under the kernel's caps of the device, scaled by one factor for all; all
 steps of it in turn, on the same two passages of one document, of which the first one fills the caches and is not
 counted. The second is to be long: the kernel counts in slices of 0.1 s, and lets through a slice's reads at once. A
-step that loses is shown and not taken along. llama.cpp with the same weights mapped (`_llama_mmap.py`) runs under the
-same caps. Beside the steps stand `over_llama`, the best setting's speed over llama.cpp's; `layout`, what order,
-collapse and cache bring over LLM in a flash's setting (selector, window, bundles by number), in tokens per second, in
-seconds waited for flash, and in those of the device's own law; and `overlap`, what reading while computing brings.
-Bounds are what each could be at most: no cache misses less than Belady's, no read is faster than the device's
-bandwidth, and a token takes as long as its reads or its computing. The last line is {rows: [{case, device, dram, scale,
-artifact_over_budget, llama_tokens_per_s, over_llama, layout, layout_bound, layout_flash, layout_flash_bound,
-layout_modelled, overlap, overlap_bound, in_a_flash, steps}], layout_median, layout_flash_median}, the latter over the
-rows whose bound is at least Ripple's mean gain of 1.68.
+step that loses is shown and not taken along, unless others stand on it. llama.cpp with the same weights mapped
+(`_llama_mmap.py`) runs under the same caps. Beside the steps stand `over_llama`, the best setting's speed over
+llama.cpp's; `layout`, what order, collapse and cache bring over LLM in a flash's setting (selector, window, bundles
+by number), in tokens per second, in seconds waited for flash, and in those of the device's own law; and `overlap`,
+what reading while computing brings. Bounds are what each could be at most: no cache misses less than Belady's, no
+read is faster than the device's bandwidth, and a token takes as long as its reads or its computing. The last line is
+{rows: [{case, device, dram, scale, artifact_over_budget, llama_tokens_per_s, over_llama, layout, layout_bound,
+layout_flash, layout_flash_bound, layout_modelled, overlap, overlap_bound, in_a_flash, steps}], layout_median,
+layout_flash_median}, the latter over the rows whose bound is at least Ripple's mean gain of 1.68.
 """
 
 import os
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime import _ladder, _native
+from runtime import _native, ladder
 from runtime._counters import Counters
 from runtime.artifact.reader import open_artifact
 from runtime.device_file import load_device
@@ -59,14 +59,14 @@ from tests.benchmarks._report import finish, show
 
 FILLING_TOKENS, DENSE_TOKENS, LLAMA_TOKENS = 16, 6, 8
 COLLAPSE, OVERLAP = "+collapse", "+overlap"
-"""Steps of runtime/_ladder.py, by the beginning of their names."""
+"""Steps of runtime/ladder.py, by the beginning of their names."""
 MEAN_GAIN = 1.68
 """Of ordering and collapse, over five models (Ripple 6.3)."""
 LLAMA = "llama.cpp"
 
 
 @dataclass(frozen=True)
-class Placed(_ladder.Setting):
+class Placed(ladder.Setting):
     """A setting, which of the case's artifacts it runs on, and the image that its units are read from, if not its
     own."""
 
@@ -140,17 +140,17 @@ def _decode(session: Session, passage: np.ndarray) -> RunMetrics:
     return session.perplexity(passage[None], sparse=True).metrics
 
 
-def changes_of(task: Task) -> tuple[Placed, list[tuple[str, _ladder.Change]]]:
+def changes_of(task: Task) -> tuple[Placed, list[tuple[str, ladder.Change]]]:
     """The first setting, and all steps."""
     structural, ordered = (artifact_of(task.case, order, task.folder) for order in (STRUCTURAL, ORDERED))
     manifest, plan = plan_of(structural, task.dram)
     device = load_device(task.device).flash
     # the gap at which a read costs what the bytes between cost (Ripple 5.1)
     gap_bytes = int(device.bytes_per_s / device.iops)
-    first, steps = _ladder.steps(manifest, plan.model_copy(update={"collapse_gap_bytes": gap_bytes}))
+    first, steps = ladder.steps(manifest, plan.model_copy(update={"collapse_gap_bytes": gap_bytes}))
     image = image_of(task.case, task.folder)
 
-    def apart(change: _ladder.Change) -> _ladder.Change:
+    def apart(change: ladder.Change) -> ladder.Change:
         return lambda before: _put(change(before), image=image)
 
     # whole matrices, which are all that is read before a selector, are read the same in both layouts
@@ -165,13 +165,13 @@ def changes_of(task: Task) -> tuple[Placed, list[tuple[str, _ladder.Change]]]:
     return Placed(first.plan, first.flash, structural, None), steps
 
 
-def in_groups(before: _ladder.Setting, grouped: Path) -> _ladder.Setting:
+def in_groups(before: ladder.Setting, grouped: Path) -> ladder.Setting:
     """Where units of consecutive layers lie side by side and are read ahead together (ActiveFlow 3)."""
     manifest, plan = open_artifact(grouped).manifest, before.plan.model_copy(update=NOTHING.fields)
-    return _ladder.with_preload(manifest, _put(before, plan=plan, path=grouped), fitting(manifest, plan))
+    return ladder.with_preload(manifest, _put(before, plan=plan, path=grouped), fitting(manifest, plan))
 
 
-def _put(before: _ladder.Setting, **changes: Any) -> _ladder.Setting:
+def _put(before: ladder.Setting, **changes: Any) -> ladder.Setting:
     return replace(before, **changes)
 
 
@@ -188,13 +188,13 @@ def climb(task: Task) -> dict[str, Any]:
     _native.set_num_threads(os.cpu_count() or 1)
     first, changes = changes_of(task)
     trace, device = Trace(), load_device(task.device)
-    found = _ladder.run(first, changes, lambda setting: measure(setting, passages, device, trace))
+    found = ladder.run(first, changes, lambda setting: measure(setting, passages, device, trace))
     earlier = measure(in_a_flash(first, dict(changes)), passages, device, trace)
     least = least_bytes(first.path, plan_of(first.path, task.dram)[1], trace)
     return {"steps": [as_data(step) for step in found], "in_a_flash": asdict(earlier), "least_bytes": least}
 
 
-def in_a_flash(first: Placed, changes: Mapping[str, _ladder.Change]) -> _ladder.Setting:
+def in_a_flash(first: Placed, changes: Mapping[str, ladder.Change]) -> ladder.Setting:
     """What LLM in a flash has: a selector, a window and bundles, which Ripple is measured against."""
     wanted = [change for name, change in changes.items() if name.startswith(("+selector", "+window", "+bundling"))]
     return reduce(lambda before, change: change(before), wanted, first)
@@ -269,7 +269,7 @@ def gains(steps: Sequence[dict[str, Any]], before: dict[str, Any], least_s: floa
     }
 
 
-def as_data(step: _ladder.Step) -> dict[str, Any]:
+def as_data(step: ladder.Step) -> dict[str, Any]:
     """A step of the last line."""
     found = asdict(step)
     return found | found.pop("row")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compiler._io import save_arrays
-from compiler.report import ReportConfig, _figures, run
+from compiler.report import ReportConfig, _charts, _figures, run
 from runtime.quantities import show_bytes
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.errors import ColdpressError
@@ -108,7 +108,7 @@ def test_the_page_stands_alone(build, tmp_path):
     assert len(targets) == len(set(targets))
     used = {value[1:] for name, value in page.attributes if name == "href"} | set(re.findall(r"url\(#([^)]+)\)", html))
     assert used <= set(targets)
-    assert page.tags.count("svg") == 7
+    assert page.tags.count("svg") == 8
     assert "prefers-color-scheme: dark" in html
     assert not re.search(r"#0a0b0\w", html)  # every placeholder colour has become a variable
     assert str(tmp_path) not in html
@@ -192,7 +192,7 @@ def test_the_page_shows_the_figures(build, tmp_path):
 def test_every_method_has_a_page(tmp_path, method):
     build = Build(tmp_path, method=method)
     _, html = report(build, tmp_path)
-    assert html.count("<svg") == 6
+    assert html.count("<svg") == 7
 
 
 def test_hot_units_of_parts_of_the_text(tmp_path):
@@ -215,6 +215,24 @@ def test_what_was_pinned_is_shown_with_what_was_tried(build, tmp_path):
     assert "Pinned or cached" in html
     assert "70 % is pinned." in re.sub(r"\s+", " ", html)
     assert "Pinned or cached" not in report(build, tmp_path)[1]
+
+
+def test_what_each_mechanism_brings_is_drawn_from_where_the_best_before_led(build, tmp_path):
+    """Of 250, then 125 that are left out, then 375 tokens per second."""
+    bars = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_charts, "waterfall", lambda _, found: bars.extend(found) or "<svg></svg>")
+        metrics, html = report(build, tmp_path)
+    assert bars == [("naive", 0.0, 250.0, True), ("+window", 250.0, 125.0, False), ("+ordering", 250.0, 375.0, True)]
+    assert "What each mechanism brings" in html
+    assert [step.name for step in metrics.ladder] == ["naive", "+window", "+ordering"]
+    drawn = report(build, tmp_path)[1]
+    assert "+ordering" in drawn
+    assert "gains" in drawn
+    assert "loses, left out" in drawn
+    assert "the rest stands on it<" not in drawn  # no such step here
+    none = tiny_verification(build.layout, build.package().manifest_sha256).model_copy(update={"ladder": ()})
+    assert "What each mechanism brings" not in report(build, tmp_path, verification=none)[1]
 
 
 def test_how_the_model_was_distilled_is_shown(build, tmp_path):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import _ladder
+from runtime import ladder
 from runtime.__main__ import main
 from runtime.artifact.reader import open_artifact
 from runtime.budget import used_bytes
@@ -18,7 +18,7 @@ from tests.support.shapes import small_spec
 @pytest.fixture
 def climbed(relu_artifact, monkeypatch):
     """(manifest, plan, the settings of all steps if every step wins), on a kernel that has io_uring."""
-    monkeypatch.setattr(_ladder._native, "ring_error", lambda: 0)
+    monkeypatch.setattr(ladder._native, "ring_error", lambda: 0)
     manifest = open_artifact(relu_artifact.path).manifest
     plan = choose_plan(manifest, None, None, "lfu")
     seen = []
@@ -27,7 +27,7 @@ def climbed(relu_artifact, monkeypatch):
         seen.append(setting)
         return SimpleNamespace(tokens_per_s=float(len(seen)))
 
-    found = _ladder.run(*_ladder.steps(manifest, plan), measure)
+    found = ladder.run(*ladder.steps(manifest, plan), measure)
     return manifest, plan, dict(zip([step.name for step in found], seen, strict=True))
 
 
@@ -56,19 +56,19 @@ def test_each_step_has_one_setting_more(climbed):
 
 
 def test_io_uring_is_no_step_where_the_kernel_refuses_it(relu_artifact, monkeypatch):
-    monkeypatch.setattr(_ladder._native, "ring_error", lambda: errno.EPERM)
+    monkeypatch.setattr(ladder._native, "ring_error", lambda: errno.EPERM)
     manifest = open_artifact(relu_artifact.path).manifest
-    _, steps = _ladder.steps(manifest, choose_plan(manifest, None))
+    _, steps = ladder.steps(manifest, choose_plan(manifest, None))
     assert [name for name, _ in steps][-1] == "+overlap"
 
 
 def test_what_is_read_ahead_is_the_last_step_and_takes_no_more_dram(tmp_path, monkeypatch):
-    monkeypatch.setattr(_ladder._native, "ring_error", lambda: errno.EPERM)
+    monkeypatch.setattr(ladder._native, "ring_error", lambda: errno.EPERM)
     path = build_artifact(tmp_path / "predicted", Recipe(method="predictor", spec=small_spec(num_hidden_layers=3))).path
     manifest = open_artifact(path).manifest
     plan = choose_plan(manifest, None, preload="on")
     assert plan.preload_buffer_bytes
-    first, steps = _ladder.steps(manifest, plan)
+    first, steps = ladder.steps(manifest, plan)
     settings = [first]
     for _, change in steps:
         settings.append(change(settings[-1]))
@@ -97,7 +97,7 @@ def test_what_a_ladder_would_not_heed_is_refused(relu_artifact, capsys, flag, va
 def test_a_plan_with_a_window_has_one_step_for_it(relu_artifact):
     manifest = open_artifact(relu_artifact.path).manifest
     plan = choose_plan(manifest, None, None, "window:window_tokens=3")
-    first, steps = _ladder.steps(manifest, plan)
+    first, steps = ladder.steps(manifest, plan)
     changes = dict(steps)
     assert not [name for name in changes if name.startswith("+cache")]
     assert changes["+window"](first).plan.cache_options == {"window_tokens": 3}
@@ -120,7 +120,7 @@ def test_what_loses_is_shown_and_left_behind():
 
         return name, changed
 
-    found = _ladder.run(
+    found = ladder.run(
         "first", [change("a"), change("b"), change("c")], lambda _: SimpleNamespace(tokens_per_s=next(settings))
     )
     assert before == ["first", "a", "a"]
@@ -129,6 +129,19 @@ def test_what_loses_is_shown_and_left_behind():
         ("a", 2, 2, True),
         ("b", 0.25, 2, False),
         ("c", 2, 4, True),
+    ]
+
+
+def test_what_others_stand_on_is_taken_along_though_it_loses():
+    """Reads of chosen units are scattered; what puts them together comes behind."""
+    rates = iter([10.0, 4.0, 3.0, 12.0])
+    changes = [(name, lambda setting, name=name: f"{setting} {name}") for name in ("+selector topk", "+window", "+x")]
+    found = ladder.run("naive", changes, lambda _: SimpleNamespace(tokens_per_s=next(rates)))
+    assert [(step.gain, step.total_gain, step.kept) for step in found] == [
+        (1, 1, True),
+        (0.4, 0.4, True),
+        (0.75, 0.4, False),
+        (3, 1.2, True),
     ]
 
 

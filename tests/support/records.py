@@ -37,7 +37,7 @@ from schemas.manifest import (
     ArtifactFile,
     Manifest,
 )
-from schemas.metrics import DenseRun, Divergence, MeasuredBlock, Protocol, RunMetrics, Sample, Verification
+from schemas.metrics import DenseRun, Divergence, LadderStep, MeasuredBlock, Protocol, RunMetrics, Sample, Verification
 from schemas.model import Model, ModelSpec
 from schemas.order import FamilyOrder, Order
 from schemas.package import Package
@@ -195,9 +195,23 @@ def tiny_activations(folder: Path, model: Model, sparsity: Sparsity, num_tokens:
     return Activations(num_tokens=num_tokens, exact_zeros=True, layers=tuple(layers))
 
 
-def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
+LADDER = tuple(
+    LadderStep(
+        name=name,
+        tokens_per_s=tokens_per_s,
+        gain=gain,
+        kept=gain >= 1,
+        reads_per_token=9.0,
+        read_bytes_per_token=9e4,
+        hit_rate=0.5,
+    )
+    for name, tokens_per_s, gain in (("naive", 250.0, 1.0), ("+window", 125.0, 0.5), ("+ordering", 375.0, 1.5))
+)
+
+
+def tiny_run(layout: Layout) -> RunMetrics:
     """Round figures of a run of 100 tokens."""
-    run = RunMetrics(
+    return RunMetrics(
         num_tokens=100,
         hits=6000,
         misses=2000,
@@ -222,6 +236,10 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
         extents_sha256="e" * 64,
         direct_io=True,
     )
+
+
+def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
+    """What such a run was found to be."""
     return Verification(
         artifact_sha256=artifact_sha256,
         protocol=Protocol(corpus="text", text_sha256="a" * 64, tokens_sha256="b" * 64, context_length=64, stride=64),
@@ -253,7 +271,8 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
         ),
         simulated_equals_real=True,
         sample=Sample(prompt="A cat's", text=" paw <b>", max_new_tokens=3, temperature=0.6, seed=7),
-        run=run,
+        ladder=LADDER,
+        run=tiny_run(layout),
     )
 
 

@@ -1,0 +1,108 @@
+"""The simulated ladder: the same requests under one setting more at a time, on the device of the artifact."""
+
+import numpy as np
+import pytest
+
+from compiler.ladder import Placed, climb, every_unit, simulated, structural
+from runtime.artifact.reader import open_artifact
+from runtime.generate import Session
+from runtime.simulate import simulate
+from runtime.trace import Recorder
+from tests.support.artifacts import Recipe, build_artifact
+from tests.support.shapes import small_spec
+
+SPEC = small_spec(num_hidden_layers=3)
+TOKENS = np.random.default_rng(5).integers(3, SPEC.vocab_size, (1, 26))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    recipe = Recipe(spec=SPEC, method="topk", density=0.3, collapse_gap_bytes=4096, cache="lfu")
+    return build_artifact(tmp_path_factory.mktemp("ladder") / "artifact", recipe).path
+
+
+@pytest.fixture(scope="module")
+def climbed(path):
+    """(artifact, plan, what was asked for, the steps)."""
+    recorder = Recorder()
+    with Session(path, recorder=recorder) as session:
+        session.perplexity(TOKENS, sparse=True)
+        plan = session.plan
+    artifact = open_artifact(path)
+    return artifact, plan, recorder.events, climb(artifact, plan, recorder.events)
+
+
+def test_each_mechanism_is_a_step(climbed):
+    steps = climbed[-1]
+    assert [step.name for step in steps] == [
+        "naive", "hybrid", "+selector topk", "+window", "+ordering", "+collapse 4096", "+collapse adaptive",
+        "+cache lfu", "+linked over lfu", "+overlap",
+    ]  # fmt: skip
+    rate = steps[0].tokens_per_s
+    for step in steps[1:]:
+        assert step.gain == pytest.approx(step.tokens_per_s / rate)
+        assert step.kept == (step.gain >= 1 or step.name in ("hybrid", "+selector topk", "+ordering"))
+        rate = step.tokens_per_s if step.kept else rate
+    assert steps[0].hit_rate == 0 < steps[1].hit_rate
+
+
+def test_naive_reads_all_that_flash_has(climbed):
+    artifact, steps = climbed[0], climbed[-1]
+    units = sum(
+        section.num_units * section.unit_bytes * len(section.layers) for section in artifact.manifest.flash.sections
+    )
+    assert units <= steps[0].read_bytes_per_token < 1.2 * units
+
+
+def test_overlap_is_worth_no_more_than_both_are(climbed):
+    overlap = next(step for step in climbed[-1] if step.name == "+overlap")
+    assert 1 <= overlap.gain <= 2
+
+
+@pytest.mark.parametrize("cache", ["static", "lfu"])
+def test_a_step_is_what_a_real_run_does_behind_its_first_half(path, climbed, cache):
+    artifact, plan, trace, _ = climbed
+    plan = plan.model_copy(update={"cache": cache})
+    runs = []
+    for count in (TOKENS.size, 2 + (TOKENS.size - 2) // 2):
+        with Session(path, plan=plan) as session:
+            runs.append(session.perplexity(TOKENS[:, :count], sparse=True).metrics)
+    of = {name: getattr(runs[0], name) - getattr(runs[1], name) for name in ("num_tokens", "reads", "hits", "misses")}
+    step = simulated(artifact, Placed(plan, "direct", ordered=True), trace)
+    assert step.reads == of["reads"] / of["num_tokens"] > 0
+    assert step.hit_rate == of["hits"] / (of["hits"] + of["misses"])
+
+
+def test_the_models_own_order_only_changes_how_reads_lie(climbed):
+    artifact, plan, trace, _ = climbed
+    plan = plan.model_copy(update={"collapse_gap_bytes": 0})
+    plain = structural(artifact)
+    for section in artifact.manifest.flash.sections:
+        np.testing.assert_array_equal(plain.order(section), np.arange(section.num_units))
+    ours, theirs = simulate(artifact, plan, trace), simulate(plain, plan, trace)
+    assert (ours.hits, ours.misses, ours.used_bytes) == (theirs.hits, theirs.misses, theirs.used_bytes)
+    assert ours.extents_sha256 != theirs.extents_sha256
+
+
+def test_every_unit_is_asked_for_once(climbed):
+    artifact = climbed[0]
+    asked = sum(event.ids.size for event in every_unit(artifact))
+    assert asked == sum(section.num_units * len(section.layers) for section in artifact.manifest.flash.sections)
+
+
+def test_a_dense_plan_has_no_ladder(climbed):
+    artifact, plan, trace, _ = climbed
+    assert climb(artifact, plan.model_copy(update={"method": "dense"}), trace) == ()
+
+
+def test_what_is_read_ahead_is_a_step_where_the_plan_reads_ahead(tmp_path):
+    path = build_artifact(tmp_path / "predicted", Recipe(method="predictor", spec=SPEC)).path
+    recorder = Recorder()
+    with Session(path, recorder=recorder, preload="on") as session:
+        session.perplexity(TOKENS, sparse=True)
+        plan = session.plan
+    assert plan.preload_buffer_bytes
+    artifact = open_artifact(path)
+    assert climb(artifact, plan, recorder.events)[-1].name == "+preload"
+    off = plan.model_copy(update={"preload_buffer_bytes": 0})
+    assert climb(artifact, off, recorder.events)[-1].name == "+overlap"
