@@ -1,11 +1,11 @@
 """Perplexity on test text by the rule that divides a density among families and layers.
 
-`python -m tests.benchmarks.allocation [--models …] [--methods …] [--densities …] [--rules …] [--attention]`. The inputs
-of all matrices of the MLP are pruned; the density counts all its bytes. Rules work as in a build: thresholds are fitted
-on calibration text, losses are measured on 2,048 tokens of it, validation text decides where a rule lets it, and what
-is scored is test text. `uniform` of `dip` is that selector's own line. The last line is {rows: [{model, method, rule,
-asked, density, ppl, shares}], worst_gain, median_gain}, where `density` counts weights and gains are the share of
-`uniform`'s loss of log perplexity that `greedy` saves.
+`python -m tests.benchmarks.allocation [--models …] [--densities …] [--rules …] [--attention] [--tokens N] …`. The
+inputs of all matrices of the MLP are pruned; the density counts all its bytes. Rules work as in a build: thresholds
+are fitted on calibration text, losses are measured on N tokens of it, validation text decides where a rule lets it,
+and what is scored is test text. `uniform` of `dip` is that selector's own line. The last line is {rows: [{model,
+method, rule, asked, density, ppl, shares}], worst_gain, median_gain}, where `density` counts weights and gains are
+the share of `uniform`'s loss of log perplexity that `greedy` saves.
 """
 
 import argparse
@@ -48,14 +48,13 @@ def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
     return Method(name, selector, options, sizes, reads)
 
 
-def row_of(case: Case, inputs: Inputs, method: Method, rule: str, density: float) -> dict[str, Any]:
+def row_of(case: Case, inputs: Inputs, method: Method, config: AllocationConfig, density: float) -> dict[str, Any]:
     """What one rule makes of a density."""
-    config = AllocationConfig(density_allocation=rule, compute_device="cpu")
     shares = allocated(config, inputs, method, density)
     arrays = fit_all(method.selector, method.options, shares, case.model.spec, method.statistics(inputs))
     found = evaluate(case.stream, case.splits["test"], Sparse(method.selector, tuple(shares), arrays))
     rounded = {family: [round(share, 3) for share in per_layer] for family, per_layer in shares.items()}
-    return {"model": case.name, "method": method.name, "rule": rule, "asked": density} | {
+    return {"model": case.name, "method": method.name, "rule": config.density_allocation, "asked": density} | {
         "density": found.mlp_density,
         "ppl": found.ppl,
         "shares": rounded,
@@ -79,7 +78,10 @@ def rows_of(case: Case, activations: Activations, arguments: argparse.Namespace)
             for rule in arguments.rules:
                 work = Workspace(case.folder / f"{name}-{density}-{rule}", "benchmark")
                 inputs = Inputs(case.model, activations, device, work, case.corpus(), case.stream.threads)
-                yield row_of(case, inputs, method_of(name, case, inputs, arguments.attention), rule, density)
+                config = AllocationConfig(
+                    density_allocation=rule, allocation_tokens=arguments.tokens, compute_device="cpu"
+                )
+                yield row_of(case, inputs, method_of(name, case, inputs, arguments.attention), config, density)
 
 
 def gains(rows: list[dict[str, Any]]) -> list[float]:
@@ -103,6 +105,7 @@ def main() -> None:
     parser.add_argument("--densities", nargs="+", type=float, default=[0.6, 0.5, 0.4, 0.3])
     parser.add_argument("--rules", nargs="+", default=list(names("compiler.allocate")))
     parser.add_argument("--attention", action="store_true", help="prune attention's matrices, too, by the same density")
+    parser.add_argument("--tokens", type=int, default=AllocationConfig().allocation_tokens, metavar="N")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in arguments.models:
