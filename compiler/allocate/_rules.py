@@ -43,7 +43,7 @@ class AllocationConfig(ComputeConfig):
         "times, global_threshold and uniform never",
     )
     allocation_tokens: Annotated[PositiveCount, ConfigKey()] = Field(
-        default=2048, description="calibration tokens that the loss of densities is measured on; whole blocks"
+        default=512, description="calibration tokens that the loss of densities is measured on; whole blocks"
     )
 
 
