@@ -154,6 +154,7 @@ class Preloads:
         if room < span_bytes(section.unit_bytes, self._page_bytes) or not places.size:
             return None, waited_s
         longest = longest_read_bytes(room, section.unit_bytes, self._page_bytes)
+        places = places[: room // section.unit_bytes + 1]  # no room for more
         planned = planner.plan_reads(units, places, self._page_bytes, self._gap_bytes, longest)
         batch = next(planner.batches(planned, room))
         start, region.used_bytes = region.used_bytes, region.used_bytes + batch.extents.num_bytes
@@ -170,8 +171,10 @@ class Preloads:
         own = [parts[layer, section.family] for layer in layers]
         missing = [part.position[ids[~part.cache.contains(ids)]].astype(np.int64) for part in own]
         places = [positions * len(layers) + index for index, positions in enumerate(missing)]
-        there = [portion.places for portion in region.portions]
-        return np.setdiff1d(np.concatenate(places), np.concatenate([*there, np.empty(0, np.int64)]))
+        found = np.sort(np.concatenate(places))
+        for portion in region.portions:
+            found = np.setdiff1d(found, portion.places, assume_unique=True)
+        return found
 
     def take(self, layer: int, family: FamilyName, misses: np.ndarray, part: Part) -> list[Piece]:
         """What of `misses`, int32 ids, was read ahead; it stays until another section's turn comes."""

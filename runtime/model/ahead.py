@@ -68,5 +68,9 @@ def surest(ids: np.ndarray, signal: np.ndarray, share: float) -> np.ndarray:
     count = max(1, math.ceil(share * ids.size))
     if count >= ids.size:
         return ids
-    largest = np.argsort(-np.abs(signal[:, ids]).max(axis=0), kind="stable")[:count]
-    return ids[np.sort(largest)]
+    sizes = np.abs(signal[:, ids]).max(axis=0)
+    least = np.partition(sizes, ids.size - count)[ids.size - count]
+    chosen = sizes > least
+    tied = np.flatnonzero(sizes == least)[: count - np.count_nonzero(chosen)]
+    chosen[tied] = True
+    return ids[chosen]

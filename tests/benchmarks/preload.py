@@ -1,12 +1,15 @@
 """Reading ahead by similarity of layers (ActiveFlow 3, Figs. 16 and 17a) against reading nothing ahead.
 
-`python -m tests.benchmarks.preload [--similarity 0.2 0.5 …] [--cases …] [--groups 1 2 4] [--layers 8] [--width 2048]`.
+`python -m tests.benchmarks.preload [--similarity 0.2 0.5 …] [--cases …] [--groups 1 2 4] [--layers 8] [--width 2048]
+[--rooms 1 4]`.
 Layers of a 7B's proportions, `width` wide, whose MLP inputs have the planted cosine from layer to layer
 (tests/support/similar.py), in int4, `cached` of the units in DRAM. Each artifact decodes the same tokens with and
 without reading ahead, in turn, under the same DRAM budget, of which the buffer takes its part, from this machine's
-disk. Groups are of the family that is read ahead, `mlp_in`; the other one lies layer by layer. `precision` is the share
-of the units read ahead that were asked for, `modelled` the gain by the device's law. The last line is {rows: [{case,
-similarity, layers_per_group, tokens_per_s, gain, modelled_gain, precision, wasted_bytes_per_token, …}]}.
+disk. `--rooms`: as many times what the law of the artifact's device says can be read while nothing is asked for, since
+this machine computes more slowly than that law has it. Groups are of the family that is read ahead, `mlp_in`; the other
+one lies layer by layer. `precision` is the share of the units read ahead that were asked for, `modelled` the gain by
+the device's law. The last line is {rows: [{case, similarity, layers_per_group, room, tokens_per_s, gain, modelled_gain,
+precision, wasted_bytes_per_token, …}]}.
 """
 
 import argparse
@@ -19,9 +22,11 @@ from typing import Any
 import numpy as np
 
 from runtime.artifact.reader import open_artifact
+from runtime.budget import refit
 from runtime.generate import Session
 from runtime.opening import choose_plan
 from schemas.layout import Plan
+from schemas.manifest import Manifest
 from schemas.metrics import RunMetrics
 from tests.benchmarks._report import finish, show
 from tests.support.artifacts import Recipe, build_artifact
@@ -63,10 +68,17 @@ def decoded(path: Path, plan: Plan, tokens: np.ndarray) -> list[RunMetrics]:
         return [session.perplexity(row[None], sparse=True).metrics for row in tokens][1:]
 
 
-def measure(path: Path, num_tokens: int) -> dict[str, Any]:
+def with_room(manifest: Manifest, room: float) -> Plan:
+    """The plan that reads ahead, its buffer so many times as large, under the same budget."""
+    plan, page_bytes = choose_plan(manifest, preload="on"), manifest.flash.page_bytes
+    wanted = int(room * plan.preload_buffer_bytes) // page_bytes * page_bytes
+    return refit(manifest, plan.model_copy(update={"preload_buffer_bytes": wanted}), plan.dram_budget_bytes)
+
+
+def measure(path: Path, num_tokens: int, room: float) -> dict[str, Any]:
     """One row: with and without reading ahead, twice each, in turn."""
     manifest = open_artifact(path).manifest
-    plans = {ahead: choose_plan(manifest, preload=ahead) for ahead in ("off", "on")}
+    plans = {"off": choose_plan(manifest, preload="off"), "on": with_room(manifest, room)}
     tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, (1 + ROUNDS, num_tokens + 2))
     found: dict[str, list[RunMetrics]] = {"off": [], "on": []}
     for ahead in ("off", "on", "on", "off"):
@@ -102,6 +114,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048, help="hidden_size, a multiple of 512 (a 7B's: 4096)")
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--cached", type=float, default=0.5, help="share of the units in DRAM")
+    parser.add_argument("--rooms", nargs="+", type=float, default=[1.0], metavar="TIMES")
     parser.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -114,10 +127,11 @@ def main() -> None:
                     if not path.exists():
                         shape = arguments.layers, arguments.width, arguments.cached
                         write_artifact(case, similarity, size, *shape, path)
-                    row = {"case": case, "similarity": similarity, "layers_per_group": size}
-                    rows.append(row | measure(path, arguments.tokens))
-                    print(json.dumps(rows[-1]), flush=True)
-    columns = ["case", "similarity", "layers_per_group", "tokens_per_s", "gain", "modelled_gain", "precision"]
+                    for room in arguments.rooms:
+                        row = {"case": case, "similarity": similarity, "layers_per_group": size, "room": room}
+                        rows.append(row | measure(path, arguments.tokens, room))
+                        print(json.dumps(rows[-1]), flush=True)
+    columns = ["case", "similarity", "layers_per_group", "room", "tokens_per_s", "gain", "modelled_gain", "precision"]
     columns += ["share_read_ahead", "wait_share_before", "wait_share"]
     show("reading ahead against none", columns, ([row[name] for name in columns] for row in rows))
     finish({"rows": rows})

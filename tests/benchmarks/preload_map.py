@@ -18,6 +18,8 @@ import pytest
 
 from compiler import preloading
 from compiler.profiles import PROFILES, load_device
+from schemas.layout import Plan
+from schemas.order import Order
 from tests.benchmarks._report import finish, show
 from tests.support.alike import Alike
 
@@ -26,13 +28,13 @@ DEVICES = ("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max")
 COLUMNS = ("device", "case", "share", "layers_per_group", "similarity", "gain", "law", "auto", "bound", "precision")
 
 
-def law_of(shape: Alike, order: Any) -> float:
-    """The gain that the build's law expects."""
+def judged(shape: Alike, order: Order) -> tuple[Plan, float]:
+    """The plan that reads ahead, and the share of a token's time that the build's law expects it to take."""
     asked, best = [], preloading.best
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preloading, "best", lambda run: (asked.append(found := best(run)), found)[1])
-        shape.layout("on", [order])
-    return 1 / asked[0][1]
+        layout = shape.layout("on", [order])
+    return layout.plans[0], asked[0][1]
 
 
 def measure(shapes: list[Alike], num_tokens: int, one_s: float | None) -> list[dict[str, Any]]:
@@ -43,14 +45,14 @@ def measure(shapes: list[Alike], num_tokens: int, one_s: float | None) -> list[d
     plain = shapes[0].decoded(artifact, plan, num_tokens)
     rows = []
     for shape in shapes:
-        on = shape.layout("on", [order]).plans[0]
+        on, share_of_time = judged(shape, order)
         ahead = shape.decoded(artifact, on, num_tokens)
         rows.append(
             {
                 "similarity": shape.similarity,
                 "gain": plain.token_s / ahead.token_s,
-                "law": law_of(shape, order),
-                "auto": shape.layout("auto", [order]).plans[0].preload_buffer_bytes > 0,
+                "law": 1 / share_of_time,
+                "auto": share_of_time < preloading.WORTH,
                 "bound": plain.token_s / max(plain.flash_s, plain.dram_s),
                 "precision": ahead.precision,
                 "token_s": plain.token_s,
@@ -82,7 +84,8 @@ def main() -> None:
             one_s = one_s or found[0]["token_s"]
             cell = {"device": device, "case": case, "share": share, "layers_per_group": size}
             rows += [cell | row for row in found]
-            print(json.dumps(rows[-1]), flush=True)
+            for row in rows[-len(found) :]:
+                print(json.dumps(row), flush=True)
     show("reading ahead, by the device's law", list(COLUMNS), ([row[name] for name in COLUMNS] for row in rows))
     finish({"rows": rows})
 
