@@ -4,19 +4,19 @@ Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), Algo
 queue, or the main one if it left the small one lately. The small queue has `small_share` of the room; a unit at its
 end that was wanted twice since it came moves on to the main queue, others go and are remembered, as many as the main
 queue holds. A unit at the end of the main queue that was wanted since it came begins anew with one use less. Units of
-one request are in the order of their ids, and those of the current one are passed over.
+one request are in the order of their ids, and those of the current one are passed over. Queues are arrays, and units
+are not taken from them one at a time: which go follows from their uses and places, in a few passes over the queues.
 """
 
 import numpy as np
 from pydantic import Field
 
-from runtime.cache._policy import Known, Policy, smallest
+from runtime.cache._policy import NOTHING, Known, Policy
 from schemas.base import Record
 
 MOST_USES = 3
 MOVES_ON = 2
 """Uses in the small queue with which a unit moves on to the main one."""
-NOWHERE, SMALL, MAIN = 0, 1, 2
 
 
 class Options(Record):
@@ -31,16 +31,14 @@ class Cache(Policy):
     def __init__(self, known: Known, options: Options) -> None:
         """See `Policy`."""
         super().__init__(known, options)
-        num_units = known.num_units
         self._small_share = options.small_share
         self._share(known.capacity)
-        self._queue = np.full(num_units, NOWHERE, np.int8)
-        self._entered = np.zeros(num_units, np.int64)
-        """When each unit entered its queue."""
-        self._uses = np.zeros(num_units, np.int8)
-        self._left = np.full(num_units, -1, np.int64)
+        self._small, self._main = NOTHING, NOTHING
+        """Ids, those that came first in front."""
+        self._uses = np.zeros(known.num_units, np.int8)
+        self._left = np.full(known.num_units, -1, np.int64)
         """How many units had left the small queue for good when each of them did; -1 for none."""
-        self._num_entered = self._num_left = 0
+        self._num_left = 0
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
         """Counts the uses of what is cached; see `Policy`."""
@@ -54,14 +52,14 @@ class Cache(Policy):
         known = (self._left[admitted] >= 0) & (self._left[admitted] >= self._num_left - self._num_remembered)
         self._left[admitted] = -1
         self._uses[admitted] = 0
-        self._enter(admitted[~known], SMALL)
-        self._enter(admitted[known], MAIN)
+        self._small = np.concatenate([self._small, admitted[~known]])
+        self._main = np.concatenate([self._main, admitted[known]])
         return admitted, evicted
 
     def drop(self, ids: np.ndarray) -> None:
         """See `Policy`."""
         super().drop(ids)
-        self._queue[ids] = NOWHERE
+        self._small, self._main = (queue[self._cached[queue]] for queue in (self._small, self._main))
 
     def resize(self, capacity: int, pinned: np.ndarray) -> None:
         """See `Policy`."""
@@ -74,48 +72,63 @@ class Cache(Policy):
         self._num_remembered = capacity - self._room
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
-        found: list[np.ndarray] = []
-        missing = candidates.size
-        while missing and (old := self._evictable()).size:
-            small = old[self._queue[old] == SMALL]
-            beyond = int(np.count_nonzero(self._queue == SMALL)) - self._room
-            of_main = old[self._queue[old] == MAIN]
-            if small.size and (beyond > 0 or not of_main.size):
-                gone = self._pass_small(small, min(missing, beyond) if of_main.size else missing)
-            else:
-                gone = self._pass_main(of_main, missing)
-            found.append(gone)
-            missing -= gone.size
-        return np.concatenate(found) if found else candidates[:0]
+        found = self._pass_small(candidates.size)
+        if found.size < candidates.size:
+            found = np.concatenate([found, self._pass_main(candidates.size - found.size)])
+        if found.size < candidates.size:
+            found = np.concatenate([found, self._empty_small(candidates.size - found.size)])
+        return found
 
-    def _pass_small(self, units: np.ndarray, count: int) -> np.ndarray:
-        """Of the first `count` units of the small queue, those that go; the others move on."""
-        first = self._first(units, count)
-        stays = self._uses[first] >= MOVES_ON
-        gone = first[~stays]
-        self._uses[first[stays]] = 0
-        self._enter(first[stays], MAIN)
+    def _pass_small(self, count: int) -> np.ndarray:
+        """What leaves the small queue while it has more than its room, until `count` units have gone for good."""
+        places = self._places(self._small)[: max(0, self._small.size - self._room)]
+        goes = self._uses[self._small[places]] < MOVES_ON
+        places = places[: np.searchsorted(np.cumsum(goes), count) + 1]
+        units, goes = self._small[places], goes[: places.size]
+        self._small = np.delete(self._small, places)
+        self._uses[units[~goes]] = 0
+        self._main = np.concatenate([self._main, units[~goes]])
+        return self._remember(units[goes])
+
+    def _pass_main(self, count: int) -> np.ndarray:
+        """The first `count` units that go while the main queue is gone through, over and over.
+
+        A unit goes in the round that has as many before it as it has uses left, so the order in which they go is that
+        of uses, then places. The last one says how often each of the others was passed, and had one use less for it.
+        """
+        places = self._places(self._main)
+        units = self._main[places]
+        uses = self._uses[units]
+        order = np.argsort(uses, kind="stable")[:count]
+        if not order.size:
+            return NOTHING
+        rounds, last = uses[order[-1]], order[-1]
+        stays = np.ones(units.size, bool)
+        stays[order] = False
+        passed = np.arange(units.size) <= last
+        """In the last round; the others were passed last in the one before, if there was one."""
+        self._uses[units[stays]] = (uses - rounds - passed)[stays]
+        moved = passed | (rounds > 0)
+        behind = [units[stays & moved & ~passed], units[stays & passed]]
+        self._main = np.concatenate([np.delete(self._main, places[~stays | moved]), *behind])
+        return units[order]
+
+    def _empty_small(self, count: int) -> np.ndarray:
+        """The first `count` units of the small queue, where the main one has none to give.
+
+        One that moves on is the only one there that may go, so it goes, too, and is not remembered.
+        """
+        places = self._places(self._small)[:count]
+        units = self._small[places]
+        self._small = np.delete(self._small, places)
+        self._remember(units[self._uses[units] < MOVES_ON])
+        return units
+
+    def _places(self, queue: np.ndarray) -> np.ndarray:
+        """Where units are in a queue that are not of the current request."""
+        return np.flatnonzero(self._last_request[queue] < self._request)
+
+    def _remember(self, gone: np.ndarray) -> np.ndarray:
         self._left[gone] = self._num_left + np.arange(gone.size)
         self._num_left += gone.size
-        return self._leave(gone)
-
-    def _pass_main(self, units: np.ndarray, count: int) -> np.ndarray:
-        """Of the first `count` units of the main queue, those that go; the others begin anew."""
-        first = self._first(units, count)
-        stays = self._uses[first] > 0
-        self._uses[first[stays]] -= 1
-        self._enter(first[stays], MAIN)
-        return self._leave(first[~stays])
-
-    def _first(self, units: np.ndarray, count: int) -> np.ndarray:
-        return units[smallest(self._entered[units], count)]
-
-    def _enter(self, units: np.ndarray, queue: int) -> None:
-        self._queue[units] = queue
-        self._entered[units] = self._num_entered + np.arange(units.size)
-        self._num_entered += units.size
-
-    def _leave(self, units: np.ndarray) -> np.ndarray:
-        self._queue[units] = NOWHERE
-        self._cached[units] = False
-        return units
+        return gone

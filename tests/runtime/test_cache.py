@@ -143,6 +143,26 @@ def test_lfu_in_batches_decides_as_lfu_one_at_a_time(capacity, pinned, wanted):
 @settings(max_examples=150, deadline=None)
 @given(capacity=st.integers(1, 30), pinned=st.sets(st.integers(0, NUM_UNITS - 1), max_size=6), wanted=requests)
 def test_s3fifo_in_batches_decides_as_one_at_a_time(capacity, pinned, wanted):
+    decides_as_s3fifo(capacity, pinned, wanted)
+
+
+@pytest.mark.parametrize("capacity", [5, 12, 24, 40])
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
+def test_s3fifo_decides_so_where_some_units_are_wanted_again_and_again(rng, capacity, share):
+    """Requests that fill the main queue with units of many uses, so that they are passed more than once."""
+    weights = 1 / np.arange(1, NUM_UNITS + 1)
+    draws = [rng.gumbel(size=NUM_UNITS) + np.log(np.roll(weights, token // 40)) for token in range(150)]
+    sizes = rng.integers(1, round(2 * share * NUM_UNITS), 150)
+    wanted = [set(np.argsort(-draw)[:size].tolist()) for draw, size in zip(draws, sizes, strict=True)]
+    decides_as_s3fifo(capacity, {3}, wanted)
+
+
+def test_s3fifo_forgets_what_went_from_the_small_queue_for_want_of_a_main_one():
+    new, newer = set(range(10, 30)), set(range(30, 49))
+    decides_as_s3fifo(20, set(), [{0, 1}, {0, 1}, {0, 1}, new, {0}, newer])
+
+
+def decides_as_s3fifo(capacity, pinned, wanted):
     """Who goes for a request, not in which order."""
     found, expected = run("s3fifo", capacity, pinned, wanted), s3fifo_reference(capacity, pinned, wanted)
     assert [(hits, admitted, sorted(gone)) for hits, admitted, gone in found] == [
