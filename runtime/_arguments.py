@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   coldpress-run generate demo.coldpress --prompt "Once" --temperature 0.8 --top-k 40 --min-p 0.05 --stop "The end"
   coldpress-run generate demo.coldpress --prompt "Once" --draft lookup --draft-tokens 4
   coldpress-run generate demo.coldpress --prompt "Once" --prompt "The map was" --temperature 0.8
+  coldpress-run generate demo.coldpress --prompts prompts.jsonl --max-new-tokens 64 > results.jsonl
   coldpress-run inspect demo.coldpress
   coldpress-run verify demo.coldpress
   coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
@@ -163,7 +164,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
     _add_draft(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="record what was selected, for `simulate`")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object, or one of each of --prompts, and nothing else"
+    )
 
 
 def _add_draft(parser: argparse.ArgumentParser) -> None:
@@ -274,6 +277,19 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         type=_token_ids,
         metavar="IDS",
         help="its token ids instead, such as 1,2,3; as often",
+    )
+    group.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='JSON lines, {"prompt": "text"} or {"prompt_ids": [1, 2, 3]}, any number of them; results are JSON lines '
+        "in their order, figures go to standard error",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_at_least_one,
+        metavar="N",
+        help=f"of --prompts, continue so many at once at most (default: {FEW_TOKENS}, or what the DRAM budget holds)",
     )
 
 

@@ -1,6 +1,7 @@
 """`coldpress-run generate`: runs a session as the flags say and prints the text as it comes, or one JSON object.
 
-Several prompts are continued at once (runtime/batch.py), and printed in their order when all have ended.
+Several prompts are continued at once (runtime/batch.py), and printed in their order when all have ended; those of a
+file are runtime/_generate_file.py's.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
@@ -18,11 +19,13 @@ from safetensors import SafetensorError
 
 from runtime import _plugins, _summary
 from runtime._flags import budget_of, open_session, prompts_of, sampling_of
+from runtime._generate_file import generate_file
 from runtime.artifact.reader import open_artifact
 from runtime.batch import Batch, generate_batch
 from runtime.draft_model import DraftModel, beside_draft
 from runtime.drafts import Drafting
 from runtime.generate import Session
+from runtime.kernels import FEW_TOKENS
 from runtime.quantities import parse_bytes
 from runtime.speculation import DRAFT_TOKENS
 from runtime.text_stream import TextStream
@@ -37,14 +40,21 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def generate(arguments: argparse.Namespace) -> None:
     """Continues one or several prompts and prints what came."""
-    _check_draft(arguments)
+    _check_flags(arguments)
     recorder = _recorder(arguments.trace)
-    if len(arguments.prompt or arguments.prompt_ids) > 1:
+    if arguments.prompts is not None:
+        budget = budget_of(arguments)
+        generate_file(arguments, open_session(arguments, arguments.selector, arguments.cache, budget, recorder))
+    elif len(_prompts(arguments)) > 1:
         _generate_batch(arguments, recorder)
     else:
         _generate_one(arguments, recorder)
     if recorder:
         _save_trace(recorder, arguments.trace)
+
+
+def _prompts(arguments: argparse.Namespace) -> Sequence[object]:
+    return arguments.prompt or arguments.prompt_ids or ()
 
 
 def _generate_one(arguments: argparse.Namespace, recorder: Recorder | None) -> None:
@@ -167,10 +177,14 @@ def _shown(text: str) -> str:
     return CONTROL.sub("\ufffd", text)
 
 
-def _check_draft(arguments: argparse.Namespace) -> None:
-    """Refuses flags of drafts that would not be heeded."""
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """Refuses flags of drafts and of batches that would not be heeded."""
     draft = arguments.draft
-    if draft is not None and len(arguments.prompt or arguments.prompt_ids) > 1:
+    if arguments.batch is not None and arguments.prompts is None:
+        raise ColdpressError("--batch is how many of --prompts go on at once, and there is no such file; leave it out")
+    if arguments.batch is not None and arguments.batch > FEW_TOKENS:
+        raise ColdpressError(f"--batch is {arguments.batch}, expected 1 to {FEW_TOKENS}; leave it out for all of them")
+    if draft is not None and (arguments.prompts is not None or len(_prompts(arguments)) > 1):
         raise ColdpressError(f"--draft '{draft}' is for one prompt, and there are several; leave it out")
     if draft is None and arguments.draft_tokens is not None:
         raise ColdpressError("--draft-tokens is what a draft proposes at once, and there is none; leave it out")

@@ -20,18 +20,18 @@ class Timer:
         self._first_token_s: float | None = None
         self._prefill_s = self._decode_s = 0.0
         self._num_decoded = self._num_passes = 0
-        self._last = Token(id=-1)
+        self._last, self._decoding = Token(id=-1), False
 
     @contextmanager
     def prefill(self) -> Iterator[None]:
         start, before = time.perf_counter(), replace(self._counters)
         yield
-        stop, after = time.perf_counter(), self._counters
+        stop, after, self._decoding = time.perf_counter(), self._counters, False
         self._prefill_s += stop - start
         if self._first_token_s is None:
             self._first_token_s = stop - self._started_s
-        self._last = replace(
-            self._last,
+        self._last = Token(
+            id=-1,
             seconds=stop - start,
             flash_s=after.prefill_flash_s - before.prefill_flash_s,
             reads=after.prefill_reads - before.prefill_reads,
@@ -42,12 +42,12 @@ class Timer:
     def decode(self, num_tokens: int = 1) -> Iterator[None]:
         start, before = time.perf_counter(), replace(self._counters)
         yield
-        seconds, after = time.perf_counter() - start, self._counters
+        seconds, after, self._decoding = time.perf_counter() - start, self._counters, True
         self._decode_s += seconds
         self._num_decoded += num_tokens
         self._num_passes += 1
-        self._last = replace(
-            self._last,
+        self._last = Token(
+            id=-1,
             seconds=seconds,
             flash_s=after.flash_s - before.flash_s,
             reads=after.reads - before.reads,
@@ -66,8 +66,8 @@ class Timer:
         own = len(token_ids) - 1 if drafted else 0
         for place, token_id in enumerate(token_ids):
             token = Token(id=token_id) if place else replace(self._last, id=token_id, drafted=drafted)
-            self._num_decoded += place > 0
-            yield replace(token, pass_number=self._num_passes, accepted=place < own)
+            self._num_decoded += self._decoding and place > 0
+            yield replace(token, pass_number=self._num_passes if self._decoding else 0, accepted=place < own)
 
     def metrics(self, store: Store) -> RunMetrics:
         """Those of the run so far."""

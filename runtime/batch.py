@@ -3,11 +3,16 @@
 A pass asks the store for the union of what its tokens select, so that a batch reads more than one sequence does, and
 per token less; what is left of sparsity shrinks as the batch grows (PowerInfer 8.2, Fig. 14). Each sequence has a KV
 cache, settings and an end of its own, and the tokens that it has alone: to the bit where everything is in DRAM, else up
-to the rounding of sums, whose terms come in the order in which units arrive. Prompts are prefilled one by one.
+to the rounding of sums, whose terms come in the order in which units arrive. Prompts that begin together share a dense
+pass over flash.
+
+There may be any number of prompts. Where a quarter of the places is free, the next ones begin, as far as their keys and
+values have room (as in Orca, Yu et al. 2022, where each begins as soon as it can): a dense pass reads as much for one
+prompt as for several.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,8 +24,32 @@ from runtime.token_statistics import Token
 from schemas.errors import ColdpressError
 from schemas.metrics import RunMetrics
 
+FREE_SHARE = 4
+"""One in so many places is free before further prompts begin."""
+
 OnToken = Callable[[int, Token], bool | None]
-"""(sequence, its new token) -> whether the sequence ends behind it."""
+"""(prompt, its new token) -> whether its sequence ends behind it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be continued."""
+
+    ids: Sequence[int]
+    """At least one token id."""
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What sequences that are under way at once may take."""
+
+    sequences: int
+    """1 to FEW_TOKENS."""
+    longest: int
+    """Tokens of one of them, prompt and new ones."""
+    num_tokens: int
+    """Of all of them."""
 
 
 @dataclass(frozen=True)
@@ -66,70 +95,168 @@ def generate_batch(
         DoesNotFitError: if a sequence exceeds the plan's context, or the DRAM budget cannot hold all KV caches.
         CorruptPageError: if a page of flash.img is damaged.
     """
-    _check(session, prompts, max_new_tokens, sampling)
-    stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
+    if sampling is not None and len(sampling) != len(prompts):
+        raise ColdpressError(f"{len(sampling)} settings of sampling came with {len(prompts)} prompts, expected as many")
     settings = sampling or [Sampling()] * len(prompts)
-    arrays = [token_array(prompt) for prompt in prompts]
-    run = _Run(session.decoder, max_new_tokens, stop_ids, on_token)
-    with session.batch([len(prompt) + max_new_tokens for prompt in prompts]) as timer:
-        for prompt, its in zip(arrays, settings, strict=True):
-            with session.step, timer.prefill():
-                first = run.begin(prompt, Chooser(its, prompt.tolist()))
-            run.take([len(run.tokens) - 1], timer.tokens([first]))
-        while run.active:
-            with session.step, timer.decode():
-                chosen = run.step()
-            run.take(list(run.active), timer.tokens(chosen))
-        return Batch(tuple(map(tuple, run.tokens)), timer.metrics(session.store))
+    lengths = [len(prompt) + max_new_tokens for prompt in prompts]
+    room = Room(len(prompts), max(lengths, default=0), sum(lengths))
+    each = map(Prompt, prompts, settings)
+    steps = generate_each(session, each, max_new_tokens, room, ignore_eos=ignore_eos, on_token=on_token)
+    found = list[tuple[Token, ...]]()
+    while True:
+        try:
+            found.append(next(steps))
+        except StopIteration as done:
+            return Batch(tuple(found), done.value)
+
+
+def generate_each(
+    session: Session,
+    prompts: Iterable[Prompt],
+    max_new_tokens: int,
+    room: Room,
+    *,
+    ignore_eos: bool = False,
+    on_token: OnToken | None = None,
+) -> Generator[tuple[Token, ...], None, RunMetrics]:
+    """Continues any number of prompts, as many at once as there is room for, in bounded memory.
+
+    Args:
+        session: Not in use, and in use from the first sequence until the last, or until the generator is closed.
+        prompts: Taken as places become free.
+        max_new_tokens: Of each sequence, at least 1.
+        room: For those under way.
+        ignore_eos: As of `generate_batch`.
+        on_token: As of `generate_batch`; prompts are numbered from 0.
+
+    Yields:
+        The new tokens of each prompt, in the order of the prompts, as soon as they and those before them have ended.
+
+    Returns:
+        The metrics of all of them together.
+
+    Raises:
+        ColdpressError, DoesNotFitError, CorruptPageError: as `generate_batch`.
+    """
+    _check(session, room, max_new_tokens)
+    stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
+    with session.batch(room.longest, room.num_tokens) as timer:
+        run = _Run(session.decoder, prompts, max_new_tokens, room, stop_ids, on_token)
+        while True:
+            with session.step:
+                begun = run.admit()
+            if begun:
+                with session.step, timer.prefill():
+                    chosen = run.prefill(begun)
+            elif run.active:
+                with session.step, timer.decode():
+                    chosen = run.step()
+            else:
+                return timer.metrics(session.store)
+            run.take(begun or list(run.active), timer.tokens(chosen))
+            yield from run.ended()
+
+
+@dataclass
+class _Sequence:
+    """One that is under way, or has ended behind one that has not."""
+
+    number: int
+    """Its prompt's."""
+    prompt: np.ndarray
+    """int64 [n]."""
+    chooser: Chooser
+    tokens: list[Token] = field(default_factory=list)
 
 
 class _Run:
-    """Sequences under way, by their numbers."""
+    """Sequences by the places that they have in the decoder."""
 
     def __init__(
-        self, decoder: Decoder, max_new_tokens: int, stop_ids: frozenset[int], on_token: OnToken | None
+        self,
+        decoder: Decoder,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int,
+        room: Room,
+        stop_ids: frozenset[int],
+        on_token: OnToken | None,
     ) -> None:
-        self.active: list[int] = []
-        self.tokens: list[list[Token]] = []
-        self._choosers: list[Chooser] = []
-        self._decoder, self._on_token = decoder, on_token
+        self.active: dict[int, _Sequence] = {}
+        self._ended: dict[int, _Sequence] = {}
+        self._num_given = 0
+        self._waiting = self._prepared(prompts)
+        self._next = next(self._waiting, None)
+        self._decoder, self._room, self._on_token = decoder, room, on_token
         self._max_new_tokens, self._stop_ids = max_new_tokens, stop_ids
 
-    def begin(self, prompt: np.ndarray, chooser: Chooser) -> int:
-        """The first token of one more sequence."""
-        number = len(self.tokens)
-        self.tokens.append([])
-        self._choosers.append(chooser)
-        self.active.append(number)
-        return chooser.choose(self._decoder.prefill_last(prompt, number))
+    @staticmethod
+    def _prepared(prompts: Iterable[Prompt]) -> Iterator[_Sequence]:
+        for number, prompt in enumerate(prompts):
+            ids = token_array(prompt.ids)
+            yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()))
+
+    def admit(self) -> list[int]:
+        """The places of sequences that begin now."""
+        num_free, begun = self._room.sequences - len(self.active), list[int]()
+        if self._next is None or (self.active and num_free * FREE_SHARE < self._room.sequences):
+            return begun
+        if not self.active:
+            self._decoder.begin_batch([0] * self._room.sequences)
+        used = sum(self._num_tokens(sequence) for sequence in self.active.values())
+        free = [place for place in range(self._room.sequences) if place not in self.active]
+        for place in free:
+            if self._next is None:
+                break
+            used += self._num_tokens(self._next)
+            if self.active and used > self._room.num_tokens:
+                break
+            self._decoder.renew(place, self._num_tokens(self._next))
+            self.active[place], self._next = self._next, next(self._waiting, None)
+            begun.append(place)
+        return begun
+
+    def _num_tokens(self, sequence: _Sequence) -> int:
+        """That it may come to."""
+        return len(sequence.prompt) + self._max_new_tokens
+
+    def prefill(self, places: Sequence[int]) -> list[int]:
+        """The first token of each of some sequences."""
+        prompts = [self.active[place].prompt for place in places]
+        return self._chosen(places, self._decoder.prefill_each(prompts, places))
 
     def step(self) -> list[int]:
         """The next token of each active sequence."""
-        last = np.array([self.tokens[number][-1].id for number in self.active])
-        logits = self._decoder.decode_each(last, self.active)
-        return [self._choosers[number].choose(row) for number, row in zip(self.active, logits, strict=True)]
+        last = np.array([sequence.tokens[-1].id for sequence in self.active.values()])
+        places = list(self.active)
+        return self._chosen(places, self._decoder.decode_each(last, places))
 
-    def take(self, numbers: Sequence[int], tokens: Iterable[Token]) -> None:
-        """Hands out a token of each of these sequences; one that ends with it gives its KV cache back."""
-        for number, token in zip(numbers, tokens, strict=True):
-            self.tokens[number].append(token)
-            told = self._on_token(number, token) if self._on_token else None
-            if told or token.id in self._stop_ids or len(self.tokens[number]) == self._max_new_tokens:
-                self.active.remove(number)
-                self._decoder.end(number)
+    def _chosen(self, places: Sequence[int], logits: np.ndarray) -> list[int]:
+        return [self.active[place].chooser.choose(row) for place, row in zip(places, logits, strict=True)]
+
+    def take(self, places: Sequence[int], tokens: Iterable[Token]) -> None:
+        """Hands out a token of each of these sequences; one that ends with it gives its place and its KV cache back."""
+        for place, token in zip(places, tokens, strict=True):
+            sequence = self.active[place]
+            sequence.tokens.append(token)
+            told = self._on_token(sequence.number, token) if self._on_token else None
+            if told or token.id in self._stop_ids or len(sequence.tokens) == self._max_new_tokens:
+                self._ended[sequence.number] = self.active.pop(place)
+                self._decoder.end(place)
+
+    def ended(self) -> Iterator[tuple[Token, ...]]:
+        """The tokens of the next prompts, as far as all before them have ended."""
+        while self._num_given in self._ended:
+            yield tuple(self._ended.pop(self._num_given).tokens)
+            self._num_given += 1
 
 
-def _check(
-    session: Session, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sequence[Sampling] | None
-) -> None:
+def _check(session: Session, room: Room, max_new_tokens: int) -> None:
     """Refuses what no batch is."""
-    if not 1 <= len(prompts) <= FEW_TOKENS:
+    if not 1 <= room.sequences <= FEW_TOKENS:
         raise ColdpressError(
-            f"{len(prompts)} prompts are to be continued at once, expected 1 to {FEW_TOKENS}; run them in turns"
+            f"{room.sequences} prompts are to be continued at once, expected 1 to {FEW_TOKENS}; run them in turns"
         )
-    if sampling is not None and len(sampling) != len(prompts):
-        raise ColdpressError(f"{len(sampling)} settings of sampling came with {len(prompts)} prompts, expected as many")
     if max_new_tokens < 1:
         raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
-    if len(prompts) > 1:
+    if room.sequences > 1:
         session.decoder.check_many()

@@ -30,7 +30,7 @@ from runtime.store import Store
 from runtime.token_statistics import Token
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError, clipped
+from schemas.errors import ColdpressError, DoesNotFitError, clipped
 from schemas.layout import Collapse, Plan, Preload
 from schemas.metrics import RunMetrics
 
@@ -327,11 +327,12 @@ class Session:
             yield
 
     @contextmanager
-    def batch(self, context_lengths: Sequence[int]) -> Iterator[Timer]:
-        """The right to use `decoder` for several sequences of at most so many tokens each, all counters at zero.
+    def batch(self, longest: int, num_tokens: int) -> Iterator[Timer]:
+        """The right to use `decoder` for several sequences of at most `longest` tokens each and `num_tokens` of all
+        that are under way, all counters at zero.
 
-        Where the plan's KV cache is too small for all of them, units give way to it as long as the batch lasts. `step`
-        is to be held while a token is computed.
+        Where the plan's KV cache is too small for them, units give way to it as long as the batch lasts. `step` is to
+        be held while sequences begin and tokens are computed.
 
         Yields:
             What measures the run.
@@ -340,21 +341,27 @@ class Session:
             ColdpressError: if the session is closed or in use.
             DoesNotFitError: if the plan counts on fewer tokens per sequence, or the budget cannot hold the KV caches.
         """
-        with self._exclusive(), self._kv_room(context_lengths):
-            timer = self._start()
-            self.decoder.begin_batch(context_lengths)
+        with self._exclusive(), self._kv_room(longest, num_tokens):
             try:
-                yield timer
+                yield self._start()
             finally:
-                for sequence in range(len(context_lengths)):
-                    self.decoder.end(sequence)
+                self.decoder.end_batch()
+
+    def has_kv_room(self, num_tokens: int) -> bool:
+        """Whether the DRAM budget can hold the keys and values of so many tokens, if units give way to them."""
+        needed = self.decoder.kv_cache_bytes(num_tokens)
+        try:
+            budget.with_kv_cache(self.artifact.manifest, self._wanted_plan, needed, self.plan.dram_budget_bytes)
+        except DoesNotFitError:
+            return False
+        return True
 
     @contextmanager
-    def _kv_room(self, context_lengths: Sequence[int]) -> Iterator[None]:
-        """A plan with room for the keys and values of sequences of so many tokens."""
-        self.decoder.check_context(max(context_lengths))
+    def _kv_room(self, longest: int, num_tokens: int) -> Iterator[None]:
+        """A plan with room for the keys and values of so many tokens."""
+        self.decoder.check_context(longest)
         opened, before = self._wanted_plan, self.plan
-        needed = self.decoder.kv_cache_bytes(sum(context_lengths))
+        needed = self.decoder.kv_cache_bytes(num_tokens)
         if needed <= before.kv_cache_bytes:
             yield
             return

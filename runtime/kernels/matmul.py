@@ -4,7 +4,7 @@ Blocks of rows are decoded to float32 by the native core and multiplied by BLAS.
 bounded by BLOCK_BYTES for the decoded block, and as much again for a partial result, however large the matrix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -29,7 +29,9 @@ def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0)
     return out
 
 
-def matmul(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
+def matmul(
+    matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, parts: Sequence[slice] = (slice(None),)
+) -> np.ndarray:
     """float32[tokens, rows] = x times the matrix's transpose.
 
     Args:
@@ -37,21 +39,27 @@ def matmul(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarr
         length: values in a row.
         fmt: name of the storage format.
         x: float32[tokens, length].
+        parts: its rows, those of each product that BLAS is asked for: a part has the bits that it has alone, where the
+            sums of a whole product hang on how many rows it has.
 
     Raises:
         ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
     """
     out = np.empty((x.shape[0], matrix.shape[0]), np.float32)
     for rows in _ranges(matrix.shape[0], max(1, BLOCK_BYTES // (4 * max(1, length)))):
-        np.matmul(x, decode_rows(matrix[rows], length, fmt).T, out=out[:, rows])
+        block = decode_rows(matrix[rows], length, fmt)
+        for part in parts:
+            np.matmul(x[part], block.T, out=out[part, rows])
     return out
 
 
-def matmul_t(matrix: np.ndarray, length: int, fmt: str, c: np.ndarray) -> np.ndarray:
+def matmul_t(
+    matrix: np.ndarray, length: int, fmt: str, c: np.ndarray, parts: Sequence[slice] = (slice(None),)
+) -> np.ndarray:
     """float32[tokens, length] = c times the matrix: its rows are columns of the projection, as units store `down`.
 
     Args:
-        matrix, length, fmt: as in `matmul`.
+        matrix, length, fmt, parts: as in `matmul`.
         c: float32[tokens, rows].
 
     Raises:
@@ -59,11 +67,12 @@ def matmul_t(matrix: np.ndarray, length: int, fmt: str, c: np.ndarray) -> np.nda
     """
     tokens, count = c.shape
     out = np.zeros((tokens, length), np.float32)
-    width = _column_width(tokens, length)
     for rows in _ranges(count, max(1, BLOCK_BYTES // (4 * max(1, length)))):
         block = decode_rows(matrix[rows], length, fmt)
-        for columns in _ranges(length, width):
-            out[:, columns] += c[:, rows] @ block[:, columns]
+        for part in parts:
+            of_part = c[part, rows]
+            for columns in _ranges(length, _column_width(len(of_part), length)):
+                out[part, columns] += of_part @ block[:, columns]
     return out
 
 

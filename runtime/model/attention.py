@@ -80,7 +80,12 @@ class Attention:
         self._q_norm, self._k_norm = (resident.optional_vector(f"{prefix}{name}_norm.weight") for name in "qk")
 
     def apply(
-        self, x_TN: np.ndarray, rotary: tuple[np.ndarray, np.ndarray] | None, spans: Sequence[Span], blocks: Blocks
+        self,
+        x_TN: np.ndarray,
+        rotary: tuple[np.ndarray, np.ndarray] | None,
+        spans: Sequence[Span],
+        blocks: Blocks,
+        parts: Sequence[slice] = (),
     ) -> np.ndarray:
         """The attention's output for the next tokens of some sequences; their keys and values enter the caches.
 
@@ -89,11 +94,12 @@ class Attention:
             rotary: cos and sin of their positions; None with learned positions.
             spans: What sequences they belong to.
             blocks: Gives the units of the families that hold its matrices.
+            parts: As of `Matrix.apply`.
 
         Returns:
             float32 [T, hidden_size].
         """
-        projected = self._project(("q_proj", "k_proj", "v_proj"), x_TN, blocks)
+        projected = self._project(("q_proj", "k_proj", "v_proj"), x_TN, blocks, parts)
         queries = self._heads(projected["q_proj"], self._q_norm, rotary)
         keys = self._heads(projected["k_proj"], self._k_norm, rotary)
         values = self._heads(projected["v_proj"], None, None)
@@ -103,7 +109,7 @@ class Attention:
             self._append(span, keys[of_span], values[of_span])
             mixed[of_span] = self._attend(span, queries[of_span])
             first = of_span.stop
-        return self._project(("o_proj",), mixed.reshape(len(x_TN), -1), blocks)["o_proj"]
+        return self._project(("o_proj",), mixed.reshape(len(x_TN), -1), blocks, parts)["o_proj"]
 
     def _append(self, span: Span, keys: np.ndarray, values: np.ndarray) -> None:
         """Writes keys and values, float32 [tokens, kv_heads, head_dim], behind what the span's cache holds."""
@@ -127,10 +133,12 @@ class Attention:
         each = (attention.attend(q, keys, values, length + 1 + at, window) for at, q in enumerate(queries))
         return np.stack(list(each))
 
-    def _project(self, roles: tuple[MatrixRole, ...], x_TN: np.ndarray, blocks: Blocks) -> dict[MatrixRole, np.ndarray]:
+    def _project(
+        self, roles: tuple[MatrixRole, ...], x_TN: np.ndarray, blocks: Blocks, parts: Sequence[slice]
+    ) -> dict[MatrixRole, np.ndarray]:
         """Outputs of matrices that take the same input, biases added."""
         found: dict[MatrixRole, np.ndarray] = {
-            role: self._matrices[role].apply(x_TN) for role in roles if role in self._matrices
+            role: self._matrices[role].apply(x_TN, parts) for role in roles if role in self._matrices
         }
         for family in self._families:
             wanted: list[MatrixRole] = [role for role in family.roles if role in roles]

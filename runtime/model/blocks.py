@@ -5,7 +5,7 @@ the store's slots — and which units they are is not decided here. Shape letter
 of a block, M rows of a matrix.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,16 +128,18 @@ class StreamedBlock:
     ids: np.ndarray
     codes: np.ndarray
     units: Units
+    parts: Sequence[slice] = (slice(None),)
+    """Tokens whose sums have the bits that they have without the others."""
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, size, length = self.units.parts[role]
-        return matmul.matmul(self.codes[:, offset : offset + size], length, self.units.format, x_TN)
+        return matmul.matmul(self.codes[:, offset : offset + size], length, self.units.format, x_TN, self.parts)
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, size, length = self.units.parts[role]
-        return matmul.matmul_t(self.codes[:, offset : offset + size], length, self.units.format, c_TK)
+        return matmul.matmul_t(self.codes[:, offset : offset + size], length, self.units.format, c_TK, self.parts)
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
         """See `Block`."""
@@ -220,8 +222,3 @@ def column_sums(
         for role, total in sums.items():
             total += block.axpy(role, chosen)
     return sums
-
-
-def streamed(blocks: Iterator[tuple[np.ndarray, np.ndarray]], units: Units) -> Iterator[StreamedBlock]:
-    """The store's sequential pass as blocks."""
-    return (StreamedBlock(ids, codes, units) for ids, codes in blocks)

@@ -6,7 +6,6 @@ whole chunk of tokens. `decode` is sparse: per layer and family the selector pic
 unit's bytes come from differs. Shape letters: T tokens, N hidden_size, V vocab_size.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +43,15 @@ class _Norm:
         if self.bias is None:
             return rms_norm(x_TN, self.weight, self.eps)
         return layer_norm(x_TN, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Consecutive tokens of one of some prompts."""
+
+    prompt: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,29 @@ class Decoder:
         Raises:
             DoesNotFitError: if the plan's budget counts on fewer tokens.
         """
+        self._check_room(context_lengths)
+        if [cache.context_length for cache in self._caches] != list(context_lengths):
+            self._caches.clear()  # never what there was beside what there will be
+            self._caches += [self._new_cache(length) for length in context_lengths]
+        for cache in self._caches:
+            cache.length = 0
+        self._store.reset()
+
+    def renew(self, sequence: int, context_length: int) -> None:
+        """Starts another sequence of at most `context_length` tokens in the place of one that has ended.
+
+        Raises:
+            DoesNotFitError: if the plan's budget counts on fewer tokens.
+        """
+        lengths = [cache.context_length for cache in self._caches]
+        self._check_room([*lengths[:sequence], context_length, *lengths[sequence + 1 :]])
+        self._caches[sequence] = self._new_cache(context_length)
+
+    def end_batch(self) -> None:
+        """Gives back the KV caches of all sequences."""
+        self._caches[:] = [self._new_cache(0)]
+
+    def _check_room(self, context_lengths: Sequence[int]) -> None:
         plan = self._store.plan
         self.check_context(max(context_lengths))
         needed = self.kv_cache_bytes(sum(context_lengths))
@@ -136,12 +167,6 @@ class Decoder:
                 f"the KV caches of {len(context_lengths)} sequences take {needed} bytes, the {plan.title} has "
                 f"{plan.kv_cache_bytes} for them; ask for fewer sequences or tokens"
             )
-        if [cache.context_length for cache in self._caches] != list(context_lengths):
-            self._caches.clear()  # never what there was beside what there will be
-            self._caches += [self._new_cache(length) for length in context_lengths]
-        for cache in self._caches:
-            cache.length = 0
-        self._store.reset()
 
     def kv_cache_bytes(self, num_tokens: int) -> int:
         """What the keys and values of so many tokens take."""
@@ -176,13 +201,32 @@ class Decoder:
         Raises:
             ColdpressError: if a token is no id of the vocabulary, or the context is full.
         """
-        chunks = [self._head.apply(hidden_TN) for hidden_TN in self._prefill_chunks(tokens)]
+        chunks = [self._head.apply(hidden_TN) for _, hidden_TN in self._prefill_chunks([tokens], [0])]
         return np.concatenate(chunks)
 
     def prefill_last(self, tokens: np.ndarray, sequence: int = 0) -> np.ndarray:
         """Appends `tokens` densely; the logits of the last one only, float32 [V]. Raises as `prefill`."""
-        (hidden_TN,) = deque(self._prefill_chunks(tokens, sequence), maxlen=1)
-        return self._head.apply(hidden_TN[-1:])[0]
+        return self.prefill_each([tokens], [sequence])[0]
+
+    def prefill_each(self, prompts: Sequence[np.ndarray], sequences: Sequence[int]) -> np.ndarray:
+        """Appends a prompt to each of some sequences densely. What fits into a chunk of tokens shares one pass over
+        flash, whosesoever it is; each prompt has the logits that it has alone, to the bit.
+
+        Args:
+            prompts: int [T] each, at least one token.
+            sequences: Their B sequences, distinct.
+
+        Returns:
+            Logits of each prompt's last token, float32 [B, V].
+
+        Raises:
+            ColdpressError: as `prefill`.
+        """
+        last_BN = np.empty((len(prompts), self.spec.hidden_size), np.float32)
+        for pieces, hidden_TN in self._prefill_chunks(prompts, sequences):
+            ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
+            last_BN[[piece.prompt for piece in pieces]] = hidden_TN[ends]  # a longer prompt's, until its end has come
+        return self._head.apply(last_BN)
 
     def decode(self, token: int) -> np.ndarray:
         """Appends one token through the selector and the store; its logits, float32 [V]. Raises as `prefill`."""
@@ -260,17 +304,26 @@ class Decoder:
         if num_tokens > 1:
             self.check_many()
 
-    def _prefill_chunks(self, tokens: np.ndarray, sequence: int = 0) -> Iterator[np.ndarray]:
-        if len(tokens) == 0:
+    def _prefill_chunks(
+        self, prompts: Sequence[np.ndarray], sequences: Sequence[int]
+    ) -> Iterator[tuple[list["_Piece"], np.ndarray]]:
+        """What a pass is of, and its hidden states, float32 [T, N]."""
+        if not all(map(len, prompts)):
             raise ColdpressError("the prompt has no tokens, expected at least one; give a prompt")
-        for start in range(0, len(tokens), PREFILL_CHUNK_TOKENS):
-            chunk = tokens[start : start + PREFILL_CHUNK_TOKENS]
-            yield self._forward(chunk, [Span(self._caches[sequence], len(chunk))], self._streamed)
+        for pieces in _packed(list(map(len, prompts))):
+            tokens = np.concatenate([prompts[piece.prompt][piece.start : piece.stop] for piece in pieces])
+            spans = [Span(self._caches[sequences[piece.prompt]], piece.stop - piece.start) for piece in pieces]
+            stops = np.cumsum([span.num_tokens for span in spans]).tolist()
+            parts = [slice(stop - span.num_tokens, stop) for stop, span in zip(stops, spans, strict=True)]
+            yield pieces, self._forward(tokens, spans, partial(self._streamed, parts=parts), parts)
 
-    def _forward(self, tokens: np.ndarray, spans: Sequence[Span], blocks: Blocks) -> np.ndarray:
-        """The final hidden states of `tokens`, those of one span after the other: float32 [T, N], after the last
-        norm."""
-        self._check(tokens, spans)
+    def _forward(
+        self, tokens: np.ndarray, spans: Sequence[Span], blocks: Blocks, parts: Sequence[slice] = ()
+    ) -> np.ndarray:
+        """The final hidden states of `tokens`, those of one span after the other: float32 [T, N], after the last norm.
+        Of more tokens than FEW_TOKENS, `parts` are those whose sums hang on no others."""
+        self.check_tokens(tokens)
+        self._check_space(spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
         x_TN = self._embedding.rows(tokens)
         if self._positions is not None:
@@ -279,19 +332,26 @@ class Decoder:
         if self._inv_freq is not None:
             rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
         for layer in self._layers:
-            x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, spans, blocks)
-            x_TN = x_TN + layer.mlp.apply(layer.mlp_norm.apply(x_TN), blocks)
+            x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, spans, blocks, parts)
+            x_TN = x_TN + layer.mlp.apply(layer.mlp_norm.apply(x_TN), blocks, parts)
             self._ahead.layer_done()
         for span in spans:
             span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
 
-    def _check(self, tokens: np.ndarray, spans: Sequence[Span]) -> None:
+    def check_tokens(self, tokens: np.ndarray) -> None:
+        """Refuses what is no id of the vocabulary.
+
+        Raises:
+            ColdpressError: naming the first one.
+        """
         unknown = tokens[(tokens < 0) | (tokens >= self.spec.vocab_size)]
         if unknown.size:
             raise ColdpressError(
                 f"token id {int(unknown[0])} is outside the vocabulary, expected 0 to {self.spec.vocab_size - 1}"
             )
+
+    def _check_space(self, spans: Sequence[Span]) -> None:
         for span in spans:
             used, context_length = span.cache.length, span.cache.context_length
             if span.num_tokens > context_length - used:
@@ -300,10 +360,10 @@ class Decoder:
                     "begin with a longer context"
                 )
 
-    def _streamed(self, layer: int, family: str, signal: np.ndarray) -> Iterator[Block]:
+    def _streamed(self, layer: int, family: str, signal: np.ndarray, parts: Sequence[slice]) -> Iterator[Block]:
         """All units, in flash order."""
         for ids, codes in self._store.stream(layer, family):
-            yield StreamedBlock(ids, codes, self._units[family])
+            yield StreamedBlock(ids, codes, self._units[family], parts)
 
     def _selected(self, layer: int, family: str, signal: np.ndarray, num_kept: int | None) -> Iterable[Block]:
         """The units that the selector picks for the tokens, each of which computes with its own."""
@@ -315,3 +375,17 @@ class Decoder:
         for batch in self._store.fetch(layer, family, ids, kept):
             own_TK = None if own_TU is None else own_TU[:, batch.ids]
             yield SlotBlock(batch.ids, batch.slots, batch.rows, self._units[family], own_TK)
+
+
+def _packed(lengths: Sequence[int]) -> Iterator[list[_Piece]]:
+    """Prompts of so many tokens, each cut into chunks as it is alone, and as many of these as make one chunk."""
+    pieces, num_tokens = list[_Piece](), 0
+    for prompt, length in enumerate(lengths):
+        for start in range(0, length, PREFILL_CHUNK_TOKENS):
+            piece = _Piece(prompt, start, min(length, start + PREFILL_CHUNK_TOKENS))
+            if num_tokens + piece.stop - start > PREFILL_CHUNK_TOKENS:
+                yield pieces
+                pieces, num_tokens = [], 0
+            pieces.append(piece)
+            num_tokens += piece.stop - start
+    yield pieces

@@ -4,7 +4,7 @@ Holds the codes as they lie in DRAM (uint8 [M, row_bytes]) with their format; no
 Shape letters: T tokens, N input values, M rows.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +28,26 @@ class Matrix:
     activations: ActivationFormat = "fp32"
     """What a decoded token's input is rounded to."""
 
-    def apply(self, x_TN: np.ndarray) -> np.ndarray:
+    def apply(self, x_TN: np.ndarray, parts: Sequence[slice] = ()) -> np.ndarray:
         """`x` times the transposed matrix, plus the bias: float32 [T, N] -> float32 [T, M].
 
-        Up to FEW_TOKENS the product of each token has the bits that it has alone.
+        Up to FEW_TOKENS the product of each token has the bits that it has alone. Of `parts`, which cover the tokens,
+        each has the bits that it has alone.
         """
+        if len(parts) < 2:
+            return self._product(x_TN)
+        y_TM = np.empty((len(x_TN), len(self.codes)), np.float32)
+        few = [part for part in parts if part.stop - part.start <= FEW_TOKENS]
+        for part in parts:
+            if part not in few:
+                y_TM[part] = self._product(x_TN[part])
+        places = np.concatenate([np.arange(part.start, part.stop) for part in few] or [np.empty(0, int)])
+        for start in range(0, places.size, FEW_TOKENS):
+            of_few = places[start : start + FEW_TOKENS]
+            y_TM[of_few] = self._product(x_TN[of_few])
+        return y_TM
+
+    def _product(self, x_TN: np.ndarray) -> np.ndarray:
         few = len(x_TN) <= FEW_TOKENS
         if self.format is None:
             y_TM = np.stack([self.codes @ x for x in x_TN]) if few else x_TN @ self.codes.T

@@ -5,6 +5,8 @@ of the down projection, belong to one entry of the inner activation. A matrix th
 letters: T tokens, N hidden_size, F intermediate_size, K units of a block.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from runtime.model.arithmetic import activation
@@ -56,11 +58,11 @@ class Mlp:
         if self._inner is not None:
             self._form = _inner_of(self._inner.signal, spec)
 
-    def apply(self, x_TN: np.ndarray, blocks: Blocks) -> np.ndarray:
-        """The MLP's output for its input after the norm, float32 [T, hidden_size] both."""
-        known = self._projections(x_TN, blocks)
+    def apply(self, x_TN: np.ndarray, blocks: Blocks, parts: Sequence[slice] = ()) -> np.ndarray:
+        """The MLP's output for its input after the norm, float32 [T, hidden_size] both; `parts`: see `Matrix`."""
+        known = self._projections(x_TN, blocks, parts)
         if self._inner is None:
-            return self._matrices["down_proj"].apply(self._combine(known.get("gate_proj"), known["up_proj"]))
+            return self._matrices["down_proj"].apply(self._combine(known.get("gate_proj"), known["up_proj"]), parts)
         signal = self._signal(self._inner.signal, x_TN, known)
         y_TN = np.zeros_like(x_TN)
         for block in blocks(self._layer, self._inner.name, signal):
@@ -72,10 +74,12 @@ class Mlp:
             y_TN += block.mlp(self._form, x_TN, terms)
         return self._with_bias("down_proj", y_TN)
 
-    def _projections(self, x_TN: np.ndarray, blocks: Blocks) -> dict[MatrixRole, np.ndarray]:
+    def _projections(self, x_TN: np.ndarray, blocks: Blocks, parts: Sequence[slice]) -> dict[MatrixRole, np.ndarray]:
         """Outputs of the gate and the up projection that are known whole, float32 [T, F]."""
         known: dict[MatrixRole, np.ndarray] = {
-            role: matrix.apply(x_TN) for role, matrix in self._matrices.items() if role in ("gate_proj", "up_proj")
+            role: matrix.apply(x_TN, parts)
+            for role, matrix in self._matrices.items()
+            if role in ("gate_proj", "up_proj")
         }
         for family in self._inputs:
             roles: list[MatrixRole] = [piece.role for piece in slices(family.name, self._spec)]

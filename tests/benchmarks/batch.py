@@ -7,7 +7,8 @@ case's selector and, for comparison, densely under the same budget. Tokens are d
 first passes, which fill caches, do not count.
 
 The last line is {rows: [{case, batch, tokens_per_s, per_sequence, over_dense, union_density, reads_per_token,
-bytes_per_token, …}]}: `union_density` is the share of its family's units that a pass asks for, in the mean.
+bytes_per_token, …}]}: `union_density` is the share of its family's units that a pass asks for, in the mean;
+`prefill_over_alone` and `prefill_bytes_over_alone`: seconds and bytes of prompts one after the other over all at once.
 """
 
 import argparse
@@ -51,6 +52,9 @@ class Decoded:
     hit_rate: float
     density: float
     """Share of its family's units that a fetch asked for, in the mean."""
+    prefill_s: float
+    """Of all prompts together."""
+    prefill_bytes: int
 
 
 def write_planted(case: str, layers: int, folder: Path) -> Path:
@@ -117,6 +121,8 @@ def _of_passes(done: Batch, density: float) -> Decoded:
         wait_s=float(np.median([token.flash_s for token in leading])),
         hit_rate=hits / (hits + misses),
         density=density,
+        prefill_s=done.metrics.prefill_s,
+        prefill_bytes=done.metrics.prefill_read_bytes,
     )
 
 
@@ -124,6 +130,9 @@ def measure(case: str, path: Path, batch: int, passes: int) -> dict[str, Any]:
     """A row."""
     prompts = prompts_of(case, batch)
     sparse, dense = (decode(path, prompts, passes, selector) for selector in (None, "dense"))
+    with Session(path) as session:
+        alone = [session.generate(prompt, 1).metrics for prompt in prompts]
+    alone_s, alone_bytes = (sum(getattr(one, f"prefill_{name}") for one in alone) for name in ("s", "read_bytes"))
     return {
         "case": case,
         "batch": batch,
@@ -135,6 +144,9 @@ def measure(case: str, path: Path, batch: int, passes: int) -> dict[str, Any]:
         "reads_per_token": sparse.reads / batch,
         "bytes_per_token": sparse.read_bytes / batch,
         "dense_bytes_per_token": dense.read_bytes / batch,
+        "prefill_s_per_prompt": sparse.prefill_s / batch,
+        "prefill_over_alone": alone_s / sparse.prefill_s,
+        "prefill_bytes_over_alone": alone_bytes / sparse.prefill_bytes,
         "wait_share": sparse.wait_s / sparse.seconds,
         "hit_rate": sparse.hit_rate,
     }

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from runtime._sampling import Sampling
-from runtime.batch import generate_batch
+from runtime.batch import Prompt, Room, generate_batch, generate_each
 from runtime.generate import Session
+from runtime.model import decoder as decoder_module
 from runtime.simulate import simulate
 from runtime.trace import FETCH, Recorder
 from schemas.errors import ColdpressError, DoesNotFitError
@@ -70,7 +71,10 @@ def test_a_batch_gives_each_sequence_its_own_tokens_and_what_passes_took(tmp_pat
     assert done.metrics.num_tokens == len(done.decoded) == 4 * (NUM_NEW - 1)
     assert [token.pass_number for token in done.decoded] == [number for number in range(1, NUM_NEW) for _ in range(4)]
     assert [token.leads for token in done.decoded] == [True, False, False, False] * (NUM_NEW - 1)
-    assert all(tokens[0].leads and tokens[0].read_bytes for tokens in done.sequences)  # each had a prefill
+    prefilled = [tokens[0] for tokens in done.sequences]
+    assert [token.leads for token in prefilled] == [True, False, False, False]  # they had one pass
+    assert sum(token.read_bytes for token in prefilled) == done.metrics.prefill_read_bytes
+    assert {token.pass_number for token in prefilled} == {0}
     assert not any(token.accepted for token in done.decoded)
     assert sum(token.hits for token in done.decoded) == done.metrics.hits
     assert session.generate(PROMPTS[0], NUM_NEW, ignore_eos=True).token_ids == expected[0]
@@ -187,3 +191,85 @@ def test_a_selector_that_sees_what_is_in_memory_decodes_one_sequence_at_a_time(t
         generate_batch(session, PROMPTS, 3)
     expected = open_session(tmp_path / "again", "dip_ca").generate(PROMPTS[0], 3, ignore_eos=True).token_ids
     assert ids_of(generate_batch(session, PROMPTS[:1], 3, ignore_eos=True)) == [expected]
+
+
+def test_any_number_of_prompts_goes_on_at_once_as_far_as_there_is_room(tmp_path):
+    """Of six places and fewer tokens than six sequences may take; each has the tokens that it has alone."""
+    session = open_session(tmp_path, **ALL_IN_DRAM)
+    random, under_way, most = np.random.default_rng(7), set(), [0, 0]
+    prompts = [random.integers(2, 96, size).tolist() for size in random.integers(1, 12, 20)]
+    last = random.integers(0, NUM_NEW, 20)  # where the caller ends each
+    count = [0] * 20
+
+    def end(number, token):
+        under_way.add(number)
+        caches = session.decoder._caches
+        most[0], most[1] = max(most[0], len(under_way)), max(most[1], sum(cache.context_length for cache in caches))
+        count[number] += 1
+        if over := count[number] > last[number]:
+            under_way.remove(number)
+        return over
+
+    each = (Prompt(prompt, Sampling(temperature=2.0, seed=seed)) for seed, prompt in enumerate(prompts))
+    steps = generate_each(session, each, NUM_NEW, Room(6, 20, 75), ignore_eos=True, on_token=end)
+    found = [next(steps) for _ in range(20)]
+    with pytest.raises(StopIteration) as done:
+        next(steps)
+    alone = [
+        session.generate(prompt, NUM_NEW, sampling=Sampling(temperature=2.0, seed=seed), ignore_eos=True).token_ids
+        for seed, prompt in enumerate(prompts)
+    ]
+    assert [tuple(token.id for token in tokens) for tokens in found] == [
+        ids[: at + 1] for ids, at in zip(alone, last.tolist(), strict=True)
+    ]
+    assert 4 <= most[0] <= 6
+    assert most[1] <= 75
+    metrics = done.value.value
+    decoded = [token for tokens in found for token in tokens[1:]]
+    assert metrics.num_tokens == len(decoded)
+    assert metrics.hits == sum(token.hits for token in decoded) > 0
+    assert metrics.prefill_read_bytes == sum(tokens[0].read_bytes for tokens in found)
+    assert {tokens[0].pass_number for tokens in found} == {0}
+    assert sum(tokens[0].leads for tokens in found) <= 14  # passes over flash, some for several prompts
+
+
+def test_a_stream_of_sequences_that_is_given_up_leaves_the_session_as_it_was(tmp_path):
+    session = open_session(tmp_path, "relu", "fp16", context_length=16, slots_share=0.5)
+    before, each = session.plan, map(Prompt, PROMPTS * 3)
+    steps = generate_each(session, each, NUM_NEW, Room(3, 13, 39), ignore_eos=True)
+    first = next(steps)
+    assert session.plan.kv_cache_bytes > before.kv_cache_bytes
+    steps.close()
+    assert session.plan == before
+    assert tuple(token.id for token in first) == session.generate(PROMPTS[0], NUM_NEW, ignore_eos=True).token_ids
+    with pytest.raises(DoesNotFitError, match="make 17 tokens, the plan"):  # more than was said
+        list(generate_each(session, map(Prompt, [[1], [2] * 9]), 8, Room(2, 9, 18), ignore_eos=True))
+    assert session.plan == before
+
+
+@pytest.mark.parametrize(("method", "quantization"), [("relu", "fp16"), ("topk", "int4_group32"), ("dip", "fp16")])
+def test_prompts_share_a_pass_over_flash_up_to_its_chunk(tmp_path, monkeypatch, method, quantization):
+    """Each has the logits that it has alone, to the bit, also rounded activations and where it takes two passes."""
+    recipe = recipe_of(method, quantization, context_length=64)
+    session = Session(build_artifact(tmp_path / "a", recipe).path, activations="int16")
+    prompts = [np.arange(3, 3 + size) for size in (5, 40, 1, 30, 9)]
+
+    def logits(*numbers):
+        session.decoder.begin_batch([40, 40, 40][: len(numbers)])
+        before = session.store.counters.prefill_read_bytes
+        found = session.decoder.prefill_each([prompts[number] for number in numbers], range(len(numbers)))
+        return found, session.store.counters.prefill_read_bytes - before
+
+    def begin(decoder, context_lengths):
+        decoder._caches[:] = [decoder._new_cache(length) for length in context_lengths]
+
+    monkeypatch.setattr(type(session.decoder), "begin_batch", begin)  # with more room than the plan has
+    whole = logits(0)[1]
+    for chunk, passes in ((256, 1), (50, 2), (36, 3), (32, 4)):
+        monkeypatch.setattr(decoder_module, "PREFILL_CHUNK_TOKENS", chunk)
+        expected = np.concatenate([logits(number)[0] for number in (0, 1, 3)])
+        found, read = logits(0, 1, 3)
+        assert (found == expected).all()
+        assert read == passes * whole
+    with pytest.raises(ColdpressError, match="the prompt has no tokens"):
+        session.decoder.prefill_each([prompts[0], prompts[0][:0]], [0, 1])
