@@ -118,8 +118,8 @@ class _Biased:
     def __init__(self, matrix):
         self._matrix = matrix
 
-    def apply(self, x):
-        return self._matrix.apply(x) + np.float32(1e30)
+    def apply(self, x, parts):
+        return self._matrix.apply(x, parts) + np.float32(1e30)
 
 
 def test_the_command_line_takes_it(artifact, capsys):
