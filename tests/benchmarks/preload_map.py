@@ -52,7 +52,7 @@ def measure(shapes: list[Alike], num_tokens: int, one_s: float | None) -> list[d
                 "similarity": shape.similarity,
                 "gain": plain.token_s / ahead.token_s,
                 "law": 1 / share_of_time,
-                "auto": share_of_time < preloading.WORTH,
+                "auto": share_of_time < preloading.worth(shape.layout(order=[order]).sections),
                 "bound": plain.token_s / max(plain.flash_s, plain.dram_s),
                 "precision": ahead.precision,
                 "token_s": plain.token_s,
