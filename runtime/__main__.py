@@ -173,17 +173,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ColdpressError as error:
         return _fail(str(error))
     except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        # a run writes to nothing without a name but to its output; that its text is lost is not the artifact's fault
-        place = "standard output" if error.errno in DISK_FULL else subject
+        place = subject
+        if error.errno in DISK_FULL and not error.filename:
+            # a run writes to nothing without a name but to its output; its lost text is not the artifact's fault
+            _drop_output()
+            place = "standard output"
         return _fail(f"{error.filename or place}: {error.strerror or error}")
     except MemoryError:
         return _fail(f"{subject}: more memory was asked for than this process may have; give a smaller --dram-budget")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code or 0
+
+
+def _drop_output() -> None:
+    """What waits to be written goes nowhere, or Python would try once more when it ends, and say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(sentence: str) -> int:

@@ -18,6 +18,8 @@ from runtime import _native
 
 STEPS = 7
 """Mixes tried: the last is within a hundredth of where both bounds are equal."""
+LEAST_PRICE = 1e-260
+"""No gain over it is too large for a number of 64 bits."""
 LEAST_STEPS = 8
 """Prices tried where less is worth reading than the least time allows."""
 FLOAT32_MAX = np.finfo(np.float32).max
@@ -77,7 +79,7 @@ def _filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarr
     part, best = gain[rows], np.full(rows.size, -np.inf)
     low, high = np.zeros(rows.size), np.full(rows.size, float(price))
     for _ in range(LEAST_STEPS):
-        middle = (low + high) / 2
+        middle = np.maximum((low + high) / 2, LEAST_PRICE)
         tried = at(np.minimum(part / middle[:, None], FLOAT32_MAX).astype(np.float32), 1.0)
         time = _time(tried, times)
         worth = _sums(part, tried) - price * np.maximum(times.least, time)

@@ -51,6 +51,7 @@ def folder(tmp_path: Path) -> Path:
             read_buffer_bytes=65536,
             pinned_bytes=500_000,
         ),
+        ladder=(),
         sample=Sample(prompt=PROMPT, text=" sat\ndown", max_new_tokens=48, temperature=0.6, seed=7),
     )
     package = Package(

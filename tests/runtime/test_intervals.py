@@ -116,6 +116,14 @@ def test_the_native_choice_is_the_one_in_numpy(data: st.DataObject) -> None:
     np.testing.assert_array_equal(best_intervals(gain, price, times), expected)
 
 
+@pytest.mark.parametrize("price", [5e-324, 2.2e-311, 1e-200])
+def test_a_price_of_next_to_nothing_is_one(price: float) -> None:
+    gain, times = np.array([[1, 0, 2]], np.float32), Times(0, 0, 4)
+    expected = reference_best_intervals(gain, price, times)
+    np.testing.assert_array_equal(best_intervals(gain, price, times), expected)
+    assert expected[0, [0, 2]].all()
+
+
 def test_nothing_is_chosen_of_no_units_or_tokens() -> None:
     assert best_intervals(np.zeros((0, 7), np.float32), 1, Times(1, 0, 1)).shape == (0, 7)
     assert best_intervals(np.zeros((2, 0), np.float32), 1, Times(1, 0, 1)).shape == (2, 0)

@@ -74,7 +74,9 @@ def test_caps_without_a_device_are_refused(spoken, capsys, flags):
 )
 def test_an_output_that_takes_nothing(spoken, redirected, words):
     command = f'"$0" -m runtime generate "$1" --prompt-ids 1 --max-new-tokens 2 {redirected}'
-    done = subprocess.run(["/bin/sh", "-c", command, sys.executable, spoken], capture_output=True, text=True, cwd=ROOT)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    shell = ["/bin/sh", "-c", command, sys.executable, spoken]
+    done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, env=buffered)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {words}")
     assert done.stderr.count("\n") == 1
