@@ -1,7 +1,9 @@
 """A quantized matrix times many vectors at once: prefill, and perplexity over blocks of tokens.
 
-Blocks of rows are decoded to float32 by the native core and multiplied by BLAS. Memory beyond arguments and result is
-bounded by BLOCK_BYTES for the decoded block, and as much again for a partial result, however large the matrix.
+The native core decodes weights a piece at a time, each once for all vectors (8 MB of them at a time), and multiplies
+them while they are near. A product's bits depend neither on threads nor on the vectors beside its own. Memory beyond
+arguments and result is bounded by those 8 MB, and 1 kB a vector, however large the matrix; in formats that the native
+core does not know, by BLOCK_BYTES for the decoded block, and a partial result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,7 @@ from runtime._plugins import load
 from runtime.kernels import NATIVE_FORMATS
 
 BLOCK_BYTES = 4 << 20
-_GROUP = 32
+WHOLE = (slice(None),)
 
 
 def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0) -> np.ndarray:
@@ -30,7 +32,12 @@ def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0)
 
 
 def matmul(
-    matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, parts: Sequence[slice] = (slice(None),)
+    matrix: np.ndarray,
+    length: int,
+    fmt: str,
+    x: np.ndarray,
+    parts: Sequence[slice] = WHOLE,
+    num_threads: int = 0,
 ) -> np.ndarray:
     """float32[tokens, rows] = x times the matrix's transpose.
 
@@ -39,40 +46,41 @@ def matmul(
         length: values in a row.
         fmt: name of the storage format.
         x: float32[tokens, length].
-        parts: its rows, those of each product that BLAS is asked for: a part has the bits that it has alone, where the
-            sums of a whole product hang on how many rows it has.
+        parts: its rows, one behind the other, that have the bits which they have alone. In formats that the native core
+            does not know each is a product of its own, since those of numpy hang on how many rows there are.
+        num_threads: 0 for the process's default; no bit of the result depends on it.
 
     Raises:
         ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
     """
+    if fmt not in NATIVE_FORMATS:
+        return reference_matmul(matrix, length, fmt, x, parts)
     out = np.empty((x.shape[0], matrix.shape[0]), np.float32)
-    for rows in _ranges(matrix.shape[0], max(1, BLOCK_BYTES // (4 * max(1, length)))):
-        block = decode_rows(matrix[rows], length, fmt)
-        for part in parts:
-            np.matmul(x[part], block.T, out=out[part, rows])
+    _native.matmul(matrix, length, fmt, x, out, num_threads)
     return out
 
 
 def matmul_t(
-    matrix: np.ndarray, length: int, fmt: str, c: np.ndarray, parts: Sequence[slice] = (slice(None),)
+    matrix: np.ndarray,
+    length: int,
+    fmt: str,
+    c: np.ndarray,
+    parts: Sequence[slice] = WHOLE,
+    num_threads: int = 0,
 ) -> np.ndarray:
     """float32[tokens, length] = c times the matrix: its rows are columns of the projection, as units store `down`.
 
     Args:
-        matrix, length, fmt, parts: as in `matmul`.
+        matrix, length, fmt, parts, num_threads: as in `matmul`.
         c: float32[tokens, rows].
 
     Raises:
         ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
     """
-    tokens, count = c.shape
-    out = np.zeros((tokens, length), np.float32)
-    for rows in _ranges(count, max(1, BLOCK_BYTES // (4 * max(1, length)))):
-        block = decode_rows(matrix[rows], length, fmt)
-        for part in parts:
-            of_part = c[part, rows]
-            for columns in _ranges(length, _column_width(len(of_part), length)):
-                out[part, columns] += of_part @ block[:, columns]
+    if fmt not in NATIVE_FORMATS:
+        return reference_matmul_t(matrix, length, fmt, c, parts)
+    out = np.empty((c.shape[0], length), np.float32)
+    _native.matmul_t(matrix, length, fmt, c, out, num_threads)
     return out
 
 
@@ -82,19 +90,30 @@ def reference_decode_rows(matrix: np.ndarray, length: int, fmt: str) -> np.ndarr
     return plugin.decode(matrix[:, : plugin.nbytes(length)], length)
 
 
-def reference_matmul(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
-    """What `matmul` computes, in numpy and with the whole matrix decoded."""
-    return x @ reference_decode_rows(matrix, length, fmt).T
+def reference_matmul(
+    matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, parts: Sequence[slice] = WHOLE
+) -> np.ndarray:
+    """What `matmul` computes, in numpy, in the type of `x`, a block of rows at a time."""
+    out = np.empty((x.shape[0], matrix.shape[0]), x.dtype)
+    for rows in _blocks(matrix.shape[0], length):
+        block = reference_decode_rows(matrix[rows], length, fmt)
+        for part in parts:
+            out[part, rows] = x[part] @ block.T
+    return out
 
 
-def reference_matmul_t(matrix: np.ndarray, length: int, fmt: str, c: np.ndarray) -> np.ndarray:
-    """What `matmul_t` computes, in numpy and with the whole matrix decoded."""
-    return c @ reference_decode_rows(matrix, length, fmt)
+def reference_matmul_t(
+    matrix: np.ndarray, length: int, fmt: str, c: np.ndarray, parts: Sequence[slice] = WHOLE
+) -> np.ndarray:
+    """What `matmul_t` computes, in numpy, in the type of `c`, a block of rows at a time."""
+    out = np.zeros((c.shape[0], length), c.dtype)
+    for rows in _blocks(matrix.shape[0], length):
+        block = reference_decode_rows(matrix[rows], length, fmt)
+        for part in parts:
+            out[part] += c[part, rows] @ block
+    return out
 
 
-def _column_width(tokens: int, length: int) -> int:
-    return max(_GROUP, min(length, BLOCK_BYTES // (4 * max(1, tokens))))
-
-
-def _ranges(count: int, step: int) -> Iterator[slice]:
+def _blocks(count: int, length: int) -> Iterator[slice]:
+    step = max(1, BLOCK_BYTES // (4 * max(1, length)))
     return (slice(start, min(count, start + step)) for start in range(0, count, step))

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.kernels import FEW_TOKENS, attention
+from runtime.kernels.encode import encode_heads
 from runtime.kv_cache import DEFAULT_KV_CACHE, KvCacheFormat, head_bytes
 from runtime.model.arithmetic import rms_norm, rotate
 from runtime.model.blocks import Blocks, column_sums
 from runtime.model.matrix import Resident
-from runtime.quantization import int8_group32
 from schemas.errors import ArtifactError, ColdpressError
 from schemas.families import FAMILIES, resident_roles, slices
 from schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
@@ -114,10 +114,16 @@ class Attention:
     def _append(self, span: Span, keys: np.ndarray, values: np.ndarray) -> None:
         """Writes keys and values, float32 [tokens, kv_heads, head_dim], behind what the span's cache holds."""
         place = slice(span.cache.length, span.cache.length + span.num_tokens)
+        for kept, given in ((span.cache.keys, keys), (span.cache.values, values)):
+            if kept.dtype == np.uint8:
+                encode_heads(given, kept[self._layer, place])
+            else:
+                self._append_halves(given, kept[self._layer, place])
+
+    def _append_halves(self, values: np.ndarray, place: np.ndarray) -> None:
         with np.errstate(over="raise"):
             try:
-                span.cache.keys[self._layer, place] = _stored(keys, span.cache.keys)
-                span.cache.values[self._layer, place] = _stored(values, span.cache.values)
+                place[:] = values
             except FloatingPointError as error:
                 raise ColdpressError(
                     f"layer {self._layer}: a key or value is beyond 65504, the largest number of the fp16 KV cache; "
@@ -159,11 +165,3 @@ class Attention:
         if norm is not None:
             x_THD = rms_norm(x_THD, norm, self._spec.norm_eps)
         return x_THD if rotary is None else rotate(x_THD, *rotary)
-
-
-def _stored(values: np.ndarray, cache: np.ndarray) -> np.ndarray:
-    """float32 [tokens, kv_heads, head_dim] as `cache` keeps it; float16 is made where it is written."""
-    if cache.dtype == np.float16:
-        return values
-    tokens, heads, head_dim = values.shape
-    return int8_group32.encode(values.reshape(-1, head_dim)).reshape(tokens, heads, -1)

@@ -86,8 +86,8 @@ def _scale(values: np.ndarray) -> np.ndarray:
 def _encode(values: np.ndarray, codes: np.ndarray) -> None:
     x = padded(values)
     scale = _scale(x)
-    q = _round_half_away(x * inverse(scale))
-    codes[...] = _packed(q, float16(scale[..., 0], "int8_group32")).reshape(codes.shape)
+    stored = float16(scale[..., 0], "int8_group32")
+    codes[...] = _packed(_round_half_away(x * inverse(scale)), stored).reshape(codes.shape)
 
 
 def _packed(q: np.ndarray, scales: np.ndarray) -> np.ndarray:

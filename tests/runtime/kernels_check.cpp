@@ -1,5 +1,6 @@
 // Holds the kernels of one instruction set against the portable ones: main() of tests/runtime/test_neon.py.
 // Prints "kernel format difference": the largest difference over what float32 sums of these terms may differ by.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -92,6 +93,36 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
         sums.note(y[static_cast<size_t>(j)], z[static_cast<size_t>(j)], magnitude);
     }
     sums.print("axpy", format);
+
+    Worst panels, products_of_matrices;
+    const int64_t stride = 2 * kBlock;
+    std::vector<float> mine(static_cast<size_t>(stride * blocks_of(length)), 0.0f);
+    kernels.decode_panels(format, rows[0], length, stride, mine.data());
+    for (int64_t j = 0; j < length; ++j)
+        panels.note(mine[static_cast<size_t>(j / kBlock * stride + j % kBlock)], values[0][static_cast<size_t>(j)], 0);
+    panels.print("decode_panels", format);
+
+    const int64_t depth = std::min(kDepth, length);
+    std::vector<float> factors(static_cast<size_t>(count * kDepthStride)), panel(static_cast<size_t>(depth * kBlock));
+    for (float& value : factors) value = normal();
+    for (float& value : panel) value = normal();
+    std::vector<float> c(static_cast<size_t>(count * stride), 1.0f), d(c);
+    kernels.multiply(factors.data(), count, panel.data(), depth, c.data(), stride);
+    portable.multiply(factors.data(), count, panel.data(), depth, d.data(), stride);
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t j = 0; j < stride; ++j) {
+            double magnitude = 1, sum = 1;
+            for (int64_t k = 0; k < depth && j < kBlock; ++k) {
+                const double term = static_cast<double>(factors[static_cast<size_t>(i * kDepthStride + k)]) *
+                                    panel[static_cast<size_t>(k * kBlock + j)];
+                magnitude += std::fabs(term);
+                sum += term;
+            }
+            products_of_matrices.note(c[static_cast<size_t>(i * stride + j)], d[static_cast<size_t>(i * stride + j)],
+                                      magnitude);
+            products_of_matrices.note(c[static_cast<size_t>(i * stride + j)], static_cast<float>(sum), magnitude);
+        }
+    products_of_matrices.print("multiply", format);
 
     if (format == Format::fp16) return;
     for (int planes = 1; planes <= 2; ++planes) {

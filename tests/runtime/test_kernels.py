@@ -74,12 +74,32 @@ def test_every_float16_is_decoded_exactly():
 @pytest.mark.parametrize("length", [33, 4096])
 @pytest.mark.parametrize("tokens", [0, 1, 9])
 def test_matmul(rng, monkeypatch, fmt, length, tokens):
-    monkeypatch.setattr(matmul, "BLOCK_BYTES", 4 * 5 * 64)  # blocks of a few rows, of one row, and of few columns
+    monkeypatch.setattr(matmul, "BLOCK_BYTES", 4 * 5 * 64)  # what numpy computes: blocks of a few rows, and of one
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
     x, c = floats(rng, tokens, length), floats(rng, tokens, SLOTS)
-    place = matrix, length, fmt
-    assert_close(matmul.matmul(*place, x), matmul.reference_matmul(*place, np.float64(x)), length)
-    assert_close(matmul.matmul_t(*place, c), matmul.reference_matmul_t(*place, np.float64(c)), SLOTS)
+    plugin = load("runtime.quantization", fmt)
+    weights = plugin.decode(matrix[:, : plugin.nbytes(length)], length).astype(np.float64)
+    assert_close(matmul.matmul(matrix, length, fmt, x), x @ weights.T, length)
+    assert_close(matmul.matmul_t(matrix, length, fmt, c), c @ weights, SLOTS)
+
+
+@pytest.mark.parametrize(("length", "rows", "tokens"), [(300, 301, 70), (8400, 3, 300)])
+def test_a_token_has_the_bits_of_a_product_that_it_has_alone(rng, cpu, length, rows, tokens):
+    """Of more rows, values, columns and tokens than are taken at a time, on any number of threads."""
+    matrix = unit_store(rng, "int4_group32", length, slots=rows)[:, OFFSET:]
+    x, c = floats(rng, tokens, length), floats(rng, tokens, rows)
+    place = matrix, length, "int4_group32"
+    weights = load("runtime.quantization", "int4_group32").decode(matrix[:, : -(-length // 32) * 18], length)
+    for product, given, expected in ((matmul.matmul, x, weights.T), (matmul.matmul_t, c, weights)):
+        found = product(*place, given, num_threads=1)
+        assert_close(found, np.float64(given) @ np.float64(expected), len(expected))
+        assert found.tobytes() == product(*place, given, num_threads=3).tobytes()
+        for token in (0, 37, tokens - 1):
+            assert found[token].tobytes() == product(*place, given[token : token + 1]).tobytes()
+        if cpu not in ("portable", "avx2"):
+            _native.use_cpu("avx2")
+            assert found.tobytes() == product(*place, given).tobytes(), "fused additions in the same order"
+            _native.use_cpu(cpu)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

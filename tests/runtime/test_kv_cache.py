@@ -9,6 +9,7 @@ from runtime.__main__ import main
 from runtime.batch import generate_batch
 from runtime.generate import Session
 from runtime.kernels import attention
+from runtime.kernels.encode import encode_heads, reference_encode_heads
 from runtime.quantization import int8_group32
 from schemas.errors import ColdpressError
 from tests.support.artifacts import Recipe, build_artifact
@@ -48,6 +49,45 @@ def test_attention_over_codes_is_that_over_what_they_say(rng, cpu, head_dim, win
         reference = attention.reference_attend(query, keys, values, length, window)
         for found in (one, reference, many[at]):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def on_the_edge(rng, head_dim):
+    """float32 [tokens, 2, head_dim]: levels that lie between two, scales that do between halves, small and large."""
+    levels = rng.integers(-254, 255, (600, 2, head_dim)) / 2
+    levels[..., 0] = 127
+    near = np.nextafter(levels.astype(np.float32), np.float32(np.inf) * rng.choice([-1, 1], levels.shape))
+    values = np.where(rng.random(levels.shape) < 0.3, near, levels)
+    scales = np.exp2(rng.integers(-40, 16, (600, 2, 1))) * (1 + rng.integers(0, 4096, (600, 2, 1)) / 4096)
+    values = values * np.minimum(scales, 65519)
+    values[:3] = [[[0]], [[1e-45]], [[-1e-38]]]
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("head_dim", [32, 80])
+def test_the_native_codes_are_those_of_numpy_to_the_bit(rng, head_dim):
+    for values in (on_the_edge(rng, head_dim), rng.standard_normal((300, 2, head_dim)).astype(np.float32)):
+        found, expected = np.empty((2, len(values), 2, int8_group32.nbytes(head_dim)), np.uint8)
+        encode_heads(values, found)
+        reference_encode_heads(values, expected)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -65520 * 127.0])
+def test_a_value_beyond_a_scale_is_refused_wherever_it_stands(rng, wrong):
+    values = rng.standard_normal((3, 2, 40)).astype(np.float32)
+    values[1, 0, 35] = wrong
+    with pytest.raises(ColdpressError, match="int8_group32: found a value or scale of magnitude"):
+        encode_heads(values, np.empty((3, 2, 68), np.uint8))
+
+
+def test_codes_are_written_into_room_of_their_size_alone():
+    values = np.zeros((3, 2, 40), np.float32)
+    with pytest.raises(ValueError, match="a head of out has 34 values, expected 68"):
+        encode_heads(values, np.empty((3, 2, 34), np.uint8))
+    with pytest.raises(ValueError, match="values and out differ in shape at axis 0"):
+        encode_heads(values, np.empty((2, 2, 68), np.uint8))
+    with pytest.raises(TypeError):
+        encode_heads(values, np.empty((3, 2, 136), np.uint8)[:, :, ::2])  # a copy would be written to
 
 
 def test_shapes_that_do_not_fit_are_refused(rng):

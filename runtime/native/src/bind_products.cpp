@@ -2,7 +2,9 @@
 // its arguments.
 #include "attention.h"
 #include "bindings.h"
+#include "encode.h"
 #include "intervals.h"
+#include "matrix.h"
 #include "mlp.h"
 #include "rows.h"
 
@@ -12,10 +14,12 @@ namespace {
 using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;  // rows may lie apart
 using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Bytes3 = nb::ndarray<const uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Halves3 = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Out1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutBytes3 = nb::ndarray<uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask2 = nb::ndarray<bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -126,6 +130,30 @@ void gemv_each(const Bytes2& matrix, int64_t length, const std::string& format, 
     dot_each(rows, x.data(), static_cast<int>(tokens), activation_bits, out.data(), threads);
 }
 
+void matmul_rows(const Bytes2& matrix, int64_t length, const std::string& format, const Floats2& x, const Out2& out,
+                 int num_threads) {
+    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
+    const int64_t tokens = static_cast<int64_t>(x.shape(0));
+    expect_length("a row of x", x.shape(1), length);
+    expect_length("out", out.shape(0), tokens);
+    expect_length("a row of out", out.shape(1), rows.count);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    matmul(rows, x.data(), tokens, out.data(), threads);
+}
+
+void matmul_columns(const Bytes2& matrix, int64_t length, const std::string& format, const Floats2& c, const Out2& out,
+                    int num_threads) {
+    const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
+    const int64_t tokens = static_cast<int64_t>(c.shape(0));
+    expect_length("a row of c", c.shape(1), rows.count);
+    expect_length("out", out.shape(0), tokens);
+    expect_length("a row of out", out.shape(1), length);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    matmul_t(rows, c.data(), tokens, out.data(), threads);
+}
+
 void decode_rows(const Bytes2& matrix, int64_t length, const std::string& format, const Out2& out, int num_threads) {
     const Rows rows = rows_of(matrix, nullptr, matrix.shape(0), 0, length, format);
     expect_length("out", out.shape(0), rows.count);
@@ -184,6 +212,16 @@ void attend_int8(const Floats2& queries, const Bytes3& keys, const Bytes3& value
     attend_in(Format::int8_group32, width, queries, keys, values, start, stop, scale, out, num_threads);
 }
 
+float encode_heads(const Floats3& values, const OutBytes3& out) {
+    const int64_t head_dim = static_cast<int64_t>(values.shape(2));
+    for (size_t axis = 0; axis < 2; ++axis)
+        expect(out.shape(axis) == values.shape(axis), "values and out differ in shape at axis " + text(axis));
+    expect_length("a head of out", out.shape(2), row_bytes(Format::int8_group32, head_dim));
+    const int64_t count = static_cast<int64_t>(values.shape(0) * values.shape(1));
+    const nb::gil_scoped_release release;
+    return encode_int8(values.data(), count, head_dim, out.data());
+}
+
 void choose_intervals(const Floats2& gain, double price, double read_units, double edge_units, int steps,
                       const Mask2& chosen) {
     for (size_t axis = 0; axis < 2; ++axis)
@@ -217,6 +255,11 @@ void bind_products(nb::module_& m) {
     m.def("gemv_each", &gemv_each, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
           nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0,
           "out[t, i] = matrix[i] . x[t, length]");
+    m.def("matmul", &matmul_rows, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
+          nb::arg("out").noconvert(), "num_threads"_a = 0, "out[t, i] = matrix[i] . x[t, length]; x of many vectors");
+    m.def("matmul_t", &matmul_columns, nb::arg("matrix").noconvert(), "length"_a, "format"_a,
+          nb::arg("c").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "out[t, length] = sum over i of c[t, i] * matrix[i]");
     m.def("decode_rows", &decode_rows, nb::arg("matrix").noconvert(), "length"_a, "format"_a,
           nb::arg("out").noconvert(), "num_threads"_a = 0, "out[i, length] = matrix[i] as float32");
     m.def("read_through", &stream_words, nb::arg("words").noconvert(), "num_threads"_a = 0,
@@ -229,6 +272,9 @@ void bind_products(nb::module_& m) {
     m.def("attend_int8", &attend_int8, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
           nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(),
           "num_threads"_a = 0, "attend with keys and values in int8_group32, [context, kv_heads, bytes]");
+    m.def("encode_int8", &encode_heads, nb::arg("values").noconvert(), nb::arg("out").noconvert(),
+          "out[token, head] = values[token, head] in int8_group32; the largest scale, with which out is whole if it is "
+          "below 65520");
     m.def("best_intervals", &choose_intervals, nb::arg("gain").noconvert(), "price"_a, "read_units"_a, "edge_units"_a,
           "steps"_a, nb::arg("chosen").noconvert(),
           "chosen[token, unit]: the intervals with the most gain less price times the larger of reads * read_units and "

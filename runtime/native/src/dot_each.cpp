@@ -30,9 +30,10 @@ class Padded {
 
 // Calls task(first row, pointers to rows, count) over all rows.
 template <typename Task>
-void over_tasks(const Rows& rows, int threads, const Task& task) {
+void over_tasks(const Rows& rows, int tokens, int threads, const Task& task) {
     const int64_t step = rows_per_task(rows);
-    compute_pool().run((rows.count + step - 1) / step, threads, [&](int64_t number) {
+    const int64_t work = tokens * rows.count * row_bytes(rows.format, rows.length);
+    compute_pool().run((rows.count + step - 1) / step, threads_worth(work, kThreadBytes, threads), [&](int64_t number) {
         const int64_t first = number * step, last = std::min(rows.count, first + step);
         const auto at = pointers(rows, first, last, 0);
         task(first, at.data(), last - first);
@@ -45,13 +46,13 @@ void dot_each(const Rows& rows, const float* x, int tokens, int bits, float* out
     if (bits != 0 && rows.format != Format::fp16) {
         std::vector<Input> inputs;
         for (int t = 0; t < tokens; ++t) inputs.emplace_back(rows.format, x + t * rows.length, rows.length, bits);
-        return over_tasks(rows, threads, [&](int64_t first, const uint8_t* const* at, int64_t count) {
+        return over_tasks(rows, tokens, threads, [&](int64_t first, const uint8_t* const* at, int64_t count) {
             for (int t = 0; t < tokens; ++t)  // a task's rows stay in the cache from one vector to the next
                 inputs[static_cast<size_t>(t)].dot(at, count, out + t * rows.count + first);
         });
     }
     const Padded inputs(x, rows.length, tokens);
-    over_tasks(rows, threads, [&](int64_t first, const uint8_t* const* at, int64_t count) {
+    over_tasks(rows, tokens, threads, [&](int64_t first, const uint8_t* const* at, int64_t count) {
         std::vector<float*> to;
         for (int t = 0; t < tokens; ++t) to.push_back(out + t * rows.count + first);
         kernels().dot_tokens(rows.format, at, count, rows.length, tokens, inputs.data(), to.data());

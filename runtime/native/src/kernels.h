@@ -20,6 +20,10 @@ struct Rounded {
     int32_t* starts[2];  // room for 8 per block; with what sums begin, where codes are read as if unsigned
 };
 
+// Products of matrices go through so many values of a sum before it is added to the others. Rows of factors lie 64 bytes
+// further apart, so that a column of them is not in one set of a cache.
+constexpr int64_t kDepth = 256, kDepthStride = kDepth + 16;
+
 constexpr int64_t kRoundedBlocks = 4;  // room is for a multiple of this many blocks
 
 struct Kernels {
@@ -44,6 +48,10 @@ struct Kernels {
     // out[t][i] = dot(row i, x[t])
     void (*dot_tokens)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
                        const float* const* x, float* const* out);
+    // c[i][0..32) += sum over k, in order, of a[i][k] * b[k][0..32); rows of a are kDepthStride apart
+    void (*multiply)(const float* a, int64_t count, const float* b, int64_t depth, float* c, int64_t c_stride);
+    // out[b * stride .. + 32) = block b of the row; of what is behind its end, whatever the format pads with
+    void (*decode_panels)(Format, const uint8_t* row, int64_t length, int64_t stride, float* out);
 };
 
 extern const Kernels kPortableKernels;

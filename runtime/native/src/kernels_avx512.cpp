@@ -5,8 +5,9 @@
 #include "kernels_integers.h"
 #include "kernels_activations.h"
 #include "kernels_tokens.h"
+#include "kernels_matrix.h"
 
 namespace coldpress {
 const Kernels kAvx512Kernels{"avx512", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens};
+                               dot_tokens, multiply, decode_panels};
 }

@@ -5,6 +5,7 @@
 #include "kernels_rounding.h"
 #include "kernels_activations.h"
 #include "kernels_tokens.h"
+#include "kernels_matrix.h"
 
 namespace coldpress {
 namespace {
@@ -155,6 +156,6 @@ void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count
 }  // namespace
 
 const Kernels kAvx512VnniKernels{"avx512vnni", dot, axpy, round_packed, dot_rounded_packed, decode, exp_sum,
-                                  activate, dot_tokens};
+                                  activate, dot_tokens, multiply, decode_panels};
 
 }  // namespace coldpress

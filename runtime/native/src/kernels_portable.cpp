@@ -96,8 +96,9 @@ struct Isa {
 #include "kernels_integers.h"
 #include "kernels_activations.h"
 #include "kernels_tokens.h"
+#include "kernels_matrix.h"
 
 namespace coldpress {
 const Kernels kPortableKernels{"portable", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens};
+                               dot_tokens, multiply, decode_panels};
 }

@@ -71,7 +71,7 @@ void mlp(const Mlp& mlp, const float* x, float* out, int threads) {
     const int64_t step = (units.count + parts - 1) / parts, width = blocks_of(mlp.down_length) * kBlock;
     const Input input(units.format, x, units.length, mlp.activation_bits);
     std::vector<float> sums(static_cast<size_t>(parts * width));
-    compute_pool().run(parts, threads, [&](int64_t part) {
+    compute_pool().run(parts, threads_worth(bytes, kThreadBytes, threads), [&](int64_t part) {
         const int64_t first = std::min(units.count, part * step), last = std::min(units.count, first + step);
         add_part(mlp, input, first, last, sums.data() + part * width);
     });

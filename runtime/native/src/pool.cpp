@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #if defined(__linux__)
@@ -12,13 +13,26 @@
 #endif
 
 namespace coldpress {
+namespace {
+
+constexpr std::chrono::microseconds kPatience{50};
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace
 
 struct Pool::Job {
     std::function<void(int64_t)> task;
     int64_t count;
     std::atomic<int64_t> next{0};
-    int wanted;      // helpers that have not come yet
-    int active = 0;  // helpers at work
+    int wanted;                  // helpers that have not come yet
+    std::atomic<int> active{0};  // helpers at work
 
     void help() {
         for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(i);
@@ -32,7 +46,13 @@ void Pool::run(int64_t count, int threads, const std::function<void(int64_t)>& t
         return;
     }
     const Started job = start(count, helpers, [&task](int64_t i) { task(i); });
-    finish(*job);
+    job->help();
+    withdraw(*job);
+    // What helpers are still at is the rest of a task, shorter than falling asleep and being waked; only if it is not,
+    // this thread sleeps.
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (job->active.load(std::memory_order_acquire) != 0 && std::chrono::steady_clock::now() < until) pause();
+    wait(*job);
 }
 
 Pool::Started Pool::start(int64_t count, int threads, std::function<void(int64_t)> task) {
@@ -55,10 +75,25 @@ void Pool::Deleter::operator()(Job* job) const { delete job; }
 
 void Pool::finish(Job& job) {
     job.help();
-    std::unique_lock<std::mutex> lock(mutex_);
+    withdraw(job);
+    wait(job);
+}
+
+// No helper comes any more.
+void Pool::withdraw(Job& job) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     const auto waiting = std::find(jobs_.begin(), jobs_.end(), &job);
     if (waiting != jobs_.end()) jobs_.erase(waiting);
+}
+
+// Until no helper is at work. The lock is taken even if none is: the last one may be about to leave with it.
+void Pool::wait(Job& job) {
+    std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [&job] { return job.active == 0; });
+}
+
+int threads_worth(int64_t work, int64_t least, int threads) {
+    return static_cast<int>(std::clamp<int64_t>(work / least, 1, threads));
 }
 
 void Pool::work() {

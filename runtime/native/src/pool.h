@@ -32,12 +32,17 @@ class Pool {
 
    private:
     void work();
+    void withdraw(Job& job);
+    void wait(Job& job);
 
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     std::deque<Job*> jobs_;
     int workers_ = 0;
 };
+
+// How many threads to use for so much work, where a helper is worth waking for `least` of it.
+int threads_worth(int64_t work, int64_t least, int threads);
 
 Pool& compute_pool();
 Pool& read_pool();  // apart from the other: its threads sleep in the device

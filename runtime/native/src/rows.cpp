@@ -13,11 +13,11 @@ namespace coldpress {
 namespace {
 
 constexpr int64_t kTaskBytes = 64 << 10;
-constexpr int64_t kWorthThreads = 256 << 10;  // bytes that take longer than it takes to wake a thread
+constexpr int64_t kPartBytes = 512 << 10, kMostParts = 16;  // of rows that are added up apart from others
 
-int useful_threads(const Rows& rows, int threads) {
-    return rows.count * row_bytes(rows.format, rows.length) < kWorthThreads ? 1 : threads;
-}
+int64_t bytes_of(const Rows& rows) { return rows.count * row_bytes(rows.format, rows.length); }
+
+int useful_threads(const Rows& rows, int threads) { return threads_worth(bytes_of(rows), kThreadBytes, threads); }
 
 }  // namespace
 
@@ -59,17 +59,19 @@ void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
 }
 
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads) {
-    const int64_t blocks = blocks_of(rows.length);
-    std::vector<float> sums(static_cast<size_t>(blocks * kBlock));
-    // Threads take columns, not rows: every sum is then made in one place and in one order.
-    const int64_t parts = useful_threads(rows, threads);
-    const int64_t step = std::max<int64_t>(1, (blocks + parts - 1) / parts);
-    compute_pool().run((blocks + step - 1) / step, threads, [&](int64_t task) {
-        const int64_t first = task * step, length = std::min(rows.length - first * kBlock, step * kBlock);
-        const auto at = pointers(rows, 0, rows.count, first * block_bytes(rows.format));
-        kernels().axpy(rows.format, at.data(), rows.count, length, coefficients, sums.data() + first * kBlock);
+    // Parts depend on the rows alone, so that the number of threads changes no bit.
+    const int64_t parts = std::clamp<int64_t>(bytes_of(rows) / kPartBytes, 1, kMostParts);
+    const int64_t step = (rows.count + parts - 1) / parts, width = blocks_of(rows.length) * kBlock;
+    std::vector<float> sums(static_cast<size_t>(parts * width));
+    compute_pool().run(parts, useful_threads(rows, threads), [&](int64_t part) {
+        const int64_t first = std::min(rows.count, part * step), last = std::min(rows.count, first + step);
+        const auto at = pointers(rows, first, last, 0);
+        kernels().axpy(rows.format, at.data(), last - first, rows.length, coefficients + first,
+                       sums.data() + part * width);
     });
     std::copy_n(sums.begin(), rows.length, out);
+    for (int64_t part = 1; part < parts; ++part)
+        for (int64_t j = 0; j < rows.length; ++j) out[j] += sums[static_cast<size_t>(part * width + j)];
 }
 
 void decode(const Rows& rows, float* out, int threads) {

@@ -25,6 +25,10 @@ struct Rows {
 // Where the rows [first, last) begin, `offset` bytes further on.
 std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t offset);
 
+// Threads are woken for so many bytes each: a thread that sleeps takes some ten microseconds to come, and those of a phone
+// or a busy machine up to fifty, in which the others go through about as much.
+constexpr int64_t kThreadBytes = 512 << 10;
+
 // How many rows a task should have.
 int64_t rows_per_task(const Rows& rows);
 
@@ -50,7 +54,7 @@ void dot(const Rows& rows, const float* x, int bits, float* out, int threads);
 // out[t, i] = dot(row i, x[t, length]) of `tokens` vectors, each to the bits that `dot` gives; rows are read once
 void dot_each(const Rows& rows, const float* x, int tokens, int bits, float* out, int threads);
 
-// out[length] = sum over i, in order, of coefficients[i] * row i
+// out[length] = sum over i of coefficients[i] * row i; how terms are grouped hangs on the rows' number and size alone
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads);
 
 // out[i, length] = row i
