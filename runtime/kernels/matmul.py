@@ -45,7 +45,7 @@ def matmul(
         matrix: uint8[rows, row_bytes], each row a slice of `length` values; rows may lie apart.
         length: values in a row.
         fmt: name of the storage format.
-        x: float32[tokens, length].
+        x: float32[tokens, length], copied where it does not lie together.
         parts: its rows, one behind the other, that have the bits which they have alone. In formats that the native core
             does not know each is a product of its own, since those of numpy hang on how many rows there are.
         num_threads: 0 for the process's default; no bit of the result depends on it.
@@ -56,7 +56,7 @@ def matmul(
     if fmt not in NATIVE_FORMATS:
         return reference_matmul(matrix, length, fmt, x, parts)
     out = np.empty((x.shape[0], matrix.shape[0]), np.float32)
-    _native.matmul(matrix, length, fmt, x, out, num_threads)
+    _native.matmul(matrix, length, fmt, np.ascontiguousarray(x), out, num_threads)
     return out
 
 
@@ -72,7 +72,7 @@ def matmul_t(
 
     Args:
         matrix, length, fmt, parts, num_threads: as in `matmul`.
-        c: float32[tokens, rows].
+        c: float32[tokens, rows], copied where it does not lie together.
 
     Raises:
         ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
@@ -80,7 +80,7 @@ def matmul_t(
     if fmt not in NATIVE_FORMATS:
         return reference_matmul_t(matrix, length, fmt, c, parts)
     out = np.empty((c.shape[0], length), np.float32)
-    _native.matmul_t(matrix, length, fmt, c, out, num_threads)
+    _native.matmul_t(matrix, length, fmt, np.ascontiguousarray(c), out, num_threads)
     return out
 
 

@@ -93,7 +93,7 @@ def test_a_token_has_the_bits_of_a_product_that_it_has_alone(rng, cpu, length, r
     for product, given, expected in ((matmul.matmul, x, weights.T), (matmul.matmul_t, c, weights)):
         found = product(*place, given, num_threads=1)
         assert_close(found, np.float64(given) @ np.float64(expected), len(expected))
-        assert found.tobytes() == product(*place, given, num_threads=3).tobytes()
+        assert found.tobytes() == product(*place, np.asfortranarray(given), num_threads=3).tobytes()
         for token in (0, 37, tokens - 1):
             assert found[token].tobytes() == product(*place, given[token : token + 1]).tobytes()
         if cpu not in ("portable", "avx2"):
@@ -108,6 +108,11 @@ def test_threads_change_no_bit(rng, fmt):
     slots = rng.permutation(301).astype(np.int32)
     x, c = floats(rng, 4096), floats(rng, 301)
     place = store, slots, OFFSET, 4096, fmt
+    whole = np.tile(slots, 4), np.tile(c, 4)  # of more than are added up in one part
+    expected = rows.reference_axpy_rows(store, whole[0], OFFSET, 4096, fmt, np.float64(whole[1]))
+    found = rows.axpy_rows(store, whole[0], OFFSET, 4096, fmt, whole[1], num_threads=1)
+    assert_close(found, expected, 4 * whole[1].size)
+    assert found.tobytes() == rows.axpy_rows(store, whole[0], OFFSET, 4096, fmt, whole[1], num_threads=3).tobytes()
     q, kv = floats(rng, 8, 64), floats(rng, 700, 4, 64).astype(np.float16)
     results = [
         (
