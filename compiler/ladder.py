@@ -90,20 +90,17 @@ def simulated(artifact: Artifact, setting: ladder.Setting, trace: Sequence[Event
     """A token of the trace's second half under this setting."""
     plan = setting.plan
     if plan.method == DENSE:
-        found, before = simulate(artifact, plan, every_unit(artifact)), None
+        found = simulate(artifact, plan, every_unit(artifact))
     else:
         asked = [event for event in trace if plan.preload_buffer_bytes or event.kind != PRELOAD]
         half = max(event.token for event in asked) // 2
-        found = simulate(artifact, plan, asked)
-        before = simulate(artifact, plan, [event for event in asked if event.token <= half])
-
-    def of(name: str) -> float:
-        return getattr(found, name) - (getattr(before, name) if before else 0)
-
-    count, lookups = of("num_tokens"), of("hits") + of("misses")
+        first, then = ([event for event in asked if (event.token > half) == later] for later in (False, True))
+        found = simulate(artifact, plan, then, before=first)
     # without overlap a request is read, and then computed with
-    seconds = of("modelled_flash_s") + of("modelled_dram_s") if setting.flash == ladder.SERIAL else of("modelled_s")
-    return Simulated(count / seconds, of("reads") / count, of("read_bytes") / count, of("hits") / lookups)
+    serial = setting.flash == ladder.SERIAL
+    seconds = found.modelled_flash_s + found.modelled_dram_s if serial else found.modelled_s
+    count = found.num_tokens
+    return Simulated(count / seconds, found.reads / count, found.read_bytes / count, found.hit_rate)
 
 
 def every_unit(artifact: Artifact) -> list[Event]:

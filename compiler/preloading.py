@@ -17,7 +17,7 @@ import numpy as np
 
 from compiler.cost_model import kv_cache_bytes, tensor_bytes
 from runtime import planner
-from runtime.preload_room import NOTHING, Ahead, Reading, buffer_bytes, guessed_families, rooms, scattered
+from runtime.preload_room import NOTHING, Ahead, Reading, buffer_bytes, divided, guessed_families, rooms, scattered
 from runtime.token_time import FlashQueue
 from schemas.activations import Activations
 from schemas.device import DeviceProfile
@@ -192,15 +192,12 @@ def _read_ahead(
 
 
 def _room(run: Run, section: Section, ahead: Ahead) -> int:
-    """Bytes that a guess for `section` may take, as runtime/preload.py divides them."""
+    """Bytes that a guess for `section` may take."""
     if not ahead.buffer_bytes:
         return 0
     page_bytes = run.device.flash.page_bytes.value
     found = rooms(run.sections, run.parts(ahead.buffer_bytes), page_bytes)
-    if section.family not in found:
-        return 0
-    wanted, own = sum(room * copies for room, copies in found.values()), found[section.family].section_bytes
-    return min(own, own * ahead.buffer_bytes // wanted // page_bytes * page_bytes)
+    return divided(found, ahead.buffer_bytes, page_bytes).get(section.family, 0)
 
 
 def _alike(run: Run, section: Section) -> float:

@@ -19,7 +19,7 @@ from runtime._incoming import Half, longest_read_bytes
 from runtime._parts import Part
 from runtime.artifact.errors import DeviceError
 from runtime.flash import Ticket
-from runtime.preload_room import Key, rooms
+from runtime.preload_room import Key, divided, rooms
 from schemas.errors import CorruptPageError
 from schemas.families import FamilyName
 from schemas.layout import Plan, Section
@@ -111,9 +111,8 @@ class Preloads:
         self._regions: list[_Region] = []
         self._region_of: dict[Key, _Region] = {}
         found = rooms(sections, plan.parts, page_bytes) if plan.preload_buffer_bytes else {}
-        wanted = sum(room * copies for room, copies in found.values())
-        for family, (room, copies) in found.items():
-            granted = min(room, MAX_REGION_BYTES, room * plan.preload_buffer_bytes // wanted // page_bytes * page_bytes)
+        for family, granted in divided(found, plan.preload_buffer_bytes, page_bytes).items():
+            granted, copies = min(granted, MAX_REGION_BYTES), found[family].copies
             own = [section for section in sections if section.family == family]
             if granted < span_bytes(own[0].unit_bytes, page_bytes):
                 continue

@@ -119,6 +119,15 @@ def rooms(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: in
     return found
 
 
+def divided(found: Mapping[FamilyName, Room], buffer_bytes: int, page_bytes: int) -> dict[FamilyName, int]:
+    """What each section's guess of a family gets of a buffer, whole pages: as families need it, and no more."""
+    wanted = sum(room.section_bytes * room.copies for room in found.values())
+    return {
+        family: min(room.section_bytes, room.section_bytes * buffer_bytes // wanted // page_bytes * page_bytes)
+        for family, room in found.items()
+    }
+
+
 def most_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int, free_bytes: int) -> int:
     """The largest buffer that is any use, whole pages; 0 where nothing can be guessed.
 

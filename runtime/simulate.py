@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from runtime._counters import Counters
 from runtime.artifact.reader import Artifact
 from runtime.flash import simulated
 from runtime.store import Store
@@ -18,18 +19,22 @@ from schemas.layout import Plan
 from schemas.metrics import RunMetrics
 
 
-def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> RunMetrics:
+def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Sequence[Event] = ()) -> RunMetrics:
     """The metrics of a run of `trace` under `plan`; `decode_s` and `prefill_s` are modelled, the latter flash
-    alone.
+    alone. What came `before` it fills the caches and is not counted; `trace` goes on with its token numbers.
 
     Raises:
         ColdpressError: if the trace is of another model.
     """
-    check_trace(artifact, trace)
-    store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth), requests=requests_of(trace))
+    whole = [*before, *trace]
+    check_trace(artifact, whole)
+    store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth), requests=requests_of(whole))
+    if before:
+        replay(store, before)
+        store.counters = Counters()
     replay(store, trace)
     counted = store.counters
-    num_tokens = max((event.token for event in trace), default=0)
+    num_tokens = max((event.token for event in whole), default=0) - max((event.token for event in before), default=0)
     num_passes = len({event.token for event in trace if event.kind == FETCH})
     flash_s = counted.prefill_flash_s
     found = store.metrics(num_tokens, 0.0, flash_s, flash_s, num_passes)

@@ -128,7 +128,7 @@ class StreamedBlock:
     ids: np.ndarray
     codes: np.ndarray
     units: Units
-    parts: Sequence[slice] = (slice(None),)
+    parts: Sequence[slice] = matmul.WHOLE
     """Tokens whose sums have the bits that they have without the others."""
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:

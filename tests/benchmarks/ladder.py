@@ -31,14 +31,11 @@ from typing import Any
 import numpy as np
 
 from runtime import _native, ladder
-from runtime._counters import Counters
 from runtime.artifact.reader import open_artifact
 from runtime.device_file import load_device
-from runtime.flash import simulated
 from runtime.generate import Session
 from runtime.preload_room import NOTHING, fitting
-from runtime.simulate import replay, requests_of
-from runtime.store import Store
+from runtime.simulate import simulate
 from runtime.trace import FETCH, Event, Recorder
 from schemas.device import DeviceProfile, flash_seconds
 from schemas.layout import Plan
@@ -212,13 +209,8 @@ def least_bytes(path: Path, plan: Plan, trace: Trace) -> float:
         for part in plan.parts
     )
     plan = plan.model_copy(update={"cache": "belady", "cache_options": {}, "parts": parts})
-    artifact = open_artifact(path)
-    requests = requests_of([*trace.first, *trace.then])
-    store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth), requests=requests)
-    replay(store, trace.first)
-    store.counters = Counters()
-    replay(store, trace.then)
-    return store.counters.used_bytes / trace.num_tokens
+    found = simulate(open_artifact(path), plan, trace.then, before=trace.first)
+    return found.used_bytes / trace.num_tokens
 
 
 def row_of(task: Task, scale: float | None, with_llama: bool) -> dict[str, Any]:

@@ -100,6 +100,20 @@ def test_modelled_seconds_are_the_device_profiles(relu_artifact):
     assert store.counters.flash_s == pytest.approx(max(1 / flash.iops, flash.latency_s.value, 4096 / flash.bytes_per_s))
 
 
+@pytest.mark.parametrize("cache", CACHES)
+def test_what_came_before_fills_caches_and_is_not_counted(relu_artifact, cache):
+    artifact, trace = open_artifact(relu_artifact.path), record(relu_artifact).events
+    plan = choose_plan(artifact.manifest).model_copy(update={"cache": cache})
+    first, then = ([event for event in trace if (event.token > 7) == later] for later in (False, True))
+    found, whole = simulate(artifact, plan, then, before=first), simulate(artifact, plan, trace)
+    assert found.num_tokens == 3
+    assert found.extents_sha256 == whole.extents_sha256
+    if cache != "belady":  # which knows what comes, and chooses otherwise for the beginning alone
+        alone = simulate(artifact, plan, first)
+        for name in ("num_tokens", "hits", "misses", "evictions", "reads", "read_bytes", "modelled_s"):
+            assert getattr(found, name) == pytest.approx(getattr(whole, name) - getattr(alone, name)), name
+
+
 def test_a_trace_survives_the_disk(relu_artifact, tmp_path):
     recorder = record(relu_artifact, 3)
     recorder.save(tmp_path / "trace.safetensors")
