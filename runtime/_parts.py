@@ -19,7 +19,30 @@ Requests = Mapping[tuple[int, str], Sequence[np.ndarray]]
 """By layer and family, the ids of each request in order."""
 
 
-@dataclass(frozen=True)
+class FreeSlots:
+    """Slots of a part that hold nothing, int32; the one given back last is filled first.
+
+    An array, since a list of integers takes ten times the bytes, of as many slots as a model has units in memory.
+    """
+
+    def __init__(self, first: int, first_free: int, stop: int) -> None:
+        """Of a part that has the slots from `first` to before `stop`: those from `first_free` on."""
+        self._slots = np.empty(stop - first, np.int32)
+        self._count = stop - first_free
+        self._slots[: self._count] = np.arange(stop - 1, first_free - 1, -1, dtype=np.int32)
+
+    def put(self, slots: np.ndarray) -> None:
+        """Gives slots back, int32."""
+        self._slots[self._count : self._count + slots.size] = slots
+        self._count += slots.size
+
+    def take(self, count: int) -> np.ndarray:
+        """int32 [count], the next ones to be filled."""
+        stop, self._count = self._count, self._count - count
+        return self._slots[self._count : stop][::-1]
+
+
+@dataclass
 class Part:
     """One family of one layer in use."""
 
@@ -32,8 +55,7 @@ class Part:
     """int32 [num_units], flash position of each unit."""
     slot: np.ndarray
     """int32 [num_units], slot of each pinned or cached unit; meaningless for others."""
-    free: list[int]
-    """Slots of the part that hold nothing; the last one is filled next."""
+    free: FreeSlots
 
     def in_flash_order(self, ids: np.ndarray) -> np.ndarray:
         """`ids` by ascending flash position."""
@@ -46,16 +68,15 @@ class Part:
             The units that were evicted, integers.
         """
         admitted, evicted = self.cache.admit(misses)
-        self.free.extend(self.slot[evicted].tolist())
+        self.free.put(self.slot[evicted])
         if admitted.size:
-            self.slot[admitted] = self.free[: -admitted.size - 1 : -1]
-            del self.free[-admitted.size :]
+            self.slot[admitted] = self.free.take(admitted.size)
         return evicted
 
     def end_tokens(self, count: int) -> int:
         """Tells the policy that tokens are over; how many units it gave up."""
         evicted = self.cache.end_tokens(count)
-        self.free.extend(self.slot[evicted].tolist())
+        self.free.put(self.slot[evicted])
         return evicted.size
 
     def resize(self, capacity: int, pinned: np.ndarray, first_slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -73,20 +94,20 @@ class Part:
         old = self.slot[stay].copy()
         self.slot[there] = np.arange(first_slot, first_slot + there.size, dtype=self.slot.dtype)
         stop = first_slot + pinned.size + capacity
-        self.free[:] = range(stop - 1, first_slot + there.size - 1, -1)
+        self.free = FreeSlots(first_slot, first_slot + there.size, stop)
         return old, self.slot[stay], come
 
     def unpin(self, ids: np.ndarray) -> None:
         """Makes pinned units that are not in memory units like others; their slots hold nothing."""
         self.cache.unpin(ids)
-        self.free.extend(self.slot[ids].tolist())
+        self.free.put(self.slot[ids])
 
     def forget(self, unread: np.ndarray) -> None:
         """Undoes the admission of units that were not read."""
         lost = unread[self.cache.contains(unread)]
         if lost.size:
             self.cache.drop(lost)
-            self.free.extend(self.slot[lost].tolist())
+            self.free.put(self.slot[lost])
 
 
 def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[tuple[int, FamilyName], Part]:
@@ -110,7 +131,7 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
         slot, first = np.full_like(order, -1), next_slot[family]
         middle, next_slot[family] = first + wanted.num_pinned, first + wanted.num_pinned + wanted.cache_slots
         slot[pinned] = np.arange(first, middle, dtype=slot.dtype)
-        free = list(range(next_slot[family] - 1, middle - 1, -1))
+        free = FreeSlots(first, middle, next_slot[family])
         future = None if requests is None else requests.get((wanted.layer, family), ())
         known = Known(section.num_units, wanted.cache_slots, pinned, position, future)
         cache = make(plan.cache, plan.cache_options, known)
