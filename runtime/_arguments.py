@@ -71,6 +71,17 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a number such as 0.8") from error
 
 
+class _Once(argparse.Action):
+    """Of a flag that others take several times: all but the last one would not be heeded."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} was given more than once, expected one prompt; measure one after the other")
+        setattr(namespace, self.dest, values)
+
+
 def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | None]]) -> argparse.ArgumentParser:
     """The parser; the namespace it gives has `run`, the function of the command that was named."""
     parser = argparse.ArgumentParser(
@@ -192,8 +203,10 @@ def _add_draft(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--prompt", metavar="TEXT", help="text to continue")
-    group.add_argument("--prompt-ids", type=_token_ids, metavar="IDS", help="its token ids instead, such as 1,2,3")
+    group.add_argument("--prompt", action=_Once, metavar="TEXT", help="text to continue")
+    group.add_argument(
+        "--prompt-ids", action=_Once, type=_token_ids, metavar="IDS", help="its token ids instead, such as 1,2,3"
+    )
     parser.add_argument(
         "--tokens", type=_at_least_one, default=32, metavar="N", help="tokens decoded per run (default: 32)"
     )

@@ -202,7 +202,13 @@ def _draft_session(arguments: argparse.Namespace) -> Session | None:
     if arguments.draft is None or arguments.draft in _plugins.names("runtime.drafts"):
         return None
     budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
-    return Session(arguments.draft, dram_budget_bytes=budget, flash=arguments.flash, activations=arguments.activations)
+    return Session(
+        arguments.draft,
+        dram_budget_bytes=budget,
+        flash=arguments.flash,
+        activations=arguments.activations,
+        kv_cache=arguments.kv_cache,
+    )
 
 
 def _recorder(path: Path | None) -> Recorder | None:

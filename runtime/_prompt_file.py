@@ -13,7 +13,8 @@ from typing import Any
 from runtime.artifact import strict_json
 from runtime.artifact.errors import short
 from runtime.batch import Room
-from runtime.generate import Session, token_array
+from runtime.generate import Session
+from runtime.token_ids import token_array
 from runtime.tokenizer import TextCodec
 from schemas.errors import ColdpressError
 

@@ -6,9 +6,9 @@ cache, settings and an end of its own, and the tokens that it has alone: to the 
 to the rounding of sums, whose terms come in the order in which units arrive. Prompts that begin together share a dense
 pass over flash.
 
-There may be any number of prompts. Where a quarter of the places is free, the next ones begin, as far as their keys and
-values have room (as in Orca, Yu et al. 2022, where each begins as soon as it can): a dense pass reads as much for one
-prompt as for several.
+There may be any number of prompts. Where places are free the next ones begin (as in Orca, Yu et al. 2022), as far as
+their keys and values have room, and as soon as waiting for others to share a dense pass with costs more than the pass
+does (runtime/renewal.py).
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -17,15 +17,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime._sampling import Chooser, Sampling
-from runtime.generate import Session, token_array
+from runtime.generate import Session
 from runtime.kernels import FEW_TOKENS
-from runtime.model.decoder import Decoder
+from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder, packed
+from runtime.renewal import Renewal
+from runtime.token_ids import token_array
 from runtime.token_statistics import Token
 from schemas.errors import ColdpressError
 from schemas.metrics import RunMetrics
-
-FREE_SHARE = 4
-"""One in so many places is free before further prompts begin."""
 
 OnToken = Callable[[int, Token], bool | None]
 """(prompt, its new token) -> whether its sequence ends behind it."""
@@ -153,7 +152,7 @@ def generate_each(
                     chosen = run.step()
             else:
                 return timer.metrics(session.store)
-            run.take(begun or list(run.active), timer.tokens(chosen))
+            run.take(begun or list(run.active), list(timer.tokens(chosen)))
             yield from run.ended()
 
 
@@ -187,6 +186,7 @@ class _Run:
         self._waiting = self._prepared(prompts)
         self._next = next(self._waiting, None)
         self._decoder, self._room, self._on_token = decoder, room, on_token
+        self._renewal = Renewal(PREFILL_CHUNK_TOKENS)
         self._max_new_tokens, self._stop_ids = max_new_tokens, stop_ids
 
     @staticmethod
@@ -197,13 +197,14 @@ class _Run:
 
     def admit(self) -> list[int]:
         """The places of sequences that begin now."""
-        num_free, begun = self._room.sequences - len(self.active), list[int]()
-        if self._next is None or (self.active and num_free * FREE_SHARE < self._room.sequences):
+        free, begun = [place for place in range(self._room.sequences) if place not in self.active], list[int]()
+        if self._next is None or not free:
+            return begun
+        if self.active and not self._renewal.pays(len(free) * len(self._next.prompt)):
             return begun
         if not self.active:
             self._decoder.begin_batch([0] * self._room.sequences)
         used = sum(self._num_tokens(sequence) for sequence in self.active.values())
-        free = [place for place in range(self._room.sequences) if place not in self.active]
         for place in free:
             if self._next is None:
                 break
@@ -233,8 +234,9 @@ class _Run:
     def _chosen(self, places: Sequence[int], logits: np.ndarray) -> list[int]:
         return [self.active[place].chooser.choose(row) for place, row in zip(places, logits, strict=True)]
 
-    def take(self, places: Sequence[int], tokens: Iterable[Token]) -> None:
+    def take(self, places: Sequence[int], tokens: Sequence[Token]) -> None:
         """Hands out a token of each of these sequences; one that ends with it gives its place and its KV cache back."""
+        self._note(places, tokens[0])
         for place, token in zip(places, tokens, strict=True):
             sequence = self.active[place]
             sequence.tokens.append(token)
@@ -242,6 +244,13 @@ class _Run:
             if told or token.id in self._stop_ids or len(sequence.tokens) == self._max_new_tokens:
                 self._ended[sequence.number] = self.active.pop(place)
                 self._decoder.end(place)
+
+    def _note(self, places: Sequence[int], first: Token) -> None:
+        """What the step took that gave these sequences a token each."""
+        if first.pass_number:
+            return self._renewal.decoded(len(places), first.seconds, idle=len(places) < self._room.sequences)
+        lengths = [len(self.active[place].prompt) for place in places]
+        self._renewal.prefilled(sum(1 for _ in packed(lengths)), first.seconds)
 
     def ended(self) -> Iterator[tuple[Token, ...]]:
         """The tokens of the next prompts, as far as all before them have ended."""

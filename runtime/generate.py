@@ -27,10 +27,11 @@ from runtime.model.selection import Selection
 from runtime.opening import DEFAULT_FLASH, choose_plan, make_flash, on_device
 from runtime.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
 from runtime.store import Store
+from runtime.token_ids import token_array
 from runtime.token_statistics import Token
 from runtime.trace import Recorder
 from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError, DoesNotFitError, clipped
+from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.layout import Collapse, Plan, Preload
 from schemas.metrics import RunMetrics
 
@@ -193,7 +194,7 @@ class Session:
                 token for which it gives True.
 
         Raises:
-            ColdpressError: for an empty prompt, an id outside the vocabulary, logits that are not finite, a session
+            ColdpressError: for an empty prompt, what is no id of the vocabulary, logits that are not finite, a session
                 that is closed or in use, or drafts under a selector that sees what is in DRAM.
             DoesNotFitError: if prompt and new tokens exceed the plan's context.
             CorruptPageError: if a page of flash.img is damaged.
@@ -383,18 +384,3 @@ class Session:
         started_s, self._started_s = self._started_s, None
         self.store.counters = Counters()
         return Timer(time.perf_counter() if started_s is None else started_s, self.store.counters)
-
-
-def token_array(prompt_ids: Sequence[int]) -> np.ndarray:
-    """A prompt as int64 [n], which is checked against the vocabulary where it is used.
-
-    Raises:
-        ColdpressError: if an id is no 64-bit number.
-    """
-    try:
-        return np.asarray(prompt_ids, np.int64)
-    except OverflowError as error:
-        largest = clipped(str(max(prompt_ids, key=abs)))
-        raise ColdpressError(
-            f"token id {largest} is outside any vocabulary, expected ids of this artifact's"
-        ) from error

@@ -46,7 +46,7 @@ class _Norm:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """Consecutive tokens of one of some prompts."""
 
     prompt: int
@@ -306,11 +306,11 @@ class Decoder:
 
     def _prefill_chunks(
         self, prompts: Sequence[np.ndarray], sequences: Sequence[int]
-    ) -> Iterator[tuple[list["_Piece"], np.ndarray]]:
+    ) -> Iterator[tuple[list["Piece"], np.ndarray]]:
         """What a pass is of, and its hidden states, float32 [T, N]."""
         if not all(map(len, prompts)):
             raise ColdpressError("the prompt has no tokens, expected at least one; give a prompt")
-        for pieces in _packed(list(map(len, prompts))):
+        for pieces in packed(list(map(len, prompts))):
             tokens = np.concatenate([prompts[piece.prompt][piece.start : piece.stop] for piece in pieces])
             spans = [Span(self._caches[sequences[piece.prompt]], piece.stop - piece.start) for piece in pieces]
             stops = np.cumsum([span.num_tokens for span in spans]).tolist()
@@ -377,12 +377,12 @@ class Decoder:
             yield SlotBlock(batch.ids, batch.slots, batch.rows, self._units[family], own_TK)
 
 
-def _packed(lengths: Sequence[int]) -> Iterator[list[_Piece]]:
+def packed(lengths: Sequence[int]) -> Iterator[list[Piece]]:
     """Prompts of so many tokens, each cut into chunks as it is alone, and as many of these as make one chunk."""
-    pieces, num_tokens = list[_Piece](), 0
+    pieces, num_tokens = list[Piece](), 0
     for prompt, length in enumerate(lengths):
         for start in range(0, length, PREFILL_CHUNK_TOKENS):
-            piece = _Piece(prompt, start, min(length, start + PREFILL_CHUNK_TOKENS))
+            piece = Piece(prompt, start, min(length, start + PREFILL_CHUNK_TOKENS))
             if num_tokens + piece.stop - start > PREFILL_CHUNK_TOKENS:
                 yield pieces
                 pieces, num_tokens = [], 0

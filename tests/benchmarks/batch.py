@@ -6,15 +6,21 @@ prose7m-relu on WikiText, each sequence another passage, a third of its units in
 case's selector and, for comparison, densely under the same budget. Tokens are drawn, so that sequences differ. The
 first passes, which fill caches, do not count.
 
-The last line is {rows: [{case, batch, tokens_per_s, per_sequence, over_dense, union_density, reads_per_token,
-bytes_per_token, …}]}: `union_density` is the share of its family's units that a pass asks for, in the mean;
-`prefill_over_alone` and `prefill_bytes_over_alone`: seconds and bytes of prompts one after the other over all at once.
+Then, for the sizes of `--renewed`, ROUNDS times as many prompts whose continuations are of different lengths (as if
+drawn to end with the same chance behind every token, LONGEST at most): in a batch that renews itself, and in batches of
+which each waits for its longest; seconds are those of all passes, prefills among them.
+
+The last line is {rows: [{case, batch, tokens_per_s, per_sequence, over_one, over_dense, union_density, reads_per_token,
+bytes_per_token, …}], renewed: [{case, batch, tokens_per_s, over_waiting, prefills, …}]}: `over_one` is tokens per
+second over those of the first size; `union_density` the share of its family's units that a pass asks for, in the mean;
+`prefill_over_alone` and `prefill_bytes_over_alone` seconds and bytes of prompts one after the other over all at once;
+`over_waiting` seconds of the batches that wait over those of the one that renews itself.
 """
 
 import argparse
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,22 +29,26 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from runtime._sampling import Sampling
-from runtime.batch import Batch, generate_batch
+from runtime.artifact.reader import open_artifact
+from runtime.batch import Batch, OnToken, Prompt, Room, generate_batch, generate_each
 from runtime.generate import Session
+from runtime.opening import choose_plan
+from runtime.token_statistics import Token
 from runtime.trace import FETCH, Recorder
-from tests.benchmarks._planted import CASES, NUM_TOPICS, VOCAB_SIZE, order_of, planted_weights
+from schemas.layout import Plan
+from tests.benchmarks._planted import CASES, NUM_TOPICS, STRUCTURAL, VOCAB_SIZE, artifact_of, plan_of, write_artifacts
 from tests.benchmarks._report import finish, show
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.data import data_folder
 from tests.support.hf import load_hf, roles_of, spec_of
-from tests.support.methods import families_of
-from tests.support.planted import plant_of
-from tests.support.shapes import spec_7b
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 REAL = "prose7m-relu"
 PROMPT_TOKENS, CONTEXT_LENGTH = 4, 512
 WARM_PASSES = 3
+IN_DRAM = 0.5
+RENEWED = (4, 16)
+ROUNDS, MEAN, LONGEST = 4, 12, 48
 
 
 @dataclass(frozen=True)
@@ -57,28 +67,6 @@ class Decoded:
     prefill_bytes: int
 
 
-def write_planted(case: str, layers: int, folder: Path) -> Path:
-    """An artifact of planted layers, its units in the order of their numbers."""
-    method, act, density = CASES[case]
-    plant = plant_of("mistral-7b", layers, density, hidden_act=act, vocab_size=VOCAB_SIZE, num_topics=NUM_TOPICS)
-    spec = spec_7b(layers, VOCAB_SIZE, act)
-    keys = [(layer, family) for layer in range(layers) for family in families_of(method, spec)]
-    recipe = Recipe(
-        spec=spec,
-        method=method,
-        format="int4_group32",
-        cache="lfu",
-        pinned_share=0.2,
-        slots_share=0.3,
-        read_buffer_bytes=8 << 20,
-        collapse_gap_bytes=16384,
-        context_length=64,
-        density=density,
-        rank={key: order_of(plant, "by-frequency", *key) for key in keys},
-    )
-    return build_artifact(folder / case, recipe, planted_weights(plant)).path
-
-
 def write_real(folder: Path) -> Path:
     """The artifact of the real model."""
     model = load_hf(data_folder() / "models" / REAL)
@@ -87,27 +75,46 @@ def write_real(folder: Path) -> Path:
     return build_artifact(folder / REAL, Recipe(**{**vars(recipe), **changes}), roles_of(model, recipe.spec)).path
 
 
-def prompts_of(case: str, batch: int) -> list[list[int]]:
+def artifact(case: str, layers: int, folder: Path) -> Path:
+    """That of the case, which is made where it is not there yet."""
+    if case != REAL:
+        write_artifacts(case, layers, folder, [STRUCTURAL])
+        return artifact_of(case, STRUCTURAL, folder)
+    return folder / REAL if (folder / REAL).exists() else write_real(folder)
+
+
+def plan_for(case: str, path: Path, selector: str | None) -> Plan:
+    """The case's plan, or with another selector under the same budget."""
+    manifest, plan = (open_artifact(path).manifest, None) if case == REAL else plan_of(path, IN_DRAM)
+    return choose_plan(manifest.model_copy(update={"plans": (plan,)}) if plan else manifest, selector=selector)
+
+
+def prompts_of(case: str, count: int) -> list[list[int]]:
     """A prompt for each sequence: words of a topic, or a passage."""
     if case == REAL:
         tokenizer = Tokenizer.from_file(str(data_folder() / "models" / REAL / "tokenizer.json"))
         text = (data_folder() / "corpora/wikitext-2/test.txt").read_text()[:400_000]
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        step = len(ids) // max(BATCHES)
-        return [ids[start : start + PROMPT_TOKENS] for start in range(0, batch * step, step)]
+        step = len(ids) // max(BATCHES) // ROUNDS
+        return [ids[start : start + PROMPT_TOKENS] for start in range(0, count * step, step)]
     random = np.random.default_rng(5)
-    words = random.integers(1, VOCAB_SIZE // NUM_TOPICS, (max(BATCHES), PROMPT_TOKENS))
-    return [(topic + NUM_TOPICS * words[topic]).tolist() for topic in range(batch)]
+    words = random.integers(1, VOCAB_SIZE // NUM_TOPICS, (ROUNDS * max(BATCHES), PROMPT_TOKENS))
+    return [(number % NUM_TOPICS + NUM_TOPICS * words[number]).tolist() for number in range(count)]
 
 
-def decode(path: Path, prompts: Sequence[Sequence[int]], passes: int, selector: str | None) -> Decoded:
+def drawn(count: int) -> list[Sampling]:
+    """How each sequence's tokens are chosen."""
+    return [Sampling(temperature=1.0, seed=seed) for seed in range(count)]
+
+
+def decode(case: str, path: Path, batch: int, passes: int, selector: str | None) -> Decoded:
     """One batch, with the plan's selector or another."""
-    recorder = Recorder()
-    drawn = [Sampling(temperature=1.0, seed=seed) for seed in range(len(prompts))]
-    with Session(path, selector=selector, recorder=recorder) as session:
-        done = generate_batch(session, prompts, 1 + WARM_PASSES + passes, sampling=drawn, ignore_eos=True)
+    recorder, prompts = Recorder(), prompts_of(case, batch)
+    with Session(path, plan=plan_for(case, path, selector), recorder=recorder) as session:
+        num_new = 1 + WARM_PASSES + passes
+        done = generate_batch(session, prompts, num_new, sampling=drawn(batch), ignore_eos=True)
         counts = {section.family: section.num_units for section in session.artifact.manifest.flash.sections}
-    late = [event for event in recorder.events if event.kind == FETCH and event.token > WARM_PASSES * len(prompts)]
+    late = [event for event in recorder.events if event.kind == FETCH and event.token > WARM_PASSES * batch]
     return _of_passes(done, float(np.mean([event.ids.size / counts[event.family] for event in late])))
 
 
@@ -126,12 +133,65 @@ def _of_passes(done: Batch, density: float) -> Decoded:
     )
 
 
+@dataclass(frozen=True)
+class Served:
+    """What prompts with continuations of different lengths took, caches filled before."""
+
+    seconds: float
+    """Of prefills and passes."""
+    prefills: int
+    """How often flash was read for prompts."""
+    passes: int
+    num_tokens: int
+
+
+def serve(case: str, path: Path, batch: int, *, renewed: bool) -> Served:
+    """ROUNDS times as many prompts as go on at once."""
+    count = ROUNDS * batch
+    lengths = np.minimum(np.random.default_rng(9).geometric(1 / MEAN, count), LONGEST).tolist()
+    each = [Prompt(ids, sampling) for ids, sampling in zip(prompts_of(case, count), drawn(count), strict=True)]
+    with Session(path, plan=plan_for(case, path, None)) as session:
+        generate_batch(session, [prompt.ids for prompt in each[:batch]], 1 + WARM_PASSES, ignore_eos=True)
+        size = count if renewed else batch
+        found = [
+            sequence
+            for start in range(0, count, size)
+            for sequence in _ended(session, each[start : start + size], lengths[start : start + size], batch)
+        ]
+    assert list(map(len, found)) == lengths
+    tokens = [token for sequence in found for token in sequence]
+    return Served(
+        seconds=sum(token.seconds for token in tokens),
+        prefills=sum(sequence[0].leads for sequence in found),
+        passes=sum(token.leads for sequence in found for token in sequence[1:]),
+        num_tokens=len(tokens),
+    )
+
+
+def _ended(
+    session: Session, prompts: Iterable[Prompt], lengths: Sequence[int], batch: int
+) -> Iterator[tuple[Token, ...]]:
+    """Each prompt's new tokens, of which there are as many as its length."""
+    longest = PROMPT_TOKENS + LONGEST
+    room = Room(batch, longest, batch * longest)
+    return generate_each(session, prompts, LONGEST, room, ignore_eos=True, on_token=_until(lengths))
+
+
+def _until(lengths: Sequence[int]) -> OnToken:
+    counts = [0] * len(lengths)
+
+    def end(number: int, _: Token) -> bool:
+        counts[number] += 1
+        return counts[number] == lengths[number]
+
+    return end
+
+
 def measure(case: str, path: Path, batch: int, passes: int) -> dict[str, Any]:
     """A row."""
-    prompts = prompts_of(case, batch)
-    sparse, dense = (decode(path, prompts, passes, selector) for selector in (None, "dense"))
-    with Session(path) as session:
-        alone = [session.generate(prompt, 1).metrics for prompt in prompts]
+    sparse, dense = (decode(case, path, batch, passes, selector) for selector in (None, "dense"))
+    with Session(path, plan=plan_for(case, path, None)) as session:
+        alone = [session.generate(prompt, 1).metrics for prompt in prompts_of(case, batch)]
     alone_s, alone_bytes = (sum(getattr(one, f"prefill_{name}") for one in alone) for name in ("s", "read_bytes"))
     return {
         "case": case,
@@ -152,30 +212,45 @@ def measure(case: str, path: Path, batch: int, passes: int) -> dict[str, Any]:
     }
 
 
+def compare(case: str, path: Path, batch: int) -> dict[str, Any]:
+    """A row of batches that renew themselves; each way is taken twice, since machines slow down."""
+    first, renewed, again, last = (serve(case, path, batch, renewed=renewed) for renewed in (False, True, True, False))
+    renewed_s, waiting = renewed.seconds + again.seconds, last
+    return {
+        "case": case,
+        "batch": batch,
+        "tokens_per_s": 2 * renewed.num_tokens / renewed_s,
+        "over_waiting": (first.seconds + last.seconds) / renewed_s,
+        "prefills": renewed.prefills,
+        "waiting_prefills": waiting.prefills,
+        "passes": renewed.passes,
+        "waiting_passes": waiting.passes,
+    }
+
+
 def main() -> None:
     """Prints the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=[*CASES, REAL], default=[*CASES, REAL], metavar="CASE")
-    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, metavar="N")
+    parser.add_argument("--batches", nargs="*", type=int, default=BATCHES, metavar="N")
+    parser.add_argument("--renewed", nargs="*", type=int, default=RENEWED, metavar="N")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--passes", type=int, default=6)
     parser.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows, renewed = list[dict[str, Any]](), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         folder = arguments.folder or Path(temporary)
         for case in arguments.cases:
-            path = folder / case
-            if not path.exists():
-                path = write_real(folder) if case == REAL else write_planted(case, arguments.layers, folder)
-            rows += [measure(case, path, batch, arguments.passes) for batch in arguments.batches]
-    columns = list(rows[0])
-    show(
-        f"batches, {arguments.layers} planted layers, {os.cpu_count()} cores",
-        columns,
-        [list(row.values()) for row in rows],
-    )
-    finish({"rows": rows})
+            path = artifact(case, arguments.layers, folder)
+            of_case = [measure(case, path, batch, arguments.passes) for batch in arguments.batches]
+            rows += [{**row, "over_one": row["tokens_per_s"] / of_case[0]["tokens_per_s"]} for row in of_case]
+            renewed += [compare(case, path, batch) for batch in arguments.renewed]
+    title = f"{arguments.layers} planted layers, {os.cpu_count()} cores"
+    for what, found in (("batches", rows), ("batches that renew themselves", renewed)):
+        if found:
+            show(f"{what}: {title}", list(found[0]), [list(row.values()) for row in found])
+    finish({"rows": rows, "renewed": renewed})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""What every benchmark ends with: a line that any JSON parser reads."""
+"""What every benchmark ends with: a line that any JSON parser reads; and that what they import is there."""
 
+import ast
 import json
 import math
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,3 +21,43 @@ def test_the_last_line_is_json_whatever_was_found(capsys: pytest.CaptureFixture[
     last = capsys.readouterr().out.splitlines()[-1]
     found = json.loads(last, parse_constant=refuse)
     assert found == {"ppl": None, "rows": [{"ppl": None, "model": "tiny"}, [1.5, None]], "count": 3}
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def names_in(path: Path) -> set[str]:
+    """What a module defines or imports, on whatever level."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def missing_in(path: Path) -> list[str]:
+    """What a module imports from ours by a name that is not there."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+            continue
+        at = ROOT / node.module.replace(".", "/")
+        if at.parts[len(ROOT.parts)] not in ("tests", "runtime", "compiler", "schemas"):
+            continue
+        known = {part.stem for part in at.iterdir()} if at.is_dir() else set[str]()
+        file = at / "__init__.py" if at.is_dir() else at.with_suffix(".py")
+        known |= names_in(file) if file.exists() else set()
+        found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name not in known]
+    return found
+
+
+def test_what_benchmarks_take_from_elsewhere_is_there() -> None:
+    """Nobody runs all of them after every change; a name that went would be missed by whoever needs a figure."""
+    benchmarks = sorted((ROOT / "tests/benchmarks").glob("*.py"))
+    assert len(benchmarks) > 50
+    assert {path.name: missing for path in benchmarks if (missing := missing_in(path))} == {}

@@ -9,6 +9,7 @@ from runtime._sampling import Sampling
 from runtime.batch import Prompt, Room, generate_batch, generate_each
 from runtime.generate import Session
 from runtime.model import decoder as decoder_module
+from runtime.renewal import Renewal
 from runtime.simulate import simulate
 from runtime.trace import FETCH, Recorder
 from schemas.errors import ColdpressError, DoesNotFitError
@@ -231,6 +232,42 @@ def test_any_number_of_prompts_goes_on_at_once_as_far_as_there_is_room(tmp_path)
     assert metrics.prefill_read_bytes == sum(tokens[0].read_bytes for tokens in found)
     assert {tokens[0].pass_number for tokens in found} == {0}
     assert sum(tokens[0].leads for tokens in found) <= 14  # passes over flash, some for several prompts
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_prompts_begin_when_it_pays_or_when_all_before_them_have_ended(tmp_path, monkeypatch, pays):
+    """What passes took is told to who says so."""
+    session, told, asked, under_way, seen = open_session(tmp_path, **ALL_IN_DRAM), [], [], set(), []
+    monkeypatch.setattr(Renewal, "prefilled", lambda _, *found: told.append(("prefilled", *found)))
+    monkeypatch.setattr(Renewal, "decoded", lambda _, *found, idle: told.append(("decoded", *found, idle)))
+    monkeypatch.setattr(Renewal, "pays", lambda _, num_tokens: asked.append(num_tokens) or pays)
+    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK_TOKENS", 32)
+    lengths, count = [1, 5, 3, 2, 4, 2], [0] * 6
+    prompts = [[5] * size for size in (3, 4, 40, 2, 1, 2)]
+
+    def end(number, token):
+        under_way.add(number)
+        count[number] += 1
+        if over := count[number] == lengths[number]:
+            under_way.remove(number)
+        seen.append((number, token.pass_number, len(under_way)))
+        return over
+
+    found = list(generate_each(session, map(Prompt, prompts), 9, Room(3, 49, 80), ignore_eos=True, on_token=end))
+    first = [tokens[0] for tokens in found]
+    assert list(map(len, found)) == lengths
+    assert [found[3][0].seconds > 0, found[4][0].seconds > 0] == ([True, True] if pays else [True, False])
+    assert [what for what in told if what[0] == "prefilled"] == [
+        ("prefilled", passes, token.seconds)
+        for passes, token in zip([3, 1, 1, 1] if pays else [3, 1], filter(lambda t: t.leads, first), strict=True)
+    ]
+    decoded = sorted((token for tokens in found for token in tokens[1:] if token.leads), key=lambda t: t.pass_number)
+    sizes = [len([number for number, at, _ in seen if at == token.pass_number]) for token in decoded]
+    assert [what for what in told if what[0] == "decoded"] == [
+        ("decoded", size, token.seconds, size < 3) for size, token in zip(sizes, decoded, strict=True)
+    ]
+    assert set(asked) <= {len(prompts[number]) * free for number in (3, 4, 5) for free in (1, 2)}
+    assert max(sizes) == 3
 
 
 def test_a_stream_of_sequences_that_is_given_up_leaves_the_session_as_it_was(tmp_path):

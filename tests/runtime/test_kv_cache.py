@@ -10,6 +10,7 @@ from runtime.batch import generate_batch
 from runtime.generate import Session
 from runtime.kernels import attention
 from runtime.kernels.encode import encode_heads, reference_encode_heads
+from runtime.kv_cache import head_bytes
 from runtime.quantization import int8_group32
 from schemas.errors import ColdpressError
 from tests.support.artifacts import Recipe, build_artifact
@@ -119,6 +120,17 @@ def test_what_it_saves_of_the_budget_is_for_units(artifact):
     assert int8.store.dram_used_bytes <= int8.plan.dram_budget_bytes == fp16.plan.dram_budget_bytes
     less = int8.store.dram_used_bytes - 4096
     assert Session(artifact.path, kv_cache="int8", dram_budget_bytes=less).plan.dram_budget_bytes == less
+
+
+def test_heads_of_which_it_would_take_more_are_refused(relu_artifact, capsys):
+    """A head of 16 values fills half a group: 34 bytes, where fp16 has 32."""
+    with pytest.raises(ColdpressError, match=r"int8 takes 34 bytes for the 16 values of a head .* fewer than the 32"):
+        Session(relu_artifact.path, kv_cache="int8")
+    assert main(["bench", str(relu_artifact.path), "--tokens", "1", "--kv-cache", "int8"]) == 2
+    assert "use fp16\n" in capsys.readouterr().err
+    assert [head_bytes(head_dim, "int8") for head_dim in (18, 32, 35, 40)] == [34, 34, 68, 68]
+    with pytest.raises(ColdpressError, match="34 bytes for the 17 values"):
+        head_bytes(17, "int8")
 
 
 def test_quality_is_that_of_rounded_keys_and_values(artifact):

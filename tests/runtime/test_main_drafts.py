@@ -3,8 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
+from runtime import _generate
+from runtime.draft_model import DraftModel
 from tests.support.command_line import run, speaking_artifact
 
 
@@ -45,3 +48,24 @@ def test_drafts_that_cannot_be_are_refused(capsys, artifact):
         assert (code, out) == (2, "")
         assert words in err
         assert err.count("\n") == 1
+
+
+def test_a_draft_keeps_keys_and_values_as_the_run_does(tmp_path, monkeypatch, capsys):
+    artifact, opened = speaking_artifact(tmp_path, num_hidden_layers=2, head_dim=32, rotary_dim=32), []
+    monkeypatch.setattr(_generate, "DraftModel", lambda session, of: opened.append(session) or DraftModel(session, of))
+    prompt = ("--prompt", "The map was", "--max-new-tokens", 2)
+    run(
+        capsys,
+        "generate",
+        artifact.path,
+        *prompt,
+        "--draft",
+        artifact.path,
+        "--dram-budget",
+        "4MB",
+        "--kv-cache",
+        "int8",
+    )
+    (draft,) = opened
+    draft.decoder.begin(8)
+    assert draft.decoder._caches[0].keys.dtype == np.uint8

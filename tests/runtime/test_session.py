@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from runtime.batch import generate_batch
 from runtime.generate import Session
 from schemas.errors import ColdpressError
 
@@ -73,3 +74,24 @@ def test_a_closed_session_has_no_file_open_and_says_so(relu_artifact, flash):
 def test_an_id_that_no_integer_holds_is_refused(relu_artifact):
     with pytest.raises(ColdpressError, match="token id 99999999999999999999 is outside any vocabulary"):
         Session(relu_artifact.path).generate([1, 99999999999999999999], 2)
+
+
+@pytest.mark.parametrize("wrong", [1.5, 2.0, np.float32(3), True, np.bool_(True), "3", None, [3], 10**60 + 0.5])
+def test_what_is_no_whole_number_is_no_token_id(relu_artifact, wrong):
+    """A fraction used to be cut off, and the text continued was another one."""
+    session = Session(relu_artifact.path)
+    with pytest.raises(ColdpressError, match=r"token id .* at place 1 of a prompt is of type \w+, expected a whole"):
+        session.generate([1, wrong], 2)
+    with pytest.raises(ColdpressError, match="expected a whole number"):
+        generate_batch(session, [[1], [1, wrong]], 2)
+    assert session.generate([1, 3], 2).token_ids
+
+
+def test_integers_of_numpy_are_token_ids(relu_artifact):
+    session = Session(relu_artifact.path)
+    expected = session.generate(PROMPT, 4).token_ids
+    for given in (np.array(PROMPT, np.uint8), [np.int32(one) for one in PROMPT], tuple(PROMPT)):
+        assert session.generate(given, 4).token_ids == expected
+    for wrong, words in ((np.array([2**63], np.uint64), "id 9223372036854775808 is outside"), ([-1], "token id -1 is")):
+        with pytest.raises(ColdpressError, match=words):
+            session.generate(wrong, 4)
