@@ -55,7 +55,8 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
     const int64_t padded = blocks_of(length) * kBlock;
     const std::vector<uint8_t> bytes = random_rows(format, count, length);
     std::vector<const uint8_t*> rows;
-    for (int64_t i = 0; i < count; ++i) rows.push_back(bytes.data() + i * row_bytes(format, length));
+    for (int64_t i = 0; i < count + kRowsAhead; ++i)
+        rows.push_back(bytes.data() + std::min(i, count - 1) * row_bytes(format, length));
     std::vector<float> x(static_cast<size_t>(padded)), coefficients(static_cast<size_t>(count));
     for (int64_t i = 0; i < length; ++i) x[static_cast<size_t>(i)] = normal();
     for (float& value : coefficients) value = normal();
@@ -78,14 +79,25 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
     decoded.print("decode", format);
 
     std::vector<float> ours(static_cast<size_t>(count)), theirs(ours);
-    kernels.dot(format, rows.data(), count, length, x.data(), ours.data());
-    portable.dot(format, rows.data(), count, length, x.data(), theirs.data());
+    const auto dot = [&](const Kernels& its, std::vector<float>& out) {
+        std::vector<float> arranged(static_cast<size_t>(arranged_values(length)));
+        its.arrange(format, x.data(), length, arranged.data());
+        its.dot(format, rows.data(), count, length, arranged.data(), out.data());
+    };
+    dot(kernels, ours);
+    dot(portable, theirs);
     for (size_t i = 0; i < ours.size(); ++i) dots.note(ours[i], theirs[i], magnitudes[i]);
     dots.print("dot", format);
 
-    std::vector<float> y(static_cast<size_t>(padded), 1.0f), z(y);
-    kernels.axpy(format, rows.data(), count, length, coefficients.data(), y.data());
-    portable.axpy(format, rows.data(), count, length, coefficients.data(), z.data());
+    std::vector<float> y(static_cast<size_t>(length), 1.0f), z(y);
+    const auto axpy = [&](const Kernels& its, std::vector<float>& out) {
+        std::vector<float> arranged(static_cast<size_t>(arranged_values(length)));
+        its.arrange(format, out.data(), length, arranged.data());
+        its.axpy(format, rows.data(), count, length, coefficients.data(), arranged.data());
+        its.restore(format, arranged.data(), length, out.data());
+    };
+    axpy(kernels, y);
+    axpy(portable, z);
     for (int64_t j = 0; j < length; ++j) {
         double magnitude = 1;
         for (size_t i = 0; i < values.size(); ++i)

@@ -135,15 +135,16 @@ def test_a_row_does_not_depend_on_the_others(rng, fmt):
     assert np.array_equal(together, alone)
 
 
-def test_rows_beside_the_store_are_not_read(rng):
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_rows_beside_the_store_are_not_read(rng, fmt):
     # The last row ends where the array ends, and what follows would make the sums not-a-number.
-    codes = load("runtime.quantization", "fp16").encode(floats(rng, 4, 45))
+    codes = load("runtime.quantization", fmt).encode(floats(rng, 4, 45))
     memory = np.full(codes.size + 64, 0xFF, np.uint8)
     memory[: codes.size] = codes.ravel()
     store = memory[: codes.size].reshape(codes.shape)
-    assert np.isfinite(gemv.gemv(store, 45, "fp16", floats(rng, 45))).all()
+    assert np.isfinite(gemv.gemv(store, 45, fmt, floats(rng, 45))).all()
     slots = np.arange(4, dtype=np.int32)
-    assert np.isfinite(rows.axpy_rows(store, slots, 0, 45, "fp16", floats(rng, 4))).all()
+    assert np.isfinite(rows.axpy_rows(store, slots, 0, 45, fmt, floats(rng, 4))).all()
 
 
 BAD_ROWS = [

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cpu.h"
+#include "floats.h"
 #include "formats.h"
 #include "pool.h"
 
@@ -11,25 +12,29 @@ namespace coldpress {
 namespace {
 
 void attend_head(const Attention& a, int64_t head, float* out) {
-    const int64_t kv_head = head / (a.heads / a.kv_heads), padded = blocks_of(a.head_dim) * kBlock;
+    const int64_t kv_head = head / (a.heads / a.kv_heads), arranged = arranged_values(a.head_dim);
     const int64_t head_bytes = row_bytes(a.format, a.head_dim);
     const int64_t stride = a.kv_heads * head_bytes, offset = kv_head * head_bytes;
-    std::vector<const uint8_t*> rows(static_cast<size_t>(a.positions));
-    std::vector<float> scores(static_cast<size_t>(a.positions));
-    std::vector<float> query(static_cast<size_t>(padded)), sums(static_cast<size_t>(padded));
+    const auto rows_of = [&](const uint8_t* tensor, int64_t t) { return tensor + t * stride + offset; };
+    std::vector<const uint8_t*> rows(static_cast<size_t>(a.positions + kRowsAhead));
+    std::vector<float> scores(static_cast<size_t>(a.positions)), values(static_cast<size_t>(a.head_dim));
+    Floats query(arranged), sums(arranged);
 
-    for (int64_t t = 0; t < a.positions; ++t) rows[static_cast<size_t>(t)] = a.keys + t * stride + offset;
-    std::transform(a.queries + head * a.head_dim, a.queries + (head + 1) * a.head_dim, query.begin(),
+    for (int64_t t = 0; t < a.positions; ++t) rows[static_cast<size_t>(t)] = rows_of(a.keys, t);
+    for (int64_t t = 0; t < kRowsAhead; ++t)
+        rows[static_cast<size_t>(a.positions + t)] = rows_of(a.values, std::min(t, a.positions - 1));
+    std::transform(a.queries + head * a.head_dim, a.queries + (head + 1) * a.head_dim, values.begin(),
                    [&a](float value) { return a.scale * value; });
+    kernels().arrange(a.format, values.data(), a.head_dim, query.data());
     kernels().dot(a.format, rows.data(), a.positions, a.head_dim, query.data(), scores.data());
 
     const float peak = *std::max_element(scores.begin(), scores.end());
     const float total = kernels().exp_sum(scores.data(), a.positions, peak);
 
-    for (int64_t t = 0; t < a.positions; ++t) rows[static_cast<size_t>(t)] = a.values + t * stride + offset;
+    for (int64_t t = 0; t < a.positions; ++t) rows[static_cast<size_t>(t)] = rows_of(a.values, t);
     kernels().axpy(a.format, rows.data(), a.positions, a.head_dim, scores.data(), sums.data());
-    std::transform(sums.begin(), sums.begin() + a.head_dim, out + head * a.head_dim,
-                   [total](float sum) { return sum / total; });
+    kernels().restore(a.format, sums.data(), a.head_dim, values.data());
+    std::transform(values.begin(), values.end(), out + head * a.head_dim, [total](float sum) { return sum / total; });
 }
 
 }  // namespace

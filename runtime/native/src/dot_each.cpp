@@ -9,22 +9,20 @@
 namespace coldpress {
 namespace {
 
-// Vectors of float32, padded to whole blocks.
-class Padded {
+// Vectors of float32 in the kernels' order.
+class Arranged {
    public:
-    Padded(const float* x, int64_t length, int count)
-        : width_(blocks_of(length) * kBlock), memory_(static_cast<size_t>(count * width_)) {
+    Arranged(Format format, const float* x, int64_t length, int count) : memory_(count * arranged_values(length)) {
         for (int t = 0; t < count; ++t) {
-            std::copy_n(x + t * length, length, memory_.begin() + t * width_);
-            vectors_.push_back(memory_.data() + t * width_);
+            vectors_.push_back(memory_.data() + t * arranged_values(length));
+            kernels().arrange(format, x + t * length, length, memory_.data() + t * arranged_values(length));
         }
     }
 
     const float* const* data() const { return vectors_.data(); }
 
    private:
-    int64_t width_;
-    std::vector<float> memory_;
+    Floats memory_;
     std::vector<const float*> vectors_;
 };
 
@@ -33,9 +31,10 @@ template <typename Task>
 void over_tasks(const Rows& rows, int tokens, int threads, const Task& task) {
     const int64_t step = rows_per_task(rows);
     const int64_t work = tokens * rows.count * row_bytes(rows.format, rows.length);
-    compute_pool().run((rows.count + step - 1) / step, threads_worth(work, kThreadBytes, threads), [&](int64_t number) {
+    const int64_t tasks = (rows.count + step - 1) / step;
+    compute_pool().run_in_sight(tasks, threads_worth(work, kThreadBytes, threads), [&](int64_t number, int64_t next) {
         const int64_t first = number * step, last = std::min(rows.count, first + step);
-        const auto at = pointers(rows, first, last, 0);
+        const auto at = pointers(rows, first, last, next * step);
         task(first, at.data(), last - first);
     });
 }
@@ -51,7 +50,7 @@ void dot_each(const Rows& rows, const float* x, int tokens, int bits, float* out
                 inputs[static_cast<size_t>(t)].dot(at, count, out + t * rows.count + first);
         });
     }
-    const Padded inputs(x, rows.length, tokens);
+    const Arranged inputs(rows.format, x, rows.length, tokens);
     over_tasks(rows, tokens, threads, [&](int64_t first, const uint8_t* const* at, int64_t count) {
         std::vector<float*> to;
         for (int t = 0; t < tokens; ++t) to.push_back(out + t * rows.count + first);

@@ -21,7 +21,9 @@ struct Isa {
     static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
     static float sum(V v) { return _mm512_reduce_add_ps(v); }
-    static void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+    [[gnu::always_inline]] static void prefetch(const uint8_t* p) {
+        _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+    }
 
     static __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
@@ -56,6 +58,23 @@ struct Isa {
     static Ints join(Ints high, Ints low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
     static V to_float(Ints sums) { return _mm512_zextps256_ps512(_mm256_cvtepi32_ps(sums)); }
 };
+
+// The codes of four blocks of int4 that lie together: each has a quarter of the lanes.
+inline __m512i codes_of_four(const uint8_t* blocks) {
+    // Words of 64 bytes that begin with the first scale, and the last block's last 8 bytes behind them.
+    const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 31, 30, 29, 28, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16, 15, 14,
+                                            13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1);
+    const __m512i most = _mm512_permutexvar_epi16(places, _mm512_loadu_si512(blocks));
+    return _mm512_mask_loadu_epi64(most, 0x80, blocks + 8);
+}
+
+// Their scales, each in its block's lanes.
+inline __m512 scales_of_four(const uint8_t* blocks) {
+    const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 27, 27, 27, 27, 18, 18, 18,
+                                            18, 9, 9, 9, 9, 0, 0, 0, 0);
+    const __m512i halves = _mm512_permutexvar_epi16(places, _mm512_loadu_si512(blocks));
+    return _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+}
 
 }  // namespace
 }  // namespace coldpress

@@ -1,8 +1,10 @@
 // The table of inner loops of one instruction set. Callers own all checks: pointers, bounds and lengths are valid here.
 //
-// Conventions: a row is a pointer to the bytes of one slice, at any alignment; `length` is its number of values.
-// Vectors of float32 (x, y) are padded with zeros to a multiple of 32 values. Sums are float32. A row's result never
-// depends on which rows are computed beside it, so that the split over threads changes no bit.
+// Conventions: a row is a pointer to the bytes of one slice, at any alignment; `length` is its number of values. Behind
+// `count` rows the array goes on with kRowsAhead others, to be fetched meanwhile: what is read next, or any of these.
+// Vectors of float32 that rows are multiplied with or added to (x, y) have the kernels' own order of values, that of
+// `arrange`, and room for arranged_values(length) of them. Sums are float32. A row's result never depends on which rows
+// are computed beside it, so that the split over threads changes no bit.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +27,19 @@ struct Rounded {
 constexpr int64_t kDepth = 256, kDepthStride = kDepth + 16;
 
 constexpr int64_t kRoundedBlocks = 4;  // room is for a multiple of this many blocks
+constexpr int64_t kRowsAhead = 4;  // fewer come too late, more push others out of the first cache
+
+// Room for `length` values in the kernels' order.
+constexpr int64_t arranged_values(int64_t length) {
+    constexpr int64_t chunk = kRoundedBlocks * kBlock;
+    return (length + chunk - 1) / chunk * chunk;
+}
 
 struct Kernels {
     const char* name;
+    // out = x[length] in the order of products with rows of this format, with zeros behind, and the way back
+    void (*arrange)(Format, const float* x, int64_t length, float* out);
+    void (*restore)(Format, const float* arranged, int64_t length, float* out);
     // out[i] = dot(row i, x)
     void (*dot)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out);
     // y[j] += sum over i, in order, of coefficients[i] * row i [j]

@@ -25,7 +25,9 @@ struct Isa {
         s = _mm_add_ps(s, _mm_movehl_ps(s, s));
         return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
     }
-    static void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+    [[gnu::always_inline]] static void prefetch(const uint8_t* p) {
+        _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+    }
 
     static __m128i load8(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
 
@@ -64,6 +66,7 @@ struct Isa {
 }  // namespace
 }  // namespace coldpress
 
+#include "kernels_chunks.h"
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"
@@ -71,6 +74,6 @@ struct Isa {
 #include "kernels_matrix.h"
 
 namespace coldpress {
-const Kernels kAvx2Kernels{"avx2", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+const Kernels kAvx2Kernels{"avx2", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
                                dot_tokens, multiply, decode_panels};
 }

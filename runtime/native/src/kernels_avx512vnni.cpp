@@ -1,6 +1,8 @@
 // AVX-512 with VNNI: sums of four products of bytes in one instruction. Float32 is as in kernels_avx512.cpp.
 #include "isa_avx512.h"
 // The order matters: the inner loops are written over Isa.
+#include "kernels_chunks.h"
+#include "kernels_chunks_avx512.h"
 #include "kernels_body.h"
 #include "kernels_rounding.h"
 #include "kernels_activations.h"
@@ -22,11 +24,7 @@ struct Packed {
     // Codes as unsigned bytes: of four blocks the lower nibbles and then the higher ones, or of two blocks all.
     static void codes(const uint8_t* p, __m512i* out) {
         if constexpr (kNibbles) {
-            // Words of 64 bytes that begin with the first scale, and the last block's last 8 bytes behind them.
-            const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 31, 30, 29, 28, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16,
-                                                    15, 14, 13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1);
-            const __m512i most = _mm512_permutexvar_epi16(places, _mm512_loadu_si512(p));
-            const __m512i pairs = _mm512_mask_loadu_epi64(most, 0x80, p + 8), low = _mm512_set1_epi8(15);
+            const __m512i pairs = codes_of_four(p), low = _mm512_set1_epi8(15);
             out[0] = _mm512_and_si512(pairs, low);
             out[1] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
         } else {
@@ -41,10 +39,7 @@ struct Packed {
     // Each block's scale in its lanes.
     static __m512 scales(const uint8_t* p) {
         if constexpr (kNibbles) {
-            const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 27, 27, 27, 27, 18,
-                                                    18, 18, 18, 9, 9, 9, 9, 0, 0, 0, 0);
-            const __m512i halves = _mm512_permutexvar_epi16(places, _mm512_loadu_si512(p));
-            return _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+            return scales_of_four(p);
         } else {
             int16_t first, second;
             __builtin_memcpy(&first, p, sizeof first);
@@ -122,14 +117,13 @@ struct Numbers {
 };
 
 template <Format F, int P, int R>
-inline void dot_packed_rows(const uint8_t* const* rows, const uint8_t* const* next, int64_t blocks, const Rounded& x,
-                            float* out) {
+inline void dot_packed_rows(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
     constexpr int64_t members = Packed<F>::kBlocks, bytes = Packed<F>::kBytes;
     const int64_t groups = blocks / members, rest = blocks % members;
     __m512 sums[R];
     for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
-        if (g * members % kStride == 0) look_ahead<F, R>(next, g * members);
+        look_ahead<F, R>(rows + kRowsAhead, g * members);
         const Numbers<F, P> numbers(x, g);
         for (int r = 0; r < R; ++r) sums[r] = numbers.add_to(sums[r], rows[r] + g * bytes);
     }
@@ -147,15 +141,15 @@ inline void dot_packed_rows(const uint8_t* const* rows, const uint8_t* const* ne
 void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
                         float* out) {
     over_rounded_rows(format, rows, count, length, x,
-                      [&](auto type, auto planes, auto taken, int64_t i, const uint8_t* const* next) {
+                      [&](auto type, auto planes, auto taken, int64_t i) {
                           dot_packed_rows<decltype(type)::value, decltype(planes)::value, decltype(taken)::value>(
-                              rows + i, next, blocks_of(length), x, out + i);
+                              rows + i, blocks_of(length), x, out + i);
                       });
 }
 
 }  // namespace
 
-const Kernels kAvx512VnniKernels{"avx512vnni", dot, axpy, round_packed, dot_rounded_packed, decode, exp_sum,
+const Kernels kAvx512VnniKernels{"avx512vnni", arrange, restore, dot, axpy, round_packed, dot_rounded_packed, decode, exp_sum,
                                   activate, dot_tokens, multiply, decode_panels};
 
 }  // namespace coldpress

@@ -1,7 +1,8 @@
 // The inner loops, written once over an instruction set `Isa` that the including source defines beforehand:
 //   V (a vector of kWidth floats), zero, set1, load, store, add, mul, fma(a, b, c) = a * b + c, sum, prefetch, and for
 //   each format F: unpack<F>(block, V[32 / kWidth]) -> unscaled values, and scale<F>(block) -> V with the group's
-//   scale.
+//   scale;
+// and over the chunks of kernels_chunks.h.
 //
 // Everything is in an anonymous namespace and no standard header with inline functions is included: a shared inline
 // function compiled with AVX-512 could be the copy that the linker keeps, and then crash on a machine without it.
@@ -9,24 +10,26 @@
 namespace coldpress {
 namespace {
 
-using V = Isa::V;
-constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
+constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;  // of a block
 constexpr int kRows = 4;  // rows at a time: x (or y) is loaded once for all of them
+static_assert(kRows == kRowsAhead, "what is fetched while other rows are computed");
 constexpr int64_t kLine = 64;
 constexpr int64_t kStride = 4;  // blocks between two looks ahead
 
 // Has the same `kStride` blocks of the rows to come fetched, each line once. Rows lie apart, so the hardware does not
 // see the next ones coming; and of four rows that it is to follow at once it loses sight, even where they lie together.
+// Always inlined, as Isa::prefetch is: GCC leaves out calls of a function that does nothing but fetch.
 template <Format F, int R>
-inline void look_ahead(const uint8_t* const* next, int64_t block) {
+[[gnu::always_inline]] inline void look_ahead(const uint8_t* const* next, int64_t block) {
     constexpr int64_t bytes = block_bytes(F);
+    if (block % kStride != 0) return;
     for (int r = 0; r < R; ++r)
         for (int64_t at = 0; at < kStride * bytes; at += kLine) Isa::prefetch(next[r] + block * bytes + at);
 }
 
-// The first rows of all, which nobody had fetched.
+// The first rows of all, which nobody may have fetched.
 template <Format F, int R>
-inline void look_at(const uint8_t* const* rows, int64_t length) {
+[[gnu::always_inline]] inline void look_at(const uint8_t* const* rows, int64_t length) {
     for (int64_t b = 0; b < length / kBlock; b += kStride) look_ahead<F, R>(rows, b);
 }
 
@@ -53,16 +56,6 @@ inline void with_format(Format format, const Run& run) {
     }
 }
 
-// Calls `step` with how many rows to take, the first one's number, and the rows to have fetched meanwhile.
-template <Format F, typename Step>
-inline void over_rows(const uint8_t* const* rows, int64_t count, int64_t length, const Step& step) {
-    int64_t i = 0;
-    if (count >= kRows) look_at<F, kRows>(rows, length);
-    for (; i + kRows <= count; i += kRows)
-        step(Count<kRows>{}, i, i + 2 * kRows <= count ? rows + i + kRows : rows + i);
-    for (; i < count; ++i) step(Count<1>{}, i, rows + i);
-}
-
 // The last, partial block of an fp16 row, with zeros behind its end; so that nothing reads beyond the row.
 struct Tail {
     uint8_t bytes[block_bytes(Format::fp16)];
@@ -76,71 +69,86 @@ constexpr int64_t whole_blocks(int64_t length) {
     return F == Format::fp16 ? length / kBlock : blocks_of(length);
 }
 
+// Calls `step` with how many rows to take and the first one's number. kRowsAhead rows behind it are to be fetched
+// meanwhile.
+template <Format F, typename Step>
+inline void over_rows(const uint8_t* const* rows, int64_t count, int64_t length, const Step& step) {
+    int64_t i = 0;
+    if (count > 0) look_at<F, kRows>(rows, length);
+    for (; i + kRows <= count; i += kRows) step(Count<kRows>{}, i);
+    for (; i < count; ++i) step(Count<1>{}, i);
+}
+
+// Calls `step` with each chunk's number and where row r has it: at(r), with zeros behind the row's end.
+template <Format F, int R, typename Step>
+inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& step) {
+    constexpr int64_t bytes = kChunkBytes<F>;
+    const int64_t whole = row_bytes(F, length) / bytes, rest = row_bytes(F, length) % bytes;
+    for (int64_t c = 0; c < whole; ++c) {
+        look_ahead<F, R>(rows + kRowsAhead, c * Chunk<F>::kBlocks);
+        step(c, [&](int r) { return rows[r] + c * bytes; });
+    }
+    if (rest == 0) return;
+    uint8_t last[R][bytes] = {};
+    for (int r = 0; r < R; ++r) __builtin_memcpy(last[r], rows[r] + whole * bytes, static_cast<size_t>(rest));
+    step(whole, [&](int r) { return last[r]; });
+}
+
+// sum + values * x, with what is multiplied with in order where a format has no scales
 template <Format F>
-inline V times_block(const uint8_t* block, const V* x, V sum) {
-    V values[kVectors];
-    Isa::template unpack<F>(block, values);
+inline V add_products(const V* values, V scale, const V* x, V sum) {
     if constexpr (F == Format::fp16) {
-        for (int i = 0; i < kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
+        for (int i = 0; i < Chunk<F>::kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
         return sum;
     } else {
         V part = Isa::mul(values[0], x[0]);
-        for (int i = 1; i < kVectors; ++i) part = Isa::fma(values[i], x[i], part);
-        return Isa::fma(Isa::template scale<F>(block), part, sum);
+        for (int i = 1; i < Chunk<F>::kVectors; ++i) part = Isa::fma(values[i], x[i], part);
+        return Isa::fma(scale, part, sum);
     }
-}
-
-template <Format F, int R>
-inline void dot_rows(const uint8_t* const* rows, const uint8_t* const* next, int64_t length, const float* x,
-                     float* out) {
-    constexpr int64_t bytes = block_bytes(F);
-    const int64_t whole = whole_blocks<F>(length);
-    V sums[R];
-    for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
-    V inputs[kVectors];
-    for (int64_t b = 0; b < whole; ++b) {
-        for (int i = 0; i < kVectors; ++i) inputs[i] = Isa::load(x + b * kBlock + i * Isa::kWidth);
-        if (b % kStride == 0) look_ahead<F, R>(next, b);
-        for (int r = 0; r < R; ++r) sums[r] = times_block<F>(rows[r] + b * bytes, inputs, sums[r]);
-    }
-    if (F == Format::fp16 && length % kBlock != 0) {
-        for (int i = 0; i < kVectors; ++i) inputs[i] = Isa::load(x + whole * kBlock + i * Isa::kWidth);
-        for (int r = 0; r < R; ++r) {
-            const Tail tail(rows[r] + whole * bytes, length % kBlock);
-            sums[r] = times_block<F>(tail.bytes, inputs, sums[r]);
-        }
-    }
-    for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
 }
 
 template <Format F>
-inline void add_block(const uint8_t* block, V coefficient, V* y) {
-    V values[kVectors];
-    Isa::template unpack<F>(block, values);
-    if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Isa::template scale<F>(block));
-    for (int i = 0; i < kVectors; ++i) y[i] = Isa::fma(coefficient, values[i], y[i]);
+inline V scale_of(const uint8_t* chunk) {
+    if constexpr (F == Format::fp16)
+        return Isa::zero();  // has none, and is not asked for one
+    else
+        return Chunk<F>::scale(chunk);
+}
+
+template <Format F>
+inline void load_chunk(const float* x, int64_t chunk, V* values) {
+    for (int i = 0; i < Chunk<F>::kVectors; ++i) values[i] = Isa::load(x + chunk * kChunkValues<F> + i * Isa::kWidth);
 }
 
 template <Format F, int R>
-inline void axpy_rows(const uint8_t* const* rows, const uint8_t* const* next, int64_t length, const float* coefficients,
-                      float* y) {
-    constexpr int64_t bytes = block_bytes(F);
-    const int64_t whole = whole_blocks<F>(length);
-    V outputs[kVectors];
-    for (int64_t b = 0; b < whole; ++b) {
-        for (int i = 0; i < kVectors; ++i) outputs[i] = Isa::load(y + b * kBlock + i * Isa::kWidth);
-        if (b % kStride == 0) look_ahead<F, R>(next, b);
-        for (int r = 0; r < R; ++r) add_block<F>(rows[r] + b * bytes, Isa::set1(coefficients[r]), outputs);
-        for (int i = 0; i < kVectors; ++i) Isa::store(y + b * kBlock + i * Isa::kWidth, outputs[i]);
-    }
-    if (F == Format::fp16 && length % kBlock != 0) {
-        for (int i = 0; i < kVectors; ++i) outputs[i] = Isa::load(y + whole * kBlock + i * Isa::kWidth);
+inline void dot_rows(const uint8_t* const* rows, int64_t length, const float* x, float* out) {
+    V sums[R];
+    for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
+    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
+        V inputs[Chunk<F>::kVectors], values[Chunk<F>::kVectors];
+        load_chunk<F>(x, chunk, inputs);
         for (int r = 0; r < R; ++r) {
-            const Tail tail(rows[r] + whole * bytes, length % kBlock);
-            add_block<F>(tail.bytes, Isa::set1(coefficients[r]), outputs);
+            Chunk<F>::unpack(at(r), values);
+            sums[r] = add_products<F>(values, scale_of<F>(at(r)), inputs, sums[r]);
         }
-        for (int i = 0; i < kVectors; ++i) Isa::store(y + whole * kBlock + i * Isa::kWidth, outputs[i]);
-    }
+    });
+    for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
+}
+
+template <Format F, int R>
+inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* coefficients, float* y) {
+    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
+        V outputs[Chunk<F>::kVectors], values[Chunk<F>::kVectors];
+        load_chunk<F>(y, chunk, outputs);
+        for (int r = 0; r < R; ++r) {
+            V coefficient = Isa::set1(coefficients[r]);
+            Chunk<F>::unpack(at(r), values);
+            if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Chunk<F>::scale(at(r)));
+            for (int i = 0; i < Chunk<F>::kVectors; ++i) outputs[i] = Isa::fma(coefficient, values[i], outputs[i]);
+        }
+        for (int i = 0; i < Chunk<F>::kVectors; ++i)
+            Isa::store(y + chunk * kChunkValues<F> + i * Isa::kWidth, outputs[i]);
+    });
 }
 
 template <Format F>
@@ -161,8 +169,7 @@ void decode_format(const uint8_t* row, int64_t length, float* out) {
     if (rest == 0) return;
     float last[kBlock];
     if constexpr (F == Format::fp16) {
-        const Tail tail(row + whole * bytes, rest);
-        decode_block<F>(tail.bytes, last);
+        decode_block<F>(Tail(row + whole * bytes, rest).bytes, last);
     } else {
         decode_block<F>(row + whole * bytes, last);
     }
@@ -210,8 +217,8 @@ float exp_sum(float* values, int64_t count, float peak) {
 void dot(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
-        over_rows<F>(rows, count, length, [&](auto taken, int64_t i, const uint8_t* const* next) {
-            dot_rows<F, decltype(taken)::value>(rows + i, next, length, x, out + i);
+        over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
+            dot_rows<F, decltype(taken)::value>(rows + i, length, x, out + i);
         });
     });
 }
@@ -220,10 +227,18 @@ void axpy(Format format, const uint8_t* const* rows, int64_t count, int64_t leng
           float* y) {
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
-        over_rows<F>(rows, count, length, [&](auto taken, int64_t i, const uint8_t* const* next) {
-            axpy_rows<F, decltype(taken)::value>(rows + i, next, length, coefficients + i, y);
+        over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
+            axpy_rows<F, decltype(taken)::value>(rows + i, length, coefficients + i, y);
         });
     });
+}
+
+void arrange(Format format, const float* x, int64_t length, float* out) {
+    with_format(format, [&](auto type) { arrange_format<decltype(type)::value>(x, length, out); });
+}
+
+void restore(Format format, const float* arranged, int64_t length, float* out) {
+    with_format(format, [&](auto type) { restore_format<decltype(type)::value>(arranged, length, out); });
 }
 
 void decode(Format format, const uint8_t* row, int64_t length, float* out) {

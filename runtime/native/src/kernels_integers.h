@@ -16,12 +16,11 @@ void round_blocks(Format, const float* x, int64_t blocks, const Rounded& out) {
 }
 
 template <Format F, int P, int R>
-inline void dot_rounded_rows(const uint8_t* const* rows, const uint8_t* const* next, int64_t blocks, const Rounded& x,
-                             float* out) {
+inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
     V sums[R];
     for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
     for (int64_t b = 0; b < blocks; ++b) {
-        if (b % kStride == 0) look_ahead<F, R>(next, b);
+        look_ahead<F, R>(rows + kRowsAhead, b);
         const V scale = Isa::set1(x.scales[b]);
         for (int r = 0; r < R; ++r) {
             const uint8_t* block = rows[r] + b * block_bytes(F);
@@ -36,9 +35,9 @@ inline void dot_rounded_rows(const uint8_t* const* rows, const uint8_t* const* n
 void dot_rounded(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
                  float* out) {
     over_rounded_rows(format, rows, count, length, x,
-                      [&](auto type, auto planes, auto taken, int64_t i, const uint8_t* const* next) {
+                      [&](auto type, auto planes, auto taken, int64_t i) {
                           dot_rounded_rows<decltype(type)::value, decltype(planes)::value, decltype(taken)::value>(
-                              rows + i, next, blocks_of(length), x, out + i);
+                              rows + i, blocks_of(length), x, out + i);
                       });
 }
 

@@ -20,7 +20,7 @@ struct Isa {
     static V mul(V a, V b) { return vmulq_f32(a, b); }
     static V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
     static float sum(V v) { return vaddvq_f32(v); }
-    static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+    [[gnu::always_inline]] static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 
     static void widen(int8x16_t bytes, V* values) {
         const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
@@ -81,6 +81,7 @@ struct Isa {
 }  // namespace
 }  // namespace coldpress
 
+#include "kernels_chunks.h"
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"
@@ -88,6 +89,6 @@ struct Isa {
 #include "kernels_matrix.h"
 
 namespace coldpress {
-const Kernels kNeonKernels{"neon", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+const Kernels kNeonKernels{"neon", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
                                dot_tokens, multiply, decode_panels};
 }

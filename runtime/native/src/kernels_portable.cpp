@@ -42,7 +42,7 @@ struct Isa {
     static V mul(V a, V b) { return a * b; }
     static V fma(V a, V b, V c) { return a * b + c; }
     static float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
-    static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+    [[gnu::always_inline]] static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 
     template <Format F>
     static void unpack(const uint8_t* block, V* values) {
@@ -92,6 +92,7 @@ struct Isa {
 }  // namespace
 }  // namespace coldpress
 
+#include "kernels_chunks.h"
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"
@@ -99,6 +100,6 @@ struct Isa {
 #include "kernels_matrix.h"
 
 namespace coldpress {
-const Kernels kPortableKernels{"portable", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+const Kernels kPortableKernels{"portable", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
                                dot_tokens, multiply, decode_panels};
 }

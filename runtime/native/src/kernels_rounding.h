@@ -42,9 +42,7 @@ template <typename Step>
 inline void over_rounded_rows(Format format, const uint8_t* const* rows, int64_t count, int64_t length,
                               const Rounded& x, const Step& step) {
     const auto with_planes = [&](auto type, auto planes) {
-        over_rows<decltype(type)::value>(rows, count, length, [&](auto taken, int64_t i, const uint8_t* const* next) {
-            step(type, planes, taken, i, next);
-        });
+        over_rows<decltype(type)::value>(rows, count, length, [&](auto taken, int64_t i) { step(type, planes, taken, i); });
     };
     const auto with_type = [&](auto type) {
         if (x.num_planes == 2) return with_planes(type, Count<2>{});

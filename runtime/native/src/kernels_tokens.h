@@ -7,48 +7,23 @@ namespace {
 
 constexpr int kTokens = Isa::kWidth >= 16 ? 4 : 2;  // vectors at a time: as many as there are registers for
 
-template <Format F>
-inline V times_values(const V* values, V scale, const float* x, V sum) {
-    if constexpr (F == Format::fp16) {
-        for (int i = 0; i < kVectors; ++i) sum = Isa::fma(values[i], Isa::load(x + i * Isa::kWidth), sum);
-        return sum;
-    } else {
-        V part = Isa::mul(values[0], Isa::load(x));
-        for (int i = 1; i < kVectors; ++i) part = Isa::fma(values[i], Isa::load(x + i * Isa::kWidth), part);
-        return Isa::fma(scale, part, sum);
-    }
-}
-
-template <Format F>
-inline V scale_of(const uint8_t* block) {
-    if constexpr (F == Format::fp16)
-        return Isa::zero();  // has none, and is not asked for one
-    else
-        return Isa::template scale<F>(block);
-}
-
 // out[r * T + t] = dot(rows[r], x[t])
 template <Format F, int R, int T>
-inline void dot_tile(const uint8_t* const* rows, const uint8_t* const* next, int64_t length, const float* const* x,
-                     float* out) {
-    const int64_t whole = whole_blocks<F>(length);
+inline void dot_tile(const uint8_t* const* rows, int64_t length, const float* const* x, float* out) {
     V sums[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sums[r][t] = Isa::zero();
-    const auto add = [&](int64_t block, int r, const uint8_t* bytes) {
-        V values[kVectors];
-        Isa::template unpack<F>(bytes, values);
-        const V scale = scale_of<F>(bytes);
-        for (int t = 0; t < T; ++t)
-            sums[r][t] = times_values<F>(values, scale, x[t] + block * kBlock, sums[r][t]);
-    };
-    for (int64_t b = 0; b < whole; ++b) {
-        if (b % kStride == 0) look_ahead<F, R>(next, b);
-        for (int r = 0; r < R; ++r) add(b, r, rows[r] + b * block_bytes(F));
-    }
-    if (F == Format::fp16 && length % kBlock != 0)
-        for (int r = 0; r < R; ++r)
-            add(whole, r, Tail(rows[r] + whole * block_bytes(F), length % kBlock).bytes);
+    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
+        V values[Chunk<F>::kVectors], inputs[Chunk<F>::kVectors];
+        for (int r = 0; r < R; ++r) {
+            Chunk<F>::unpack(at(r), values);
+            const V scale = scale_of<F>(at(r));
+            for (int t = 0; t < T; ++t) {
+                load_chunk<F>(x[t], chunk, inputs);
+                sums[r][t] = add_products<F>(values, scale, inputs, sums[r][t]);
+            }
+        }
+    });
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r * T + t] = Isa::sum(sums[r][t]);
 }
@@ -57,10 +32,10 @@ inline void dot_tile(const uint8_t* const* rows, const uint8_t* const* next, int
 template <Format F, int T>
 void dot_tokens_format(const uint8_t* const* rows, int64_t count, int64_t length, const float* const* x,
                        float* const* out) {
-    over_rows<F>(rows, count, length, [&](auto taken, int64_t i, const uint8_t* const* next) {
+    over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
         constexpr int R = decltype(taken)::value;
         float found[R * T];
-        dot_tile<F, R, T>(rows + i, next, length, x, found);
+        dot_tile<F, R, T>(rows + i, length, x, found);
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t) out[t][i + r] = found[r * T + t];
     });

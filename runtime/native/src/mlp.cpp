@@ -30,17 +30,22 @@ struct Active {
         inner.resize(kept);
     }
 
-    std::vector<const uint8_t*> rows(const Rows& units, int64_t offset) const {
-        std::vector<const uint8_t*> at(index.size());
-        std::transform(index.begin(), index.end(), at.begin(), [&](int64_t i) { return units.at(i) + offset; });
+    // Their slices at `offset`, and behind them what is read next: those at `next_offset` from unit `next` on.
+    std::vector<const uint8_t*> rows(const Rows& units, int64_t offset, int64_t next, int64_t next_offset) const {
+        std::vector<const uint8_t*> at;
+        at.reserve(index.size() + kRowsAhead);
+        for (const int64_t i : index) at.push_back(units.at(i) + offset);
+        for (int64_t i = next; i < next + kRowsAhead; ++i)
+            at.push_back(units.at(std::min(i, units.count - 1)) + next_offset);
         return at;
     }
 };
 
-void project(const Mlp& mlp, const Projection& projection, const Input& x, Active& active) {
-    const auto at = active.rows(mlp.units, projection.offset);
-    std::vector<float> values(at.size());
-    const int64_t count = static_cast<int64_t>(at.size());
+void project(const Mlp& mlp, const Projection& projection, int64_t next_offset, const Input& x, Active& active) {
+    if (active.index.empty()) return;
+    const auto at = active.rows(mlp.units, projection.offset, active.index.front(), next_offset);
+    std::vector<float> values(active.index.size());
+    const int64_t count = static_cast<int64_t>(values.size());
     x.dot(at.data(), count, values.data());
     if (projection.bias)
         for (size_t i = 0; i < values.size(); ++i) values[i] += projection.bias[active.index[i]];
@@ -49,16 +54,20 @@ void project(const Mlp& mlp, const Projection& projection, const Input& x, Activ
     active.drop_zeros();
 }
 
-void add_part(const Mlp& mlp, const Input& x, int64_t first, int64_t last, float* sums) {
+// Adds the units [first, last), when those from `next` on come next.
+void add_part(const Mlp& mlp, const Input& x, int64_t first, int64_t last, int64_t next, float* sums) {
     Active active{std::vector<int64_t>(static_cast<size_t>(last - first)),
                   std::vector<float>(static_cast<size_t>(last - first), 1.0f)};
     for (int64_t i = first; i < last; ++i) active.index[static_cast<size_t>(i - first)] = i;
     if (mlp.factors) std::copy(mlp.factors + first, mlp.factors + last, active.inner.begin());
     active.drop_zeros();
-    for (int p = 0; p < mlp.num_projections; ++p) project(mlp, mlp.projections[p], x, active);
-    const auto at = active.rows(mlp.units, mlp.down_offset);
-    kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(at.size()), mlp.down_length, active.inner.data(),
-                   sums);
+    const auto offset = [&mlp](int p) {
+        return p < mlp.num_projections ? mlp.projections[p].offset : mlp.down_offset;
+    };
+    for (int p = 0; p < mlp.num_projections; ++p) project(mlp, mlp.projections[p], offset(p + 1), x, active);
+    const auto at = active.rows(mlp.units, mlp.down_offset, next, offset(0));
+    kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(active.index.size()), mlp.down_length,
+                   active.inner.data(), sums);
 }
 
 }  // namespace
@@ -68,16 +77,14 @@ void mlp(const Mlp& mlp, const float* x, float* out, int threads) {
     const int64_t slices = mlp.num_projections + 1;
     const int64_t bytes = units.count * slices * row_bytes(units.format, mlp.down_length);
     const int64_t parts = std::clamp<int64_t>(bytes / kPartBytes, 1, kMostParts);
-    const int64_t step = (units.count + parts - 1) / parts, width = blocks_of(mlp.down_length) * kBlock;
+    const int64_t step = (units.count + parts - 1) / parts;
     const Input input(units.format, x, units.length, mlp.activation_bits);
-    std::vector<float> sums(static_cast<size_t>(parts * width));
-    compute_pool().run(parts, threads_worth(bytes, kThreadBytes, threads), [&](int64_t part) {
+    PartSums sums(parts, mlp.down_length);
+    compute_pool().run_in_sight(parts, threads_worth(bytes, kThreadBytes, threads), [&](int64_t part, int64_t next) {
         const int64_t first = std::min(units.count, part * step), last = std::min(units.count, first + step);
-        add_part(mlp, input, first, last, sums.data() + part * width);
+        if (first < last) add_part(mlp, input, first, last, next * step, sums.of(part));
     });
-    std::fill_n(out, mlp.down_length, 0.0f);
-    for (int64_t part = 0; part < parts; ++part)
-        for (int64_t j = 0; j < mlp.down_length; ++j) out[j] += sums[static_cast<size_t>(part * width + j)];
+    sums.total(units.format, out);
 }
 
 }  // namespace coldpress

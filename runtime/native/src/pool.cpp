@@ -28,24 +28,39 @@ void pause() {
 }  // namespace
 
 struct Pool::Job {
-    std::function<void(int64_t)> task;
+    std::function<void(int64_t, int64_t)> task;
     int64_t count;
+    bool in_sight;  // whether a thread takes its next task before it does the one that it has
     std::atomic<int64_t> next{0};
     int wanted;                  // helpers that have not come yet
     std::atomic<int> active{0};  // helpers at work
 
     void help() {
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(i);
+        for (int64_t i = take(); i < count;) {
+            const int64_t after = in_sight ? take() : count;
+            task(i, after);
+            i = in_sight ? after : take();
+        }
     }
+
+    int64_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
 };
 
 void Pool::run(int64_t count, int threads, const std::function<void(int64_t)>& task) {
+    run_jobs(count, threads, false, [&task](int64_t i, int64_t) { task(i); });
+}
+
+void Pool::run_in_sight(int64_t count, int threads, const std::function<void(int64_t, int64_t)>& task) {
+    run_jobs(count, threads, true, [&task](int64_t i, int64_t next) { task(i, next); });
+}
+
+void Pool::run_jobs(int64_t count, int threads, bool in_sight, std::function<void(int64_t, int64_t)> task) {
     const int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
     if (helpers <= 0) {
-        for (int64_t i = 0; i < count; ++i) task(i);
+        for (int64_t i = 0; i < count; ++i) task(i, i + 1);
         return;
     }
-    const Started job = start(count, helpers, [&task](int64_t i) { task(i); });
+    const Started job = start_jobs(count, helpers, in_sight, std::move(task));
     job->help();
     withdraw(*job);
     // What helpers are still at is the rest of a task, shorter than falling asleep and being waked; only if it is not,
@@ -56,10 +71,15 @@ void Pool::run(int64_t count, int threads, const std::function<void(int64_t)>& t
 }
 
 Pool::Started Pool::start(int64_t count, int threads, std::function<void(int64_t)> task) {
+    return start_jobs(count, threads, false, [task = std::move(task)](int64_t i, int64_t) { task(i); });
+}
+
+Pool::Started Pool::start_jobs(int64_t count, int threads, bool in_sight, std::function<void(int64_t, int64_t)> task) {
     const int helpers = static_cast<int>(std::min<int64_t>(threads, count));
     Started job(new Job);
     job->task = std::move(task);
     job->count = count;
+    job->in_sight = in_sight;
     job->wanted = helpers;
     if (helpers <= 0) return job;
     {

@@ -24,6 +24,9 @@ class Pool {
     // done. Tasks must not throw.
     void run(int64_t count, int threads, const std::function<void(int64_t)>& task);
 
+    // The same, and tells each task which one its thread does next, or `count`, so that it can have its memory fetched.
+    void run_in_sight(int64_t count, int threads, const std::function<void(int64_t task, int64_t next)>& task);
+
     // Has up to `threads` other threads call task(i) once for each i in [0, count), lower ones first, and returns at
     // once; `finish` must follow.
     Started start(int64_t count, int threads, std::function<void(int64_t)> task);
@@ -31,6 +34,8 @@ class Pool {
     void finish(Job& job);
 
    private:
+    void run_jobs(int64_t count, int threads, bool in_sight, std::function<void(int64_t, int64_t)> task);
+    Started start_jobs(int64_t count, int threads, bool in_sight, std::function<void(int64_t, int64_t)> task);
     void work();
     void withdraw(Job& job);
     void wait(Job& job);

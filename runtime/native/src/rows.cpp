@@ -21,9 +21,11 @@ int useful_threads(const Rows& rows, int threads) { return threads_worth(bytes_o
 
 }  // namespace
 
-std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t offset) {
-    std::vector<const uint8_t*> found(static_cast<size_t>(last - first));
-    for (int64_t i = first; i < last; ++i) found[static_cast<size_t>(i - first)] = rows.at(i) + offset;
+std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t next) {
+    std::vector<const uint8_t*> found;
+    found.reserve(static_cast<size_t>(last - first + kRowsAhead));
+    for (int64_t i = first; i < last; ++i) found.push_back(rows.at(i));
+    for (int64_t i = next; i < next + kRowsAhead; ++i) found.push_back(rows.at(i < rows.count ? i : last - 1));
     return found;
 }
 
@@ -36,8 +38,8 @@ Input::Input(Format format, const float* x, int64_t length, int bits) : format_(
     if (bits != 0 && format != Format::fp16) {
         rounded_.emplace(format, x, length, bits);
     } else {
-        padded_.resize(static_cast<size_t>(blocks_of(length) * kBlock));
-        std::copy_n(x, length, padded_.begin());
+        arranged_.emplace(arranged_values(length));
+        kernels().arrange(format, x, length, arranged_->data());
     }
 }
 
@@ -45,15 +47,26 @@ void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
     if (rounded_)
         kernels().dot_rounded(format_, at, count, length_, rounded_->view(), out);
     else
-        kernels().dot(format_, at, count, length_, padded_.data(), out);
+        kernels().dot(format_, at, count, length_, arranged_->data(), out);
+}
+
+PartSums::PartSums(int64_t parts, int64_t length)
+    : parts_(parts), length_(length), width_(arranged_values(length)), sums_(parts * width_) {}
+
+void PartSums::total(Format format, float* out) {
+    float* const all = sums_.data();
+    for (int64_t part = 1; part < parts_; ++part)
+        for (int64_t j = 0; j < width_; ++j) all[j] += all[part * width_ + j];
+    kernels().restore(format, all, length_, out);
 }
 
 void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
     const Input input(rows.format, x, rows.length, bits);
     const int64_t step = rows_per_task(rows);
-    compute_pool().run((rows.count + step - 1) / step, useful_threads(rows, threads), [&](int64_t task) {
+    const int64_t tasks = (rows.count + step - 1) / step;
+    compute_pool().run_in_sight(tasks, useful_threads(rows, threads), [&](int64_t task, int64_t next) {
         const int64_t first = task * step, last = std::min(rows.count, first + step);
-        const auto at = pointers(rows, first, last, 0);
+        const auto at = pointers(rows, first, last, next * step);
         input.dot(at.data(), last - first, out + first);
     });
 }
@@ -61,17 +74,15 @@ void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads) {
     // Parts depend on the rows alone, so that the number of threads changes no bit.
     const int64_t parts = std::clamp<int64_t>(bytes_of(rows) / kPartBytes, 1, kMostParts);
-    const int64_t step = (rows.count + parts - 1) / parts, width = blocks_of(rows.length) * kBlock;
-    std::vector<float> sums(static_cast<size_t>(parts * width));
-    compute_pool().run(parts, useful_threads(rows, threads), [&](int64_t part) {
+    const int64_t step = (rows.count + parts - 1) / parts;
+    PartSums sums(parts, rows.length);
+    compute_pool().run_in_sight(parts, useful_threads(rows, threads), [&](int64_t part, int64_t next) {
         const int64_t first = std::min(rows.count, part * step), last = std::min(rows.count, first + step);
-        const auto at = pointers(rows, first, last, 0);
-        kernels().axpy(rows.format, at.data(), last - first, rows.length, coefficients + first,
-                       sums.data() + part * width);
+        if (first == last) return;
+        const auto at = pointers(rows, first, last, next * step);
+        kernels().axpy(rows.format, at.data(), last - first, rows.length, coefficients + first, sums.of(part));
     });
-    std::copy_n(sums.begin(), rows.length, out);
-    for (int64_t part = 1; part < parts; ++part)
-        for (int64_t j = 0; j < rows.length; ++j) out[j] += sums[static_cast<size_t>(part * width + j)];
+    sums.total(rows.format, out);
 }
 
 void decode(const Rows& rows, float* out, int threads) {

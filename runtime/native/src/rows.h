@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "floats.h"
 #include "formats.h"
 #include "rounded.h"
 
@@ -22,8 +23,8 @@ struct Rows {
     const uint8_t* at(int64_t i) const { return base + (slots ? slots[i] : i) * stride; }
 };
 
-// Where the rows [first, last) begin, `offset` bytes further on.
-std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t offset);
+// Where the rows [first, last) begin, and behind them kRowsAhead from `next` on, as kernels want it.
+std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t next);
 
 // Threads are woken for so many bytes each: a thread that sleeps takes some ten microseconds to come, and those of a phone
 // or a busy machine up to fifty, in which the others go through about as much.
@@ -32,20 +33,35 @@ constexpr int64_t kThreadBytes = 512 << 10;
 // How many rows a task should have.
 int64_t rows_per_task(const Rows& rows);
 
-// What rows are multiplied with: a vector, padded to whole blocks, or rounded to whole numbers where `bits` is 8 or 16
+// What rows are multiplied with: a vector in the kernels' order, or rounded to whole numbers where `bits` is 8 or 16
 // and the format has codes. Bits are 0 for float32.
 class Input {
    public:
     Input(Format format, const float* x, int64_t length, int bits);
 
-    // out[i] = dot(at[i], x)
+    // out[i] = dot(at[i], x); kRowsAhead rows to be read next are behind `count`
     void dot(const uint8_t* const* at, int64_t count, float* out) const;
 
    private:
     Format format_;
     int64_t length_;
-    std::vector<float> padded_;
+    std::optional<Floats> arranged_;
     std::optional<RoundedVector> rounded_;
+};
+
+// Sums of rows, each of some parts that are added up in the end, in order.
+class PartSums {
+   public:
+    PartSums(int64_t parts, int64_t length);
+
+    // In the kernels' order, zeros at first.
+    float* of(int64_t part) { return sums_.data() + part * width_; }
+    // out[length] = the sum of the parts'
+    void total(Format format, float* out);
+
+   private:
+    int64_t parts_, length_, width_;
+    Floats sums_;
 };
 
 // out[i] = dot(row i, x[length]), with x as Input takes it

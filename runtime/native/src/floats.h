@@ -1,0 +1,23 @@
+// Zeros at first, beginning where a line of memory does: a vector register is filled from one line, not from two.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace coldpress {
+
+class Floats {
+   public:
+    explicit Floats(int64_t count) : lines_(static_cast<size_t>((count + 15) / 16)) {}
+
+    float* data() { return lines_.data()->values; }
+    const float* data() const { return lines_.data()->values; }
+
+   private:
+    struct alignas(64) Line {
+        float values[16];
+    };
+    std::vector<Line> lines_;
+};
+
+}  // namespace coldpress

@@ -1,0 +1,60 @@
+// How many blocks of a row the inner loops take at a time, and where the values that go with them lie: over an `Isa`,
+// before kernels_body.h. Here a chunk is one block whose values keep their places; an instruction set that unpacks several
+// blocks at once has a specialization. As kernels_body.h: all in an anonymous namespace.
+
+namespace coldpress {
+namespace {
+
+using V = Isa::V;
+
+template <Format F>
+struct Chunk {
+    static constexpr int64_t kBlocks = 1;
+    static constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
+
+    // Values without their group's scale, and the scales of them all.
+    static void unpack(const uint8_t* chunk, V* values) { Isa::template unpack<F>(chunk, values); }
+    static V scale(const uint8_t* chunk) { return Isa::template scale<F>(chunk); }
+    // Lays a chunk's values of a vector where `unpack` has those that they are multiplied with.
+    static void arrange(const float* x, float* out) { __builtin_memcpy(out, x, kBlock * sizeof(float)); }
+    // The way back.
+    static void restore(const float* arranged, float* out) { __builtin_memcpy(out, arranged, kBlock * sizeof(float)); }
+};
+
+template <Format F>
+constexpr int64_t kChunkBytes = Chunk<F>::kBlocks * block_bytes(F);
+template <Format F>
+constexpr int64_t kChunkValues = Chunk<F>::kBlocks * kBlock;
+
+// Calls `step` with the number of each chunk of a vector, `last` with that of one that it fills in part and its values.
+template <Format F, typename Step, typename Last>
+inline void over_values(int64_t length, const Step& step, const Last& last) {
+    const int64_t whole = length / kChunkValues<F>, rest = length % kChunkValues<F>;
+    for (int64_t c = 0; c < whole; ++c) step(c * kChunkValues<F>);
+    if (rest > 0) last(whole * kChunkValues<F>, static_cast<size_t>(rest) * sizeof(float));
+}
+
+template <Format F>
+void arrange_format(const float* x, int64_t length, float* out) {
+    over_values<F>(
+        length, [&](int64_t at) { Chunk<F>::arrange(x + at, out + at); },
+        [&](int64_t at, size_t bytes) {
+            float padded[kChunkValues<F>] = {};
+            __builtin_memcpy(padded, x + at, bytes);
+            Chunk<F>::arrange(padded, out + at);
+        });
+}
+
+template <Format F>
+void restore_format(const float* arranged, int64_t length, float* out) {
+    over_values<F>(
+        length, [&](int64_t at) { Chunk<F>::restore(arranged + at, out + at); },
+        [&](int64_t at, size_t bytes) {
+            float padded[kChunkValues<F>];
+            Chunk<F>::restore(arranged + at, padded);
+            __builtin_memcpy(out + at, padded, bytes);
+        });
+}
+
+}  // namespace
+}  // namespace coldpress
