@@ -1,17 +1,18 @@
 """relufy: gives a model an activation with exact zeros, and lets it learn from what it was (LLM in a flash, C).
 
 SiLU or GELU becomes ReLU (Mirzadeh et al. 2023), squared ReLU, or FATReLU, which is zero below a threshold. Model in,
-model out, before anything is calibrated, so that all later stages see a ReLU model. All weights move: KL on the logits
-of the source, calibration blocks are trained on, validation blocks decide when it ends and what is kept. A penalty, L1
-on the activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default; what does not fit into this
-machine's memory is refused with figures, before anything is loaded.
+model out, before anything is calibrated, so that all later stages see a ReLU model. All weights move, or, of a model
+that does not fit into memory that often, adapters on all matrices of its layers: KL on the logits of the source,
+calibration blocks are trained on, validation blocks decide when it ends and what is kept. A penalty, L1 on the
+activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default; what does not fit into this machine's
+memory is refused with figures, before anything is loaded.
 """
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -20,10 +21,11 @@ from compiler._io import Workspace
 from compiler._shared_settings import DeviceSetting, TrainingSetting
 from compiler.activity.forward import choose_device
 from compiler.architectures import _common
+from compiler.training import adapters
 from compiler.training.course import Course
 from compiler.training.memory import PROCESS_BYTES, Size, check_memory
 from runtime._plugins import load
-from schemas.base import PositiveCount
+from schemas.base import Count, PositiveCount
 from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from compiler.training.lesson import Lesson
+    from compiler.training.source import Source
 
 LOG = logging.getLogger(__name__)
 OFF = "off"
+USUAL_RANK = 32
+"""Of adapters (DIP 4)."""
 
 
 class RelufyConfig(DeviceSetting, TrainingSetting):
@@ -52,6 +57,11 @@ class RelufyConfig(DeviceSetting, TrainingSetting):
         default=0.0,
         ge=0,
         description="nats added to the loss for every 1 of the activation's mean magnitude, so that more of it is zero",
+    )
+    rank: Annotated[Count, Key("relufy_rank")] = Field(
+        default=0,
+        description="rank of adapters that learn in relufication while the weights stay, for a model too large to be "
+        "trained whole; 0: all weights learn",
     )
     steps: Annotated[PositiveCount, Key("relufy_steps")] = Field(
         default=200, description="updates of the weights in relufication"
@@ -82,14 +92,18 @@ def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, thr
         threads=threads if device == "cpu" else 1,
     )
     size = Size.of(model, corpus, course.threads)
-    check_memory(course, ram_bytes(size), size, device)
+    others = "" if config.rank else f"relufy_rank={USUAL_RANK}, "
+    check_memory(course, ram_bytes(size, config.rank), size, device, others)
     from compiler.training.loop import learned
     from compiler.training.source import Source
 
     source = Source.of(model)
     student = Source.of(model.model_copy(update={"spec": spec}), _changes(model, spec))
-    teacher, learning = source.build(device).requires_grad_(False), student.build(device)
-    lesson = _lesson(teacher, learning, student.modules, config.penalty, size.recompute)
+    lesson = _adapted(source, student, config, size, device) if config.rank else _whole(source, student, size, device)
+    if config.penalty:
+        penalty = _Penalty(config.penalty)
+        penalty.attach(lesson.student, student.modules)
+        lesson = replace(lesson, watched=penalty.watched)
     written, found = learned(course, lesson, student, corpus, work)
     return written.model_copy(update={"relufication": found})
 
@@ -111,14 +125,14 @@ def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
     return ModelSpec.model_validate({**spec.model_dump(), **changes})
 
 
-def ram_bytes(size: Size) -> int:
+def ram_bytes(size: Size, rank: int) -> int:
     """The most that relufication holds in memory, of the machine or of the accelerator that computes."""
-    return PROCESS_BYTES + size.two_models_bytes
+    return PROCESS_BYTES + (adapters.ram_bytes(size, size.matrices, rank) if rank else size.two_models_bytes)
 
 
-def disk_bytes(size: Size) -> int:
+def disk_bytes(size: Size, rank: int) -> int:
     """The most that it leaves in the build folder."""
-    return size.disk_bytes(size.two_models_state_bytes)
+    return size.disk_bytes(adapters.state_bytes(size, size.matrices, rank) if rank else size.two_models_state_bytes)
 
 
 def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
@@ -129,26 +143,60 @@ def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
     return {modules.activation_key: spec.hidden_act}
 
 
-def _lesson(
-    teacher: "nn.Module", student: "nn.Module", modules: _common.Modules, penalty: float, recompute: bool
-) -> "Lesson":
-    from compiler.training.lesson import Lesson, nothing_added
+def _whole(source: "Source", student: "Source", size: Size, device: str) -> "Lesson":
+    """Two models; all weights of the student move."""
+    from compiler.training.lesson import Lesson
     from compiler.training.source import recompute_layers
 
-    if recompute:
-        recompute_layers(student, modules)
-    watched = nothing_added
-    if penalty:
-        counted = _Penalty(penalty)
-        counted.attach(student, modules)
-        watched = counted.watched
-    return Lesson(
-        teacher=teacher,
-        student=student,
-        parameters=list(student.parameters()),
-        weight=student.get_parameter,
-        watched=watched,
-    )
+    teacher, learning = source.build(device).requires_grad_(False), student.build(device)
+    if size.recompute:
+        recompute_layers(learning, student.modules)
+    return Lesson(teacher, learning, list(learning.parameters()), learning.get_parameter)
+
+
+def _adapted(source: "Source", student: "Source", config: RelufyConfig, size: Size, device: str) -> "Lesson":
+    """One model, the teacher with the source's activation and without adapters."""
+    from compiler.training.lesson import Lesson
+    from compiler.training.source import recompute_layers
+
+    found = adapters.Adapters.of(source, device, size.matrices, config.rank, 2 * config.rank, config.seed)
+    choose = _with_either(found.model, student)
+    recompute_layers(found.model, student.modules)
+
+    def teach(begins: bool) -> None:
+        found.turn(on=not begins)
+        choose(begins)
+
+    teach(False)
+    return Lesson(found.model, found.model, found.parameters, found.weight, teach)
+
+
+def _with_either(model: "nn.Module", student: "Source") -> Callable[[bool], None]:
+    """Gives each layer of `model` the student's activation beside its own; what is returned says whether it has its
+    own."""
+    import torch
+
+    from compiler.training.source import layers_of
+
+    class Either(torch.nn.Module):
+        def __init__(self, own: "nn.Module", other: "nn.Module") -> None:
+            super().__init__()
+            self.own, self.other, self.has_own = own, other, True
+
+        def forward(self, x: "Tensor") -> "Tensor":
+            return self.own(x) if self.has_own else self.other(x)
+
+    path, found = student.modules.taps["mlp_activation"].path, list[Either]()
+    others = layers_of(_common.causal_lm(student.modules, student.config), student.modules)
+    for layer, other in zip(layers_of(model, student.modules), others, strict=True):
+        found.append(Either(layer.get_submodule(path), other.get_submodule(path)))
+        layer.set_submodule(path, found[-1])
+
+    def choose(own: bool) -> None:
+        for activation in found:
+            activation.has_own = own
+
+    return choose
 
 
 @dataclass

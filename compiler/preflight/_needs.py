@@ -3,7 +3,8 @@
 Memory is that of one job, and jobs hold one layer at a time. With L layers, hidden size H, intermediate size F, T
 calibration tokens, and U units of the method's families in a layer:
 
-    relufy        two models in float32, with all that training keeps of one of them (compiler/training/memory.py)
+    relufy        two models in float32, with all that training keeps of one of them, or one as it is stored and
+                  adapters (compiler/training/memory.py, compiler/training/adapters.py)
     distill       what its recipe says (compiler/distill/<recipe>.py)
     calibrate     a layer's weights and its largest matrix once more (float32, where bfloat16 may do), the MLPs of the
                   blocks that run, bits U T / 8 twice
@@ -96,6 +97,7 @@ class Build:
     gram_tokens: int = 32768
     density_allocation: str = "uniform"
     allocation_tokens: int = 2048
+    relufy_rank: int = 0
     recipe: str = "self"
     recipe_options: Options = field(default_factory=dict)
     export: str | None = None
@@ -140,7 +142,7 @@ def ram_bytes(build: Build) -> dict[str, int]:
     """Stage -> the most that one job of it holds in memory."""
     calibrate = _calibrate_ram(build)
     needs = {
-        "relufy": relufy.ram_bytes(_distilled(build)) if build.relufy else 0,
+        "relufy": relufy.ram_bytes(_distilled(build), build.relufy_rank) if build.relufy else 0,
         "calibrate": calibrate,
         "distill": distill.ram_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": calibrate if build.counts_again else PYTHON_BYTES,
@@ -167,7 +169,7 @@ def disk_bytes(build: Build) -> dict[str, int]:
     codes = flash_bytes(build.families, spec, build.format) + resident_bytes(build.model, build.families, build.format)
     units = build.layer_units * spec.num_hidden_layers
     needs = {
-        "relufy": relufy.disk_bytes(_distilled(build)) if build.relufy else 0,
+        "relufy": relufy.disk_bytes(_distilled(build), build.relufy_rank) if build.relufy else 0,
         "calibrate": statistics * copies,
         "distill": distill.disk_bytes(_distilled(build), build.recipe, build.recipe_options) if build.distill else 0,
         "recalibrate": statistics * copies if build.counts_again else 0,

@@ -96,6 +96,13 @@ class Size:
         return kept + logits + wide
 
     @property
+    def matrices(self) -> tuple[str, ...]:
+        """Roles of a layer's matrices, such as `up_proj`; all layers are alike."""
+        first = {name: shape for name, shape in self.shapes.items() if name.startswith("layers.0.")}
+        found = (name for name, shape in first.items() if len(shape) > 1)
+        return tuple(sorted(name.removeprefix("layers.0.").removesuffix(".weight") for name in found))
+
+    @property
     def code_bytes(self) -> int:
         """Of the layers' matrices in the build's format, rounded up to whole groups."""
         nbytes = load("runtime.quantization", self.format).nbytes

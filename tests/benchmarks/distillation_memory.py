@@ -1,10 +1,11 @@
 """Whether distilling takes the memory that it says, at the width of a 7B model: peak of a process against the sum.
 
-`python -m tests.benchmarks.distillation_memory [--shape mistral-7b] [--layers 2 3] [--recipes lora]`. For each number
-of layers a planted checkpoint (bfloat16, random weights of the true width) is distilled for one step in a process of
-its own, top-k at half on all linear layers; the sum is `compiler.distill.ram_bytes`. Layers add up, so two numbers of
-them give the slope, and the whole model by it. The last line is {rows: [{recipe, layers, peak_bytes, counted_bytes}],
-whole: {recipe: {peak_bytes, counted_bytes}}}.
+`python -m tests.benchmarks.distillation_memory [--shape mistral-7b] [--layers 2 3] [--recipes lora relufy]`. For each
+number of layers a planted checkpoint (bfloat16, random weights of the true width) is distilled for one step in a
+process of its own, top-k at half on all linear layers; the sum is `compiler.distill.ram_bytes`. With `relufy` it gets a
+ReLU instead, by adapters (`compiler.relufy.ram_bytes`). Layers add up, so two numbers of them give the slope, and the
+whole model by it. The last line is {rows: [{recipe, layers, peak_bytes, counted_bytes}], whole: {recipe: {peak_bytes,
+counted_bytes}}}.
 """
 
 import argparse
@@ -18,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler import distill, ingest
+from compiler import distill, ingest, relufy
 from compiler._io import Workspace, save_arrays
 from compiler.distill import DistillConfig, Size
 from compiler.ingest import IngestConfig
+from compiler.relufy import RelufyConfig
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.model import Model
 from tests.benchmarks._report import finish, show
 from tests.support.methods import fitted
 from tests.support.planted import SHAPES, plant_of, write
@@ -31,29 +32,35 @@ from tests.support.statistics import sparsity_of
 
 FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
 BLOCK_TOKENS = 128
+RELUFY = "relufy"
+ONE_STEP: Any = {
+    "steps": 1,
+    "blocks_per_step": 1,
+    "validation_blocks": 1,
+    "evaluations": 1,
+    "compute_device": "cpu",
+}
 
 
 def one_step(checkpoint: Path, folder: Path, recipe: str) -> dict[str, Any]:
-    """Distils in this process; gives its peak and what was counted."""
+    """Trains in this process; gives its peak and what was counted."""
     model = ingest.run(IngestConfig(model=str(checkpoint)), Workspace(folder / "ingest", "benchmark"))
     tokens = np.random.default_rng(0).integers(3, model.spec.vocab_size, (1, BLOCK_TOKENS)).astype(np.int32)
     arrays = save_arrays(folder / "tokens.safetensors", {"tokens": tokens})
     parts = tuple(TokenBlocks(split=split, arrays=arrays, num_blocks=1, block_tokens=BLOCK_TOKENS) for split in SPLITS)
-    corpus = Corpus(name="random", text_sha256="0" * 64, splits=parts)
-    half = sparsity_of("topk", dict.fromkeys(FAMILIES, (0.5,) * model.spec.num_hidden_layers))
-    sparsity = fitted(half.model_copy(update={"options": {"attention": True}}), model.spec, folder)
-    config = DistillConfig(
-        recipe=recipe, steps=1, blocks_per_step=1, validation_blocks=1, evaluations=1, compute_device="cpu"
-    )
-    distill.run(config, model, corpus, sparsity, Workspace(folder / recipe, "benchmark"), 1)
+    corpus, work = Corpus(name="random", text_sha256="0" * 64, splits=parts), Workspace(folder / recipe, "benchmark")
+    size = Size.of(model, corpus, 1, FAMILIES)
+    if recipe == RELUFY:
+        relufy.run(RelufyConfig(activation="relu", rank=relufy.USUAL_RANK, **ONE_STEP), model, corpus, work, 1)
+        counted_bytes = relufy.ram_bytes(size, relufy.USUAL_RANK)
+    else:
+        half = sparsity_of("topk", dict.fromkeys(FAMILIES, (0.5,) * model.spec.num_hidden_layers))
+        sparsity = fitted(half.model_copy(update={"options": {"attention": True}}), model.spec, folder)
+        distill.run(DistillConfig(recipe=recipe, **ONE_STEP), model, corpus, sparsity, work, 1)
+        counted_bytes = distill.ram_bytes(size, recipe, {})
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"recipe": recipe, "layers": model.spec.num_hidden_layers, **_both(model, recipe, peak_bytes)}
-
-
-def _both(model: Model, recipe: str, peak_bytes: int) -> dict[str, int]:
-    shapes = {role: source.shape for role, source in model.tensors.items()}
-    size = Size(model.spec, shapes, FAMILIES, BLOCK_TOKENS, 1, 2 * model.num_parameters, "fp16")
-    return {"peak_bytes": peak_bytes, "counted_bytes": distill.ram_bytes(size, recipe, {})}
+    layers = model.spec.num_hidden_layers
+    return {"recipe": recipe, "layers": layers, "peak_bytes": peak_bytes, "counted_bytes": counted_bytes}
 
 
 def measured(shape: str, layers: int, recipe: str) -> dict[str, Any]:
@@ -88,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="mistral-7b", choices=sorted(SHAPES))
     parser.add_argument("--layers", nargs="+", type=int, default=[2, 3], metavar="N")
-    parser.add_argument("--recipes", nargs="+", default=["lora"], choices=["lora", "self"])
+    parser.add_argument("--recipes", nargs="+", default=["lora", RELUFY], choices=["lora", "self", RELUFY])
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "RECIPE"), help="what the benchmark calls by itself")
     arguments = parser.parse_args()
     if arguments.child:

@@ -1,11 +1,11 @@
 """What a ReLU costs a model that was trained with SiLU, and how much of it is zero then (LLM in a flash, appendix C).
 
-`python -m tests.benchmarks.relufication [--models prose7m …] [--steps N] [--penalties 0 1] [--activations relu …]`. The
-build's own stage makes the models: calibration text is trained on, validation text decides what is kept, perplexity and
-zeros are of test text. Beside them stand the source, the source with another activation and no training, and the model
-of the same shape that was trained with ReLU from the start, where there is one. The last line is {rows: [{model,
-variant, penalty, ppl, ppl_ratio, zeros, zeros_by_layer, steps}]}; `zeros` is the share of the activation that is
-exactly zero, on average over layers.
+`python -m tests.benchmarks.relufication [--models prose7m …] [--steps N] [--penalties 0 1] [--activations relu …]
+[--rank R]`. The build's own stage makes the models: calibration text is trained on, validation text decides what is
+kept, perplexity and zeros are of test text. Beside them stand the source, the source with another activation and no
+training, and the model of the same shape that was trained with ReLU from the start, where there is one. The last line
+is {rows: [{model, variant, penalty, ppl, ppl_ratio, zeros, zeros_by_layer, steps}]}; `zeros` is the share of the
+activation that is exactly zero, on average over layers.
 """
 
 import argparse
@@ -78,11 +78,16 @@ def main() -> None:
     parser.add_argument("--penalties", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--threshold", type=float, default=RelufyConfig().threshold, help="of fatrelu")
     parser.add_argument("--steps", type=int, default=RelufyConfig().steps)
+    parser.add_argument("--rank", type=int, default=RelufyConfig().rank, help="of adapters; 0: all weights learn")
     parser.add_argument("--rate", type=float, default=RelufyConfig().learning_rate)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     base = RelufyConfig(
-        threshold=arguments.threshold, steps=arguments.steps, learning_rate=arguments.rate, compute_device="cpu"
+        threshold=arguments.threshold,
+        rank=arguments.rank,
+        steps=arguments.steps,
+        learning_rate=arguments.rate,
+        compute_device="cpu",
     )
     rows: list[dict[str, Any]] = []
     for name in arguments.models:

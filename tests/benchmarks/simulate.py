@@ -11,11 +11,13 @@ told.
 The last line is {rows: [{case, device, dram, equal, simulated_s, measured_s, ratio, flash_ratio, cap_ratio}],
 worst_ratio, worst_cap_ratio}: seconds per token, simulated over measured, the ratio that is farthest from 1;
 `flash_ratio` is that of the reads alone, made again under the caps. A cap is no device: what is not read while a
-program computes may be read later at once, up to a slice of a tenth of a second. `cap_ratio` is simulated with that.
+program computes may be read later, up to a slice of a tenth of a second, as fast as the disk does it. `cap_ratio` is
+simulated with that, and with the disk's rates as they were before the caps.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from runtime._extents import Extents
 from runtime.artifact.reader import Artifact
 from runtime.device_file import load_device
 from runtime.emulation import emulated
+from runtime.emulation._disk import disk_of
 from runtime.flash import direct
 from runtime.generate import Session
 from runtime.opening import on_device
@@ -51,20 +54,26 @@ SLICE_S = 0.1
 class Cap(FlashQueue):
     """The kernel's cap in a device's place: it saves up while nothing is asked for."""
 
+    def __init__(self, device: DeviceProfile, least_share: float) -> None:
+        """See `FlashQueue`; the disk itself takes at least this share of what the caps make of a request."""
+        super().__init__(device)
+        self._least_share = least_share
+
     def compute(self, num_bytes: int) -> None:
         """See `FlashQueue`."""
         self._left_s = max(-SLICE_S, self._left_s - num_bytes / self._device.dram_bytes_per_s.value)
 
     def fetch_s(self, flash_s: float, active_bytes: int, kept_bytes: int, *, early: bool) -> float:
         """See `FlashQueue`; nothing is read early."""
-        seconds = fetch_seconds(self._device, max(0.0, self._left_s + flash_s), active_bytes, kept_bytes)
+        waits_s = max(self._least_share * flash_s, self._left_s + flash_s)
+        seconds = fetch_seconds(self._device, waits_s, active_bytes, kept_bytes)
         self._left_s = max(-SLICE_S, self._left_s + flash_s - seconds)
         return seconds
 
 
-def put_cap(store: Store, artifact: Artifact, plan: Plan) -> None:
+def put_cap(store: Store, artifact: Artifact, plan: Plan, least_share: float) -> None:
     """Replays behind this one are by the cap's law."""
-    store._queue = Cap(artifact.manifest.device)
+    store._queue = Cap(artifact.manifest.device, least_share)
     before = bytes_before(artifact.manifest, plan)
     rest = computed_bytes(artifact.manifest, plan) - sum(before.values())
     store._bytes_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
@@ -101,6 +110,18 @@ def memory_bytes_per_s(path: Path, tokens: np.ndarray) -> float:
         return found.modelled_dram_s * session.artifact.manifest.device.dram_bytes_per_s.value / found.decode_s
 
 
+def rates_of(path: Path, tokens: np.ndarray) -> dict[str, float]:
+    """Of memory and of the disk without caps."""
+    return {"memory_bytes_per_s": memory_bytes_per_s(path, tokens), **asdict(disk_of(path).measured())}
+
+
+def least_share(rates: Mapping[str, float]) -> float:
+    """What the disk takes by itself of a request's seconds under the caps of this process."""
+    caps = emulated()
+    assert caps is not None
+    return max(caps.reads_per_s / rates["reads_per_s"], caps.bytes_per_s / rates["bytes_per_s"])
+
+
 def lone_read_s(artifact: Artifact) -> float:
     """Seconds of a read of a page with nothing else under way; the median."""
     page, flash = artifact.manifest.flash.page_bytes, direct.Flash(artifact, 1)
@@ -113,15 +134,15 @@ def lone_read_s(artifact: Artifact) -> float:
 
 
 def replayed(
-    session: Session, device: DeviceProfile, first: Sequence[Event], then: Sequence[Event], cap: bool = False
+    session: Session, device: DeviceProfile, first: Sequence[Event], then: Sequence[Event], cap: float | None = None
 ) -> tuple[Store, list[Extents]]:
-    """(the store that counted `then` behind `first`, its reads call by call), without data; by a `cap`'s law or a
-    device's."""
+    """(the store that counted `then` behind `first`, its reads call by call), without data; by a device's law, or a
+    cap's on a disk that takes at least such a share of it."""
     artifact = on_device(session.artifact, device)
     flash = Noted(artifact, session.plan.queue_depth)
     store = Store(artifact, session.plan, flash)
-    if cap:
-        put_cap(store, artifact, session.plan)
+    if cap is not None:
+        put_cap(store, artifact, session.plan, cap)
     replay(store, first)
     flash.calls.clear()
     store.counters = Counters()
@@ -130,17 +151,17 @@ def replayed(
 
 
 def one(task: Task) -> dict[str, Any]:
-    """A row, in this process, which runs under the caps; `extra` is what `memory_bytes_per_s` gave."""
+    """A row, in this process, which runs under the caps; `extra` is what `rates_of` gave."""
     path, tokens = artifact_of(task.case, ORDERED, task.folder), topic_tokens(2, task.num_tokens + 2)
     recorder = Recorder()
     with Session(path, plan=plan_of(path, task.dram)[1], recorder=recorder) as session:
         session.perplexity(tokens[:1], sparse=True)
         first, recorder.events = recorder.events, []
         real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
-        profile = capped(load_device(task.device), task.extra, lone_read_s(session.artifact))
+        profile = capped(load_device(task.device), task.extra["memory_bytes_per_s"], lone_read_s(session.artifact))
         store, calls = replayed(session, profile, first, recorder.events)
         told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
-        under_cap, _ = replayed(session, profile, first, recorder.events, cap=True)
+        under_cap, _ = replayed(session, profile, first, recorder.events, least_share(task.extra))
         cap_s = under_cap.metrics(real.num_tokens, 0.0, 0.0, 0.0).modelled_s
         alone_s = reads_alone(session, [extents for extents in calls if len(extents)], "direct", read_buffers())
     return {
@@ -171,8 +192,8 @@ def main() -> None:
     with folder_of(arguments) as folder:
         for case in arguments.cases:
             write_artifacts(case, arguments.layers, folder)
-            rate = memory_bytes_per_s(artifact_of(case, ORDERED, folder), topic_tokens(2, arguments.tokens + 2))
-            rows += [row_of(task, arguments.scale) for task in tasks(arguments, case, folder, rate)]
+            rates = rates_of(artifact_of(case, ORDERED, folder), topic_tokens(2, arguments.tokens + 2))
+            rows += [row_of(task, arguments.scale) for task in tasks(arguments, case, folder, rates)]
     show("simulated and measured", list(rows[0]), (list(row.values()) for row in rows))
 
     def worst(name: str) -> float:

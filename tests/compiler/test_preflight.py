@@ -265,6 +265,9 @@ def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
     other = build_of(model, relufy=True)
     assert _needs.ram_bytes(other)["relufy"] == _needs.ram_bytes(build_of(model, distill=True))["distill"]
     assert _needs.disk_bytes(other)["relufy"] == 20 * model.num_parameters + 16 * model.num_parameters
+    adapted = build_of(model, relufy=True, relufy_rank=1)
+    for needs in (_needs.ram_bytes, _needs.disk_bytes):
+        assert needs(adapted)["relufy"] < needs(other)["relufy"]
     longer = build_of(model, num_tokens=64 * BLOCKS * BLOCK_TOKENS, distill=True)
     assert _needs.disk_bytes(longer)["recalibrate"] > 30 * disk["calibrate"]
     states = 2 * 4 * 4 * model.num_parameters  # two, of weights, the best ones and two moments

@@ -12,17 +12,19 @@ import torch
 from compiler import ingest, relufy
 from compiler._io import Workspace
 from compiler.activity.forward import LayerStream
+from compiler.checkpoint.tensors import read_role
 from compiler.ingest import IngestConfig
 from compiler.relufy import RelufyConfig
 from compiler.training.loop import _Judge
 from compiler.training.memory import Size
 from compiler.workflow import settings
-from schemas.errors import ColdpressError
+from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.model import Model
+from tests.compiler.test_distill_recipes import SEVEN_BILLION, size_of
 from tests.compiler.test_distill_resume import Killed, dying
 from tests.support.distilling import corpus_at, load, model_at
 from tests.support.product import Case, compiled, difference, source_of
-from tests.support.statistics import workspace
+from tests.support.statistics import model_of, workspace
 
 QUICK = RelufyConfig(
     activation="relu",
@@ -169,8 +171,72 @@ def test_a_loss_that_is_no_number_names_the_rate_of_this_stage(tmp_path: Path) -
 def test_memory_is_two_models_and_what_training_keeps(tmp_path: Path) -> None:
     model = model_at(tmp_path)
     size = Size.of(model, corpus_at(tmp_path), 1)
-    assert relufy.ram_bytes(size) > 7 * 4 * model.num_parameters  # with a gradient of the block that runs
-    assert relufy.ram_bytes(replace(size, threads=2)) > relufy.ram_bytes(size) + 4 * model.num_parameters
+    whole = relufy.ram_bytes(size, 0)
+    assert whole > 7 * 4 * model.num_parameters  # with a gradient of the block that runs
+    assert relufy.ram_bytes(replace(size, threads=2), 0) > whole + 4 * model.num_parameters
+
+
+ADAPTED = QUICK.model_copy(update={"rank": 4, "learning_rate": 5e-3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "activation", "rate"), [("llama", "fatrelu", 5e-3), ("phi3", "relu2", 5e-3), ("opt", "relu", 5e-4)]
+)
+def test_adapters_learn_in_place_of_weights(kind: str, activation: str, rate: float, tmp_path: Path) -> None:
+    """The source is its teacher with its own activation, and what is written is the student that was judged."""
+    source = model_at(tmp_path, kind, dtype="bfloat16")
+    config = ADAPTED.model_copy(update={"activation": activation, "learning_rate": rate})
+    found, whole = (made(config.model_copy(update={"rank": rank}), source, tmp_path, f"rank{rank}") for rank in (4, 0))
+    assert found.relufication is not None
+    assert whole.relufication is not None
+    curve = found.relufication.curve
+    assert curve[0].validation_kl == pytest.approx(whole.relufication.curve[0].validation_kl, rel=0.01)
+    assert curve[-1].validation_kl < 0.95 * curve[0].validation_kl
+    blocks = np.random.default_rng(0).integers(2, 320, (3, 48, 32)).astype(np.int32)[1][:8]
+    logits = [torch.from_numpy(LayerStream(model).logits(blocks)) for model in (source, found)]
+    taught, learned = (torch.log_softmax(values, dim=-1) for values in logits)
+    divergence = (taught.exp() * (taught - learned)).sum(dim=-1).mean().item()
+    assert min(point.validation_kl for point in curve) == pytest.approx(divergence, rel=0.02)
+    assert (found.spec.hidden_act, zeros(found) > 0.3) == (activation, True)
+    for role in source.tensors:
+        change = (read_role(found, role) - read_role(source, role)).astype(np.float64)
+        if role.startswith("layers.") and change.ndim > 1:
+            values = np.linalg.svd(change, compute_uv=False)
+            assert 0 < values[4] < 1e-3 * values[0] or values[0] == 0, role
+        else:
+            assert not change.any(), role
+
+
+def test_adapters_go_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, config = model_at(tmp_path), ADAPTED.model_copy(update={"penalty": 2.0})
+    whole = made(config, source, tmp_path, "whole", threads=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Workspace, "save", dying(1))
+        with pytest.raises(Killed):
+            made(config, source, tmp_path, "killed")
+    resumed = made(config, source, tmp_path, "killed", threads=3)
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert resumed.relufication == whole.relufication
+
+
+def test_adapters_of_seven_billion_parameters_fit_into_24_gb() -> None:
+    """Llama-2-7B in bfloat16, rank 32 on all matrices of its layers, blocks of 512 tokens."""
+    model = model_of(**SEVEN_BILLION)
+    size = size_of(model, (), 512, 1, 2 * model.num_parameters)
+    adapters = 32 * 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
+    least = 2 * model.num_parameters + 4 * 6 * adapters  # weights; adapters, gradients twice, two moments, the best
+    assert least < relufy.ram_bytes(size, 32) < 24e9
+    assert relufy.ram_bytes(size, 64) == relufy.ram_bytes(size, 32) + 4 * 6 * adapters
+    assert relufy.ram_bytes(size, 0) > 180e9
+    assert relufy.disk_bytes(size, 32) == 4 * model.num_parameters + 2 * 4 * 4 * adapters
+
+
+def test_a_model_too_large_to_be_trained_whole_is_told_of_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compiler.device.host.free_dram_bytes", lambda: 1 << 20)
+    with pytest.raises(DoesNotFitError, match=r"relufy=relu, .* build with relufy_rank=32, a smaller block_tokens"):
+        made(QUICK, model_at(tmp_path), tmp_path)
 
 
 def test_the_dag_knows_that_zeros_will_be_exact(tmp_path: Path) -> None:
