@@ -40,7 +40,7 @@ def run(
     if shards:
         return merge(shards, work)
     exact = model.spec.exact_zeros
-    for method in methods_for(config.method, exact):
+    for method in methods_for(config.method, exact, model.spec.is_mixture):
         if load("runtime.sparsity", method).NEEDS_EXACT_ZEROS and not exact:
             raise ColdpressError(
                 f"method {method} needs exact zeros, but the activation of {model.name} is {model.spec.hidden_act}; "

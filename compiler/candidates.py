@@ -1,26 +1,33 @@
 """What `method=auto` chooses among, for the stages that come before the choice (`allocate` makes it) and for the rules.
 
 A dense run is always a candidate. Where zeros are exact so are the methods that leave out only zeros, or what a
-predictor takes for them; without them pruning by magnitude, at the density that the user or the DRAM budget gives.
+predictor takes for them; without them pruning by magnitude, at the density that the user or the DRAM budget gives. Of a
+mixture of experts units are whole neurons, chosen by nothing but the router.
 """
+
+from collections.abc import Iterable
 
 from runtime._plugins import load, options_of
 from schemas.base import Options
-from schemas.model import ModelSpec
+from schemas.errors import ColdpressError
+from schemas.families import FAMILIES, WHOLE_MLP
+from schemas.model import MLP_ROLES, ModelSpec
 
 AUTO = "auto"
 
 
-def methods_for(method: str, exact_zeros: bool) -> tuple[str, ...]:
+def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
     """`method` alone, or the candidates that `auto` stands for."""
     if method != AUTO:
         return (method,)
+    if is_mixture:
+        return ("dense",)
     return ("dense", "relu", "predictor") if exact_zeros else ("dense", "topk")
 
 
 def candidates(spec: ModelSpec) -> tuple[str, ...]:
     """The methods that are compared for a model."""
-    return methods_for(AUTO, spec.exact_zeros)
+    return methods_for(AUTO, spec.exact_zeros, spec.is_mixture)
 
 
 def own_options(method: str, options: Options) -> Options:
@@ -31,10 +38,28 @@ def own_options(method: str, options: Options) -> Options:
 
 
 def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]:
-    """The families that a build may have on flash, each once: those of `method`, or of all candidates."""
+    """The families that a build may have on flash, each once: those of `method`, or of all candidates.
+
+    Raises:
+        ColdpressError: if the model is a mixture of experts, and one of them is none that such a model runs with.
+    """
     found: dict[str, None] = {}
-    for name in methods_for(method, spec.exact_zeros):
+    for name in methods_for(method, spec.exact_zeros, spec.is_mixture):
         selector = load("runtime.sparsity", name)
         own = own_options(name, options) if method == AUTO else options
-        found |= dict.fromkeys(selector.families(spec, options_of(selector, own)))
+        families = selector.families(spec, options_of(selector, own))
+        if spec.is_mixture:
+            _check_mixture(name, families, selector.NEEDS_PREDICTORS)
+        found |= dict.fromkeys(families)
     return tuple(found)
+
+
+def _check_mixture(method: str, families: Iterable[str], predicts: bool) -> None:
+    """What the runtime can compute a mixture's MLP with."""
+    lacking = [name for name in families if name != WHOLE_MLP and set(FAMILIES[name].roles) & set(MLP_ROLES)]
+    if lacking or predicts or WHOLE_MLP not in families:
+        found = "needs predictors" if predicts else f"keeps {'+'.join(families)} on flash"
+        raise ColdpressError(
+            f"method={method} {found}, and a mixture of experts runs with units of {WHOLE_MLP} that its router alone "
+            "chooses; use method=dense"
+        )

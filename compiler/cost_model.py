@@ -18,15 +18,13 @@ from runtime.kv_cache import kv_cache_bytes
 from runtime.quantities import parse_bytes
 from schemas.device import Flash
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName, FormatName, num_units, resident_roles, slice_length, slices
+from schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units, resident_roles, slice_length, slices
 from schemas.model import ModelSpec
 
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
 READ_BUFFER_SHARE = 0.125
 """Of the DRAM that is left for flash units."""
-WHOLE_MLP: FamilyName = "neuron"
-"""The family whose units hold the whole MLP, so that nothing of it stays resident."""
 
 
 class HasShape(Protocol):
@@ -97,12 +95,13 @@ def stored_format(role: str, format_name: FormatName) -> FormatName | None:
     """How an artifact of `format_name` stores a tensor; None means float32.
 
     Matrices of attention and MLP take the artifact's format along their input dimension; token embeddings and head keep
-    at least 8 bits; norms, biases, learned positions and rotary frequencies stay float32.
+    at least 8 bits; norms, biases, routers, learned positions and rotary frequencies stay float32.
     """
     name = role.rpartition("layers.")[2]
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if format_name == "fp16" else "int8_group32"
-    return format_name if re.fullmatch(r"\d+\.(q|k|v|o|gate|up|down)_proj\.weight", name) else None
+    matrix = r"\d+\.(experts\.\d+\.)?(q|k|v|o|gate|up|down)_proj\.weight"
+    return format_name if re.fullmatch(matrix, name) else None
 
 
 def stored_formats(format_name: FormatName) -> tuple[FormatName, ...]:

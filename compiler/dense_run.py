@@ -1,7 +1,8 @@
 """A dense run of a model under a DRAM budget: what a build's choice is held against, and what it should be if nothing
 is faster.
 
-The same weights in the same format, every unit used on every token. Whole layers are pinned until the DRAM is spent,
+The same weights in the same format, every unit used on every token, or every one of the experts that a router picks,
+each of them as often as another. Whole layers are pinned until the DRAM is spent,
 since a layer that is read at all waits for a first byte; the rest is streamed in the model's own order. The read buffer
 is the one of least time, so that dense is not judged by buffers that suit another method. Reads are the runtime's own
 (runtime/planner.py), their seconds the device's law; the text plays no part.
@@ -13,7 +14,6 @@ import numpy as np
 
 from compiler.cost_model import (
     PEAK_READ_BYTES,
-    WHOLE_MLP,
     kv_cache_bytes,
     read_buffer_bytes,
     resident_bytes,
@@ -25,7 +25,7 @@ from runtime._extents import span_bytes
 from runtime._incoming import longest_read_bytes, modelled_flash_s, room_bytes
 from runtime.token_time import dram_seconds, fetch_seconds, looked_up_roles
 from schemas.device import DeviceProfile
-from schemas.families import FormatName, num_units
+from schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
 from schemas.metrics import DenseRun
 from schemas.model import Model, ModelSpec
 from schemas.sparsity import Sparsity
@@ -50,7 +50,7 @@ def dense_run(
                 reads_per_token=reads,
                 flash_bytes_per_token=read_bytes,
                 flash_s=flash_s,
-                dram_s=dram_seconds(device, computed, 1, total * unit),
+                dram_s=dram_seconds(device, computed, 1, int(total * used_share(WHOLE_MLP, spec)) * unit),
                 token_s=token_s + dram_seconds(device, computed, 1),
                 read_buffer_bytes=buffer_bytes,
                 pinned_bytes=pinned * unit,
@@ -104,7 +104,7 @@ def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceP
     """
     layers = range(model.spec.num_hidden_layers)
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
-    if densities == {WHOLE_MLP: (1.0,) * len(layers)}:
+    if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
         budget = sparsity.budget.dram_budget_bytes
         run = dense_run(model, sparsity.format, sparsity.context_length, budget, device)
         if run is not None:
@@ -127,11 +127,26 @@ def _streamed(
     """(reads, bytes, flash seconds, seconds with all layers' units computed) of a token that streams so many units:
     whole layers, and one layer's rest."""
     per_layer = num_units(WHOLE_MLP, spec)
+    used_bytes = int(per_layer * used_share(WHOLE_MLP, spec)) * unit
     whole, rest = divmod(num_streamed, per_layer)
     totals = np.zeros(4)
     for layers, count in ((whole, per_layer), (int(rest > 0), rest), (spec.num_hidden_layers - whole - (rest > 0), 0)):
-        if layers:
-            positions = np.arange(per_layer - count, per_layer)  # what is pinned lies before them
+        for used in _used_together(spec) if layers else ():
+            positions = np.flatnonzero(used[per_layer - count :]) + per_layer - count  # what is pinned lies before them
             read = read_units(device, unit, positions, 0, buffer_bytes)
-            totals += layers * np.array([*read, fetch_seconds(device, read[2], per_layer * unit, 0)])
-    return int(totals[0]), int(totals[1]), float(totals[2]), float(totals[3])
+            share = layers / len(_used_together(spec))
+            totals += share * np.array([*read, fetch_seconds(device, read[2], used_bytes, 0)])
+    return round(totals[0]), round(totals[1]), float(totals[2]), float(totals[3])
+
+
+def _used_together(spec: ModelSpec) -> list[np.ndarray]:
+    """The units that a token may use of a layer, bool [num_units] each, one as often as the other: all, or those of
+    experts as far from each other as they can be, counted from each expert."""
+    experts, units = num_experts(WHOLE_MLP, spec), num_units(WHOLE_MLP, spec)
+    step = experts // spec.num_experts_per_tok
+    found = []
+    for first in range(experts):
+        used = np.zeros(experts, bool)
+        used[(first + step * np.arange(spec.num_experts_per_tok)) % experts] = True
+        found.append(np.repeat(used, units // experts))
+    return found

@@ -3,7 +3,8 @@
 Reads a model, token blocks and a fitted selector; returns perplexity with the share of the MLP's weights that was used.
 A selector that decides for many tokens at once does so. One that sees residency, or whose signal comes before there is
 an entry per unit, chooses token by token, as in the runtime: with a cache of its own for every layer and family, which
-stays from block to block, so that the first blocks are a warm-up that no score contains. Layers need not wait for each
+stays from block to block, so that the first blocks are a warm-up that no score contains. Of a mixture of experts it
+chooses among the units of those that the router picks. Layers need not wait for each
 other for that: what a cache holds hangs on the choices in its own layer alone.
 """
 
@@ -15,15 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from compiler.activity.choice import Arrays
+from compiler.activity.choice import Arrays, of_experts
 from compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from compiler.reads import Reading, reads_of
 from runtime.cache import Known, make
 from runtime.sparsity import Residency
 from schemas.base import Options
 from schemas.errors import ColdpressError
-from schemas.families import FAMILIES, Signal, num_units, slice_length, slices
-from schemas.model import MLP_ROLES, ModelSpec, role_shape
+from schemas.families import FAMILIES, Signal, num_experts, num_units, slice_length, slices
+from schemas.model import MLP_ROLES, ModelSpec, matrices, role_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,7 +119,9 @@ def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> f
     Matrices that no family holds are used whole, unless the selector is an oracle: then nothing outside it counts.
     """
     total = sum(
-        math.prod(role_shape(spec, f"{role}.weight")) for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"
+        math.prod(role_shape(spec, f"{role}.weight")) * len(matrices(role, spec))
+        for role in MLP_ROLES
+        if spec.gated_mlp or role != "gate_proj"
     )
     held, active = 0, 0.0
     for family, share in used.items():
@@ -177,7 +180,9 @@ class Masks:
 
                 rows = part.float().cpu().numpy()
                 values = rows.reshape(-1, rows.shape[-1])
-                mask = choose(block, seen.get(FAMILIES[name].signal, values))
+                experts = num_experts(name, self.spec)
+                own = of_experts(values, experts) if experts > 1 else None
+                mask = choose(block, seen.get(FAMILIES[name].signal, values), own)
                 if block >= self.warm_up_blocks:
                     self.used.setdefault((layer, name), {})[block] = int(np.count_nonzero(mask))
                 return torch.where(torch.from_numpy(mask).reshape(part.shape).to(part.device), part, 0.0)
@@ -191,8 +196,9 @@ class Masks:
         if FAMILIES[family].signal != FAMILIES[family].activity or self.cache or sees_places:
             return self._one_by_one(layer, family, arrays)
 
-        def choose(block: int, values: np.ndarray) -> np.ndarray:
+        def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:
             mask = selector.select_many(values, arrays)
+            mask = mask if own is None else mask & own
             return mask | self._brought(layer, family, block, mask)
 
         return choose
@@ -206,12 +212,14 @@ class Masks:
         known = Known(units, slots, np.zeros(0, np.int64), position)
         policy = make(self.cache.policy, self.cache.options, known) if self.cache else make("static", {}, known)
 
-        def choose(block: int, values: np.ndarray) -> np.ndarray:
-            mask = np.zeros((len(values), units), bool)
+        def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:
+            mask = np.ones((len(values), units), bool) if own is None else own.copy()
             here = np.empty_like(mask)
             for row, before, signal in zip(mask, here, values, strict=True):
                 before[:] = policy.present
                 ids = self.sparse.selector.select(signal, arrays, Residency(before, position))
+                ids = ids[row[ids]]
+                row[:] = False
                 row[ids] = True
                 present = policy.serve(ids)
                 if block >= self.warm_up_blocks and self.cache:
@@ -239,8 +247,9 @@ class Masks:
         return found.brought if self._uses_read_units else missing
 
 
-_Chooser = Callable[[int, np.ndarray], np.ndarray]
-"""(block, signals float32 [T, n]) -> which units its tokens use, bool [T, num_units]."""
+_Chooser = Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]
+"""(block, signals float32 [T, n], the units of the experts that a router picked, bool [T, num_units], or None for all)
+-> which units its tokens use, bool [T, num_units]."""
 
 
 def _keeping(seen: dict[str, np.ndarray], signal: str) -> "Change":

@@ -23,7 +23,7 @@ from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.families import FAMILIES, Signal
 from schemas.gram import INPUT_OF, GramMatrices, LayerGram
-from schemas.model import Model
+from schemas.model import ATTENTION_ROLES, Model
 from schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ def run(
     tokens = blocks[: max(1, config.gram_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
     left_out = not (sparsity.is_whole or load("runtime.sparsity", sparsity.method).EXACT)
-    masks = _Masks(sparsity.families, choice_of(sparsity) if left_out else None)
+    # of experts tokens are few of each, so their matrices are rounded without (compiler/quantize/gptq.py)
+    roles = ATTENTION_ROLES if model.spec.is_mixture else tuple(INPUT_OF)
+    signals: tuple[Signal, ...] = tuple(dict.fromkeys(INPUT_OF[role] for role in roles))
+    masks = _Masks(sparsity.families, signals, choice_of(sparsity, model.spec) if left_out else None)
     hidden, found = stream.embed(tokens), []
     for layer in range(model.spec.num_hidden_layers):
         log.info("gram: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
@@ -76,12 +79,13 @@ class _Masks:
     """What the build's selector leaves of a layer's signals."""
 
     families: tuple[str, ...]
+    signals: tuple[Signal, ...]
     choice: Choice | None
     """None where nothing is left out."""
 
     def hooks(self, layer: int, seen: "dict[Signal, Tensor]") -> Hooks:
         """Hooks that mask the signals of a block and put what is left of them, float32 [T, n], into `seen`."""
-        return {signal: self._change(layer, signal, seen) for signal in INPUT_OF.values()}
+        return {signal: self._change(layer, signal, seen) for signal in self.signals}
 
     def _change(self, layer: int, signal: Signal, seen: "dict[Signal, Tensor]") -> "Change":
         def change(part: "Tensor") -> "Tensor | None":

@@ -2,7 +2,8 @@
 
 Where zeros are exact and the weights are those that `calibrate` saw, or where every unit is used, that is what
 `calibrate` found, unchanged. Otherwise the calibration text passes once more: the units that the build's selector
-chooses are the active ones, and each layer sees what the layers before it left (ActiveFlow 4.1, DIP 3.2).
+chooses, of experts those that the router picks, are the active ones, and each layer sees what the layers before it left
+(ActiveFlow 4.1, DIP 3.2).
 """
 
 import logging
@@ -39,7 +40,7 @@ def run(
     With `shards`, where something had to be counted, they are put together.
     """
     same_weights = activations.weights_sha256 == model.weights_sha256
-    chosen = choice_of(sparsity)
+    chosen = choice_of(sparsity, model.spec)
     # what is not zero is what is used, or aimed at, where densities are those of the zeros
     known = sparsity.is_whole or (activations.exact_zeros and chosen.selector.densities(True) == "measured")
     if same_weights and known:

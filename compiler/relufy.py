@@ -23,7 +23,7 @@ from compiler.activity.forward import choose_device
 from compiler.architectures import _common
 from compiler.training import adapters
 from compiler.training.course import Course
-from compiler.training.memory import PROCESS_BYTES, Size, check_memory
+from compiler.training.memory import PROCESS_BYTES, Size, check_memory, check_one_mlp
 from runtime._plugins import load
 from schemas.base import Count, PositiveCount
 from schemas.config import Key
@@ -112,10 +112,11 @@ def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
     """The spec of a model with another activation; the same where that is `off`.
 
     Raises:
-        ColdpressError: if the model has exact zeros already.
+        ColdpressError: if the model has exact zeros already, or is a mixture of experts.
     """
     if activation == OFF:
         return spec
+    check_one_mlp(spec, f"relufy={activation}", "relufy=off")
     if spec.exact_zeros:
         raise ColdpressError(
             f"relufy={activation} was asked for, but the activation of this model is {spec.hidden_act}, which has "

@@ -76,6 +76,10 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+WHOLE_MLP = "neuron"
+"""The family whose units hold the whole MLP, so that nothing of it stays resident."""
+
+
 def known_family(name: str) -> str:
     """`name` if it is a family's.
 
@@ -106,9 +110,17 @@ def num_units(family: str, spec: ModelSpec) -> int:
         "heads": spec.num_attention_heads * spec.head_dim,
         "experts": 1,
     }
-    known = FAMILIES[family]
-    in_experts = any(role in MLP_ROLES for role in known.roles)
-    return sizes[known.axis] * (spec.num_experts if in_experts else 1)
+    return sizes[FAMILIES[family].axis] * num_experts(family, spec)
+
+
+def num_experts(family: str, spec: ModelSpec) -> int:
+    """How many experts the units of `family` are of, one's after another's; 1 of attention's, and without a router."""
+    return spec.num_experts if any(role in MLP_ROLES for role in FAMILIES[family].roles) else 1
+
+
+def used_share(family: str, spec: ModelSpec) -> float:
+    """Share of a family's units that a token uses where nothing but a router leaves any out."""
+    return spec.num_experts_per_tok / spec.num_experts if num_experts(family, spec) > 1 else 1.0
 
 
 def slice_length(piece: Slice, spec: ModelSpec) -> int:

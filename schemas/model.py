@@ -4,7 +4,9 @@ Tensors are named by role, with Hugging Face's module names and no prefix:
 `embed_tokens.weight`, `embed_positions.weight`, `norm.weight`, `norm.bias`, `lm_head.weight`, `rotary.inv_freq`, and
 per layer `layers.<i>.{input_layernorm,post_attention_layernorm,q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,
 up_proj,down_proj}.{weight,bias}`. Architectures that spell them otherwise or fuse them are translated by
-compiler/architectures/<model_type>.py. A two-matrix MLP (OPT) has `up_proj` and `down_proj` only.
+compiler/architectures/<model_type>.py. A two-matrix MLP (OPT) has `up_proj` and `down_proj` only. In a mixture of
+experts those of the MLP are `layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
+`layers.<i>.router.weight`.
 """
 
 from typing import Literal
@@ -43,6 +45,8 @@ class ModelSpec(Record):
     gated_mlp: bool
     num_experts: PositiveCount = 1
     """MLPs of a layer, of which a router picks some; 1 where there is no router."""
+    num_experts_per_tok: PositiveCount = 1
+    """How many it picks for a token: those of its largest logits, whose softmax weighs what they give."""
     norm: Literal["rms_norm", "layer_norm", "layer_norm_1p"]
     """With `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
@@ -62,6 +66,11 @@ class ModelSpec(Record):
     def exact_zeros(self) -> bool:
         """Whether units of the MLP are inactive by exact zeros."""
         return self.hidden_act in EXACT_ZEROS
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the MLP is several experts, of which a token uses some."""
+        return self.num_experts > 1
 
     @property
     def activated_up(self) -> bool:
@@ -88,9 +97,17 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "down_proj": (hidden, inner),
         "q_norm": (spec.head_dim,),
         "k_norm": (spec.head_dim,),
+        "router": (spec.num_experts, hidden),
     }
     shape = shapes.get(module, (hidden,))
     return shape[:1] if kind == "bias" else shape
+
+
+def matrices(role: MatrixRole, spec: ModelSpec) -> tuple[str, ...]:
+    """A layer's matrices of a role, as `down_proj`; of the MLP's every expert has its own, as `experts.3.down_proj`."""
+    if not spec.is_mixture or role not in MLP_ROLES:
+        return (role,)
+    return tuple(f"experts.{expert}.{role}" for expert in range(spec.num_experts))
 
 
 class TensorSource(Record):

@@ -13,7 +13,8 @@ import numpy as np
 
 from compiler._io import load_arrays
 from runtime._plugins import load
-from schemas.families import FAMILIES, Signal
+from schemas.families import FAMILIES, Signal, num_experts
+from schemas.model import ModelSpec
 from schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
@@ -31,10 +32,13 @@ class Choice:
 
     selector: ModuleType
     arrays: Arrays
+    spec: ModelSpec
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
         """bool like `activity` float32 [T, num_units]: the units that each token uses."""
-        return self.selector.select_many(activity, self.arrays[layer, family])
+        chosen = self.selector.select_many(activity, self.arrays[layer, family])
+        experts = num_experts(family, self.spec)
+        return chosen & of_experts(activity, experts) if experts > 1 else chosen
 
     def changes(self, layer: int, families: Iterable[str]) -> "dict[Signal, Change]":
         """Hooks of a layer's forward pass (compiler/activity/forward.py) that leave of its signals what is chosen.
@@ -58,6 +62,13 @@ class Choice:
         return change
 
 
+def of_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
+    """Where the experts that each token uses have their units, bool like `activity` float32 [T, num_units]: those of
+    which any unit is active. Of the others none is; one that was picked and gives nothing at all is taken for such."""
+    used = activity.reshape(len(activity), num_experts, -1).any(axis=2)
+    return np.repeat(used, activity.shape[1] // num_experts, axis=1)
+
+
 def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.ndarray]]:
     """What `allocate` fitted, by layer and family; empty where a selector needs nothing."""
     found: dict[tuple[int, str], dict[str, np.ndarray]] = {
@@ -70,6 +81,6 @@ def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.nd
     return found
 
 
-def choice_of(sparsity: Sparsity) -> Choice:
+def choice_of(sparsity: Sparsity, spec: ModelSpec) -> Choice:
     """The build's selector."""
-    return Choice(load("runtime.sparsity", sparsity.method), selector_arrays(sparsity))
+    return Choice(load("runtime.sparsity", sparsity.method), selector_arrays(sparsity), spec)

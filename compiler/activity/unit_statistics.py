@@ -14,7 +14,7 @@ from compiler._io import load_arrays
 from compiler.checkpoint.tensors import read_rows
 from schemas.activations import Activations
 from schemas.families import FamilyName, num_units, slices
-from schemas.model import Model, ModelSpec, role_shape
+from schemas.model import Model, ModelSpec, matrices, role_shape
 
 NORMS = "unit_norms"
 BY_TOKEN = ("bits", "context_counts")
@@ -108,14 +108,20 @@ def unit_norms(model: Model, layer: int, family: FamilyName) -> np.ndarray:
     """Euclidean norm of the weights of each unit, over all its slices, float32 [num_units]; sums are float64."""
     squares = np.zeros(num_units(family, model.spec))
     for piece in slices(family, model.spec):
-        role = f"layers.{layer}.{piece.role}.weight"
-        num_rows, num_columns = role_shape(model.spec, role)
-        step = max(1, CHUNK_VALUES // num_columns)
-        for start in range(0, num_rows, step):
-            stop = min(num_rows, start + step)
-            values = read_rows(model, role, start, stop).astype(np.float64) ** 2
-            if piece.axis == "row":
-                squares[start:stop] += values.sum(axis=1)
-            else:
-                squares += values.sum(axis=0)
+        names = matrices(piece.role, model.spec)
+        for own, name in zip(squares.reshape(len(names), -1), names, strict=True):  # experts' units follow each other
+            _add_squares(model, f"layers.{layer}.{name}.weight", piece.axis, own)
     return np.sqrt(squares).astype(np.float32)
+
+
+def _add_squares(model: Model, role: str, axis: str, squares: np.ndarray) -> None:
+    """Adds to float64 [n] the sums of squares of a matrix's rows or columns."""
+    num_rows, num_columns = role_shape(model.spec, role)
+    step = max(1, CHUNK_VALUES // num_columns)
+    for start in range(0, num_rows, step):
+        stop = min(num_rows, start + step)
+        values = read_rows(model, role, start, stop).astype(np.float64) ** 2
+        if axis == "row":
+            squares[start:stop] += values.sum(axis=1)
+        else:
+            squares += values.sum(axis=0)

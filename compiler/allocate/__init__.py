@@ -219,7 +219,7 @@ def _shares(config: AllocateConfig, inputs: Inputs, budget: int) -> dict[str, tu
     question = Question(
         method=config.method,
         families=tuple(method.unit_bytes),
-        num_hidden_layers=model.spec.num_hidden_layers,
+        spec=model.spec,
         density=config.density,
         activations=activations,
         m_max=budget,

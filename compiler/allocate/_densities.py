@@ -11,6 +11,8 @@ from compiler.cost_model import llm_sparsity
 from runtime.sparsity import DensitySource
 from schemas.activations import Activations
 from schemas.errors import ColdpressError
+from schemas.families import used_share
+from schemas.model import ModelSpec
 
 MIN_DENSITY = 0.05
 """Below it no published method keeps a model usable; a budget that asks for less gets slower, not sparser."""
@@ -22,7 +24,7 @@ class Question:
 
     method: str
     families: tuple[str, ...]
-    num_hidden_layers: int
+    spec: ModelSpec
     density: float | None
     """What the user asked for."""
     activations: Activations
@@ -51,13 +53,15 @@ def densities(question: Question, source: DensitySource) -> dict[str, tuple[floa
 
 
 def _whole(question: Question) -> dict[str, tuple[float, ...]]:
-    """1 everywhere."""
+    """1 everywhere; of experts, those that a router picks for a token."""
     if question.density not in (None, 1):
         raise ColdpressError(
             f"density={question.density} was asked for, but method {question.method} uses every unit; leave density "
             "out, or use method=topk"
         )
-    return dict.fromkeys(question.families, (1.0,) * question.num_hidden_layers)
+    return {
+        family: (used_share(family, question.spec),) * question.spec.num_hidden_layers for family in question.families
+    }
 
 
 def _wanted(question: Question) -> float:
@@ -106,5 +110,5 @@ def _need_exact_zeros(question: Question) -> None:
 
 
 def _measured_family(question: Question, family: str) -> tuple[float, ...]:
-    found = (counted(question.activations, layer, family).density for layer in range(question.num_hidden_layers))
+    found = (counted(question.activations, layer, family).density for layer in range(question.spec.num_hidden_layers))
     return tuple(density for density in found if density is not None)

@@ -85,7 +85,8 @@ class MeasuredLosses:
         asked = dict.fromkeys((key, share) for variant in variants for key, share in variant.items())
         fitted = {(key, share): self._fit(key, share) for key, share in asked}  # variants have most in common
         choices = [
-            Choice(self._selector, {key: fitted[key, share] for key, share in variant.items()}) for variant in variants
+            Choice(self._selector, {key: fitted[key, share] for key, share in variant.items()}, self._stream.spec)
+            for variant in variants
         ]
         families = tuple(dict.fromkeys(family for _, family in variants[0]))
         begins = [0, *(_first_difference(variants[0], variant) for variant in variants[1:])]

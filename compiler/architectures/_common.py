@@ -92,6 +92,8 @@ class Modules:
     """The `model_type` whose classes transformers builds it of, where it has none of its own."""
     adapt: Callable[[Any], None] | None = None
     """Makes of a layer of those classes, on torch's meta device, one of this architecture."""
+    is_mixture: bool = False
+    """Whether the MLP is several experts, of which a router picks some."""
     own_code: str | None = None
     """What class names begin with in the code that such checkpoints carry, where that is not `prefix`."""
 

@@ -17,7 +17,7 @@ from compiler._io import Workspace
 from compiler._shared_settings import DeviceSetting, TrainingSetting
 from compiler.activity.forward import choose_device
 from compiler.training.course import Course
-from compiler.training.memory import PROCESS_BYTES, Size, check_memory
+from compiler.training.memory import PROCESS_BYTES, Size, check_memory, check_one_mlp
 from runtime._plugins import load, options_of
 from schemas.base import Options, PositiveCount
 from schemas.config import Key, OptionsOf
@@ -67,8 +67,9 @@ def run(
     Raises:
         UnknownNameError: if there is no such recipe.
         DoesNotFitError: if the model does not fit into memory that often.
-        ColdpressError: if there is no such device, or the loss is no number.
+        ColdpressError: if the model is a mixture of experts, there is no such device, or the loss is no number.
     """
+    check_one_mlp(model.spec, "distill=true", "distill=false")
     recipe = load(RECIPES, config.recipe)
     options = options_of(recipe, config.options)
     from compiler.distill._masks import masks_of

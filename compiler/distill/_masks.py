@@ -36,7 +36,7 @@ def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
 
     Of a selector that misses some of the units that are active, what it misses is left out, too.
     """
-    choice = choice_of(sparsity)
+    choice = choice_of(sparsity, spec)
     selector = choice.selector
     if selector.EXACT:
         return ()

@@ -71,7 +71,7 @@ def _layer(found: Imatrix, model: Model, layer: int) -> dict[str, np.ndarray]:
     matrices = {
         role.removeprefix(prefix).removesuffix(".weight"): source
         for role, source in model.tensors.items()
-        if role.startswith(prefix) and role.endswith(".weight") and len(source.shape) == 2
+        if role.startswith(prefix) and role.endswith("_proj.weight")
     }
     fused: dict[str, tuple[str, ...]] = {}
     for role, source in matrices.items():

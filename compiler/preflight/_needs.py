@@ -108,7 +108,7 @@ class Build:
 
     @property
     def _methods(self) -> tuple[str, ...]:
-        return methods_for(self.method, self.model.spec.exact_zeros)
+        return methods_for(self.method, self.model.spec.exact_zeros, self.model.spec.is_mixture)
 
     @property
     def families(self) -> tuple[FamilyName, ...]:
@@ -135,7 +135,7 @@ class Build:
         """Whether `recalibrate` passes over the text once more."""
         exact = self.model.spec.exact_zeros
         sources = {load("runtime.sparsity", name).densities(exact) for name in self._methods}
-        return self.distill or bool(sources - {"whole", "measured"})
+        return self.distill or self.model.spec.is_mixture or bool(sources - {"whole", "measured"})
 
 
 def ram_bytes(build: Build) -> dict[str, int]:
@@ -209,7 +209,8 @@ def _layer_weights(build: Build) -> int:
 
 def _calibrate_ram(build: Build) -> int:
     spec, threads = build.model.spec, min(build.threads, PASS_THREADS)
-    running = threads * build.block_tokens * 4 * (6 * spec.intermediate_size + 8 * spec.hidden_size)
+    inner = spec.intermediate_size * spec.num_experts
+    running = threads * build.block_tokens * 4 * (6 * inner + 8 * spec.hidden_size)
     return TORCH_BYTES + _layer_weights(build) + running + build.layer_units * build.num_tokens // 4
 
 
@@ -220,7 +221,8 @@ def _allocate_ram(build: Build) -> int:
     if not variants:
         return PYTHON_BYTES
     tokens = min(max(build.allocation_tokens, build.block_tokens), build.num_tokens)
-    running = min(build.threads, PASS_THREADS) * build.block_tokens * 4 * (8 * spec.intermediate_size)
+    inner = spec.intermediate_size * spec.num_experts
+    running = min(build.threads, PASS_THREADS) * build.block_tokens * 4 * 8 * inner
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
     return TORCH_BYTES + _layer_weights(build) + running + hidden + logits
@@ -256,15 +258,18 @@ def _order_ram(build: Build) -> int:
 
 
 def _gram_bytes(build: Build) -> list[int]:
-    """Of one layer's Gram matrices: attention's input and its mixed heads, the MLP's input and its inner activation."""
+    """Of one layer's Gram matrices: attention's input and its mixed heads; of one MLP, its input and its inner
+    activation."""
     spec = build.model.spec
     heads = spec.num_attention_heads * spec.head_dim
-    return [4 * size**2 for size in (spec.hidden_size, heads, spec.hidden_size, spec.intermediate_size)]
+    of_mlp = () if spec.is_mixture else (spec.hidden_size, spec.intermediate_size)
+    return [4 * size**2 for size in (spec.hidden_size, heads, *of_mlp)]
 
 
 def _gram_ram(build: Build) -> int:
     spec, threads = build.model.spec, min(build.threads, PASS_THREADS)
-    running = threads * build.block_tokens * 4 * (8 * spec.intermediate_size + 12 * spec.hidden_size)
+    inner = spec.intermediate_size * spec.num_experts
+    running = threads * build.block_tokens * 4 * (8 * inner + 12 * spec.hidden_size)
     hidden = 2 * 4 * min(build.gram_tokens, build.num_tokens) * spec.hidden_size
     return TORCH_BYTES + _layer_weights(build) + running + hidden + sum(_gram_bytes(build))
 

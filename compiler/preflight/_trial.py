@@ -30,7 +30,7 @@ from schemas.corpus import Corpus, TokenBlocks
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
 from schemas.families import FormatName, Method
-from schemas.model import Model, SourceFile
+from schemas.model import Model, ModelSpec, SourceFile
 
 M = TypeVar("M", Model, Shapes)
 LOG = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
         save_record(device, folder / "device.json")
         whole = compiled(model, build.settings)
         budget = slice_budget(whole, compiled(few, build.settings), build, device.flash.page_bytes.value)
-        stages = _stages(build, whole.spec.exact_zeros)
+        stages = _stages(build, whole.spec)
         for stage in stages[stages.index("preflight") + 1 :]:
             _try(_job(stage, build, stages, few.spec.num_hidden_layers, budget, folder))
     finally:
@@ -183,7 +183,7 @@ def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
         buffer = read_buffer_bytes(model.spec, build.format, families, 0, page_bytes)
         return resident_bytes(model, families, build.format) + buffer
 
-    methods = methods_for(build.method, model.spec.exact_zeros)
+    methods = methods_for(build.method, model.spec.exact_zeros, model.spec.is_mixture)
     return min(map(least_of, methods)) + kv_cache_bytes(model.spec, build.context_length)
 
 
@@ -207,12 +207,12 @@ def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: i
     )
 
 
-def _stages(build: Build, exact_zeros: bool) -> list[str]:
+def _stages(build: Build, spec: ModelSpec) -> list[str]:
     """What the build consists of."""
     left_out = set() if build.distill else {"distill"}
     if build.settings["relufy"]["activation"] == relufy.OFF:
         left_out.add("relufy")
-    methods = methods_for(build.method, exact_zeros)
+    methods = methods_for(build.method, spec.exact_zeros, spec.is_mixture)
     if not any(load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods):
         left_out |= {"predict", "size"}
     if not load("compiler.quantize", build.settings["quantize"]["algorithm"]).NEEDS_GRAM:

@@ -111,5 +111,5 @@ def _encode_resident(
 def _known(gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
     """What was measured of a layer's inputs; matrices of one input share a Gram matrix."""
     signals = load_arrays(gram.layers[layer].arrays) if gram else {}
-    grams = {role: signals[signal] for role, signal in INPUT_OF.items()} if gram else {}
+    grams = {role: signals[signal] for role, signal in INPUT_OF.items() if signal in signals}
     return Known(grams, load_arrays(importance.layers[layer].arrays) if importance else {})

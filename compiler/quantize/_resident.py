@@ -6,7 +6,7 @@ them. A head tied to the embeddings is not stored twice; rotary frequencies, whi
 
 from compiler.cost_model import stored_format
 from schemas.families import FamilyName, FormatName, slices
-from schemas.model import Model
+from schemas.model import MatrixRole, Model, matrices
 from schemas.quantized import ResidentTensor
 
 
@@ -15,7 +15,8 @@ def layer_resident(
 ) -> tuple[ResidentTensor, ...]:
     """What one layer keeps in DRAM, sorted by role."""
     prefix = f"layers.{layer}."
-    on_flash = {f"{prefix}{piece.role}.weight" for family in families for piece in slices(family, model.spec)}
+    held: set[MatrixRole] = {piece.role for family in families for piece in slices(family, model.spec)}
+    on_flash = {f"{prefix}{name}.weight" for role in held for name in matrices(role, model.spec)}
     roles = (role for role in sorted(model.tensors) if role.startswith(prefix) and role not in on_flash)
     return tuple(_tensor(role, model.tensors[role].shape, format_name) for role in roles)
 

@@ -5,7 +5,7 @@ codes of a layer, and what the algorithm adds.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -15,8 +15,8 @@ from compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from compiler.quantize._weights import Weights, weights_of
 from runtime._plugins import load
 from schemas.errors import CheckpointError, ColdpressError
-from schemas.families import FamilyName, FormatName, Slice, num_units, slice_length, slices
-from schemas.model import MLP_ROLES, Model, ModelSpec
+from schemas.families import FamilyName, FormatName, num_units, slice_length, slices
+from schemas.model import Model, matrices
 from schemas.quantized import ResidentTensor
 
 LOG = logging.getLogger(__name__)
@@ -49,22 +49,14 @@ def encode_units(
     stop = 0
     for piece, length in zip(pieces, lengths, strict=True):
         start, stop = stop, stop + nbytes(length)
-        for rows, role in _tensors(model.spec, layer, piece, len(units)):
-            gram = None if ".experts." in role else known.grams.get(piece.role)
-            importance = known.importance.get(role.removeprefix(f"layers.{layer}.").removesuffix(".weight"))
-            weights = weights_of(model, role, piece.axis, gram, importance)
+        names = matrices(piece.role, model.spec)
+        each = len(units) // len(names)
+        for expert, name in enumerate(names):
+            rows, role = slice(expert * each, (expert + 1) * each), f"layers.{layer}.{name}.weight"
+            gram = known.grams.get(name)  # of no expert: tokens are few of each
+            weights = weights_of(model, role, piece.axis, gram, known.importance.get(name))
             units[rows, start:stop] = _encode(algorithm, weights, role, format_name)
     return units
-
-
-def _tensors(spec: ModelSpec, layer: int, piece: Slice, num_units: int) -> Iterator[tuple[slice, str]]:
-    """(units, role) of every tensor that holds slices: one, or one for each expert, whose units follow each other."""
-    if spec.num_experts == 1 or piece.role not in MLP_ROLES:
-        yield slice(0, num_units), f"layers.{layer}.{piece.role}.weight"
-        return
-    each = num_units // spec.num_experts
-    for expert in range(spec.num_experts):
-        yield slice(expert * each, (expert + 1) * each), f"layers.{layer}.experts.{expert}.{piece.role}.weight"
 
 
 def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor, known: Known) -> np.ndarray:

@@ -23,7 +23,7 @@ from runtime._plugins import load
 from runtime.artifact.tensor_header import ITEM_BYTES
 from runtime.quantities import show_bytes
 from schemas.corpus import Corpus
-from schemas.errors import DoesNotFitError
+from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.families import FamilyName, FormatName
 from schemas.model import Model, ModelSpec
 
@@ -140,6 +140,19 @@ class Size:
     @property
     def _layer_parameters(self) -> int:
         return sum(prod(shape) for role, shape in self.shapes.items() if role.startswith("layers.0."))
+
+
+def check_one_mlp(spec: ModelSpec, asked: str, without: str) -> None:
+    """Refuses to train a mixture of experts, whose router would have to be kept from sending all to a few.
+
+    Raises:
+        ColdpressError: naming what was asked for, and what builds without it.
+    """
+    if spec.is_mixture:
+        raise ColdpressError(
+            f"{asked} was asked for, and this model is a mixture of {spec.num_experts} experts, which is not trained "
+            f"here; build with {without}"
+        )
 
 
 def check_memory(course: Course, needed: int, size: Size, device: str, others: str = "") -> None:

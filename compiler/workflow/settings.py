@@ -73,6 +73,8 @@ class ModelReference(Record):
     num_hidden_layers: PositiveCount
     exact_zeros: bool
     """Whether the MLP's activation is ReLU, so that inactive units are exact zeros."""
+    is_mixture: bool = False
+    """Whether the MLP is several experts, of which a router picks some."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ def chunks(config: BuildConfig) -> list[str]:
 
 def needs_predictors(config: BuildConfig) -> bool:
     """Whether the build has predictors."""
-    methods = methods_for(config["method"], config.model.exact_zeros)
+    methods = methods_for(config["method"], config.model.exact_zeros, config.model.is_mixture)
     return any(_plugins.load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods)
 
 
@@ -250,7 +252,7 @@ def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple
     """Package -> the plug-ins of it that a key names; of an open method its candidates."""
     named = {package: values[key.name] for package, key in plugin_keys().items()}
     found = {package: () if name is None else (name,) for package, name in named.items()}
-    return {**found, "runtime.sparsity": methods_for(values["method"], model.exact_zeros)}
+    return {**found, "runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture)}
 
 
 def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
@@ -334,6 +336,7 @@ def _reference_of(profile: ModelProfile, revision: str | None) -> ModelReference
         model_type=profile.model_type,
         num_hidden_layers=profile.num_hidden_layers,
         exact_zeros=_common.activation(profile.hidden_act) in EXACT_ZEROS,
+        is_mixture=_plugins.load("compiler.architectures", profile.model_type).MODULES.is_mixture,
     )
 
 
@@ -370,6 +373,7 @@ def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple
         model_type=config["model_type"],
         num_hidden_layers=believed["num_hidden_layers"],
         exact_zeros=_common.activation(named) in EXACT_ZEROS,
+        is_mixture=architecture.MODULES.is_mixture,
     )
     return reference, believed["max_position_embeddings"]
 

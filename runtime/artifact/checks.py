@@ -37,7 +37,7 @@ from schemas.manifest import (
     Manifest,
     features_of,
 )
-from schemas.model import ModelSpec
+from schemas.model import MLP_ROLES, ModelSpec
 
 NEWER = "use a newer runtime, or rebuild the artifact without it"
 
@@ -135,6 +135,7 @@ def check_manifest(manifest: Manifest) -> None:
     _check_file_list(manifest)
     _check_sections(manifest)
     _check_model(manifest.model)
+    _check_experts(manifest)
     _check_predictors(manifest)
     _check_resident(manifest)
     _check_listed_features(manifest)
@@ -175,11 +176,25 @@ def _check_model(spec: ModelSpec) -> None:
     require(
         (spec.rotary_dim > 0) == rotary, "rotary_dim", f"{'positive' if rotary else '0'} with {spec.position} positions"
     )
-    require(spec.num_experts == 1, "num_experts", "1: this version runs no mixture of experts")
+    require(spec.num_experts_per_tok <= spec.num_experts, "num_experts_per_tok", f"at most {spec.num_experts} experts")
     require(spec.rotary_scaling > 0, "rotary_scaling", "positive")
     for token in (spec.bos_token_id, *spec.eos_token_ids):
         field = "bos_token_id" if token == spec.bos_token_id else "eos_token_ids"
         require(token is None or token < spec.vocab_size, field, f"below vocab_size, {spec.vocab_size}")
+
+
+def _check_experts(manifest: Manifest) -> None:
+    """A mixture keeps nothing of its experts in DRAM that could not be given up, so that no list grows with them."""
+    if not manifest.model.is_mixture:
+        return
+    families = [entry.family for entry in manifest.families]
+    kept = [role for role in arithmetic.resident_roles(families, manifest.model) if role in MLP_ROLES]
+    if kept or arithmetic.WHOLE_MLP not in families:
+        expected = "neuron, whose units hold the experts of a mixture whole"
+        raise SectionError(MANIFEST_FILE, "families", _short(families), expected)
+    if manifest.predictors:
+        found = f"for {len(manifest.predictors)} layers"
+        raise ModelError(MANIFEST_FILE, "predictors", found, "none: this version predicts no units of experts")
 
 
 def _check_sections(manifest: Manifest) -> None:

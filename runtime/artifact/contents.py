@@ -12,7 +12,7 @@ from runtime import _plugins
 from schemas.families import resident_roles
 from schemas.layout import SelectorArray
 from schemas.manifest import Manifest
-from schemas.model import ModelSpec, role_shape
+from schemas.model import ATTENTION_ROLES, ModelSpec, matrices, role_shape
 
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """Tensor name -> dtype and shape as stored."""
@@ -80,9 +80,11 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
         prefix = f"layers.{layer}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
             _add_norm(required, f"{prefix}{norm}", spec)
-        for role in resident_roles(families, spec):
-            required[f"{prefix}{role}.weight"] = role_shape(spec, f"{role}.weight")
-        optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in resident_roles((), spec)}
+        held = [name for role in resident_roles(families, spec) for name in matrices(role, spec)]
+        for name in [*held, *["router"] * spec.is_mixture]:
+            required[f"{prefix}{name}.weight"] = role_shape(spec, f"{name}.weight")
+        biased = ATTENTION_ROLES if spec.is_mixture else resident_roles((), spec)
+        optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
         optional |= {f"{prefix}{norm}.weight": (spec.head_dim,) for norm in ("q_norm", "k_norm")}
     return required, optional
 

@@ -6,7 +6,8 @@ units that it will choose. Reads are begun when all that this layer asks for is 
 first. Where sections hold one layer, a layer reads ahead for the next one; where they hold N, each of a group's layers
 reads its share of flash for the whole next group, with the freshest input that there is. Guessing is one more choice
 per section, of a selector that reads the input itself; a matrix is never multiplied for it alone. Of what is chosen a
-plan may take the largest entries of the input only, which are the surest to be large in the next layer, too.
+plan may take the largest entries of the input only, which are the surest to be large in the next layer, too. In a
+mixture of experts the next layer's router says of which experts units are guessed.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from runtime.model.mlp import Mlp
 from runtime.model.selection import Selection, union
 from runtime.preload_room import guessed_families
 from runtime.store import Store
@@ -25,9 +27,9 @@ from schemas.layout import Section
 class Ahead:
     """Has a store read ahead, if its plan has room for that."""
 
-    def __init__(self, store: Store, selection: Selection, sections: Sequence[Section]) -> None:
-        """Nothing is guessed before `note`."""
-        self._store, self._selection = store, selection
+    def __init__(self, store: Store, selection: Selection, sections: Sequence[Section], mlps: Sequence[Mlp]) -> None:
+        """Nothing is guessed before `note`; `mlps` are those of all layers."""
+        self._store, self._selection, self._mlps = store, selection, mlps
         self._noted: dict[str, tuple[int, np.ndarray]] = {}
         self._following: dict[tuple[int, str], tuple[Section, Section]] = {}
         """(layer, family) -> the section that it is of, and the one after it."""
@@ -48,11 +50,10 @@ class Ahead:
         for family, (layer, signal) in self._noted.items():
             section, following = self._following[layer, family]
             there = {target: self._store.residency(target, family) for target in following.layers}
-            chosen = [
-                self._selection.select(target, family, one, residency)
-                for target, residency in there.items()
-                for one in signal
-            ]
+            chosen: list[np.ndarray] = []
+            for target, residency in there.items():
+                experts = self._mlps[target].experts_for(signal) if FAMILIES[family].signal == "mlp_input" else None
+                chosen += self._selection.select_each(target, family, signal, residency, experts)
             ids, _ = union(chosen, following.num_units)
             if FAMILIES[following.family].axis == "hidden_size":
                 ids = surest(ids, signal, self._store.plan.preload_guess)

@@ -5,7 +5,7 @@ the store's slots — and which units they are is not decided here. Shape letter
 of a block, M rows of a matrix.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,8 +77,15 @@ class Block(Protocol):
         ...
 
 
-Blocks = Callable[[int, str, np.ndarray], Iterable[Block]]
-"""(layer, family, its signal float32 [T, n]) -> the blocks to compute with."""
+class Blocks(Protocol):
+    """Gives the blocks to compute with."""
+
+    def __call__(
+        self, layer: int, family: str, signal: np.ndarray, experts: np.ndarray | None = None
+    ) -> Iterable[Block]:
+        """Those of a family of a layer, from its signal float32 [T, n]; `experts` bool [T, E] are those whose units a
+        token may use, None for all."""
+        ...
 
 
 @dataclass(frozen=True)

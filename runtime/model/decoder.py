@@ -87,7 +87,6 @@ class Decoder:
         """
         self.spec: ModelSpec = artifact.manifest.model
         self._store, self._selection = store, selection
-        self._ahead = Ahead(store, selection, artifact.manifest.flash.sections)
         self._units: dict[str, Units] = {
             entry.family: units_of(entry, self.spec, activations) for entry in artifact.manifest.families
         }
@@ -98,6 +97,8 @@ class Decoder:
         self._inv_freq = resident.vector("rotary.inv_freq") if self.spec.position == "rotary" else None
         self._norm = self._make_norm("norm", resident)
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
+        mlps = [layer.mlp for layer in self._layers]
+        self._ahead = Ahead(store, selection, artifact.manifest.flash.sections, mlps)
         self._kv_cache: KvCacheFormat = kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
 
@@ -360,16 +361,20 @@ class Decoder:
                     "begin with a longer context"
                 )
 
-    def _streamed(self, layer: int, family: str, signal: np.ndarray, parts: Sequence[slice]) -> Iterator[Block]:
-        """All units, in flash order."""
+    def _streamed(
+        self, layer: int, family: str, signal: np.ndarray, experts: np.ndarray | None = None, *, parts: Sequence[slice]
+    ) -> Iterator[Block]:
+        """All units, in flash order, whichever experts they are of."""
         for ids, codes in self._store.stream(layer, family):
             yield StreamedBlock(ids, codes, self._units[family], parts)
 
-    def _selected(self, layer: int, family: str, signal: np.ndarray, num_kept: int | None) -> Iterable[Block]:
+    def _selected(
+        self, layer: int, family: str, signal: np.ndarray, experts: np.ndarray | None = None, *, num_kept: int | None
+    ) -> Iterable[Block]:
         """The units that the selector picks for the tokens, each of which computes with its own."""
         self._ahead.note(layer, family, signal)
         residency = self._store.residency(layer, family)
-        chosen = [self._selection.select(layer, family, one, residency) for one in signal]
+        chosen = self._selection.select_each(layer, family, signal, residency, experts)
         ids, own_TU = union(chosen, residency.present.size)
         kept = None if num_kept is None or own_TU is None else ids[own_TU[:num_kept, ids].any(axis=0)]
         for batch in self._store.fetch(layer, family, ids, kept):

@@ -75,6 +75,17 @@ class Selection:
         """Ids to use for `signal` float32 [n], int32 ascending."""
         return self._method.select(signal, self._arrays[layer, family], residency)
 
+    def select_each(
+        self, layer: int, family: str, signal: np.ndarray, residency: Residency, experts: np.ndarray | None
+    ) -> list[np.ndarray]:
+        """Ids of each of some tokens, of `signal` float32 [T, n]; of those `experts`, bool [T, E], where units are
+        theirs."""
+        chosen = [self.select(layer, family, one, residency) for one in signal]
+        if experts is None:
+            return chosen
+        each = residency.present.size // experts.shape[1]
+        return [ids[own[ids // each]] for ids, own in zip(chosen, experts, strict=True)]
+
     def check_many(self) -> None:
         """Refuses to choose for several tokens at once where that would not be the choice for one after the other.
 

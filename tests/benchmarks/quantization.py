@@ -98,7 +98,7 @@ class Scorer:
 
     def __init__(self, source: Model, tokens: np.ndarray, sparsity: Sparsity) -> None:
         self.tokens, self._sparsity = tokens, sparsity
-        self._choice = None if sparsity.is_whole else choice_of(sparsity)
+        self._choice = None if sparsity.is_whole else choice_of(sparsity, source.spec)
         stream = LayerStream(source, threads=1)
         self._source, self._hidden = stream, self._last(stream)
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from compiler.cost_model import WHOLE_MLP, kv_cache_bytes, resident_bytes, unit_bytes
+from compiler.cost_model import kv_cache_bytes, resident_bytes, unit_bytes
 from compiler.dense_run import dense_run
 from runtime._extents import span_bytes
 from runtime.artifact.reader import open_artifact
 from runtime.simulate import simulate
 from runtime.trace import FETCH, Event
+from schemas.families import WHOLE_MLP
 from schemas.layout import placed_parts
 from tests.support.records import Build
 from tests.support.statistics import device_of, model_of

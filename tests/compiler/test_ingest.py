@@ -130,19 +130,27 @@ def test_code_that_is_known_is_left_alone(kind: str, prefix: str, tmp_path: Path
 @pytest.mark.needs_data
 @pytest.mark.parametrize(
     "name",
-    ["stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-opt-0.9m", "prose7m", "prose7m-relu"],
+    [
+        *("stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-opt-0.9m", "prose7m", "prose7m-relu"),
+        "tinystories-mixtral-8x",
+    ],
 )
 def test_real_checkpoints(name: str, tmp_path: Path) -> None:
     assert run(data_folder() / "models" / name, tmp_path / "work").num_parameters > 250_000
 
 
-@pytest.mark.needs_data
-def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
-    text = refusal(data_folder() / "models" / "tinystories-mixtral-8x", tmp_path / "work")
-    assert text == (
-        "config.json: the architecture 'mixtral' is not supported; supported are arcee, bamboo, llama, mistral, "
-        "nemotron, opt, phi3, qwen2, qwen3"
-    )
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"num_local_experts": 1}, "num_local_experts is 1, expected a whole number from 2 to 4096"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected at most num_local_experts, 4"),
+        ({"num_local_experts": 5}, "block_sparse_moe.gate.weight has the shape [4, 64], expected [5, 64] by config"),
+    ],
+)
+def test_experts_that_are_not_there(tmp_path: Path, changes: dict[str, int], found: str) -> None:
+    folder = write_model(tmp_path / "tiny", "mixtral", num_hidden_layers=1)
+    edit_config(folder, **changes)
+    assert found in refusal(folder, tmp_path / "work")
 
 
 # --- the hub

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from runtime import _plugins
-from tests.support.models import MODEL_TYPES
+from tests.support.models import MIXTURES, MODEL_TYPES
 from tests.support.product import Case, Source, compiled, difference, source_of
 
 METHODS, FORMATS = _plugins.names("runtime.sparsity"), _plugins.names("runtime.quantization")
+ONE_MLP = [name for name in MODEL_TYPES if name not in MIXTURES]
 CASES = [
-    Case(MODEL_TYPES[number % len(MODEL_TYPES)], method, FORMATS[number % len(FORMATS)])
+    Case(ONE_MLP[number % len(ONE_MLP)], method, FORMATS[number % len(FORMATS)])
     for number, method in enumerate(METHODS)
 ]
+CASES += [Case(name, "dense", "int4_group32") for name in MIXTURES]
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 biases": ("qwen3", {"attention_bias": True}),
     "phi3 window": ("phi3", {"sliding_window": 20}),
     "partial rotary": ("phi3", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
+    "one expert a token": ("mixtral", {"num_experts_per_tok": 1}),
     "longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}),
     "no biases": ("opt", {"enable_bias": False}),
     "arcee biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
@@ -98,7 +99,7 @@ def test_roles_have_the_shapes_that_the_spec_gives(case: Model) -> None:
     for role, source in case.tensors.items():
         assert source.shape == role_shape(case.spec, role)
         assert source.row_stop - source.row_start == source.shape[0]
-    modules = {role.split(".")[2] for role in case.tensors if role.startswith("layers.1.")}
+    modules = {role.split(".")[-2] for role in case.tensors if role.startswith("layers.1.")}
     assert {"input_layernorm", "post_attention_layernorm", "q_proj", "k_proj", "v_proj", "o_proj"} <= modules
     assert ("gate_proj" in modules) == case.spec.gated_mlp
     assert ("lm_head.weight" in case.tensors) != case.spec.tie_word_embeddings
@@ -115,7 +116,7 @@ def test_frequencies_equal_those_of_transformers(case: Model, tmp_path: Path) ->
     assert case.spec.rotary_dim == 2 * len(module.inv_freq)
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "mixtral"])
 def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
     """What the hooks get, put through the MLP by hand with the roles' own weights, gives what the layer adds."""
     import torch
@@ -154,6 +155,48 @@ def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
         added = after[block].numpy() - without[block]
         assert np.allclose(added, linear("down", inner, bias=False), atol=1e-5)
         assert np.abs(added).max() > 0.01
+
+
+def test_hooks_see_the_parts_of_every_expert(tmp_path: Path) -> None:
+    """A unit of an expert that a token does not use is zero, and the formula of the paper gives what the layer adds."""
+    import torch
+
+    model = made(tmp_path / "tiny", "mixtral", {}, relu=True, tie=False)
+    tokens, width = np.arange(18, dtype=np.int32)[None], model.spec.intermediate_size
+    names = ("router_logits", "mlp_input", "mlp_activation", "mlp_up", "mlp_inner")
+    seen: dict[str, np.ndarray] = {}
+
+    def hooks(block: int) -> Hooks:
+        def keep(name: str) -> Any:
+            return lambda part: seen.update({name: part.numpy().copy()})
+
+        return {name: keep(name) for name in names}
+
+    stream = LayerStream(model)
+    hidden = stream.embed(tokens)
+    added = stream.run_layer(0, hidden, hooks) - stream.run_layer(0, hidden, lambda _: {"mlp_inner": torch.zeros_like})
+
+    def linear(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ read_role(model, f"layers.0.{name}.weight").T
+
+    logits = linear("router", seen["mlp_input"])
+    assert np.allclose(seen["router_logits"], logits, atol=1e-5)
+    assert len({tuple(row) for row in np.argsort(logits, axis=1)[:, -2:].tolist()}) > 2
+    expected = np.zeros_like(seen["mlp_input"])
+    for token, x in enumerate(seen["mlp_input"]):
+        chosen = np.argsort(-logits[token])[:2]
+        shares = np.exp(logits[token, chosen]) / np.exp(logits[token, chosen]).sum()
+        left = {name: seen[name][token].reshape(-1, width).copy() for name in names[2:]}
+        for expert, share in zip(chosen, shares, strict=True):
+            gate, up = (linear(f"experts.{expert}.{name}_proj", x) for name in ("gate", "up"))
+            parts = {"mlp_activation": np.maximum(gate, 0), "mlp_up": up, "mlp_inner": np.maximum(gate, 0) * up}
+            for name, values in parts.items():
+                assert np.allclose(left[name][expert], values, atol=1e-5)
+                left[name][expert] = 0
+            expected[token] += share * linear(f"experts.{expert}.down_proj", parts["mlp_inner"])
+        assert not any(values.any() for values in left.values())
+    assert np.allclose(added.numpy()[0], expected, atol=1e-5)
+    assert np.abs(expected).max() > 0.01
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -41,6 +41,8 @@ ARCHITECTURES = {
     "opt relu": ("opt", {"relu": True}),
     "arcee": ("arcee", {}),
     "bamboo": ("bamboo", {}),
+    "mixtral": ("mixtral", {}),
+    "mixtral relu tied": ("mixtral", {"relu": True, "tie": True}),
     "nemotron": ("nemotron", {}),
     "nemotron with biases": ("nemotron", {"overrides": {"attention_bias": True, "mlp_bias": True}}),
 }

@@ -22,7 +22,7 @@ from runtime.kv_cache import kv_cache_bytes
 from schemas.errors import ArtifactError
 from schemas.families import num_units, slice_length, slices
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
-from schemas.model import ModelSpec
+from schemas.model import ModelSpec, matrices
 from tests.support.methods import families_of, kept
 from tests.support.shapes import small_device, small_spec
 
@@ -128,8 +128,9 @@ def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, 
     codec = _plugins.load("runtime.quantization", recipe.format)
     parts: list[np.ndarray] = []
     for piece in slices(family, recipe.spec):
-        matrix = weights[f"layers.{layer}.{piece.role}.weight"]
-        values = matrix if piece.axis == "row" else np.ascontiguousarray(matrix.T)
+        names = [f"layers.{layer}.{name}.weight" for name in matrices(piece.role, recipe.spec)]
+        along = [weights[name] if piece.axis == "row" else weights[name].T for name in names]
+        values = np.ascontiguousarray(np.concatenate(along))
         assert values.shape == (num_units(family, recipe.spec), slice_length(piece, recipe.spec))
         parts.append(codec.encode(values))
     return np.concatenate(parts, axis=1)
@@ -182,7 +183,7 @@ def write_resident(
     entries: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     for role, values in weights.items():
-        if role.startswith("layers.") and role.split(".")[2] in on_flash and role.endswith(".weight"):
+        if role.startswith("layers.") and role.split(".")[-2] in on_flash and role.endswith(".weight"):
             continue
         chosen = resident_format(role, recipe.format) if values.ndim == 2 else None
         entries.append({"role": role, "format": chosen, "shape": list(values.shape)})
@@ -193,7 +194,7 @@ def write_resident(
 
 def resident_format(role: str, artifact_format: str) -> str | None:
     """The format of a resident matrix."""
-    if role == "embed_positions.weight":
+    if role == "embed_positions.weight" or role.endswith(".router.weight"):
         return None
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if artifact_format == "fp16" else "int8_group32"

@@ -9,7 +9,7 @@ from runtime.artifact.reader import Artifact
 from runtime.generate import Session
 from schemas.families import num_units, slice_length, slices
 from schemas.layout import placed_parts
-from schemas.model import Model
+from schemas.model import Model, matrices
 
 
 def decode(codes: np.ndarray, format_name: str, length: int) -> np.ndarray:
@@ -40,7 +40,9 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
             length = slice_length(piece, spec)
             size = _plugins.load("runtime.quantization", formats[family]).nbytes(length)
             matrix = decode(np.ascontiguousarray(units[:, start : start + size]), formats[family], length)
-            values[f"layers.{part.layer}.{piece.role}.weight"] = matrix if piece.axis == "row" else matrix.T
+            names = matrices(piece.role, spec)
+            for name, own in zip(names, np.split(matrix, len(names)), strict=True):
+                values[f"layers.{part.layer}.{name}.weight"] = own if piece.axis == "row" else own.T
             start += size
     return values
 

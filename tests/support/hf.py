@@ -65,6 +65,8 @@ def spec_of(config: Any) -> ModelSpec:
         head_dim=head_dim,
         max_position_embeddings=config.max_position_embeddings,
         hidden_act=_activation(config),
+        num_experts=getattr(config, "num_local_experts", 1),
+        num_experts_per_tok=getattr(config, "num_experts_per_tok", 1),
         gated_mlp=config.model_type not in ("opt", "arcee", "nemotron"),
         norm="layer_norm" if is_opt else "layer_norm_1p" if is_nemotron else "rms_norm",
         norm_eps=1e-5 if is_opt else config.norm_eps if is_nemotron else config.rms_norm_eps,
@@ -116,6 +118,10 @@ def roles_of(model: Any, spec: ModelSpec) -> dict[str, np.ndarray]:
 
 def _split(parts: list[str], values: np.ndarray, spec: ModelSpec) -> dict[str, np.ndarray]:
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    if parts[2:3] == ["gate"]:
+        return {".".join([*parts[:2], "router", *parts[3:]]): values}
+    if parts[2:3] == ["experts"]:
+        return _of_experts(parts, values)
     fused = {
         "qkv_proj": (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)),
         "gate_up_proj": (("gate_proj", spec.intermediate_size), ("up_proj", spec.intermediate_size)),
@@ -126,6 +132,20 @@ def _split(parts: list[str], values: np.ndarray, spec: ModelSpec) -> dict[str, n
     for name, num_rows in fused[parts[2]]:
         found[".".join([*parts[:2], name, *parts[3:]])] = np.ascontiguousarray(values[start : start + num_rows])
         start += num_rows
+    return found
+
+
+def _of_experts(parts: list[str], values: np.ndarray) -> dict[str, np.ndarray]:
+    """transformers' own tensors have all experts: [E, 2F, N] of the gate and up, [E, N, F] of down."""
+    found: dict[str, np.ndarray] = {}
+    for expert, matrix in enumerate(values):
+        prefix = ".".join([*parts[:3], str(expert)])
+        if parts[3] == "down_proj":
+            found[f"{prefix}.down_proj.weight"] = np.ascontiguousarray(matrix)
+        else:
+            gate, up = np.split(matrix, 2)
+            found |= {f"{prefix}.gate_proj.weight": np.ascontiguousarray(gate)}
+            found |= {f"{prefix}.up_proj.weight": np.ascontiguousarray(up)}
     return found
 
 

@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
-MODEL_TYPES = ("arcee", "bamboo", "llama", "mistral", "nemotron", "opt", "phi3", "qwen2", "qwen3")
+MODEL_TYPES = ("arcee", "bamboo", "llama", "mistral", "mixtral", "nemotron", "opt", "phi3", "qwen2", "qwen3")
+MIXTURES = ("mixtral",)
+"""Models of several experts, of which the router alone chooses units."""
 UNGATED = ("arcee", "nemotron")
 RELU_TYPES = ("arcee", "bamboo", "nemotron")
 """Models whose activation is one of the ReLU family, whatever is asked for."""
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 TEXT = """The kettle had boiled dry twice before anyone noticed the smell of hot iron in the narrow kitchen.
@@ -181,8 +184,10 @@ def _config(
         config["rope_parameters"]["partial_rotary_factor"] = 0.5
     if model_type == "qwen3":
         config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in the real ones
-    if model_type in ("mistral", "bamboo"):
+    if model_type in ("mistral", "bamboo", "mixtral"):
         config |= {"sliding_window": 48}
+    if model_type == "mixtral":
+        config |= EXPERTS
     return config
 
 
@@ -209,7 +214,7 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
             values += 2 * shared
         else:
             values = rng.normal(0, 1 / np.sqrt(shape[1]), shape)
-            if any(part in name for part in ("o_proj", "out_proj", "down_proj", "fc2")):
+            if any(part in name for part in ("o_proj", "out_proj", "down_proj", "fc2", "w2")):
                 values = (values - values.mean(axis=1, keepdims=True)) * gain / np.sqrt(2 * layers)
             else:  # only the gates may see the shared direction, else all positions end up alike
                 values -= np.outer(values @ shared, shared)
@@ -221,6 +226,8 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
 
 def _deciding(model_type: str) -> tuple[str, ...]:
     """Parts of the names of matrices whose sign decides which neurons fire."""
+    if model_type == "mixtral":  # whose gates are called otherwise, and whose router is called gate
+        return ("w1",)
     return ("up_proj",) if model_type in UNGATED else ("gate", "fc1")
 
 
@@ -234,7 +241,11 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         linears = {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, intermediate)}
-        if kind == "phi3":
+        if kind == "mixtral":
+            linears = {"self_attn.o_proj": (hidden, queries), "self_attn.q_proj": (queries, hidden)}
+            linears |= {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
+            linears |= _expert_shapes(config)
+        elif kind == "phi3":
             linears["self_attn.qkv_proj"] = (queries + 2 * keys, hidden)
             linears["mlp.gate_up_proj"] = (2 * intermediate, hidden)
         else:
@@ -254,6 +265,17 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes |= {f"model.norm.{part}": (hidden,) for part in parts}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def _expert_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of one layer of a Mixtral."""
+    hidden, intermediate, experts = (config[name] for name in ("hidden_size", "intermediate_size", "num_local_experts"))
+    shapes: dict[str, tuple[int, ...]] = {"block_sparse_moe.gate": (experts, hidden)}
+    for expert in range(experts):
+        prefix = f"block_sparse_moe.experts.{expert}."
+        shapes |= {f"{prefix}w1": (intermediate, hidden), f"{prefix}w3": (intermediate, hidden)}
+        shapes[f"{prefix}w2"] = (hidden, intermediate)
     return shapes
 
 

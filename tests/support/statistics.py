@@ -11,7 +11,7 @@ from compiler.order._task import Activity, Demand, Task
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName, FormatName, Method
-from schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource
+from schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource, matrices
 from schemas.placement import LayerPlacement, Placement
 from schemas.sparsity import Budget, Densities, Sparsity
 
@@ -167,7 +167,8 @@ def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         for role in MLP_ROLES:
             if spec.gated_mlp or role != "gate_proj":
                 size = (spec.intermediate_size, hidden)
-                parts[role] = size[::-1] if role == "down_proj" else size
+                parts |= dict.fromkeys(matrices(role, spec), size[::-1] if role == "down_proj" else size)
+        parts |= {"router": (spec.num_experts, hidden)} if spec.is_mixture else {}
         shapes |= {f"layers.{layer}.{name}.weight": size for name, size in parts.items()}
     return shapes
 

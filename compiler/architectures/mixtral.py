@@ -1,0 +1,37 @@
+"""Mixtral: Mistral whose MLP is several, of which a router picks some for every token (Jiang et al. 2024).
+
+Tensors have the names of the published checkpoints, which newer versions of transformers write, too.
+"""
+
+from typing import Any
+
+from compiler.architectures import _common, _experts
+from schemas.errors import CheckpointError
+from schemas.model import MatrixRole, ModelSpec, matrices
+
+KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok"}
+MODULES = _common.Modules(
+    prefix="Mixtral", base="model", norm="norm", taps=_experts.TAPS, adapt=_experts.adapt, is_mixture=True
+)
+MATRICES: dict[str, MatrixRole] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def spec(config: Any) -> ModelSpec:
+    """The model's shape."""
+    experts, chosen = config.num_local_experts, config.num_experts_per_tok
+    if chosen > experts:
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok is {chosen}, expected at most num_local_experts, {experts}"
+        )
+    return _common.llama_spec(MODULES, config, config.sliding_window, num_experts=experts, num_experts_per_tok=chosen)
+
+
+def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Tensor names and the roles they hold."""
+    layer = {f"self_attn.{name}.weight": (f"{name}.weight",) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    layer |= {f"{name}.weight": (f"{name}.weight",) for name in ("input_layernorm", "post_attention_layernorm")}
+    layer[f"{_experts.BLOCK}.gate.weight"] = ("router.weight",)
+    for name, role in MATRICES.items():
+        for expert, held in enumerate(matrices(role, spec)):
+            layer[f"{_experts.BLOCK}.experts.{expert}.{name}.weight"] = (f"{held}.weight",)
+    return _common.llama_outer(spec) | _common.all_layers(spec, "model", layer)

@@ -1,0 +1,147 @@
+"""Mixtures of experts in the compiler: what is counted, what is costed and what is refused. The product of the stages
+is in test_product.py, the forward pass in tests/contracts/test_architectures.py."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler import gram, ingest, recalibrate
+from compiler._io import Workspace, load_arrays, save_arrays
+from compiler.activity.forward import LayerStream
+from compiler.activity.unit_statistics import unit_norms
+from compiler.calibrate import CalibrateConfig
+from compiler.calibrate import run as calibrate
+from compiler.candidates import families_for
+from compiler.checkpoint.tensors import read_role
+from compiler.cost_model import resident_bytes, stored_format, unit_bytes
+from compiler.dense_run import dense_run
+from compiler.distill import DistillConfig
+from compiler.distill import run as distill
+from compiler.gram import GramConfig
+from compiler.ingest import IngestConfig
+from compiler.recalibrate import RecalibrateConfig
+from compiler.relufy import relufied
+from compiler.workflow import settings
+from schemas.corpus import SPLITS, Corpus, TokenBlocks
+from schemas.errors import ColdpressError
+from schemas.model import Model
+from schemas.sparsity import Densities, Sparsity
+from tests.support.models import write_model
+from tests.support.records import tiny_sparsity
+from tests.support.statistics import device_of, model_of
+
+LAYERS, EXPERTS, CHOSEN, WIDTH = 2, 4, 2, 160
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["silu", "relu"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("mixture") / "tiny"
+    write_model(folder, "mixtral", num_hidden_layers=LAYERS, relu=request.param)
+    return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    tokens = np.random.default_rng(5).integers(2, 384, (3, 24)).astype(np.int32)
+    arrays = save_arrays(tmp_path_factory.mktemp("corpus") / "tokens.safetensors", {"tokens": tokens})
+    blocks = (TokenBlocks(split=split, arrays=arrays, num_blocks=3, block_tokens=24) for split in SPLITS)
+    return Corpus(name="random", text_sha256="0" * 64, splits=tuple(blocks))
+
+
+def sparsity(model: Model) -> Sparsity:
+    densities = (Densities(family="neuron", per_layer=(CHOSEN / EXPERTS,) * LAYERS),)
+    return tiny_sparsity(model, method="dense").model_copy(update={"densities": densities})
+
+
+def test_units_of_the_chosen_experts_are_counted(model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    """All of them, whatever else they are, where the router's own logits say so."""
+    before = calibrate(CalibrateConfig(method="dense"), model, corpus, Workspace(tmp_path / "a", "test"), 1)
+    work = Workspace(tmp_path / "b", "test")
+    found = recalibrate.run(RecalibrateConfig(), model, corpus, sparsity(model), before, work, 1)
+    tokens = load_arrays(corpus.split("calibration").arrays)["tokens"]
+    for layer, entry in enumerate(found.layers):
+        family = entry.family("neuron")
+        assert family is not None
+        assert family.num_units == EXPERTS * WIDTH
+        assert family.density == pytest.approx(CHOSEN / EXPERTS, rel=0.01)  # of a ReLU all of an expert may be zero
+        arrays = load_arrays(family.arrays)
+        bits = np.unpackbits(arrays["bits"], axis=1, count=tokens.size, bitorder="little").astype(bool)
+        logits = load_arrays(entry.inputs)["mlp_inputs"] @ read_role(model, f"layers.{layer}.router.weight").T
+        chosen = np.argsort(np.argsort(-logits, axis=1), axis=1) < CHOSEN  # the inputs are kept in fp16
+        assert np.mean(bits == np.repeat(chosen, WIDTH, axis=1).T) > 0.99
+        assert arrays["counts"].tolist() == bits.sum(axis=1).tolist()
+        assert len(np.unique(arrays["counts"])) > 1
+
+
+def test_gram_matrices_are_of_attention_alone(model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    config = GramConfig(gram_tokens=24, dtype="float32")
+    found = gram.run(config, model, corpus, sparsity(model), Workspace(tmp_path / "gram", "test"), 1)
+    assert set(load_arrays(found.layers[0].arrays)) == {"attention_input", "attention_mixed"}
+
+
+def test_norms_are_of_every_expert(model: Model) -> None:
+    def of(name: str) -> np.ndarray:
+        return read_role(model, f"layers.1.experts.{EXPERTS - 1}.{name}_proj.weight").astype(np.float64)
+
+    squares = (of("gate") ** 2).sum(axis=1) + (of("up") ** 2).sum(axis=1) + (of("down") ** 2).sum(axis=0)
+    found = unit_norms(model, 1, "neuron")
+    assert found.shape == (EXPERTS * WIDTH,)
+    assert found[-WIDTH:] == pytest.approx(np.sqrt(squares), rel=1e-6)
+
+
+def test_a_layer_streams_as_it_computes(model: Model) -> None:
+    """A layer's copy computes with its own weights, not with those of the empty one that it was copied from."""
+    stream = LayerStream(model)
+    hidden = stream.embed(np.arange(12, dtype=np.int32)[None])
+    one, two = stream.load_layer(0, 12), stream.load_layer(1, 12)
+    first = one.run(hidden, {})
+    assert not np.allclose(first.numpy(), two.run(hidden, {}).numpy())
+    assert np.array_equal(first.numpy(), one.run(hidden, {}).numpy())
+
+
+def test_experts_are_stored_in_the_format_and_routers_as_they_are() -> None:
+    assert stored_format("layers.3.experts.12.down_proj.weight", "int4_group32") == "int4_group32"
+    assert stored_format("layers.3.router.weight", "int4_group32") is None
+
+
+def test_a_dense_run_reads_what_a_router_picks() -> None:
+    """With next to nothing in DRAM, every token reads k experts of each layer, with a read of each or a few."""
+    mixture = model_of(num_experts=EXPERTS, num_experts_per_tok=CHOSEN)
+    one_mlp = model_of(intermediate_size=EXPERTS * WIDTH)
+    expert_bytes = WIDTH * unit_bytes("neuron", mixture.spec, "fp16")
+    device = device_of()
+    found, whole = (
+        dense_run(model, "fp16", 64, resident_bytes(model, ("neuron",), "fp16") + (64 << 10), device)
+        for model in (mixture, one_mlp)
+    )
+    assert found is not None
+    assert whole is not None
+    pages = found.reads_per_token * 2 * device.flash.page_bytes.value
+    wanted = LAYERS * CHOSEN * expert_bytes - found.pinned_bytes * CHOSEN / EXPERTS
+    assert wanted <= found.flash_bytes_per_token <= wanted + pages
+    assert LAYERS * CHOSEN <= found.reads_per_token < found.flash_bytes_per_token / 8192
+    assert found.flash_bytes_per_token < 0.6 * whole.flash_bytes_per_token
+    assert found.token_s < whole.token_s
+
+
+def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    assert families_for("auto", {}, model.spec) == families_for("dense", {}, model.spec) == ("neuron",)
+    assert families_for("dense", {"families": "neuron+attn_in"}, model.spec) == ("neuron", "attn_in")
+    with pytest.raises(ColdpressError, match=r"method=topk keeps mlp_in\+mlp_mid on flash.*use method=dense"):
+        families_for("topk", {}, model.spec)
+    with pytest.raises(ColdpressError, match=r"method=dense keeps attn_in on flash.*use method=dense"):
+        families_for("dense", {"families": "attn_in"}, model.spec)
+    with pytest.raises(ColdpressError, match=r"method=predictor needs predictors.*use method=dense"):
+        families_for("predictor", {}, model.spec)
+    with pytest.raises(ColdpressError, match=r"relufy=relu was asked for, .* mixture of 4 experts.* relufy=off"):
+        relufied(model.spec, "relu", 0.0)
+    with pytest.raises(ColdpressError, match=r"distill=true was asked for, .* build with distill=false"):
+        distill(DistillConfig(), model, corpus, sparsity(model), Workspace(tmp_path, "test"), 1)
+
+
+def test_the_workflow_knows_a_mixture(model: Model) -> None:
+    folder = Path(next(iter(model.tensors.values())).file).parent
+    config = settings.resolve({"model": str(folder)})
+    assert config.plugins()["runtime.sparsity"] == ("dense",)
+    assert not settings.needs_predictors(config)
