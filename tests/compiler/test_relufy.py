@@ -227,6 +227,8 @@ def test_adapters_of_seven_billion_parameters_fit_into_24_gb() -> None:
     least = 2 * model.num_parameters + 4 * 6 * adapters  # weights; adapters, gradients twice, two moments, the best
     assert least < relufy.ram_bytes(size, 32) < 24e9
     assert relufy.ram_bytes(size, 64) == relufy.ram_bytes(size, 32) + 4 * 6 * adapters
+    two = replace(size, threads=2)  # blocks at a time, each with its gradient
+    assert relufy.ram_bytes(two, 64) == relufy.ram_bytes(two, 32) + 4 * 7 * adapters
     assert relufy.ram_bytes(size, 0) > 180e9
     assert relufy.disk_bytes(size, 32) == 4 * model.num_parameters + 2 * 4 * 4 * adapters
 
