@@ -19,6 +19,7 @@ from runtime.quantities import parse_bytes
 from schemas.device import Flash
 from schemas.errors import ColdpressError
 from schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units, resident_roles, slice_length, slices
+from schemas.layout import KvCacheFormat
 from schemas.model import ModelSpec
 
 PEAK_READ_BYTES = 4 << 20
@@ -167,9 +168,11 @@ def weight_bytes(model: HasShapes, format_name: FormatName) -> int:
     return resident_bytes(model, (WHOLE_MLP,), format_name) + flash_bytes((WHOLE_MLP,), model.spec, format_name)
 
 
-def dense_footprint_bytes(model: HasShapes, format_name: FormatName, context_length: int) -> int:
+def dense_footprint_bytes(
+    model: HasShapes, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat = "fp16"
+) -> int:
     """What a dense run needs: all weights and the KV cache. A budget in percent is a share of this."""
-    return weight_bytes(model, format_name) + kv_cache_bytes(model.spec, context_length)
+    return weight_bytes(model, format_name) + kv_cache_bytes(model.spec, context_length, kv_cache)
 
 
 def predictor_bytes(spec: ModelSpec, rank: int, format_name: FormatName) -> int:

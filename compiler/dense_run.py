@@ -26,18 +26,25 @@ from runtime._incoming import longest_read_bytes, modelled_flash_s, room_bytes
 from runtime.token_time import dram_seconds, fetch_seconds, looked_up_roles
 from schemas.device import DeviceProfile
 from schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
+from schemas.layout import KvCacheFormat
 from schemas.metrics import DenseRun
 from schemas.model import Model, ModelSpec
 from schemas.sparsity import Sparsity
 
 
 def dense_run(
-    model: Model, format_name: FormatName, context_length: int, budget_bytes: int, device: DeviceProfile
+    model: Model,
+    format_name: FormatName,
+    context_length: int,
+    budget_bytes: int,
+    device: DeviceProfile,
+    kv_cache_format: KvCacheFormat = "fp16",
 ) -> DenseRun | None:
     """The fastest dense run of `budget_bytes` of DRAM on `device`; None where not even its buffers fit."""
     spec = model.spec
     unit, page_bytes = unit_bytes(WHOLE_MLP, spec, format_name), device.flash.page_bytes.value
-    resident, kv_cache = resident_bytes(model, (WHOLE_MLP,), format_name), kv_cache_bytes(spec, context_length)
+    resident = resident_bytes(model, (WHOLE_MLP,), format_name)
+    kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
     total = spec.num_hidden_layers * num_units(WHOLE_MLP, spec)
     room = budget_bytes - resident - kv_cache
     computed = computed_bytes(model, format_name, resident, kv_cache)
@@ -98,7 +105,7 @@ def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceP
 
     Args:
         model: Its shape and tensors.
-        sparsity: Families, densities, format, context and the DRAM budget count.
+        sparsity: Families, densities, format, context, KV cache and the DRAM budget count.
         free_bytes: What resident tensors, predictors and KV cache leave.
         device: For its pages, and for its law where the run is dense.
     """
@@ -106,7 +113,7 @@ def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceP
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
     if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
         budget = sparsity.budget.dram_budget_bytes
-        run = dense_run(model, sparsity.format, sparsity.context_length, budget, device)
+        run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
         if run is not None:
             return run.read_buffer_bytes
     page_bytes = device.flash.page_bytes.value

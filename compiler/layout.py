@@ -95,6 +95,7 @@ def run(
         context_length=sparsity.context_length,
         resident_bytes=fixed.resident,
         predictor_bytes=fixed.predictors,
+        kv_cache=sparsity.kv_cache,
         kv_cache_bytes=fixed.kv_cache,
         read_buffer_bytes=buffer_bytes,
         preload_buffer_bytes=ahead.buffer_bytes,
@@ -218,7 +219,7 @@ def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: Predictors | None
     return _Fixed(
         resident=resident_bytes(model, sparsity.families, sparsity.format),
         predictors=sum(stored),
-        kv_cache=kv_cache_bytes(model.spec, sparsity.context_length),
+        kv_cache=kv_cache_bytes(model.spec, sparsity.context_length, sparsity.kv_cache),
     )
 
 

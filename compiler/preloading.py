@@ -249,4 +249,5 @@ def _bytes_between(run: Run, layer: int) -> int:
     spec, sparsity = run.model.spec, run.sparsity
     roles = (f"layers.{layer}.{role}.weight" for role in resident_roles(sparsity.families, spec) if role != "down_proj")
     resident = sum(tensor_bytes(role, run.model.tensors[role].shape, sparsity.format) for role in roles)
-    return resident + kv_cache_bytes(spec, sparsity.context_length) // 2 // spec.num_hidden_layers
+    kv_cache = kv_cache_bytes(spec, sparsity.context_length, sparsity.kv_cache)
+    return resident + kv_cache // 2 // spec.num_hidden_layers

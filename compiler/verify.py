@@ -234,7 +234,8 @@ def dense_of(model: Model, manifest: Manifest) -> DenseRun | None:
     """A dense run in the artifact's format, under its plan's budget, on its device."""
     plan = choose_plan(manifest)
     format_name = manifest.families[0].format
-    return dense_run(model, format_name, plan.context_length, plan.dram_budget_bytes, manifest.device)
+    budget = plan.dram_budget_bytes
+    return dense_run(model, format_name, plan.context_length, budget, manifest.device, plan.kv_cache)
 
 
 class SourceLogits:

@@ -26,7 +26,6 @@ from runtime.device_file import load_device
 from runtime.emulation import Caps, Emulation, emulate, emulated, our_command
 from runtime.generate import Session
 from runtime.kernels.activations import DEFAULT_ACTIVATIONS
-from runtime.kv_cache import DEFAULT_KV_CACHE
 from runtime.opening import DEFAULT_FLASH, choose_plan, on_device
 from runtime.quantities import parse_bytes
 from runtime.simulate import simulate
@@ -85,8 +84,8 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _check_ladder(arguments: argparse.Namespace) -> None:
     """Refuses what a ladder, whose steps are settings of their own, would not heed."""
-    defaults = {"batch": 1, "kv_cache": DEFAULT_KV_CACHE, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
-    for name, default in (defaults | dict.fromkeys(("collapse", "preload", "device"))).items():
+    defaults = {"batch": 1, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
+    for name, default in (defaults | dict.fromkeys(("kv_cache", "collapse", "preload", "device"))).items():
         if (given := getattr(arguments, name)) != default:
             flag = name.replace("_", "-")
             raise ColdpressError(

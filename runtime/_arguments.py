@@ -9,7 +9,7 @@ from typing import get_args
 from runtime import _plugins
 from runtime.kernels import FEW_TOKENS
 from runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
-from runtime.kv_cache import DEFAULT_KV_CACHE, KV_CACHE_FORMATS
+from runtime.kv_cache import KV_CACHE_FORMATS
 from runtime.opening import DEFAULT_FLASH
 from runtime.speculation import DRAFT_TOKENS
 from schemas import __version__
@@ -275,8 +275,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache",
         choices=KV_CACHE_FORMATS,
-        default=DEFAULT_KV_CACHE,
-        help=f"how keys and values are kept; what int8 saves of the budget is for units (default: {DEFAULT_KV_CACHE})",
+        help="how keys and values are kept; what int8 saves of the budget is for units (default: as the plan says)",
     )
 
 

@@ -53,7 +53,7 @@ def _family(manifest: Manifest, entry: FamilyFormat) -> dict[str, Any]:
 
 def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
     unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
-    names = "name method cache context_length dram_budget_bytes resident_bytes predictor_bytes kv_cache_bytes"
+    names = "name method cache context_length dram_budget_bytes resident_bytes predictor_bytes kv_cache kv_cache_bytes"
     return {name: getattr(plan, name) for name in names.split()} | {
         "read_buffer_bytes": plan.read_buffer_bytes,
         "preload_buffer_bytes": plan.preload_buffer_bytes,

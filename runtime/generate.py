@@ -20,7 +20,7 @@ from runtime._timer import Timer
 from runtime.artifact.reader import open_artifact
 from runtime.drafts import Drafting
 from runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
-from runtime.kv_cache import DEFAULT_KV_CACHE, kv_cache_format
+from runtime.kv_cache import kv_cache_format
 from runtime.likelihood import Quality, sum_nll
 from runtime.model.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from runtime.model.selection import Selection
@@ -66,7 +66,7 @@ class Session:
         plan: Plan | None = None,
         flash: str = DEFAULT_FLASH,
         activations: str = DEFAULT_ACTIVATIONS,
-        kv_cache: str = DEFAULT_KV_CACHE,
+        kv_cache: str | None = None,
         collapse: Collapse | None = None,
         preload: Preload | None = None,
         device: DeviceProfile | None = None,
@@ -81,11 +81,12 @@ class Session:
             dram_budget_bytes: None takes the artifact's largest plan as it is.
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
-            plan: Runs as it stands, whatever budget, selector and cache say; one made from the artifact's plans.
+            plan: Runs as it stands, whatever budget, selector, cache and KV cache say; one made from the artifact's.
             flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
                 device profile's seconds.
             activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
-            kv_cache: How keys and values are kept: `fp16`, or `int8`, which leaves more of the budget to units.
+            kv_cache: How keys and values are kept: `fp16`, or `int8`, which leaves more of the budget to units; None
+                for what the plan says.
             collapse: Whether the gap that reads are joined over is the plan's, or adapts; None for what the plan says.
             preload: Whether what later layers will probably ask for is read ahead; None for what the plan says.
             device: The device to simulate; None for the one that the artifact was compiled for.
@@ -104,14 +105,13 @@ class Session:
         """Held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        kept = kv_cache_format(kv_cache)
+        kept = None if kv_cache is None else kv_cache_format(kv_cache)
         plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kept)
         self._wanted_plan = plan
         """What a change of budget is a change of: the plan as opened, with the KV cache of what runs."""
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), recorder)
-        self.decoder = Decoder(
-            self.artifact, self.store, Selection(self.artifact, plan), activation_format(activations), kept
-        )
+        selection = Selection(self.artifact, plan)
+        self.decoder = Decoder(self.artifact, self.store, selection, activation_format(activations))
 
     @property
     def plan(self) -> Plan:

@@ -5,13 +5,13 @@ scale, the blocks of `int8_group32`: what llama.cpp calls a q8_0 cache (`--cache
 groups it takes 17/32 of the bytes. Where fp16 takes as little, as of heads that fill half a group, it is refused.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 from runtime.quantization import fp16, int8_group32
 from schemas.errors import ColdpressError, known_name
+from schemas.layout import KvCacheFormat
 from schemas.model import ModelSpec
 
-KvCacheFormat = Literal["fp16", "int8"]
 KV_CACHE_FORMATS: tuple[KvCacheFormat, ...] = get_args(KvCacheFormat)
 DEFAULT_KV_CACHE: KvCacheFormat = "fp16"
 _STORED = {"fp16": fp16, "int8": int8_group32}

@@ -7,11 +7,11 @@ from runtime.artifact import contents
 from runtime.artifact.reader import Artifact
 from runtime.cache import read_choice
 from runtime.flash import Reader, simulated
-from runtime.kv_cache import DEFAULT_KV_CACHE, KvCacheFormat, kv_cache_bytes
+from runtime.kv_cache import kv_cache_bytes
 from runtime.model.selection import check_selector
 from runtime.preload_room import wanted
 from schemas.device import DeviceProfile
-from schemas.layout import Collapse, Plan, Preload
+from schemas.layout import Collapse, KvCacheFormat, Plan, Preload
 from schemas.manifest import Manifest
 
 DEFAULT_FLASH = "direct"
@@ -25,7 +25,7 @@ def choose_plan(
     cache: str | None = None,
     collapse: Collapse | None = None,
     preload: Preload | None = None,
-    kv_cache: KvCacheFormat = DEFAULT_KV_CACHE,
+    kv_cache: KvCacheFormat | None = None,
 ) -> Plan:
     """The plan to run with: the largest that fits, with what was named in place of its own.
 
@@ -40,6 +40,7 @@ def choose_plan(
     fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
     plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or manifest.plans)
     plan = budget.choose_plan(manifest.model_copy(update={"plans": plans}), dram_budget_bytes)
+    own = next(one for one in manifest.plans if one.name == plan.name)
     plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
     policy, options = chosen or (plan.cache, plan.cache_options)
     changes: dict[str, object] = {"cache": policy, "cache_options": options}
@@ -50,14 +51,17 @@ def choose_plan(
         used = _plugins.load("runtime.sparsity", selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
         changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
-    if kv_cache == DEFAULT_KV_CACHE and all(getattr(plan, name) == value for name, value in changes.items()):
+    if plan.kv_cache == own.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
         return plan
     return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
 
 
-def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat) -> Plan:
-    """The plan with as many tokens in another KV cache."""
-    return plan.model_copy(update={"kv_cache_bytes": kv_cache_bytes(manifest.model, plan.context_length, kind)})
+def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:
+    """The plan with as many tokens in another KV cache; None for its own."""
+    if kind in (None, plan.kv_cache):
+        return plan
+    num_bytes = kv_cache_bytes(manifest.model, plan.context_length, kind)
+    return plan.model_copy(update={"kv_cache": kind, "kv_cache_bytes": num_bytes})
 
 
 def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:

@@ -15,6 +15,7 @@ CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 
 Collapse = Literal["static", "adaptive"]
 Preload = Literal["on", "off"]
+KvCacheFormat = Literal["fp16", "int8"]
 
 
 class Section(Record):
@@ -92,6 +93,8 @@ class Plan(Record):
     context_length: PositiveCount
     resident_bytes: Count
     predictor_bytes: Count
+    kv_cache: KvCacheFormat = "fp16"
+    """How keys and values are kept: `int8` in groups of 32 values of a head, as int8_group32."""
     kv_cache_bytes: Count
     read_buffer_bytes: PositiveCount
     """Page-rounded buffer that device reads land in, and that units are used from which are not cached; also bounds the

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
 from schemas.families import FamilyName, FormatName, Method
+from schemas.layout import KvCacheFormat
 
 
 class Budget(Record):
@@ -48,6 +49,8 @@ class Sparsity(Record):
     """None where the selector needs none."""
     format: FormatName
     context_length: PositiveCount
+    kv_cache: KvCacheFormat = "fp16"
+    """How the runtime is to keep keys and values."""
     densities: tuple[Densities, ...]
     predictor_rank: tuple[Count, ...]
     """The largest hidden size of each layer's predictor: 0 where the density is 1; empty where the method has none."""

@@ -52,7 +52,7 @@ def token_seconds(sparsity: Sparsity, model: Model, activations: Activations, de
     """Modelled seconds of a decoded token."""
     if sparsity.method == "dense":
         budget = sparsity.budget.dram_budget_bytes
-        run = dense_run(model, sparsity.format, sparsity.context_length, budget, device)
+        run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
         if run is not None:
             return run.token_s
     layers = activations.layers

@@ -241,7 +241,7 @@ def _needs_of(
 def _build_of(config: PreflightConfig, model: HasShapes, threads: int) -> _trial.Build:
     settings: dict[str, dict[str, Any]] = config.settings
     allocate = settings["allocate"]
-    dense = dense_footprint_bytes(model, allocate["format"], allocate["context_length"])
+    dense = dense_footprint_bytes(model, allocate["format"], allocate["context_length"], allocate["kv_cache"])
     return _trial.Build(settings, budget_bytes(allocate["dram_budget"], dense), config.distill, threads)
 
 

@@ -30,6 +30,7 @@ from schemas.corpus import Corpus, TokenBlocks
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
 from schemas.families import FormatName, Method
+from schemas.layout import KvCacheFormat
 from schemas.model import Model, ModelSpec, SourceFile
 
 M = TypeVar("M", Model, Shapes)
@@ -80,6 +81,11 @@ class Build:
     def context_length(self) -> int:
         """Tokens that the KV cache holds."""
         return self.settings["allocate"]["context_length"]
+
+    @property
+    def kv_cache(self) -> KvCacheFormat:
+        """How it is kept."""
+        return self.settings["allocate"]["kv_cache"]
 
 
 def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
@@ -184,7 +190,7 @@ def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
         return resident_bytes(model, families, build.format) + buffer
 
     methods = methods_for(build.method, model.spec.exact_zeros, model.spec.is_mixture)
-    return min(map(least_of, methods)) + kv_cache_bytes(model.spec, build.context_length)
+    return min(map(least_of, methods)) + kv_cache_bytes(model.spec, build.context_length, build.kv_cache)
 
 
 def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: int, folder: Path) -> Job:

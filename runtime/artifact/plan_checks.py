@@ -9,6 +9,7 @@ from runtime.artifact.contents import layout_bytes, predictor_tensors, resident_
 from runtime.artifact.errors import PlanError, short
 from runtime.budget import used_bytes
 from runtime.kv_cache import kv_cache_bytes
+from schemas.errors import ColdpressError
 from schemas.layout import Plan
 from schemas.manifest import MANIFEST_FILE, Manifest
 
@@ -53,7 +54,11 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     require(plan.resident_bytes == resident, "resident_bytes", plan.resident_bytes, resident)
     predictors = facts.predictor_bytes if needed else 0
     require(plan.predictor_bytes == predictors, "predictor_bytes", plan.predictor_bytes, predictors)
-    kv_cache = kv_cache_bytes(spec, plan.context_length)
+    try:
+        kv_cache = kv_cache_bytes(spec, plan.context_length, plan.kv_cache)
+    except ColdpressError:
+        expected = f"fp16, which takes as little for a head of {spec.head_dim} values"
+        raise PlanError(MANIFEST_FILE, f"{field}.kv_cache", short(plan.kv_cache), expected) from None
     require(plan.kv_cache_bytes == kv_cache, "kv_cache_bytes", plan.kv_cache_bytes, kv_cache)
     page_bytes, unit_bytes = manifest.flash.page_bytes, max(entry.unit_bytes for entry in manifest.families)
     least = span_bytes(unit_bytes, page_bytes)

@@ -13,12 +13,13 @@ import numpy as np
 
 from runtime.kernels import FEW_TOKENS, attention
 from runtime.kernels.encode import encode_heads
-from runtime.kv_cache import DEFAULT_KV_CACHE, KvCacheFormat, head_bytes
+from runtime.kv_cache import DEFAULT_KV_CACHE, head_bytes
 from runtime.model.arithmetic import rms_norm, rotate
 from runtime.model.blocks import Blocks, column_sums
 from runtime.model.matrix import Resident
 from schemas.errors import ArtifactError, ColdpressError
 from schemas.families import FAMILIES, resident_roles, slices
+from schemas.layout import KvCacheFormat
 from schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from runtime.artifact.reader import Artifact
 from runtime.kernels import FEW_TOKENS
 from runtime.kernels.activations import ActivationFormat
-from runtime.kv_cache import DEFAULT_KV_CACHE, KvCacheFormat, kv_cache_bytes
+from runtime.kv_cache import kv_cache_bytes
 from runtime.model.ahead import Ahead
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
 from runtime.model.attention import Attention, KvCache, Span, new_cache
@@ -25,6 +25,7 @@ from runtime.model.mlp import Mlp
 from runtime.model.selection import Selection, union
 from runtime.store import Store
 from schemas.errors import ColdpressError, DoesNotFitError
+from schemas.layout import KvCacheFormat
 from schemas.model import ModelSpec
 
 PREFILL_CHUNK_TOKENS = 256
@@ -71,7 +72,6 @@ class Decoder:
         store: Store,
         selection: Selection,
         activations: ActivationFormat = "fp32",
-        kv_cache: KvCacheFormat = DEFAULT_KV_CACHE,
     ) -> None:
         """Takes the resident tensors; `begin` must come before the first token.
 
@@ -80,7 +80,6 @@ class Decoder:
             store: Its units, under the plan to run with.
             selection: The selector of every layer and family, for decoding.
             activations: What a decoded token's vectors are rounded to in products with quantized rows.
-            kv_cache: How keys and values are kept.
 
         Raises:
             ArtifactError: if a file is damaged, or the families do not make a layer.
@@ -99,7 +98,7 @@ class Decoder:
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
         mlps = [layer.mlp for layer in self._layers]
         self._ahead = Ahead(store, selection, artifact.manifest.flash.sections, mlps)
-        self._kv_cache: KvCacheFormat = kv_cache
+        self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
 
     def _new_cache(self, context_length: int) -> KvCache:

@@ -254,6 +254,25 @@ def test_predictors_stay_within_their_share(
         assert rank == least or stored(rank) + (LAYERS - 1) * stored(least) <= sparsity.predictor_limit_bytes
 
 
+def test_an_int8_kv_cache_is_counted_as_what_it_takes(everywhere: Activations, ones: None) -> None:
+    """Heads of 32 values take 34 bytes each; a budget in percent is of weights and such a cache."""
+    model = model_of(LAYERS, HIDDEN, UNITS, head_dim=32, rotary_dim=32)
+    fp16, int8 = (
+        run(config("topk", "90%", kv_cache=kept), model, everywhere, device_of()) for kept in ("fp16", "int8")
+    )
+    heads = 2 * LAYERS * model.spec.num_key_value_heads * 128
+    assert (fp16.kv_cache, fp16.budget.kv_cache_bytes) == ("fp16", 64 * heads)
+    assert (int8.kv_cache, int8.budget.kv_cache_bytes) == ("int8", 34 * heads)
+    assert fp16.budget.dram_budget_bytes - int8.budget.dram_budget_bytes == pytest.approx(0.9 * 30 * heads, abs=1)
+    assert sum(parts(int8)) == int8.budget.dram_budget_bytes
+
+
+def test_heads_of_which_int8_would_take_more_are_refused(activations: Activations) -> None:
+    narrow = model_of(LAYERS, HIDDEN, UNITS, head_dim=16)
+    with pytest.raises(ColdpressError, match=r"int8 takes 34 bytes for the 16 values .* use fp16"):
+        run(config("topk", kv_cache="int8"), narrow, activations, device_of())
+
+
 def test_a_budget_too_small_is_refused_with_its_parts(model: Model, activations: Activations) -> None:
     resident = cost_model.resident_bytes(model, ("mlp_in", "mlp_mid"), "int8_group32")
     with pytest.raises(DoesNotFitError) as error:

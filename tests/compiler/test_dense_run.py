@@ -69,6 +69,15 @@ def test_more_dram_is_never_slower_and_enough_reads_nothing():
     assert dense_run(model, "int8_group32", CONTEXT, least - 1, device) is None
 
 
+def test_what_an_int8_kv_cache_saves_is_for_units():
+    model, device = model_of(num_hidden_layers=4, head_dim=32, rotary_dim=32), device_of()
+    budget = least_budget(model, device) + units_bytes(model) // 2
+    pinned = [dense_run(model, "int8_group32", CONTEXT, budget, device, kept).pinned_bytes for kept in ("fp16", "int8")]
+    saved = 2 * 4 * model.spec.num_key_value_heads * CONTEXT * 30
+    unit = unit_bytes(WHOLE_MLP, model.spec, "int8_group32")
+    assert pinned[1] - pinned[0] == pytest.approx(saved, abs=unit)
+
+
 def test_a_layer_in_dram_waits_for_nothing():
     """Half of the DRAM for units, layer by layer, less the read buffer: three layers wait, not four."""
     model, device = model_of(num_hidden_layers=4), device_of()

@@ -53,6 +53,28 @@ def test_sections_longer_than_the_alignment_are_packed_from_the_next_multiple(tm
     assert layout.flash_bytes == 12 * SECTION_ALIGN_BYTES
 
 
+def test_an_int8_kv_cache_is_what_the_plan_says_and_leaves_more_to_units(tmp_path):
+    """Two layers of two heads of 32 values: 34 bytes each where fp16 has 64."""
+    spec = tiny_spec(head_dim=32, rotary_dim=32)
+    model = describe(spec, tensor_shapes(spec), Path("nowhere/model.safetensors"))
+    found = {}
+    for kept in ("fp16", "int8"):
+        sparsity = fitted(tiny_sparsity(model, "topk", "int8_group32", 0.2, kept=kept), spec, tmp_path / kept)
+        budget = sparsity.budget.model_copy(update={"dram_budget_bytes": 150_000})
+        sparsity = sparsity.model_copy(update={"budget": budget})
+        placement = tiny_placement(tmp_path / kept, model, sparsity, 3)
+        layout = lay_out(model, sparsity, placement, tiny_device(4096))
+        check_manifest(manifest_of(model, sparsity, placement, tiny_device(4096), layout))
+        found[kept] = layout.plans[0]
+    heads = 2 * spec.num_hidden_layers * spec.num_key_value_heads * found["fp16"].context_length
+    assert {kept: (plan.kv_cache, plan.kv_cache_bytes) for kept, plan in found.items()} == {
+        "fp16": ("fp16", 64 * heads),
+        "int8": ("int8", 34 * heads),
+    }
+    slots = {kept: sum(part.cache_slots for part in plan.parts) for kept, plan in found.items()}
+    assert slots["int8"] > slots["fp16"]
+
+
 SHAPES = st.fixed_dictionaries(
     {
         "intermediate_size": st.integers(1, 700),

@@ -391,7 +391,7 @@ def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_p
 
 def test_the_slice_has_the_room_per_layer_that_the_build_has(model: Model, tmp_path: Path) -> None:
     few = _trial.slice_model(model, tmp_path / "slice")
-    allocate = {"method": "predictor", "format": "int8_group32", "context_length": 64}
+    allocate = {"method": "predictor", "format": "int8_group32", "context_length": 64, "kv_cache": "fp16"}
     build = _trial.Build({"allocate": allocate}, dram_budget_bytes=0, distill=False, threads=1)
     least, slice_least = (_trial.least_bytes(one, build, 4096) for one in (model, few))
     roomy = dataclasses.replace(build, dram_budget_bytes=least + 12_000)

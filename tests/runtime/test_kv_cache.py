@@ -1,19 +1,22 @@
 """A KV cache in int8: attention over it, what it takes of the budget, and that everything else goes on as it does."""
 
 import json
+from shutil import copytree
 
 import numpy as np
 import pytest
 
+from compiler._decoded import decode
 from runtime.__main__ import main
+from runtime.artifact.reader import open_artifact
 from runtime.batch import generate_batch
 from runtime.generate import Session
 from runtime.kernels import attention
 from runtime.kernels.encode import encode_heads, reference_encode_heads
 from runtime.kv_cache import head_bytes
 from runtime.quantization import int8_group32
-from schemas.errors import ColdpressError
-from tests.support.artifacts import Recipe, build_artifact
+from schemas.errors import ArtifactError, ColdpressError
+from tests.support.artifacts import Recipe, build_artifact, change_manifest
 from tests.support.shapes import small_spec
 
 PROMPT = [3, 14, 15, 9, 26]
@@ -131,6 +134,59 @@ def test_heads_of_which_it_would_take_more_are_refused(relu_artifact, capsys):
     assert [head_bytes(head_dim, "int8") for head_dim in (18, 32, 35, 40)] == [34, 34, 68, 68]
     with pytest.raises(ColdpressError, match="34 bytes for the 17 values"):
         head_bytes(17, "int8")
+
+
+@pytest.fixture(scope="module")
+def built_for_int8(tmp_path_factory):
+    """The same with an int8 KV cache in its plan."""
+    spec = small_spec(num_hidden_layers=4, head_dim=32, rotary_dim=32, hidden_act="silu")
+    recipe = Recipe(spec=spec, method="topk", density=0.5, slots_share=0.25, context_length=48, kv_cache="int8")
+    return build_artifact(tmp_path_factory.mktemp("kv8") / "a.coldpress", recipe)
+
+
+def test_a_plan_says_how_keys_and_values_are_kept_and_the_caller_says_otherwise(artifact, built_for_int8, capsys):
+    manifest = open_artifact(built_for_int8.path).manifest
+    own, said = Session(built_for_int8.path), Session(artifact.path, kv_cache="int8")
+    assert own.plan == manifest.plans[0] == Session(built_for_int8.path, kv_cache="int8").plan
+    assert (own.plan.kv_cache, own.plan.kv_cache_bytes) == ("int8", said.plan.kv_cache_bytes)
+    for found in (own, said):
+        found.decoder.begin(48)
+        assert found.decoder._caches[0].keys.dtype == np.uint8
+    other = Session(built_for_int8.path, kv_cache="fp16")
+    assert 17 * other.plan.kv_cache_bytes == 32 * own.plan.kv_cache_bytes
+    assert other.plan.kv_cache == "fp16"
+    assert other.store.dram_used_bytes <= other.plan.dram_budget_bytes == own.plan.dram_budget_bytes
+    assert main(["bench", str(built_for_int8.path), "--ladder", "--tokens", "2", "--runs", "1"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["ladder"]
+    assert main(["bench", str(built_for_int8.path), "--ladder", "--kv-cache", "fp16"]) == 2
+    assert "--kv-cache is fp16; leave --kv-cache out" in capsys.readouterr().err
+
+
+def test_a_plan_whose_kv_cache_is_no_such_is_refused(built_for_int8, relu_artifact, tmp_path):
+    for built, changes, words in (
+        (built_for_int8, {"kv_cache": "fp16"}, "kv_cache_bytes is 26112, expected 49152"),
+        (
+            relu_artifact,
+            {"kv_cache": "int8"},
+            "kv_cache is 'int8', expected fp16, which takes as little for a head of 16",
+        ),
+        (built_for_int8, {"kv_cache": "int4"}, "kv_cache"),
+    ):
+        path = copytree(built.path, tmp_path / str(len(list(tmp_path.iterdir()))))
+        change_manifest(path, lambda manifest, changes=changes: manifest["plans"][0].update(changes))
+        with pytest.raises(ArtifactError, match=words):
+            open_artifact(path)
+
+
+def test_verify_decodes_with_the_kv_cache_of_the_plan(artifact, built_for_int8):
+    """As the same weights do that are told to; its dense run has such a cache, too."""
+    blocks = np.random.default_rng(2).integers(0, 96, (2, 24)).astype(np.int32)
+    found = decode(str(built_for_int8.path), blocks, lambda logits: None, some_at_once=False)
+    plan = Session(artifact.path, kv_cache="int8").plan
+    same = Session(artifact.path, plan=plan).perplexity(blocks, sparse=True).block_nll
+    np.testing.assert_allclose(found.quality.block_nll, same, rtol=1e-6)
+    assert found.quality.block_nll != Session(artifact.path).perplexity(blocks, sparse=True).block_nll
+    assert found.simulated_equals_real
 
 
 def test_quality_is_that_of_rounded_keys_and_values(artifact):

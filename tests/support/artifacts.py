@@ -21,6 +21,7 @@ from runtime.artifact.reader import open_artifact
 from runtime.kv_cache import kv_cache_bytes
 from schemas.errors import ArtifactError
 from schemas.families import num_units, slice_length, slices
+from schemas.layout import KvCacheFormat
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
 from schemas.model import ModelSpec, matrices
 from tests.support.methods import families_of, kept
@@ -46,6 +47,7 @@ class Recipe:
     read_buffer_bytes: int = 32768
     collapse_gap_bytes: int = 4096
     context_length: int = 32
+    kv_cache: KvCacheFormat = "fp16"
     predictor_rank: int = 8
     predictor_format: str = "int8_group32"
     predictors: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None
@@ -298,7 +300,8 @@ def _plan(
         "context_length": recipe.context_length,
         "resident_bytes": sum(array.nbytes for array in load_file(path / RESIDENT_FILE).values()),
         "predictor_bytes": _predictor_bytes(path),
-        "kv_cache_bytes": kv_cache_bytes(recipe.spec, recipe.context_length),
+        "kv_cache": recipe.kv_cache,
+        "kv_cache_bytes": kv_cache_bytes(recipe.spec, recipe.context_length, recipe.kv_cache),
         "read_buffer_bytes": recipe.read_buffer_bytes,
         "collapse_gap_bytes": recipe.collapse_gap_bytes,
         "queue_depth": 8,

@@ -28,7 +28,7 @@ from schemas.base import ArrayFile
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.families import FormatName, Method, num_units
-from schemas.layout import Collapse, Layout
+from schemas.layout import Collapse, KvCacheFormat, Layout
 from schemas.manifest import (
     FLASH_FILE,
     PREDICTORS_FILE,
@@ -62,6 +62,7 @@ def tiny_sparsity(
     predictor_format: FormatName = "int8_group32",
     whole_layers: tuple[int, ...] = (),
     layers_per_group: int = 1,
+    kept: KvCacheFormat = "fp16",
 ) -> Sparsity:
     """Everything resident fits; `budget_share` of the units' bytes are left for buffers and cache.
 
@@ -72,13 +73,14 @@ def tiny_sparsity(
     ranks = tuple(0 if layer in whole_layers else rank for layer in layers) if method == "predictor" else ()
     per_layer = tuple(1.0 if method == "dense" or layer in whole_layers else density for layer in layers)
     resident = resident_bytes(model, families, format_name)
-    kv_cache = kv_cache_bytes(spec, context_length)
+    kv_cache = kv_cache_bytes(spec, context_length, kept)
     predictors = sum(predictor_bytes(spec, size, predictor_format) for size in ranks)
     cache = int(budget_share * spec.num_hidden_layers * spec.intermediate_size * spec.hidden_size * 3) + 40_000
     return Sparsity(
         method=method,
         format=format_name,
         context_length=context_length,
+        kv_cache=kept,
         densities=tuple(Densities(family=family, per_layer=per_layer) for family in families),
         predictor_rank=ranks,
         predictor_format=predictor_format if ranks else None,
