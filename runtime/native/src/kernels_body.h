@@ -94,6 +94,10 @@ inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& 
     step(whole, [&](int r) { return last[r]; });
 }
 
+// A longer chunk's products are added up in two turns, neither of which waits for the other.
+template <Format F>
+constexpr int kChains = Chunk<F>::kBlocks > 1 ? 2 : 1;
+
 // sum + values * x, with what is multiplied with in order where a format has no scales
 template <Format F>
 inline V add_products(const V* values, V scale, const V* x, V sum) {
@@ -101,9 +105,11 @@ inline V add_products(const V* values, V scale, const V* x, V sum) {
         for (int i = 0; i < Chunk<F>::kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
         return sum;
     } else {
-        V part = Isa::mul(values[0], x[0]);
-        for (int i = 1; i < Chunk<F>::kVectors; ++i) part = Isa::fma(values[i], x[i], part);
-        return Isa::fma(scale, part, sum);
+        V parts[kChains<F>];
+        for (int i = 0; i < kChains<F>; ++i) parts[i] = Isa::mul(values[i], x[i]);
+        for (int i = kChains<F>; i < Chunk<F>::kVectors; ++i)
+            parts[i % kChains<F>] = Isa::fma(values[i], x[i], parts[i % kChains<F>]);
+        return Isa::fma(scale, kChains<F> == 2 ? Isa::add(parts[0], parts[kChains<F> - 1]) : parts[0], sum);
     }
 }
 

@@ -1,6 +1,6 @@
 // How many blocks of a row the inner loops take at a time, and where the values that go with them lie: over an `Isa`,
-// before kernels_body.h. Here a chunk is one block whose values keep their places; an instruction set that unpacks several
-// blocks at once has a specialization. As kernels_body.h: all in an anonymous namespace.
+// before kernels_body.h. Here a chunk is one block whose values keep their places; an instruction set that unpacks
+// several blocks at once has a specialization. As kernels_body.h: all in an anonymous namespace.
 
 namespace coldpress {
 namespace {
@@ -12,7 +12,7 @@ struct Chunk {
     static constexpr int64_t kBlocks = 1;
     static constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
 
-    // Values without their group's scale, and the scales of them all.
+    // Values without their group's scale, or multiples that `arrange` divides by, and the scales of them all.
     static void unpack(const uint8_t* chunk, V* values) { Isa::template unpack<F>(chunk, values); }
     static V scale(const uint8_t* chunk) { return Isa::template scale<F>(chunk); }
     // Lays a chunk's values of a vector where `unpack` has those that they are multiplied with.

@@ -17,6 +17,7 @@ struct Isa {
     static V set1(float value) { return vdupq_n_f32(value); }
     static V load(const float* p) { return vld1q_f32(p); }
     static void store(float* p, V v) { vst1q_f32(p, v); }
+    static V add(V a, V b) { return vaddq_f32(a, b); }
     static V mul(V a, V b) { return vmulq_f32(a, b); }
     static V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
     static float sum(V v) { return vaddvq_f32(v); }

@@ -39,6 +39,7 @@ struct Isa {
     static V set1(float value) { return V{value, value, value, value}; }
     static V load(const float* p) { return load_as<V>(p); }
     static void store(float* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
+    static V add(V a, V b) { return a + b; }
     static V mul(V a, V b) { return a * b; }
     static V fma(V a, V b, V c) { return a * b + c; }
     static float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }

@@ -76,13 +76,15 @@ void mlp(const Mlp& mlp, const float* x, float* out, int threads) {
     const Rows& units = mlp.units;
     const int64_t slices = mlp.num_projections + 1;
     const int64_t bytes = units.count * slices * row_bytes(units.format, mlp.down_length);
-    const int64_t parts = std::clamp<int64_t>(bytes / kPartBytes, 1, kMostParts);
-    const int64_t step = (units.count + parts - 1) / parts;
+    const int64_t most = std::clamp<int64_t>(bytes / kPartBytes, 1, kMostParts);
+    const int64_t step = (units.count + most - 1) / most, parts = parts_of(units.count, step);
     const Input input(units.format, x, units.length, mlp.activation_bits);
     PartSums sums(parts, mlp.down_length);
     compute_pool().run_in_sight(parts, threads_worth(bytes, kThreadBytes, threads), [&](int64_t part, int64_t next) {
-        const int64_t first = std::min(units.count, part * step), last = std::min(units.count, first + step);
-        if (first < last) add_part(mlp, input, first, last, next * step, sums.of(part));
+        const int64_t first = part * step, last = std::min(units.count, first + step);
+        float* const y = sums.take();
+        add_part(mlp, input, first, last, next * step, y);
+        sums.give(part, y);
     });
     sums.total(units.format, out);
 }

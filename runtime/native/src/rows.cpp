@@ -29,6 +29,8 @@ std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t la
     return found;
 }
 
+int64_t parts_of(int64_t count, int64_t step) { return count == 0 ? 0 : (count + step - 1) / step; }
+
 int64_t rows_per_task(const Rows& rows) {
     const int64_t bytes = std::max<int64_t>(1, row_bytes(rows.format, rows.length));
     return std::max<int64_t>(4, kTaskBytes / bytes / 4 * 4);
@@ -51,13 +53,35 @@ void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
 }
 
 PartSums::PartSums(int64_t parts, int64_t length)
-    : parts_(parts), length_(length), width_(arranged_values(length)), sums_(parts * width_) {}
+    : length_(length), width_(arranged_values(length)), given_(static_cast<size_t>(parts)) {}
 
-void PartSums::total(Format format, float* out) {
-    float* const all = sums_.data();
-    for (int64_t part = 1; part < parts_; ++part)
-        for (int64_t j = 0; j < width_; ++j) all[j] += all[part * width_ + j];
-    kernels().restore(format, all, length_, out);
+float* PartSums::take() {
+    float* sums = nullptr;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (free_.empty()) return memory_.emplace_back(width_).data();
+        sums = free_.back();
+        free_.pop_back();
+    }
+    std::fill_n(sums, width_, 0.0f);
+    return sums;
+}
+
+void PartSums::give(int64_t part, float* sums) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    given_[static_cast<size_t>(part)] = sums;
+    for (; next_ < given_.size() && given_[next_]; ++next_) {
+        if (next_ == 0) continue;
+        for (int64_t j = 0; j < width_; ++j) given_[0][j] += given_[next_][j];
+        free_.push_back(given_[next_]);
+    }
+}
+
+void PartSums::total(Format format, float* out) const {
+    if (given_.empty())
+        std::fill_n(out, length_, 0.0f);
+    else
+        kernels().restore(format, given_[0], length_, out);
 }
 
 void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
@@ -73,14 +97,15 @@ void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
 
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads) {
     // Parts depend on the rows alone, so that the number of threads changes no bit.
-    const int64_t parts = std::clamp<int64_t>(bytes_of(rows) / kPartBytes, 1, kMostParts);
-    const int64_t step = (rows.count + parts - 1) / parts;
+    const int64_t most = std::clamp<int64_t>(bytes_of(rows) / kPartBytes, 1, kMostParts);
+    const int64_t step = (rows.count + most - 1) / most, parts = parts_of(rows.count, step);
     PartSums sums(parts, rows.length);
     compute_pool().run_in_sight(parts, useful_threads(rows, threads), [&](int64_t part, int64_t next) {
-        const int64_t first = std::min(rows.count, part * step), last = std::min(rows.count, first + step);
-        if (first == last) return;
+        const int64_t first = part * step, last = std::min(rows.count, first + step);
         const auto at = pointers(rows, first, last, next * step);
-        kernels().axpy(rows.format, at.data(), last - first, rows.length, coefficients + first, sums.of(part));
+        float* const y = sums.take();
+        kernels().axpy(rows.format, at.data(), last - first, rows.length, coefficients + first, y);
+        sums.give(part, y);
     });
     sums.total(rows.format, out);
 }

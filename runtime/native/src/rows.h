@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -30,6 +32,9 @@ std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t la
 // or a busy machine up to fifty, in which the others go through about as much.
 constexpr int64_t kThreadBytes = 512 << 10;
 
+// How many parts of `step` rows there are, the last one maybe smaller.
+int64_t parts_of(int64_t count, int64_t step);
+
 // How many rows a task should have.
 int64_t rows_per_task(const Rows& rows);
 
@@ -49,19 +54,25 @@ class Input {
     std::optional<RoundedVector> rounded_;
 };
 
-// Sums of rows, each of some parts that are added up in the end, in order.
+// The sum of parts, added up in order whoever is done first. There is memory for as many as are at work or wait for an
+// earlier one, since what was touched a moment ago is still near.
 class PartSums {
    public:
     PartSums(int64_t parts, int64_t length);
 
-    // In the kernels' order, zeros at first.
-    float* of(int64_t part) { return sums_.data() + part * width_; }
-    // out[length] = the sum of the parts'
-    void total(Format format, float* out);
+    // Zeros in the kernels' order, to sum a part up in, and what was made of them. Threads may call these at once.
+    float* take();
+    void give(int64_t part, float* sums);
+
+    // out[length] = the sum of all parts
+    void total(Format format, float* out) const;
 
    private:
-    int64_t parts_, length_, width_;
-    Floats sums_;
+    int64_t length_, width_;
+    std::mutex mutex_;
+    std::deque<Floats> memory_;
+    std::vector<float*> free_, given_;  // given_ by part
+    size_t next_ = 0;                   // the first part that is not in the sum, which is in that of part 0
 };
 
 // out[i] = dot(row i, x[length]), with x as Input takes it
