@@ -78,6 +78,8 @@ def render(summary: dict[str, Any], spec: ModelSpec) -> str:
     shape = (
         f"{spec.num_hidden_layers} layers, hidden {spec.hidden_size}, intermediate {spec.intermediate_size}, {heads}"
     )
+    if spec.is_mixture:
+        shape += f", {spec.num_experts_per_tok} of {spec.num_experts} experts a token"
     facts = [
         ("model", f"{source['name']} ({spec.model_type}, {spec.hidden_act}; {shape})"),
         ("source", f"{origin}, licence {source['license'] or 'not stated'}"),

@@ -3,8 +3,9 @@
 Reads packed activation bits, which units `place` pinned, and the device's flash; returns a permutation per layer and
 family with the share of activations that find their flash neighbour active too, and the modelled flash time on the last
 calibration tokens for each collapse gap, from which `layout` takes the plan's. A family that is always used whole has
-nothing to gain and keeps the model's order. Layers that lie together on flash (`sparsity.layers_per_group`, ActiveFlow
-3) share one permutation: their activity is counted together, and its cost is the sum over the layers.
+nothing to gain and keeps the model's order; experts that are used whole stay whole, and are what is ordered. Layers
+that lie together on flash (`sparsity.layers_per_group`, ActiveFlow 3) share one permutation: their activity is counted
+together, and its cost is the sum over the layers.
 
 A heuristic is a file of this package, whole:
 
@@ -36,7 +37,7 @@ from schemas.base import PositiveCount
 from schemas.config import Key
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName, num_units
+from schemas.families import FamilyName, num_experts, num_units, used_share
 from schemas.model import Model
 from schemas.order import FamilyOrder, GapCost, Order
 from schemas.placement import Placement
@@ -148,17 +149,19 @@ class OrderInputs:
         tiers = load_arrays(self.placement.arrays, *names)
         return np.stack([tiers[name] for name in names]) != self.placement.tiers.index("flash")
 
-    def task(self, group: range, family: FamilyName, activity: Activity) -> Task:
-        """What a heuristic gets to know of one family of a group."""
+    def task(self, group: range, family: FamilyName, activity: Activity, size: int = 1) -> Task:
+        """What a heuristic gets to know of one family of a group, `size` consecutive units for one."""
+        some = replace(activity, bits=np.ascontiguousarray(activity.bits[::size]))
+        pinned = self.pinned(group, family)
         demand = Demand(
-            activity=thinned(activity, self.config.max_tokens or activity.num_tokens),
-            pinned=self.pinned(group, family),
+            activity=thinned(some, self.config.max_tokens or activity.num_tokens),
+            pinned=np.logical_and.reduce(pinned.reshape(len(pinned), -1, size), axis=2),
             cache=self.config.cache,
-            cache_slots=tuple(self.slots[layer, family] for layer in group),
+            cache_slots=tuple(self.slots[layer, family] // size for layer in group),
             cache_options=self.config.cache_options,
             search_tokens=self.config.search_tokens,
         )
-        return Task(demand, self.unit_bytes(family), self.device.flash, self.config.seed + group[0])
+        return Task(demand, size * self.unit_bytes(family), self.device.flash, self.config.seed + group[0])
 
     def activity(self, group: range, family: FamilyName) -> Activity:
         """The layers' bits side by side; all units on one token, where they are always used whole and none has bits.
@@ -186,6 +189,13 @@ class OrderInputs:
     def is_whole(self, group: range, family: FamilyName) -> bool:
         """Whether every layer of a group uses all units on every token."""
         return all(self.sparsity.density(family, layer) >= 1 for layer in group)
+
+    def used_together(self, group: range, family: FamilyName) -> int:
+        """How many consecutive units are used on the same tokens: those of an expert, where nothing but the router
+        leaves any out; else 1."""
+        share, experts = used_share(family, self.model.spec), num_experts(family, self.model.spec)
+        whole = experts > 1 and all(self.sparsity.density(family, layer) == share for layer in group)
+        return num_units(family, self.model.spec) // experts if whole else 1
 
 
 def _bits(statistics: FamilyStatistics, num_tokens: int) -> np.ndarray:
@@ -229,16 +239,20 @@ def _arrange(
     inputs: OrderInputs, heuristic: ModuleType, group: range, family: FamilyName, work: Workspace
 ) -> FamilyOrder:
     activity = inputs.activity(group, family)
-    task = inputs.task(group, family, activity)
+    size = inputs.used_together(group, family)
+    task = inputs.task(group, family, activity, size)
     arranged: Arranged = heuristic.arrange(task)
-    costs = task.judge_gaps(arranged.order)
+    # experts stay whole, and as they are many times fewer than units, so is what a heuristic counts of pairs
+    order = (arranged.order[:, None] * size + np.arange(size)).reshape(-1).astype(np.int32)
+    of_units = task if size == 1 else inputs.task(group, family, activity)
+    costs = of_units.judge_gaps(order)
     return FamilyOrder(
         layer=group[0],
         num_layers=len(group),
         family=family,
         heuristic=arranged.heuristic,
-        arrays=work.save(f"{group[0]}.{family}", {"order": arranged.order}),
-        adjacent_coactivation=adjacent_share(activity.bits[arranged.order]),
+        arrays=work.save(f"{group[0]}.{family}", {"order": order}),
+        adjacent_coactivation=adjacent_share(activity.bits[order]),
         gap_costs=tuple(GapCost(gap_bytes=cost.gap_bytes, flash_s_per_token=cost.seconds) for cost in costs),
     )
 

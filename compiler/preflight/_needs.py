@@ -40,7 +40,7 @@ from compiler.candidates import families_for, methods_for
 from compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
 from runtime._plugins import load, options_of
 from schemas.base import Options
-from schemas.families import FamilyName, FormatName, Method, num_units
+from schemas.families import FamilyName, FormatName, Method, num_experts, num_units
 
 PYTHON_BYTES = 150 << 20
 TORCH_BYTES = 500 << 20
@@ -252,8 +252,11 @@ def _place_ram(build: Build) -> int:
 
 
 def _order_ram(build: Build) -> int:
-    units = max(num_units(family, build.model.spec) for family in build.families)
-    counts = (2 if build.num_tokens < 1 << 16 else 4) * units**2 * load("compiler.order", build.order).COUNT_SQUARES
+    spec = build.model.spec
+    units = max(num_units(family, spec) for family in build.families)
+    in_experts = {family: num_experts(family, spec) for family in build.families}  # which are ordered whole
+    paired = max(count if count > 1 else num_units(family, spec) for family, count in in_experts.items())
+    counts = (2 if build.num_tokens < 1 << 16 else 4) * paired**2 * load("compiler.order", build.order).COUNT_SQUARES
     return PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + build.num_tokens * units // 4
 
 

@@ -1,12 +1,13 @@
 """Mixtures of experts in the compiler: what is counted, what is costed and what is refused. The product of the stages
 is in test_product.py, the forward pass in tests/contracts/test_architectures.py."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from compiler import gram, ingest, recalibrate
+from compiler import gram, ingest, order, recalibrate
 from compiler._io import Workspace, load_arrays, save_arrays
 from compiler.activity.forward import LayerStream
 from compiler.activity.unit_statistics import unit_norms
@@ -20,16 +21,18 @@ from compiler.distill import DistillConfig
 from compiler.distill import run as distill
 from compiler.gram import GramConfig
 from compiler.ingest import IngestConfig
+from compiler.order import OrderConfig
 from compiler.recalibrate import RecalibrateConfig
 from compiler.relufy import relufied
 from compiler.workflow import settings
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.errors import ColdpressError
+from schemas.families import FamilyName
 from schemas.model import Model
 from schemas.sparsity import Densities, Sparsity
 from tests.support.models import write_model
 from tests.support.records import tiny_sparsity
-from tests.support.statistics import device_of, model_of
+from tests.support.statistics import activations_of, device_of, model_of, placement_of, sparsity_of
 
 LAYERS, EXPERTS, CHOSEN, WIDTH = 2, 4, 2, 160
 
@@ -145,3 +148,28 @@ def test_the_workflow_knows_a_mixture(model: Model) -> None:
     config = settings.resolve({"model": str(folder)})
     assert config.plugins()["runtime.sparsity"] == ("dense",)
     assert not settings.needs_predictors(config)
+
+
+def test_experts_that_are_used_together_lie_beside_each_other_and_whole(tmp_path: Path) -> None:
+    """Experts 0 and 3, and 1 and 2, are used on the same tokens; some units of one are pinned."""
+    width = 8
+    mixture = model_of(
+        num_hidden_layers=1, intermediate_size=width, num_experts=EXPERTS, num_experts_per_tok=CHOSEN, hidden_act="silu"
+    )
+    outer = np.arange(64) % 2 == 0
+    active = np.repeat(np.stack([outer, ~outer, ~outer, outer]), width, axis=0)
+    layers: list[Mapping[FamilyName, np.ndarray]] = [{"neuron": active}]
+    found = order.run(
+        OrderConfig(heuristic="ripple"),
+        mixture,
+        activations_of(tmp_path, layers),
+        sparsity_of("dense", {"neuron": (CHOSEN / EXPERTS,)}, cache_bytes=0),
+        placement_of(tmp_path, layers, pinned=(3, 4)),
+        device_of(),
+        (0,),
+        Workspace(tmp_path / "order", "test"),
+    )
+    ids = load_arrays(found.entries[0].arrays)["order"].reshape(EXPERTS, width)
+    experts = (ids[:, 0] // width).tolist()
+    assert (ids == np.array(experts)[:, None] * width + np.arange(width)).all()
+    assert {frozenset(experts[:2]), frozenset(experts[2:])} == {frozenset((0, 3)), frozenset((1, 2))}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from runtime._inspect import describe, render
 from runtime.artifact.reader import open_artifact
 from runtime.generate import Session
 from runtime.model.mlp import routed
@@ -100,6 +101,13 @@ def test_what_is_read_ahead_is_of_the_experts_that_the_next_layer_would_choose(m
     assert len(guessed) == (LAYERS - 1) * len(TOKENS)
     assert all(len(experts) == CHOSEN for experts in guessed)
     assert session.store.counters.preload_used_bytes > 0
+
+
+def test_inspect_says_how_many_experts_there_are(mixture):
+    artifact = open_artifact(mixture.path)
+    assert "intermediate 96, 4 heads, 2 of keys, 2 of 6 experts a token)" in render(
+        describe(artifact), artifact.manifest.model
+    )
 
 
 def test_the_router_takes_the_largest_and_the_lower_of_equals():
