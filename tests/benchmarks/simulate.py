@@ -103,7 +103,8 @@ def memory_bytes_per_s(path: Path, tokens: np.ndarray) -> float:
     """How fast tokens are computed from DRAM: the bytes that the simulator counts over measured seconds."""
     _, plan = plan_of(path, 1.0)
     with Session(path, plan=plan) as session:
-        session.perplexity(tokens[1:], sparse=True)  # all that they use is in DRAM from now on
+        for _ in range(2):  # sums in the order of arrival, and as units lie, may choose a few other units
+            session.perplexity(tokens[1:], sparse=True)  # all that they use is in DRAM from now on
         found = session.perplexity(tokens[1:], sparse=True).metrics
         if found.misses:
             raise SystemExit(f"{path.name}: {found.misses} misses with everything in DRAM, expected none")
