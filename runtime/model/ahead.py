@@ -12,24 +12,29 @@ mixture of experts the next layer's router says of which experts units are guess
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from runtime.model.mlp import Mlp
 from runtime.model.selection import Selection, union
 from runtime.preload_room import guessed_families
 from runtime.store import Store
 from schemas.families import FAMILIES
 from schemas.layout import Section
 
+Router = Callable[[np.ndarray], np.ndarray | None]
+"""The MLP's input, float32 [T, hidden_size] -> the experts that each token uses, bool [T, E]; None where there are no
+experts."""
+
 
 class Ahead:
     """Has a store read ahead, if its plan has room for that."""
 
-    def __init__(self, store: Store, selection: Selection, sections: Sequence[Section], mlps: Sequence[Mlp]) -> None:
-        """Nothing is guessed before `note`; `mlps` are those of all layers."""
-        self._store, self._selection, self._mlps = store, selection, mlps
+    def __init__(
+        self, store: Store, selection: Selection, sections: Sequence[Section], routers: Sequence[Router]
+    ) -> None:
+        """Nothing is guessed before `note`; `routers` are those of all layers."""
+        self._store, self._selection, self._routers = store, selection, routers
         self._noted: dict[str, tuple[int, np.ndarray]] = {}
         self._following: dict[tuple[int, str], tuple[Section, Section]] = {}
         """(layer, family) -> the section that it is of, and the one after it."""
@@ -52,7 +57,7 @@ class Ahead:
             there = {target: self._store.residency(target, family) for target in following.layers}
             chosen: list[np.ndarray] = []
             for target, residency in there.items():
-                experts = self._mlps[target].experts_for(signal) if FAMILIES[family].signal == "mlp_input" else None
+                experts = self._routers[target](signal) if FAMILIES[family].signal == "mlp_input" else None
                 chosen += self._selection.select_each(target, family, signal, residency, experts)
             ids, _ = union(chosen, following.num_units)
             if FAMILIES[following.family].axis == "hidden_size":

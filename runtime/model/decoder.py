@@ -96,8 +96,8 @@ class Decoder:
         self._inv_freq = resident.vector("rotary.inv_freq") if self.spec.position == "rotary" else None
         self._norm = self._make_norm("norm", resident)
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
-        mlps = [layer.mlp for layer in self._layers]
-        self._ahead = Ahead(store, selection, artifact.manifest.flash.sections, mlps)
+        routers = [layer.mlp.experts_for for layer in self._layers]
+        self._ahead = Ahead(store, selection, artifact.manifest.flash.sections, routers)
         self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
 

@@ -201,7 +201,8 @@ class Alike:
         store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth))
         self._fill(store)
         choice = _Choice(artifact, plan)
-        ahead = Ahead(store, choice, artifact.manifest.flash.sections)
+        routers = [lambda _: None] * artifact.manifest.model.num_hidden_layers
+        ahead = Ahead(store, choice, artifact.manifest.flash.sections, routers)
         families, by_part = artifact.manifest.plans[0].parts, defaultdict(float)
         before = copy.copy(store.counters)
         for number, token in enumerate(self.signals(1 + num_tokens, seed)):
