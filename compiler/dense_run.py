@@ -2,10 +2,10 @@
 is faster.
 
 The same weights in the same format, every unit used on every token, or every one of the experts that a router picks,
-each of them as often as another. Whole layers are pinned until the DRAM is spent,
-since a layer that is read at all waits for a first byte; the rest is streamed in the model's own order. The read buffer
-is the one of least time, so that dense is not judged by buffers that suit another method. Reads are the runtime's own
-(runtime/planner.py), their seconds the device's law; the text plays no part.
+each of them as often as another. Whole layers are pinned until the DRAM is spent, since a layer that is read at all
+waits for a first byte; the rest is streamed in the model's own order. The read buffer is the one of least time, so that
+dense is not judged by buffers that suit another method. Reads are the runtime's own (runtime/planner.py), their seconds
+the device's law; the text plays no part.
 """
 
 from collections.abc import Iterator

@@ -4,8 +4,8 @@ Reads a model, token blocks and a fitted selector; returns perplexity with the s
 A selector that decides for many tokens at once does so. One that sees residency, or whose signal comes before there is
 an entry per unit, chooses token by token, as in the runtime: with a cache of its own for every layer and family, which
 stays from block to block, so that the first blocks are a warm-up that no score contains. Of a mixture of experts it
-chooses among the units of those that the router picks. Layers need not wait for each
-other for that: what a cache holds hangs on the choices in its own layer alone.
+chooses among the units of those that the router picks. Layers need not wait for each other for that: what a cache holds
+hangs on the choices in its own layer alone.
 """
 
 import math

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compiler import gram, ingest, order, recalibrate
-from compiler._io import Workspace, load_arrays, save_arrays
+from compiler._io import Workspace, load_arrays
 from compiler.activity.forward import LayerStream
 from compiler.activity.unit_statistics import unit_norms
 from compiler.calibrate import CalibrateConfig
@@ -25,14 +25,14 @@ from compiler.order import OrderConfig
 from compiler.recalibrate import RecalibrateConfig
 from compiler.relufy import relufied
 from compiler.workflow import settings
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
+from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName
 from schemas.model import Model
 from schemas.sparsity import Densities, Sparsity
 from tests.support.models import write_model
 from tests.support.records import tiny_sparsity
-from tests.support.statistics import activations_of, device_of, model_of, placement_of, sparsity_of
+from tests.support.statistics import activations_of, device_of, few_blocks, model_of, placement_of, sparsity_of
 
 LAYERS, EXPERTS, CHOSEN, WIDTH = 2, 4, 2, 160
 
@@ -46,10 +46,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    tokens = np.random.default_rng(5).integers(2, 384, (3, 24)).astype(np.int32)
-    arrays = save_arrays(tmp_path_factory.mktemp("corpus") / "tokens.safetensors", {"tokens": tokens})
-    blocks = (TokenBlocks(split=split, arrays=arrays, num_blocks=3, block_tokens=24) for split in SPLITS)
-    return Corpus(name="random", text_sha256="0" * 64, splits=tuple(blocks))
+    return few_blocks(tmp_path_factory.mktemp("corpus"))
 
 
 def sparsity(model: Model) -> Sparsity:

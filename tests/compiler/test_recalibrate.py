@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from compiler import calibrate, ingest, recalibrate
-from compiler._io import Workspace, load_arrays, save_arrays
+from compiler._io import Workspace, load_arrays
 from compiler.activity.forward import LayerStream
 from compiler.calibrate import CalibrateConfig
 from compiler.checkpoint.tensors import read_role
@@ -15,12 +15,13 @@ from compiler.ingest import IngestConfig
 from compiler.recalibrate import RecalibrateConfig
 from runtime.sparsity import topk
 from schemas.activations import Activations
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
+from schemas.corpus import Corpus
 from schemas.families import FamilyName, Method
 from schemas.model import Model
 from schemas.sparsity import Budget, Densities, Sparsity
 from tests.support.methods import families_of, fit, fitted, nothing_cached
 from tests.support.models import write_model
+from tests.support.statistics import few_blocks
 
 LAYERS = 3
 NO_BUDGET = Budget(
@@ -30,10 +31,7 @@ NO_BUDGET = Budget(
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    tokens = np.random.default_rng(5).integers(2, 384, (3, 24)).astype(np.int32)
-    arrays = save_arrays(tmp_path_factory.mktemp("corpus") / "tokens.safetensors", {"tokens": tokens})
-    blocks = (TokenBlocks(split=split, arrays=arrays, num_blocks=3, block_tokens=24) for split in SPLITS)
-    return Corpus(name="random", text_sha256="0" * 64, splits=tuple(blocks))
+    return few_blocks(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

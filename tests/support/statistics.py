@@ -9,6 +9,7 @@ import numpy as np
 from compiler._io import Workspace, save_arrays
 from compiler.order._task import Activity, Demand, Task
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from schemas.corpus import SPLITS, Corpus, TokenBlocks
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName, FormatName, Method
 from schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource, matrices
@@ -19,6 +20,14 @@ from schemas.sparsity import Budget, Densities, Sparsity
 def workspace(folder: Path) -> Workspace:
     """A stage's folder with a fixed fingerprint."""
     return Workspace(folder, "test")
+
+
+def few_blocks(folder: Path) -> Corpus:
+    """Three random blocks of 24 tokens, the same in every split."""
+    tokens = np.random.default_rng(5).integers(2, 384, (3, 24)).astype(np.int32)
+    arrays = save_arrays(folder / "tokens.safetensors", {"tokens": tokens})
+    blocks = (TokenBlocks(split=split, arrays=arrays, num_blocks=3, block_tokens=24) for split in SPLITS)
+    return Corpus(name="random", text_sha256="0" * 64, splits=tuple(blocks))
 
 
 def pack(active: np.ndarray) -> np.ndarray:
