@@ -2,7 +2,7 @@
 
 A dense run is always a candidate. Where zeros are exact so are the methods that leave out only zeros, or what a
 predictor takes for them; without them pruning by magnitude, at the density that the user or the DRAM budget gives. Of a
-mixture of experts units are whole neurons, chosen by nothing but the router.
+mixture of experts that a router has chosen already, a dense run is the only candidate.
 """
 
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from runtime._plugins import load, options_of
 from schemas.base import Options
 from schemas.errors import ColdpressError
-from schemas.families import FAMILIES, WHOLE_MLP
-from schemas.model import MLP_ROLES, ModelSpec
+from schemas.families import FAMILIES
+from schemas.model import ModelSpec
 
 AUTO = "auto"
 
@@ -56,10 +56,10 @@ def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, .
 
 def _check_mixture(method: str, families: Iterable[str], predicts: bool) -> None:
     """What the runtime can compute a mixture's MLP with."""
-    lacking = [name for name in families if name != WHOLE_MLP and set(FAMILIES[name].roles) & set(MLP_ROLES)]
-    if lacking or predicts or WHOLE_MLP not in families:
+    on_flash = {role for name in families for role in FAMILIES[name].roles}
+    if predicts or "down_proj" not in on_flash or "expert" in families:
         found = "needs predictors" if predicts else f"keeps {'+'.join(families)} on flash"
         raise ColdpressError(
-            f"method={method} {found}, and a mixture of experts runs with units of {WHOLE_MLP} that its router alone "
-            "chooses; use method=dense"
+            f"method={method} {found}; a mixture of experts keeps down of all experts there, in units of one row or "
+            "column, and has no predictors; use method=dense or topk"
         )

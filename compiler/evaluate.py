@@ -23,7 +23,7 @@ from runtime.cache import Known, make
 from runtime.sparsity import Residency
 from schemas.base import Options
 from schemas.errors import ColdpressError
-from schemas.families import FAMILIES, Signal, num_experts, num_units, slice_length, slices
+from schemas.families import Signal, activity_of, num_experts, num_units, signal_of, slice_length, slices
 from schemas.model import MLP_ROLES, ModelSpec, matrices, role_shape
 
 if TYPE_CHECKING:
@@ -171,9 +171,9 @@ class Masks:
         found: dict[Signal, Change] = {}
         seen: dict[str, np.ndarray] = {}
         for name, choose in chosen.items():
-            family = FAMILIES[name]
-            if family.signal != family.activity:
-                found[family.signal] = _keeping(seen, family.signal)
+            signal, activity = signal_of(name, self.spec), activity_of(name, self.spec)
+            if signal != activity:
+                found[signal] = _keeping(seen, signal)
 
             def change(part: "Tensor", name: str = name, choose: "_Chooser" = choose) -> "Tensor":
                 import torch
@@ -182,18 +182,18 @@ class Masks:
                 values = rows.reshape(-1, rows.shape[-1])
                 experts = num_experts(name, self.spec)
                 own = of_experts(values, experts) if experts > 1 else None
-                mask = choose(block, seen.get(FAMILIES[name].signal, values), own)
+                mask = choose(block, seen.get(signal_of(name, self.spec), values), own)
                 if block >= self.warm_up_blocks:
                     self.used.setdefault((layer, name), {})[block] = int(np.count_nonzero(mask))
                 return torch.where(torch.from_numpy(mask).reshape(part.shape).to(part.device), part, 0.0)
 
-            found[family.activity] = change
+            found[activity] = change
         return found
 
     def _chooser(self, layer: int, family: str) -> "_Chooser":
         arrays, selector = self.sparse.arrays[layer, family], self.sparse.selector
         sees_places = selector.SEES_RESIDENCY and self.reading is not None
-        if FAMILIES[family].signal != FAMILIES[family].activity or self.cache or sees_places:
+        if signal_of(family, self.spec) != activity_of(family, self.spec) or self.cache or sees_places:
             return self._one_by_one(layer, family, arrays)
 
         def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:

@@ -21,7 +21,7 @@ from runtime._plugins import load
 from schemas.base import PositiveCount
 from schemas.config import Key
 from schemas.corpus import Corpus
-from schemas.families import FAMILIES, Signal
+from schemas.families import Signal, activity_of
 from schemas.gram import INPUT_OF, GramMatrices, LayerGram
 from schemas.model import ATTENTION_ROLES, Model
 from schemas.sparsity import Sparsity
@@ -84,8 +84,11 @@ class _Masks:
     """None where nothing is left out."""
 
     def hooks(self, layer: int, seen: "dict[Signal, Tensor]") -> Hooks:
-        """Hooks that mask the signals of a block and put what is left of them, float32 [T, n], into `seen`."""
-        return {signal: self._change(layer, signal, seen) for signal in self.signals}
+        """Hooks that mask the signals of a block and put what is left of `signals`, float32 [T, n], into `seen`."""
+        signals: dict[Signal, None] = dict.fromkeys(self.signals)
+        if self.choice is not None:
+            signals |= dict.fromkeys(activity_of(family, self.choice.spec) for family in self.families)
+        return {signal: self._change(layer, signal, seen) for signal in signals}
 
     def _change(self, layer: int, signal: Signal, seen: "dict[Signal, Tensor]") -> "Change":
         def change(part: "Tensor") -> "Tensor | None":
@@ -93,10 +96,11 @@ class _Masks:
 
             left = part
             for family in self.families:
-                if self.choice is not None and FAMILIES[family].activity == signal:
+                if self.choice is not None and activity_of(family, self.choice.spec) == signal:
                     mask = self.choice.mask(layer, family, left.float().cpu().numpy())
                     left = torch.where(torch.from_numpy(mask).to(part.device), left, 0.0)
-            seen[signal] = left.float().cpu()
+            if signal in self.signals:
+                seen[signal] = left.float().cpu()
             return None if left is part else left
 
         return change

@@ -14,11 +14,19 @@ from schemas.errors import UnknownNameError
 from schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, role_shape
 
 Signal = Literal[
-    "attention_input", "attention_mixed", "mlp_input", "mlp_activation", "mlp_up", "mlp_inner", "router_logits"
+    "attention_input",
+    "attention_mixed",
+    "mlp_input",
+    "expert_inputs",
+    "mlp_activation",
+    "mlp_up",
+    "mlp_inner",
+    "router_logits",
 ]
 """Vectors of a layer: attention's input after the norm; the mixed heads, which o_proj takes; the MLP's input after the
-norm; act(gate), or act(up) without a gate; up, after its activation where it has one (dReLU); the product of both, or
-act(up); a router's logits."""
+norm; the same once for each expert, 0 for those that a token does not use; act(gate), or act(up) without a gate; up,
+after its activation where it has one (dReLU); the product of both, or act(up), of experts weighed as the router says; a
+router's logits."""
 Axis = Literal["hidden_size", "intermediate_size", "heads", "experts"]
 """What a unit is an index of; `heads` is all heads' dimensions, num_attention_heads * head_dim."""
 
@@ -121,6 +129,19 @@ def num_experts(family: str, spec: ModelSpec) -> int:
 def used_share(family: str, spec: ModelSpec) -> float:
     """Share of a family's units that a token uses where nothing but a router leaves any out."""
     return spec.num_experts_per_tok / spec.num_experts if num_experts(family, spec) > 1 else 1.0
+
+
+def signal_of(family: str, spec: ModelSpec) -> Signal:
+    """What a selector of `family` sees when it runs: in a mixture each expert has inputs of its own to choose from."""
+    own = FAMILIES[family]
+    several = num_experts(family, spec) > 1
+    return "expert_inputs" if several and own.axis == "hidden_size" else own.signal
+
+
+def activity_of(family: str, spec: ModelSpec) -> Signal:
+    """The signal with an entry for each unit of `family`."""
+    own = FAMILIES[family]
+    return signal_of(family, spec) if own.signal == own.activity else own.activity
 
 
 def slice_length(piece: Slice, spec: ModelSpec) -> int:

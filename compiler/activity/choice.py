@@ -13,7 +13,7 @@ import numpy as np
 
 from compiler._io import load_arrays
 from runtime._plugins import load
-from schemas.families import FAMILIES, Signal, num_experts
+from schemas.families import Signal, activity_of, num_experts
 from schemas.model import ModelSpec
 from schemas.sparsity import Sparsity
 
@@ -47,7 +47,7 @@ class Choice:
         """
         of_signal: dict[Signal, list[str]] = {}
         for family in families:
-            of_signal.setdefault(FAMILIES[family].activity, []).append(family)
+            of_signal.setdefault(activity_of(family, self.spec), []).append(family)
         return {signal: self._change(layer, names) for signal, names in of_signal.items()}
 
     def _change(self, layer: int, families: list[str]) -> "Change":

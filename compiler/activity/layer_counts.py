@@ -5,7 +5,7 @@ schemas/activations.py describes, the same whatever the number of threads. Where
 is left of a signal, so that later layers see what the earlier ones leave (ActiveFlow 4.1, DIP 3.2).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -93,10 +93,9 @@ class Watch:
     def hooks(self) -> Hooks:
         """What the forward pass calls with the signals of these blocks."""
         found: dict[Signal, Change] = {"mlp_input": self._see([])}
-        signals: list[Signal] = [FAMILIES[family].activity for family in self._run.families]
-        for signal in signals:
+        for signal in self._run.families.values():
             # without its activation a unit gives nothing: masking it there is what leaving out its slices does
-            found[signal] = self._see([name for name in self._run.families if FAMILIES[name].activity == signal])
+            found[signal] = self._see([name for name, own in self._run.families.items() if own == signal])
         keep, see = self._run.keep_inputs, found["mlp_input"]
 
         def on_input(part: "Tensor") -> "Tensor | None":
@@ -139,11 +138,12 @@ class LayerCounts:
         self,
         layer: int,
         text: Text,
-        families: tuple[str, ...],
+        families: Mapping[str, Signal],
         activity: Activity,
         inputs: RowWriter | None,
         previous: RowReader | None,
     ) -> None:
+        """`families`: each with the signal that has an entry for each of its units."""
         self.families = families
         self._layer, self._text, self._activity, self._inputs, self._previous = layer, text, activity, inputs, previous
         num_blocks = len(text.tokens)

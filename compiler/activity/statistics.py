@@ -22,7 +22,7 @@ from compiler.activity.packed_bits import population
 from schemas.activations import FamilyStatistics, LayerStatistics, TopPrecision
 from schemas.base import ArrayFile
 from schemas.errors import ColdpressError
-from schemas.families import FAMILIES, FamilyName, num_units
+from schemas.families import FAMILIES, FamilyName, Signal, activity_of, num_units
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -176,7 +176,8 @@ class _Collector:
 
     def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
         """Runs the layer over all blocks and leaves the hidden states behind it, unless it is the last, in a file."""
-        run = LayerCounts(layer, self._text, self._families, self._activity, inputs, previous)
+        signals: dict[str, Signal] = {family: activity_of(family, self._stream.spec) for family in self._families}
+        run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous)
         num_blocks, block_tokens = self._text.tokens.shape
         step = 1 if self._stream.device.type == "cpu" else max(1, ACCELERATOR_TOKENS // block_tokens)
         loaded = self._stream.load_layer(layer, block_tokens)

@@ -65,7 +65,8 @@ def _whole(question: Question) -> dict[str, tuple[float, ...]]:
 
 
 def _wanted(question: Question) -> float:
-    """The user's density, else 1 - sp with sp = 1 - M_max / S_m.
+    """The user's density, else 1 - sp with sp = 1 - M_max / S_m; of a mixture of experts, that share of all experts as
+    one of those that a token uses.
 
     The paper's S_m is the whole model, all of it sparse. Here attention and embeddings stay dense in DRAM; taking them
     out of both terms would leave the MLP a far lower density at the same budget, and the budget is kept either way,
@@ -73,7 +74,8 @@ def _wanted(question: Question) -> float:
     """
     if question.density is not None:
         return question.density
-    return max(MIN_DENSITY, 1 - llm_sparsity(question.m_max, question.s_m))
+    used = min(used_share(family, question.spec) for family in question.families)
+    return max(MIN_DENSITY, min(1.0, (1 - llm_sparsity(question.m_max, question.s_m)) / used))
 
 
 def _allocated(question: Question) -> dict[str, tuple[float, ...]]:

@@ -11,10 +11,15 @@ from schemas.errors import ColdpressError
 
 
 class Magnitudes:
-    """Of all entries, over units and tokens; magnitudes spread evenly inside a bin."""
+    """Of entries, over units and tokens; magnitudes spread evenly inside a bin."""
 
-    def __init__(self, statistics: Mapping[str, np.ndarray], where: str) -> None:
-        """Takes `magnitude_histogram` and `magnitude_edges` (schemas/activations.py); `where` names them in errors.
+    def __init__(self, statistics: Mapping[str, np.ndarray], where: str, used: float = 1.0) -> None:
+        """Takes `magnitude_histogram` and `magnitude_edges` (schemas/activations.py).
+
+        Args:
+            statistics: Those of the family.
+            where: Names them in errors.
+            used: The share of all entries that counts; the others, zeros of experts that a token does not use, do not.
 
         Raises:
             ColdpressError: if there are none.
@@ -25,6 +30,7 @@ class Magnitudes:
                 "calibrate.json from the build folder and build again, or use density_allocation=uniform"
             )
         counts = statistics["magnitude_histogram"].astype(np.float64)
+        counts[0] = max(0.0, counts[0] - (1 - used) * counts.sum())
         self._edges = statistics["magnitude_edges"].astype(np.float64)
         self._edges[-1] = 2 * self._edges[-2]  # the last bin has no upper end
         self._above = np.append(np.cumsum(counts[::-1])[::-1], 0) / counts.sum()

@@ -26,7 +26,7 @@ from schemas.config import Key as ConfigKey
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError
-from schemas.families import num_units
+from schemas.families import num_units, used_share
 from schemas.model import Model
 
 LOG = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class Method:
 def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density: float) -> dict[str, tuple[float, ...]]:
     """Per family the density of every layer, where `density` is that of all bytes; all of everything is not divided.
 
-    Where the selector's own options divide it, that is a choice that no rule overrules.
+    Where the selector's own options divide it, that is a choice that no rule overrules. Of a mixture of experts rules
+    divide what a token's experts have: `density` is the share of that, and what comes back the share of all experts'.
 
     Raises:
         ColdpressError: if the rule needs what is not there.
@@ -92,7 +93,7 @@ def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density:
     task = Task(
         density=density,
         num_layers=spec.num_hidden_layers,
-        num_units={family: num_units(family, spec) for family in method.unit_bytes},
+        num_units={family: round(used_share(family, spec) * num_units(family, spec)) for family in method.unit_bytes},
         unit_bytes=method.unit_bytes,
         own=known.own,
         magnitudes=known.magnitudes,
@@ -100,7 +101,8 @@ def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density:
     )
     shares = rule.densities(task)
     return {
-        family: tuple(shares[layer, family] for layer in range(spec.num_hidden_layers)) for family in method.unit_bytes
+        family: tuple(used_share(family, spec) * shares[layer, family] for layer in range(spec.num_hidden_layers))
+        for family in method.unit_bytes
     }
 
 
@@ -130,7 +132,8 @@ class _Known:
     @functools.cache  # noqa: B019 - it lives as long as its rule runs
     def magnitudes(self, key: Key) -> Magnitudes:
         """Of a family of a layer."""
-        return Magnitudes(self.statistics[key], f"layer {key[0]}, family {key[1]}")
+        used = used_share(key[1], self._inputs.model.spec)
+        return Magnitudes(self.statistics[key], f"layer {key[0]}, family {key[1]}", used)
 
     @functools.cached_property
     def losses(self) -> MeasuredLosses:
@@ -147,8 +150,8 @@ class _Known:
             )
 
         def fit(key: Key, share: float) -> Mapping[str, np.ndarray]:
-            units = num_units(key[1], inputs.model.spec)
-            return selector.fit(units, share, self.statistics[key], self._method.options)
+            units, used = num_units(key[1], inputs.model.spec), used_share(key[1], inputs.model.spec)
+            return selector.fit(units, used * share, self.statistics[key], self._method.options)
 
         blocks = [load_arrays(inputs.corpus.split(name).arrays)["tokens"] for name in ("calibration", "validation")]
         count = max(1, self._config.allocation_tokens // blocks[0].shape[1])

@@ -2,8 +2,10 @@
 
 transformers keeps all experts' matrices in one tensor and shows nothing of what is between them. Here a signal has an
 entry for every unit of every expert, unit i of expert e at e * intermediate_size + i (design, section 1), and is zero
-for the experts that a token does not use. What an expert gives is weighed by the softmax of the chosen logits (Jiang et
-al. 2024, section 2.1). Shape letters: T tokens, N hidden_size, E experts, F intermediate_size, K experts per token.
+for the experts that a token does not use; so has each expert's input. What an expert gives is weighed by the softmax of
+the chosen logits (Jiang et al. 2024, section 2.1), and since it is a sum over units, so are they: what a unit adds is
+what its signal says. Shape letters: T tokens, N hidden_size, E experts, F intermediate_size, K experts per token, I
+entries of a signal.
 """
 
 import functools
@@ -22,6 +24,7 @@ TAPS: dict[Signal, _common.Tap] = {
     "attention_mixed": _common.Tap("self_attn.o_proj"),
     "router_logits": _common.Tap(f"{BLOCK}.gate", "output"),
     "mlp_input": _common.Tap(BLOCK),
+    "expert_inputs": _common.Tap(f"{BLOCK}.given"),
     "mlp_activation": _common.Tap(f"{BLOCK}.activated"),
     "mlp_up": _common.Tap(f"{BLOCK}.up"),
     "mlp_inner": _common.Tap(f"{BLOCK}.inner"),
@@ -56,32 +59,35 @@ def _block_class() -> "type[nn.Module]":
             self.gate = torch.nn.Linear(hidden_size, num_experts, bias=False)
             self.experts = torch.nn.ModuleList(Expert(hidden_size, intermediate_size) for _ in range(num_experts))
             self.act, self.top_k, self.width = act, top_k, intermediate_size
-            self.activated, self.up, self.inner = (torch.nn.Identity() for _ in range(3))  # signals pass by here
+            # signals pass by here
+            self.given, self.activated, self.up, self.inner = (torch.nn.Identity() for _ in range(4))
 
         def forward(self, hidden: "Tensor") -> "Tensor":
             """[..., N] -> the same."""
             x_TN = hidden.reshape(-1, hidden.shape[-1])
             top_TK, chosen_TK = self.gate(x_TN).float().topk(self.top_k, dim=-1)
-            weights_TK = top_TK.softmax(dim=-1)
-            uses = [(chosen_TK == expert).nonzero(as_tuple=True) for expert in range(len(self.experts))]
-            gate_TU = self._first(x_TN, uses, "w1")
-            inner_TU = self.activated(self.act(gate_TU)) * self.up(self._first(x_TN, uses, "w3"))
-            inner_TU = self.inner(inner_TU)
+            uses = [(chosen_TK == expert).any(dim=1).nonzero()[:, 0] for expert in range(len(self.experts))]
+            weights_TE = torch.zeros(len(x_TN), len(uses), dtype=x_TN.dtype)
+            weights_TE = weights_TE.to(x_TN.device).scatter(1, chosen_TK, top_TK.softmax(dim=-1).to(x_TN.dtype))
+            used_TE = torch.zeros_like(weights_TE).scatter(1, chosen_TK, 1)
+            given_TEN = self._seen(self.given, used_TE[..., None] * x_TN[:, None])
+            gate_TEF, up_TEF = (self._first(given_TEN, uses, name) for name in ("w1", "w3"))
+            inner_TEF = self._seen(self.activated, self.act(gate_TEF)) * self._seen(self.up, up_TEF)
+            inner_TEF = self._seen(self.inner, inner_TEF * weights_TE[..., None])
             y_TN = torch.zeros_like(x_TN)
-            for (tokens, place), expert, own in zip(uses, self.experts, self._units(), strict=True):
-                given = expert.get_submodule("w2")(inner_TU[tokens, own]) * weights_TK[tokens, place, None]
-                y_TN.index_add_(0, tokens, given.to(y_TN.dtype))
+            for number, (tokens, expert) in enumerate(zip(uses, self.experts, strict=True)):
+                y_TN.index_add_(0, tokens, expert.get_submodule("w2")(inner_TEF[tokens, number]))
             return y_TN.reshape(hidden.shape)
 
-        def _first(self, x_TN: "Tensor", uses: "list[tuple[Tensor, ...]]", name: str) -> "Tensor":
-            """Each expert's products with the tokens that use it, [T, E * F]; 0 for the others."""
-            units = self._units()
-            y_TU = x_TN.new_zeros(len(x_TN), units[-1].stop)
-            for (tokens, _), expert, own in zip(uses, self.experts, units, strict=True):
-                y_TU[tokens, own] = expert.get_submodule(name)(x_TN[tokens])
-            return y_TU
+        def _first(self, given_TEN: "Tensor", uses: "list[Tensor]", name: str) -> "Tensor":
+            """Each expert's products with the tokens that use it, [T, E, F]; 0 for the others."""
+            matrices = [expert.get_submodule(name) for expert in self.experts]
+            y_TEF = given_TEN.new_zeros(*given_TEN.shape[:2], self.width)
+            for number, (tokens, matrix) in enumerate(zip(uses, matrices, strict=True)):
+                y_TEF[tokens, number] = matrix(given_TEN[tokens, number])
+            return y_TEF
 
-        def _units(self) -> list[slice]:
-            return [slice(start, start + self.width) for start in range(0, len(self.experts) * self.width, self.width)]
+        def _seen(self, signal: "nn.Module", values_TEI: "Tensor") -> "Tensor":
+            return signal(values_TEI.flatten(1)).view_as(values_TEI)
 
     return Block

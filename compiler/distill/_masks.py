@@ -14,7 +14,7 @@ from compiler.architectures._common import Modules
 from compiler.training.lesson import Switch
 from compiler.training.source import layers_of
 from runtime._plugins import options_of
-from schemas.families import FAMILIES, Signal, num_units
+from schemas.families import Signal, activity_of, num_units
 from schemas.model import ModelSpec
 from schemas.sparsity import Sparsity
 
@@ -44,14 +44,14 @@ def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
     missed = selector.MISSED_SHARE if spec.exact_zeros else 0.0
     masks: list[Mask] = []
     for densities in sparsity.densities:
-        family, total = FAMILIES[densities.family], num_units(densities.family, spec)
+        family, total = densities.family, num_units(densities.family, spec)
         for layer, density in enumerate(densities.per_layer):
-            arrays = choice.arrays[layer, family.name]
+            arrays = choice.arrays[layer, family]
             if missed:
                 arrays = selector.fit(total, (1 - missed) * density, {}, options)
             if missed or density < 1:
                 kept = functools.partial(selector.select_many, arrays=arrays)
-                masks.append(Mask(layer, family.activity, kept))
+                masks.append(Mask(layer, activity_of(family, spec), kept))
     return tuple(masks)
 
 

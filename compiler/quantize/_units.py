@@ -69,7 +69,7 @@ def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor,
         return np.asarray(rotary_inv_freq(model), np.float32)
     if tensor.format is None:
         return read_role(model, tensor.role)
-    matrix = tensor.role.removesuffix(".weight").rpartition(".")[2]
+    matrix = tensor.role.removesuffix(".weight").split(".", 2)[-1]  # of a layer's the part behind its number
     weights = weights_of(model, tensor.role, "row", known.grams.get(matrix), known.importance.get(matrix))
     return _encode(algorithm, weights, tensor.role, tensor.format)
 

@@ -133,9 +133,9 @@ def check_manifest(manifest: Manifest) -> None:
     """
     plans, _ = servable_plans(manifest)
     _check_file_list(manifest)
+    _check_experts(manifest)
     _check_sections(manifest)
     _check_model(manifest.model)
-    _check_experts(manifest)
     _check_predictors(manifest)
     _check_resident(manifest)
     _check_listed_features(manifest)
@@ -184,14 +184,19 @@ def _check_model(spec: ModelSpec) -> None:
 
 
 def _check_experts(manifest: Manifest) -> None:
-    """A mixture keeps nothing of its experts in DRAM that could not be given up, so that no list grows with them."""
-    if not manifest.model.is_mixture:
+    """Of a mixture down is on flash, and what is resident of its experts is listed."""
+    spec = manifest.model
+    if not spec.is_mixture:
         return
     families = [entry.family for entry in manifest.families]
-    kept = [role for role in arithmetic.resident_roles(families, manifest.model) if role in MLP_ROLES]
-    if kept or arithmetic.WHOLE_MLP not in families:
-        expected = "neuron, whose units hold the experts of a mixture whole"
+    kept = [role for role in arithmetic.resident_roles(families, spec) if role in MLP_ROLES]
+    if "down_proj" in kept:
+        expected = "one that holds down_proj: that of experts is on flash"
         raise SectionError(MANIFEST_FILE, "families", _short(families), expected)
+    num_kept = len(kept) * spec.num_experts * spec.num_hidden_layers
+    if num_kept > len(manifest.resident):  # bounds the loops over experts
+        expected = f"at most {len(manifest.resident)}, the number of resident tensors, of all layers and roles"
+        raise SectionError(MANIFEST_FILE, "model.num_experts", str(spec.num_experts), expected)
     if manifest.predictors:
         found = f"for {len(manifest.predictors)} layers"
         raise ModelError(MANIFEST_FILE, "predictors", found, "none: this version predicts no units of experts")

@@ -16,25 +16,32 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from runtime.model.experts import taken
 from runtime.model.selection import Selection, union
 from runtime.preload_room import guessed_families
 from runtime.store import Store
-from schemas.families import FAMILIES
+from schemas.families import FAMILIES, signal_of
 from schemas.layout import Section
+from schemas.model import ModelSpec
 
-Router = Callable[[np.ndarray], np.ndarray | None]
-"""The MLP's input, float32 [T, hidden_size] -> the experts that each token uses, bool [T, E]; None where there are no
-experts."""
+Router = Callable[[str, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""A family and the MLP's input, float32 [T, hidden_size] -> what its selector sees, float32 [T, n], and the experts
+that each token uses, bool [T, E]."""
 
 
 class Ahead:
     """Has a store read ahead, if its plan has room for that."""
 
     def __init__(
-        self, store: Store, selection: Selection, sections: Sequence[Section], routers: Sequence[Router]
+        self,
+        spec: ModelSpec,
+        store: Store,
+        selection: Selection,
+        sections: Sequence[Section],
+        routers: Sequence[Router | None],
     ) -> None:
-        """Nothing is guessed before `note`; `routers` are those of all layers."""
-        self._store, self._selection, self._routers = store, selection, routers
+        """Nothing is guessed before `note`; `routers` are those of all layers, None where there are no experts."""
+        self._spec, self._store, self._selection, self._routers = spec, store, selection, routers
         self._noted: dict[str, tuple[int, np.ndarray]] = {}
         self._following: dict[tuple[int, str], tuple[Section, Section]] = {}
         """(layer, family) -> the section that it is of, and the one after it."""
@@ -45,9 +52,11 @@ class Ahead:
             for section, following in itertools.pairwise(own):
                 self._following |= {(layer, family): (section, following) for layer in section.layers}
 
-    def note(self, layer: int, family: str, signal: np.ndarray) -> None:
-        """A layer chooses by `signal`, float32 [T, n]."""
+    def note(self, layer: int, family: str, signal: np.ndarray, experts: np.ndarray | None = None) -> None:
+        """A layer chooses by `signal`, float32 [T, n], among units of `experts`, bool [T, E]."""
         if (layer, family) in self._following:
+            if experts is not None and signal_of(family, self._spec) == "expert_inputs":
+                signal = taken(signal, experts)
             self._noted[family] = layer, signal
 
     def layer_done(self) -> None:
@@ -55,13 +64,15 @@ class Ahead:
         for family, (layer, signal) in self._noted.items():
             section, following = self._following[layer, family]
             there = {target: self._store.residency(target, family) for target in following.layers}
-            chosen: list[np.ndarray] = []
+            chosen, all_seen = list[np.ndarray](), list[np.ndarray]()
             for target, residency in there.items():
-                experts = self._routers[target](signal) if FAMILIES[family].signal == "mlp_input" else None
-                chosen += self._selection.select_each(target, family, signal, residency, experts)
+                router = self._routers[target] if FAMILIES[family].signal == "mlp_input" else None
+                seen, experts = router(family, signal) if router else (signal, None)
+                chosen += self._selection.select_each(target, family, seen, residency, experts)
+                all_seen.append(seen)
             ids, _ = union(chosen, following.num_units)
             if FAMILIES[following.family].axis == "hidden_size":
-                ids = surest(ids, signal, self._store.plan.preload_guess)
+                ids = surest(ids, np.concatenate(all_seen), self._store.plan.preload_guess)
             position = there[following.first_layer].position[ids]
             share = position * len(section.layers) // following.num_units == layer - section.first_layer
             self._store.preload(following.first_layer, family, ids[share])

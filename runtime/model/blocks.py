@@ -6,7 +6,7 @@ of a block, M rows of a matrix.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -62,6 +62,10 @@ class Block(Protocol):
     @property
     def ids(self) -> np.ndarray:
         """int32 [K], unit ids."""
+        ...
+
+    def some(self, chosen_K: np.ndarray) -> "Block":
+        """Those units alone, bool [K]."""
         ...
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
@@ -138,6 +142,10 @@ class StreamedBlock:
     parts: Sequence[slice] = matmul.WHOLE
     """Tokens whose sums have the bits that they have without the others."""
 
+    def some(self, chosen_K: np.ndarray) -> "StreamedBlock":
+        """See `Block`."""
+        return self if chosen_K.all() else replace(self, ids=self.ids[chosen_K], codes=self.codes[chosen_K])
+
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, size, length = self.units.parts[role]
@@ -166,6 +174,11 @@ class SlotBlock:
     units: Units
     own_TK: np.ndarray | None = None
     """bool: which units each token uses, None for all; for the others `dot` gives 0, and `axpy` leaves them out."""
+
+    def some(self, chosen_K: np.ndarray) -> "SlotBlock":
+        """See `Block`."""
+        own_TK = None if self.own_TK is None else self.own_TK[:, chosen_K]
+        return replace(self, ids=self.ids[chosen_K], slots=self.slots[chosen_K], own_TK=own_TK)
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""

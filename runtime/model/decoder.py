@@ -20,6 +20,7 @@ from runtime.model.ahead import Ahead
 from runtime.model.arithmetic import layer_norm, rms_norm, rotary_tables
 from runtime.model.attention import Attention, KvCache, Span, new_cache
 from runtime.model.blocks import Block, Blocks, SlotBlock, StreamedBlock, Units, units_of
+from runtime.model.experts import Experts
 from runtime.model.matrix import Resident
 from runtime.model.mlp import Mlp
 from runtime.model.selection import Selection, union
@@ -60,7 +61,7 @@ class _Layer:
     input_norm: _Norm
     attention: Attention
     mlp_norm: _Norm
-    mlp: Mlp
+    mlp: Mlp | Experts
 
 
 class Decoder:
@@ -96,8 +97,8 @@ class Decoder:
         self._inv_freq = resident.vector("rotary.inv_freq") if self.spec.position == "rotary" else None
         self._norm = self._make_norm("norm", resident)
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
-        routers = [layer.mlp.experts_for for layer in self._layers]
-        self._ahead = Ahead(store, selection, artifact.manifest.flash.sections, routers)
+        routers = [layer.mlp.signal if isinstance(layer.mlp, Experts) else None for layer in self._layers]
+        self._ahead = Ahead(self.spec, store, selection, artifact.manifest.flash.sections, routers)
         self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
 
@@ -109,7 +110,7 @@ class Decoder:
             self._make_norm(f"layers.{layer}.input_layernorm", resident),
             Attention(layer, self.spec, tuple(self._units), resident),
             self._make_norm(f"layers.{layer}.post_attention_layernorm", resident),
-            Mlp(layer, self.spec, tuple(self._units), resident),
+            (Experts if self.spec.is_mixture else Mlp)(layer, self.spec, tuple(self._units), resident),
         )
 
     def _make_norm(self, name: str, resident: Resident) -> _Norm:
@@ -371,7 +372,7 @@ class Decoder:
         self, layer: int, family: str, signal: np.ndarray, experts: np.ndarray | None = None, *, num_kept: int | None
     ) -> Iterable[Block]:
         """The units that the selector picks for the tokens, each of which computes with its own."""
-        self._ahead.note(layer, family, signal)
+        self._ahead.note(layer, family, signal, experts)
         residency = self._store.residency(layer, family)
         chosen = self._selection.select_each(layer, family, signal, residency, experts)
         ids, own_TU = union(chosen, residency.present.size)

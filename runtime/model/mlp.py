@@ -1,10 +1,9 @@
 """The MLP of a decoder layer over blocks of units, whatever families they are of: it knows roles and slices only.
 
 Columns of the gate's and the up projection's are added up for the inputs that were selected; rows of them, and columns
-of the down projection, belong to one entry of the inner activation. A matrix that no family holds is resident. In a
-mixture of experts a resident router chooses some of them for each token, a token's units are of those alone, and each
-unit's share of the output is weighed as its expert is. Shape letters: T tokens, N hidden_size, F intermediate_size, K
-units of a block, E experts.
+of the down projection, belong to one entry of the inner activation. A matrix that no family holds is resident. Mixtures
+of experts are in runtime/model/experts.py. Shape letters: T tokens, N hidden_size, F intermediate_size, K units of a
+block.
 """
 
 from collections.abc import Sequence
@@ -40,15 +39,14 @@ class Mlp:
         self._layer, self._spec = layer, spec
         self._inputs = [family for family in own if family.axis == "hidden_size"]
         inner = [family for family in own if family.axis != "hidden_size"]
-        if not _computable(self._inputs, inner, spec):
-            kind = "a mixture's" if spec.is_mixture else "a gated" if spec.gated_mlp else "an ungated"
+        if not computable(self._inputs, inner, spec):
+            kind = "a gated" if spec.gated_mlp else "an ungated"
             names = ", ".join(family.name for family in own)
             raise ArtifactError(
                 f"the artifact keeps {names} on flash, expected families from which {kind} MLP can be computed: each "
                 "matrix in one of them, and at most one over intermediate_size, whose signal the others give"
             )
         self._inner = inner[0] if inner else None
-        self._router = resident.matrix(f"layers.{layer}.router") if spec.is_mixture else None
         self._act = activation(spec.hidden_act, spec.activation_threshold)
         self._act_up = self._act if spec.activated_up else _as_it_is
         prefix = f"layers.{layer}."
@@ -59,7 +57,7 @@ class Mlp:
         }
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in MLP_ROLES}
         if self._inner is not None:
-            self._form = _inner_of(self._inner.signal, spec)
+            self._form = inner_of(self._inner.signal, spec)
 
     def apply(self, x_TN: np.ndarray, blocks: Blocks, parts: Sequence[slice] = ()) -> np.ndarray:
         """The MLP's output for its input after the norm, float32 [T, hidden_size] both; `parts`: see `Matrix`."""
@@ -68,8 +66,6 @@ class Mlp:
             return self._matrices["down_proj"].apply(self._combine(known.get("gate_proj"), known["up_proj"]), parts)
         signal = self._signal(self._inner.signal, x_TN, known)
         y_TN = np.zeros_like(x_TN)
-        if self._router is not None:
-            return self._add_experts(y_TN, x_TN, self._inner.name, self._router.apply(x_TN, parts), blocks)
         for block in blocks(self._layer, self._inner.name, signal):
             terms = Terms(
                 self._bias_of(self._form.gate, block.ids),
@@ -78,23 +74,6 @@ class Mlp:
             )
             y_TN += block.mlp(self._form, x_TN, terms)
         return self._with_bias("down_proj", y_TN)
-
-    def experts_for(self, x_TN: np.ndarray) -> np.ndarray | None:
-        """Those that the router chooses for float32 [T, hidden_size], bool [T, E]; None where there is no router."""
-        if self._router is None:
-            return None
-        return routed(self._router.apply(x_TN), self._spec.num_experts_per_tok)[0]
-
-    def _add_experts(
-        self, y_TN: np.ndarray, x_TN: np.ndarray, family: str, logits_TE: np.ndarray, blocks: Blocks
-    ) -> np.ndarray:
-        """Adds to `y` what each token's experts give, weighed: a factor of the inner activation is one of the output,
-        and zero where a block has units of an expert that a token does not use."""
-        chosen_TE, weights_TE = routed(logits_TE, self._spec.num_experts_per_tok)
-        for block in blocks(self._layer, family, x_TN, chosen_TE):
-            factors = weights_TE[:, block.ids // self._spec.intermediate_size]
-            y_TN += block.mlp(self._form, x_TN, Terms(None, None, factors))
-        return y_TN
 
     def _projections(self, x_TN: np.ndarray, blocks: Blocks, parts: Sequence[slice]) -> dict[MatrixRole, np.ndarray]:
         """Outputs of the gate and the up projection that are known whole, float32 [T, F]."""
@@ -131,18 +110,7 @@ class Mlp:
         return values if bias is None else values + bias
 
 
-def routed(logits_TE: np.ndarray, num_chosen: int) -> tuple[np.ndarray, np.ndarray]:
-    """The experts of the largest logits, bool [T, E], ties going to the lower number, and the softmax of those logits,
-    float32 [T, E], 0 for the others (Jiang et al. 2024, section 2.1)."""
-    order = np.argsort(-logits_TE, axis=1, kind="stable")[:, :num_chosen]
-    chosen_TE = np.zeros(logits_TE.shape, bool)
-    np.put_along_axis(chosen_TE, order, True, axis=1)
-    largest = logits_TE.max(axis=1, keepdims=True)
-    weights_TE = np.where(chosen_TE, np.exp(logits_TE - largest), np.float32(0))
-    return chosen_TE, weights_TE / weights_TE.sum(axis=1, keepdims=True)
-
-
-def _inner_of(signal: Signal, spec: ModelSpec) -> Inner:
+def inner_of(signal: Signal, spec: ModelSpec) -> Inner:
     """What of the inner activation units have rows for; the rest of it is the signal."""
     gate: MatrixRole = "gate_proj" if spec.gated_mlp else "up_proj"
     known = NEEDED[signal]
@@ -159,13 +127,11 @@ def _as_it_is(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _computable(inputs: list[Family], inner: list[Family], spec: ModelSpec) -> bool:
+def computable(inputs: list[Family], inner: list[Family], spec: ModelSpec) -> bool:
     """Every matrix in one place, at most one family over the inner activation, its signal known before its units."""
     roles = [role for family in (*inputs, *inner) for role in family.roles]
     if len(set(roles)) != len(roles) or len(inner) > 1:
         return False
-    if spec.is_mixture:  # of which this version leaves nothing resident but the router
-        return not inputs and len(inner) == 1 and inner[0].signal == "mlp_input" and "down_proj" in roles
     if any(role == "down_proj" for family in inputs for role in family.roles):
         return False
     if not inner:

@@ -25,9 +25,13 @@ METHODS, FORMATS = _plugins.names("runtime.sparsity"), _plugins.names("runtime.q
 
 
 def rows_of(architecture: str, methods: list[str], formats: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """One row per artifact; one that cannot be made says why. Of a mixture of experts the router chooses alone."""
+    """One row per artifact; one that cannot be made says why. Mixtures of experts have no predictors."""
     sources: dict[bool, Source] = {}
-    chosen = [method for method in methods if architecture not in MIXTURES or method == "dense"]
+    chosen = [
+        name
+        for name in methods
+        if architecture not in MIXTURES or not _plugins.load("runtime.sparsity", name).NEEDS_PREDICTORS
+    ]
     for case in (Case(architecture, method, form) for method in chosen for form in formats):
         if case.relu not in sources:
             sources[case.relu] = source_of(folder / f"relu-{case.relu}", architecture, case.relu)

@@ -3,14 +3,19 @@ is in test_product.py, the forward pass in tests/contracts/test_architectures.py
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from compiler import gram, ingest, order, recalibrate
 from compiler._io import Workspace, load_arrays
+from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.forward import LayerStream
+from compiler.activity.layer_counts import Activity
 from compiler.activity.unit_statistics import unit_norms
+from compiler.allocate import AllocateConfig
+from compiler.allocate import run as allocate
 from compiler.calibrate import CalibrateConfig
 from compiler.calibrate import run as calibrate
 from compiler.candidates import families_for
@@ -27,7 +32,7 @@ from compiler.relufy import relufied
 from compiler.workflow import settings
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName
+from schemas.families import FamilyName, Signal, num_units
 from schemas.model import Model
 from schemas.sparsity import Densities, Sparsity
 from tests.support.models import write_model
@@ -72,6 +77,61 @@ def test_units_of_the_chosen_experts_are_counted(model: Model, corpus: Corpus, t
         assert np.mean(bits == np.repeat(chosen, WIDTH, axis=1).T) > 0.99
         assert arrays["counts"].tolist() == bits.sum(axis=1).tolist()
         assert len(np.unique(arrays["counts"])) > 1
+
+
+@pytest.mark.parametrize("rule", ["uniform", "greedy", "dip", "global_threshold"])
+def test_half_of_what_a_tokens_experts_have_is_chosen(rule: str, model: Model, corpus: Corpus, tmp_path: Path) -> None:
+    """Of all experts that is as much less as a token uses fewer; attention has one part."""
+    config = AllocateConfig(
+        method="topk",
+        options={"attention": True},
+        density=0.5,
+        density_allocation=rule,
+        allocation_tokens=48,
+        format="fp16",
+        dram_budget="60%",
+        context_length=32,
+    )
+    families = families_for("topk", {"attention": True}, model.spec)
+    activity = Activity(frozenset())
+    counted = count_activity(PassConfig(), model, corpus, families, activity, Workspace(tmp_path / "a", "test"), 1)
+    work = Workspace(tmp_path / "b", "test")
+    found = allocate(config, model, counted, device_of(), work, corpus=corpus)
+    used = wanted = 0.0
+    for entry in found.densities:
+        in_all = unit_bytes(entry.family, model.spec, "fp16") * num_units(entry.family, model.spec)
+        of_mlp = entry.family.startswith("mlp")
+        assert max(entry.per_layer) <= (CHOSEN / EXPERTS if of_mlp else 1)
+        used += sum(entry.per_layer) * in_all
+        wanted += 0.5 * LAYERS * in_all * (CHOSEN / EXPERTS if of_mlp else 1)
+    assert used == pytest.approx(wanted, rel=0.01 if rule != "global_threshold" else 0.1)
+    chosen = recalibrate.run(RecalibrateConfig(), model, corpus, found, counted, Workspace(tmp_path / "c", "test"), 1)
+    inputs = chosen.layers[-1].family("mlp_in")
+    assert inputs is not None
+    assert inputs.density == pytest.approx(found.density("mlp_in", LAYERS - 1), rel=0.02)
+
+
+def test_the_router_weighs_what_a_unit_adds(model: Model, corpus: Corpus) -> None:
+    """The inner activation times down is the output, without any weight."""
+    seen: dict[Signal, np.ndarray] = {}
+    stream = LayerStream(model)
+
+    def keep(signal: Signal) -> Any:
+        return lambda part: seen.update({signal: part.numpy().copy()})
+
+    loaded = stream.load_layer(1, 12)
+    hidden = stream.embed(np.arange(12, dtype=np.int32)[None])
+    given: list[np.ndarray] = []
+    loaded.module.get_submodule("block_sparse_moe").register_forward_hook(
+        lambda _module, _inputs, output: given.append(output[0].detach().numpy().copy())
+    )
+    loaded.run(hidden, {name: keep(name) for name in ("mlp_input", "expert_inputs", "mlp_inner")})
+    down = np.concatenate([read_role(model, f"layers.1.experts.{e}.down_proj.weight") for e in range(EXPERTS)], axis=1)
+    np.testing.assert_allclose(given[0], seen["mlp_inner"] @ down.T, rtol=0, atol=1e-5)
+    each = seen["expert_inputs"].reshape(12, EXPERTS, -1)
+    logits = seen["mlp_input"] @ read_role(model, "layers.1.router.weight").T
+    chosen = np.argsort(np.argsort(-logits, axis=1), axis=1) < CHOSEN
+    assert (each == np.where(chosen[..., None], seen["mlp_input"][:, None], 0)).all()
 
 
 def test_gram_matrices_are_of_attention_alone(model: Model, corpus: Corpus, tmp_path: Path) -> None:
@@ -128,10 +188,10 @@ def test_a_dense_run_reads_what_a_router_picks() -> None:
 def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     assert families_for("auto", {}, model.spec) == families_for("dense", {}, model.spec) == ("neuron",)
     assert families_for("dense", {"families": "neuron+attn_in"}, model.spec) == ("neuron", "attn_in")
-    with pytest.raises(ColdpressError, match=r"method=topk keeps mlp_in\+mlp_mid on flash.*use method=dense"):
-        families_for("topk", {}, model.spec)
     with pytest.raises(ColdpressError, match=r"method=dense keeps attn_in on flash.*use method=dense"):
         families_for("dense", {"families": "attn_in"}, model.spec)
+    with pytest.raises(ColdpressError, match=r"method=dense keeps expert on flash.*use method=dense"):
+        families_for("dense", {"families": "expert"}, model.spec)
     with pytest.raises(ColdpressError, match=r"method=predictor needs predictors.*use method=dense"):
         families_for("predictor", {}, model.spec)
     with pytest.raises(ColdpressError, match=r"relufy=relu was asked for, .* mixture of 4 experts.* relufy=off"):

@@ -15,7 +15,7 @@ CASES = [
     Case(ONE_MLP[number % len(ONE_MLP)], method, FORMATS[number % len(FORMATS)])
     for number, method in enumerate(METHODS)
 ]
-CASES += [Case(name, "dense", "int4_group32") for name in MIXTURES]
+CASES += [Case(name, method, "int4_group32") for name in MIXTURES for method in ("dense", "topk", "relu", "flash")]
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,19 @@
 """A mixture of experts: a token asks for the units of its own experts, alone and with others, and computes the same."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 
 from runtime._inspect import describe, render
 from runtime.artifact.reader import open_artifact
 from runtime.generate import Session
-from runtime.model.mlp import routed
+from runtime.model.experts import given, routed, taken
 from runtime.trace import FETCH, PRELOAD, Recorder
-from schemas.errors import ArtifactError
-from tests.support.artifacts import Recipe, build_artifact, small_spec
+from schemas.errors import ArtifactError, ColdpressError
+from schemas.families import num_units
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 
 EXPERTS, CHOSEN, WIDTH, LAYERS = 6, 2, 96, 3
 TOKENS = [3, 14, 15, 92, 65, 35, 89, 79]
@@ -20,16 +24,24 @@ def spec_of(**changes):
     return small_spec(num_hidden_layers=LAYERS, hidden_act="silu", **(mixture | changes))
 
 
+FAMILIES = [("neuron",), ("mlp_in", "mlp_mid"), ("up_down",), ("gate_down",), ("mlp_mid",)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids="+".join)
+def families(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory):
-    recipe = Recipe(spec=spec_of(), method="dense", context_length=64)
+def mixture(families, tmp_path_factory):
+    recipe = Recipe(spec=spec_of(), method="dense", context_length=64, families=families)
     return build_artifact(tmp_path_factory.mktemp("mixture") / "a.coldpress", recipe)
 
 
 @pytest.fixture(scope="module")
-def in_dram(tmp_path_factory):
+def in_dram(families, tmp_path_factory):
     """The same with all units in DRAM, so that sums have one order."""
-    recipe = Recipe(spec=spec_of(), method="dense", context_length=64, pinned_share=1, slots_share=0)
+    recipe = Recipe(spec=spec_of(), method="dense", context_length=64, pinned_share=1, slots_share=0, families=families)
     return build_artifact(tmp_path_factory.mktemp("mixture") / "b.coldpress", recipe)
 
 
@@ -38,33 +50,86 @@ def decoded(session, tokens):
     return np.stack([session.decoder.decode(token) for token in tokens])
 
 
-def experts_of(events, kind=FETCH):
-    """Of each request the experts whose units it asks for, all of them."""
-    found = []
-    for event in (event for event in events if event.kind == kind):
-        experts, counts = np.unique(event.ids // WIDTH, return_counts=True)
-        assert kind == PRELOAD or (counts == WIDTH).all()
+def experts_of(events, family, kind=FETCH):
+    """Of each request of a family the experts whose units it asks for, all of them."""
+    found, each = [], num_units(family, spec_of()) // EXPERTS
+    for event in (event for event in events if event.kind == kind and event.family == family):
+        experts, counts = np.unique(event.ids // each, return_counts=True)
+        assert kind == PRELOAD or (counts == each).all()
         found.append(frozenset(experts.tolist()))
     return found
 
 
-def test_a_token_asks_for_its_experts_alone(mixture):
+def test_a_token_asks_for_its_experts_alone(mixture, families):
     recorder = Recorder()
     decoded(Session(mixture.path, recorder=recorder), TOKENS)
-    asked = experts_of(recorder.events)
+    asked = experts_of(recorder.events, families[-1])
     assert len(asked) == LAYERS * len(TOKENS)
     assert all(len(experts) == CHOSEN for experts in asked)
     assert len(set(asked)) > EXPERTS
+    assert all(experts_of(recorder.events, family) == asked for family in families)
 
 
-def test_tokens_together_have_what_each_has_alone(in_dram):
+def test_what_lies_where_changes_nothing(families, mixture, tmp_path):
+    """The same weights in whole neurons, with no matrix of an expert in DRAM."""
+    built = build_artifact(tmp_path / "a", replace(mixture.recipe, families=("neuron",)), mixture.weights)
+    expected = decoded(Session(built.path), TOKENS)
+    found = decoded(Session(mixture.path), TOKENS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+
+
+def test_a_layer_gives_what_its_experts_give_weighed(mixture):
+    """Held against the formula, with the weights in float64; prefilled."""
+    session, layer, spec = Session(mixture.path), 1, mixture.recipe.spec
+    decoder, random = session.decoder, np.random.default_rng(4)
+    x = random.normal(size=(5, spec.hidden_size)).astype(np.float32)
+    found = decoder._layers[layer].mlp.apply(x, partial(decoder._streamed, parts=[slice(0, 5)]))
+    weights = {role: values.astype(np.float64) for role, values in mixture.weights.items()}
+    expected = np.zeros((5, spec.hidden_size))
+    for token, logits in enumerate(x @ weights[f"layers.{layer}.router.weight"].T):
+        top = np.argsort(-logits)[:CHOSEN]
+        for expert, share in zip(top, np.exp(logits[top]) / np.exp(logits[top]).sum(), strict=True):
+            gate, up, down = (
+                weights[f"layers.{layer}.experts.{expert}.{name}_proj.weight"] for name in ("gate", "up", "down")
+            )
+            inner = gate @ x[token]
+            expected[token] += share * (down @ (inner / (1 + np.exp(-inner)) * (up @ x[token])))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("method", ["topk", "dip"])
+def test_a_selector_chooses_among_a_tokens_experts(method, tmp_path):
+    """So many of their inputs, the largest, from each expert alike."""
+    built = build_artifact(
+        tmp_path / "a", Recipe(spec=spec_of(), method=method, context_length=64, density=CHOSEN / EXPERTS / 2)
+    )
+    recorder = Recorder()
+    decoded(Session(built.path, recorder=recorder), TOKENS)
+    hidden = built.recipe.spec.hidden_size
+    for event in (event for event in recorder.events if event.kind == FETCH and event.family == "mlp_in"):
+        experts, counts = np.unique(event.ids // hidden, return_counts=True)
+        assert counts.tolist() == [hidden // 2] * CHOSEN
+        one, other = (event.ids[event.ids // hidden == expert] % hidden for expert in experts)
+        assert one.tolist() == other.tolist()
+
+
+def test_inputs_come_back_from_what_each_expert_is_given():
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    chosen = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]], bool)
+    seen = given(x, chosen)
+    assert seen.shape == (3, 12)
+    assert not seen.reshape(3, 3, 4)[~chosen].any()
+    assert (taken(seen, chosen) == x).all()
+
+
+def test_tokens_together_have_what_each_has_alone(in_dram, families):
     alone, together = Recorder(), Recorder()
     expected = decoded(Session(in_dram.path, recorder=alone), TOKENS)
     decoder = Session(in_dram.path, recorder=together).decoder
     decoder.begin(len(TOKENS))
     found = np.concatenate([decoder.decode_many(np.array(TOKENS[:3])), decoder.decode_many(np.array(TOKENS[3:]))])
     np.testing.assert_array_equal(found, expected)
-    one_by_one, at_once = experts_of(alone.events), experts_of(together.events)
+    one_by_one, at_once = (experts_of(seen.events, families[0]) for seen in (alone, together))
     for layer, experts in enumerate(at_once[:LAYERS]):
         assert experts == frozenset.union(*one_by_one[layer : 3 * LAYERS : LAYERS])
 
@@ -92,12 +157,16 @@ def test_prompts_together_have_the_logits_of_each_alone(mixture):
     np.testing.assert_allclose(dense, expected[1], rtol=0, atol=2e-3 * np.abs(dense).max())
 
 
-def test_what_is_read_ahead_is_of_the_experts_that_the_next_layer_would_choose(mixture):
+def test_what_is_read_ahead_is_of_the_experts_that_the_next_layer_would_choose(mixture, families):
+    if families[0] not in ("neuron", "mlp_in"):
+        with pytest.raises(ColdpressError, match="leave nothing to read ahead"):
+            Session(mixture.path, preload="on")
+        return
     recorder = Recorder()
     session = Session(mixture.path, preload="on", recorder=recorder)
     expected = decoded(Session(mixture.path), TOKENS)
     np.testing.assert_allclose(decoded(session, TOKENS), expected, rtol=0, atol=2e-3 * np.abs(expected).max())
-    guessed = experts_of(recorder.events, PRELOAD)
+    guessed = experts_of(recorder.events, families[0], PRELOAD)
     assert len(guessed) == (LAYERS - 1) * len(TOKENS)
     assert all(len(experts) == CHOSEN for experts in guessed)
     assert session.store.counters.preload_used_bytes > 0
@@ -118,13 +187,27 @@ def test_the_router_takes_the_largest_and_the_lower_of_equals():
     np.testing.assert_allclose(weights[2], [0, 1, 0, 0])
 
 
-@pytest.mark.parametrize("families", [("up_down",), ("mlp_in", "mlp_mid"), ("attn_in",), ("expert",)])
-def test_only_whole_neurons_of_experts_lie_on_flash(families, tmp_path, monkeypatch):
-    if families == ("expert",):
-        monkeypatch.setattr("tests.support.artifacts.encode_units", lambda *_: np.zeros((EXPERTS, 36864), np.uint8))
-    build_artifact(tmp_path / "a", Recipe(spec=spec_of(), method="dense", families=families))
-    with pytest.raises(ArtifactError, match="expected neuron, whose units hold the experts of a mixture whole"):
+@pytest.mark.parametrize("kept", [("mlp_in",), ("attn_in",)], ids="+".join)
+def test_down_of_experts_lies_on_flash(kept, tmp_path):
+    build_artifact(tmp_path / "a", Recipe(spec=spec_of(), method="dense", families=kept))
+    with pytest.raises(ArtifactError, match="expected one that holds down_proj: that of experts is on flash"):
         open_artifact(tmp_path / "a")
+
+
+@pytest.mark.parametrize("kept", [("mlp_in", "neuron"), ("expert",)], ids="+".join)
+def test_families_of_which_no_expert_is_made_are_refused(kept, tmp_path, monkeypatch):
+    if kept == ("expert",):
+        monkeypatch.setattr("tests.support.artifacts.encode_units", lambda *_: np.zeros((EXPERTS, 36864), np.uint8))
+    build_artifact(tmp_path / "a", Recipe(spec=spec_of(), method="dense", families=kept))
+    with pytest.raises(ArtifactError, match="expected"):
+        Session(tmp_path / "a")
+
+
+def test_more_experts_than_are_listed_are_refused_before_they_are_looped_over(tmp_path):
+    path = build_artifact(tmp_path / "a", Recipe(spec=spec_of(), method="dense", families=("up_down",))).path
+    change_manifest(path, lambda manifest: manifest["model"].update(num_experts=1 << 40))
+    with pytest.raises(ArtifactError, match=r"num_experts is 1099511627776, expected at most \d+, the number"):
+        open_artifact(path)
 
 
 def test_what_a_mixture_cannot_have_is_refused(tmp_path):

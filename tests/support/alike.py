@@ -201,8 +201,8 @@ class Alike:
         store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth))
         self._fill(store)
         choice = _Choice(artifact, plan)
-        routers = [lambda _: None] * artifact.manifest.model.num_hidden_layers
-        ahead = Ahead(store, choice, artifact.manifest.flash.sections, routers)
+        spec = artifact.manifest.model
+        ahead = Ahead(spec, store, choice, artifact.manifest.flash.sections, [None] * spec.num_hidden_layers)
         families, by_part = artifact.manifest.plans[0].parts, defaultdict(float)
         before = copy.copy(store.counters)
         for number, token in enumerate(self.signals(1 + num_tokens, seed)):
