@@ -116,7 +116,8 @@ def evaluate(
 def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> float:
     """Share of the MLP's weights in use where each family uses that share of its units.
 
-    Matrices that no family holds are used whole, unless the selector is an oracle: then nothing outside it counts.
+    Matrices that no family holds are used whole, of experts by the tokens that a router sends them, unless the selector
+    is an oracle: then nothing outside it counts.
     """
     total = sum(
         math.prod(role_shape(spec, f"{role}.weight")) * len(matrices(role, spec))
@@ -128,7 +129,8 @@ def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> f
         pieces = [piece for piece in slices(family, spec) if piece.role in MLP_ROLES]
         weights = num_units(family, spec) * sum(slice_length(piece, spec) for piece in pieces)
         held, active = held + weights, active + weights * share
-    return active / held if sparse.oracle else (active + total - held) / total
+    of_whole = spec.num_experts_per_tok / spec.num_experts
+    return active / held if sparse.oracle else (active + (total - held) * of_whole) / total
 
 
 class _Read(NamedTuple):

@@ -22,6 +22,7 @@ MODELS = {
     "tinystories656k": "tinystories",
     "stories260k": "tinystories",
     "prose7m-relu": "wikitext-2",
+    "tinystories-mixtral-8x": "tinystories",
 }
 """Model -> the corpus that it is calibrated and scored on."""
 Parts = Mapping[str, tuple[str, slice]]

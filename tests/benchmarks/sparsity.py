@@ -5,8 +5,9 @@ all matrices of the MLP: a method that needs the gate in full spends a third of 
 fitted on calibration text; what is scored is test text. `--fit` searches DIP's division of densities (B.1) on
 validation text instead and prints the line through the best ones. DIP and CATS are shown with adapters, too, which the
 build's own `distill` trains on text of their own. Two rows are no selectors, but weights that no token uses. The last
-line is {rows: [{model, method, lora, density, ppl, task_accuracy}]}, where `density` is what the text used, `asked` is
-what was asked for, and `task_accuracy` is null for models that no task is for.
+line is {rows: [{model, method, lora, density, ppl, task_accuracy}]}, where `density` is what the text used (of a
+mixture's experts those that a router chose), `asked` is what was asked for, and `task_accuracy` is null for models that
+no task is for. A mixture has no rows with adapters or of pruned weights.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from compiler.gram import GramConfig
 from compiler.tasks import Encode, Item, read_items, right_answers
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
+from schemas.families import WHOLE_MLP, used_share
 from schemas.gram import INPUT_OF
 from schemas.model import MLP_ROLES
 from schemas.sparsity import Sparsity
@@ -143,7 +145,7 @@ def chosen(
     divided = selector.densities(False) == "divided"
     shares = selector.divide(asked, case.model.spec, own) if divided else dict.fromkeys(families, asked)
     layers = case.model.spec.num_hidden_layers
-    per_layer = {name: (share,) * layers for name, share in shares.items()}
+    per_layer = {name: (used_share(name, case.model.spec) * share,) * layers for name, share in shares.items()}
     statistics = all_statistics(case.model, activations, families)
     arrays = fit_all(selector, own, per_layer, case.model.spec, statistics)
     asked_for = sparsity_of(method, per_layer).model_copy(update={"options": own.model_dump()})
@@ -194,7 +196,7 @@ def contenders(
     found = chosen(case, activations, *METHODS[label], density)
     if found is not None:
         yield False, Contender(case.stream, found[0])
-    if label in ADAPTED and lora_steps:
+    if label in ADAPTED and lora_steps and not case.model.spec.is_mixture:  # which is not trained
         helped = adapted(case, activations, label, density, folder, lora_steps)
         if helped is not None:
             yield True, helped
@@ -211,8 +213,10 @@ def rows_of(case: Case, activations: Activations, folder: Path, arguments: argpa
     """A row per method and density, with and without adapters, the dense model first."""
     questions = Questions.of(case, arguments.items)
     yield _row(case, "dense", False, 1.0, Contender(case.stream, None), questions)
-    norms = norms_of(case, folder) if set(STATIC) & set(arguments.methods) else {}
-    for label in arguments.methods:
+    # of experts no inputs are measured (compiler/gram.py)
+    labels = [label for label in arguments.methods if label not in STATIC or not case.model.spec.is_mixture]
+    norms = norms_of(case, folder) if set(STATIC) & set(labels) else {}
+    for label in labels:
         for density in arguments.densities:
             if label in STATIC:
                 scored = static(case, norms, label, density)
@@ -224,7 +228,8 @@ def rows_of(case: Case, activations: Activations, folder: Path, arguments: argpa
 
 def _row(case: Case, label: str, lora: bool, asked: float, found: Contender, questions: Questions | None) -> Row:
     nll, count, density = found.score(case.splits["test"])
-    row: Row = {"model": case.name, "method": label, "lora": lora, "asked": asked, "density": density}
+    of_chosen = density / used_share(WHOLE_MLP, case.model.spec) if found.sparse else density
+    row: Row = {"model": case.name, "method": label, "lora": lora, "asked": asked, "density": of_chosen}
     row |= {"ppl": math.exp(nll / count), "task_accuracy": questions.accuracy(found) if questions else None}
     print(json.dumps(row), flush=True)
     return row
