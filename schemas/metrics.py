@@ -187,7 +187,8 @@ class Verification(Record):
     """None where the budget holds no dense run."""
     max_logit_error: Measured
     """Largest difference of dense logits from those of the weights that were packed, over the largest logit's
-    magnitude."""
+    magnitude; of a mixture of experts all but the largest hundredth of tokens count, since a router between two equally
+    good experts takes the other one for the smallest rounding."""
     top1_agreement: Share
     top1_agreement_error: Measured
     divergence: Divergence

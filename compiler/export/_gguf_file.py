@@ -1,8 +1,9 @@
 """What is in a GGUF file and how it is written; which types there are, and what is exact, is said in gguf.py."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import gguf
@@ -27,10 +28,18 @@ class Planned:
     """One tensor of the file."""
 
     name: str
+    roles: tuple[str, ...]
+    """What it holds; of a mixture the matrices of all experts."""
     stored: StoredTensor
+    """The first of them; the others are alike."""
     type: TypeName
     rotated_heads: int
     """Heads whose rows llama.cpp wants in another order; 0 for most tensors."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns, of several matrices behind their number."""
+        return self.stored.shape if len(self.roles) == 1 else (len(self.roles), *self.stored.shape)
 
     @property
     def copied(self) -> bool:
@@ -58,7 +67,7 @@ def write(model: StoredModel, options: Options, path: Path) -> list[str]:
     writer = gguf.GGUFWriter(path, architecture.name)
     try:
         _llama_cpp.add_shape(writer, model)
-        planned = [_planned(model, architecture, role, options) for role in _llama_cpp.roles(model)]
+        planned = [_planned(model, architecture, roles, options) for roles in _llama_cpp.roles(model)]
         rounded = [tensor.name for tensor in planned if not tensor.exact]
         _add_facts(writer, model, planned, rounded)
         if options.gguf_tokenizer:
@@ -73,28 +82,25 @@ def write(model: StoredModel, options: Options, path: Path) -> list[str]:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for values in (*_encoded_all(model, planned), *extra.values()):
-            writer.write_tensor_data(values)
+        for tensor in planned:
+            _append(writer, (_encoded(model, tensor, role) for role in tensor.roles))
+        for values in extra.values():
+            _append(writer, (values,))
     finally:
         writer.close()
     return rounded
 
 
-def _planned(model: StoredModel, architecture: Architecture, role: str, options: Options) -> Planned:
-    stored = model.tensors[role]
-    heads = architecture.rotated_heads(model.spec, role)
-    return Planned(_llama_cpp.tensor_name(architecture, role), stored, _type_of(stored, options), heads)
+def _planned(model: StoredModel, architecture: Architecture, roles: tuple[str, ...], options: Options) -> Planned:
+    stored = model.tensors[roles[0]]
+    heads = architecture.rotated_heads(model.spec, roles[0])
+    return Planned(_llama_cpp.tensor_name(architecture, roles[0]), roles, stored, _type_of(stored, options), heads)
 
 
 def _type_of(stored: StoredTensor, options: Options) -> TypeName:
-    if len(stored.shape) == 1:
+    if stored.format is None:
         return "F32"
-    if options.gguf_type != "stored":
-        wanted: TypeName = options.gguf_type
-    elif stored.format is None:
-        wanted = "F32"
-    else:
-        wanted = own_type(stored.role, stored.format)
+    wanted = own_type(stored.role, stored.format) if options.gguf_type == "stored" else options.gguf_type
     return "F16" if wanted in ("Q8_0", "Q4_0") and stored.shape[1] % BLOCK else wanted
 
 
@@ -104,7 +110,7 @@ def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planne
     writer.add_name(manifest.source.name)
     if manifest.source.license:
         writer.add_license(manifest.source.license)
-    types: Counter[TypeName] = Counter(tensor.type for tensor in planned if len(tensor.stored.shape) == 2)
+    types: Counter[TypeName] = Counter(tensor.type for tensor in planned if tensor.stored.format is not None)
     writer.add_file_type(FILE_TYPES[types.most_common(1)[0][0]])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_string("coldpress.artifact_sha256", model.artifact.sha256)
@@ -113,24 +119,27 @@ def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planne
 
 
 def _declare(writer: gguf.GGUFWriter, tensor: Planned) -> None:
-    shape = tensor.stored.shape
+    shape = tensor.shape
     if tensor.type in ("F32", "F16"):
         dtype = np.dtype(np.float32 if tensor.type == "F32" else np.float16)
-        writer.add_tensor_info(tensor.name, shape, dtype, int(np.prod(shape)) * dtype.itemsize)
+        writer.add_tensor_info(tensor.name, shape, dtype, prod(shape) * dtype.itemsize)
         return
-    row_bytes = _plugins.load("runtime.quantization", FORMATS[tensor.type]).nbytes(shape[1])
+    row_bytes = _plugins.load("runtime.quantization", FORMATS[tensor.type]).nbytes(shape[-1])
     kind = gguf.GGMLQuantizationType[tensor.type]
-    writer.add_tensor_info(tensor.name, (shape[0], row_bytes), np.dtype(np.uint8), shape[0] * row_bytes, kind)
+    coded = (*shape[:-1], row_bytes)
+    writer.add_tensor_info(tensor.name, coded, np.dtype(np.uint8), prod(coded), kind)
 
 
-def _encoded_all(model: StoredModel, planned: list[Planned]) -> Iterator[np.ndarray]:
-    """The bytes of one tensor after another."""
-    for tensor in planned:
-        yield _encoded(model, tensor)
+def _append(writer: gguf.GGUFWriter, matrices: Iterable[np.ndarray]) -> None:
+    """Writes the next tensor, a matrix at a time: all experts of a layer may be many times what fits in memory."""
+    (file,) = writer.fout or ()
+    writer.write_padding(file, file.tell())
+    for matrix in matrices:
+        matrix.tofile(file)
+    writer.write_padding(file, file.tell())
 
 
-def _encoded(model: StoredModel, tensor: Planned) -> np.ndarray:
-    role = tensor.stored.role
+def _encoded(model: StoredModel, tensor: Planned, role: str) -> np.ndarray:
     if tensor.copied:
         return np.ascontiguousarray(_llama_cpp.neighbours(model.codes(role), tensor.rotated_heads))
     values = _llama_cpp.neighbours(model.values(role), tensor.rotated_heads)

@@ -31,8 +31,17 @@ MODULES = {
     "gate_proj": TENSOR.FFN_GATE,
     "up_proj": TENSOR.FFN_UP,
     "down_proj": TENSOR.FFN_DOWN,
+    "router": TENSOR.FFN_GATE_INP,
 }
 """Our names of modules, without their layer."""
+STACKED = {
+    "gate_proj": TENSOR.FFN_GATE_EXP,
+    "up_proj": TENSOR.FFN_UP_EXP,
+    "down_proj": TENSOR.FFN_DOWN_EXP,
+}
+"""Those of experts, whose matrices lie in one tensor, one expert's after another's."""
+MAX_EXPERTS = 1024
+"""llama.cpp ends where a file has more (LLAMA_MAX_EXPERTS of src/llama-hparams.h)."""
 FREQUENCIES = "rotary.inv_freq"
 NORMS = ("norm", "input_layernorm", "post_attention_layernorm")
 PRECISION = 4e-7
@@ -67,6 +76,7 @@ MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
 ARCHITECTURES = {
     "llama": Architecture("llama", "silu", gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
     "mistral": Architecture("llama", "silu", gated=True, neighbours=True, scaled=True),
+    "mixtral": Architecture("llama", "silu", gated=True, neighbours=True, scaled=True),
     "qwen2": Architecture("qwen2", "silu", gated=True, neighbours=False, biases=QKV),
     "qwen3": Architecture("qwen3", "silu", gated=True, neighbours=False),
     "arcee": Architecture("arcee", "relu2", gated=False, neighbours=True),
@@ -101,23 +111,37 @@ def architecture_of(spec: ModelSpec) -> Architecture:
             f"{spec.rotary_dim} of {spec.head_dim} dimensions with the factor {spec.rotary_scaling}; it cannot be "
             "exported"
         )
+    if spec.num_experts > MAX_EXPERTS:
+        raise ColdpressError(
+            f"a layer of the model has {spec.num_experts} experts, and llama.cpp takes at most {MAX_EXPERTS}; it "
+            "cannot be exported"
+        )
     return found
 
 
-def roles(model: StoredModel) -> list[str]:
-    """The roles that become tensors, in the file's order: outside the layers, then layer by layer."""
-    names = [role for role in model.tensors if role != FREQUENCIES]
-    return sorted(names, key=lambda role: (int(role.split(".")[1]) if role.startswith("layers.") else -1, role))
+def roles(model: StoredModel) -> list[tuple[str, ...]]:
+    """The roles of each tensor, one or those of all experts, in the file's order: outside the layers, then layer by
+    layer."""
+    tensors: dict[tuple[int, str], list[str]] = {}
+    for role in model.tensors:
+        if role != FREQUENCIES:
+            layer, *module = role.split(".")[1:] if role.startswith("layers.") else ("-1", role)
+            tensors.setdefault((int(layer), ".".join(_without_expert(module))), []).append(role)
+    return [tuple(tensors[key]) for key in sorted(tensors)]
+
+
+def _without_expert(module: list[str]) -> list[str]:
+    return module[2:] if module[0] == "experts" else module
 
 
 def tensor_name(architecture: Architecture, role: str) -> str:
-    """llama.cpp's name of a role's tensor.
+    """llama.cpp's name of a role's tensor, or of the one that all experts' are in.
 
     Raises:
         ColdpressError: if the architecture has no such tensor.
     """
     *before, module, kind = role.split(".")
-    tensor = MODULES.get(module)
+    tensor = (STACKED if "experts" in before else MODULES).get(module)
     known = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     has_bias = module in architecture.biases or (module in NORMS and architecture.name == "nemotron")
     if tensor is None or tensor not in gguf.MODEL_TENSORS[known] or (kind == "bias" and not has_bias):
@@ -149,6 +173,9 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     writer.add_embedding_length(spec.hidden_size)
     writer.add_block_count(spec.num_hidden_layers)
     writer.add_feed_forward_length(spec.intermediate_size)
+    if spec.is_mixture:
+        writer.add_expert_count(spec.num_experts)
+        writer.add_expert_used_count(spec.num_experts_per_tok)
     writer.add_head_count(spec.num_attention_heads)
     writer.add_head_count_kv(spec.num_key_value_heads)
     writer.add_key_length(spec.head_dim)

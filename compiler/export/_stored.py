@@ -1,7 +1,7 @@
 """An artifact's weights by role, one at a time: the codes as they are stored, in natural order.
 
-Units lie on flash in the order that was found for them, several slices in each, several layers in a group. The files
-are mapped, not loaded; their digests are checked before anything is read.
+Units lie on flash in the order that was found for them, several slices in each, several layers in a group, an expert's
+among those of others. The files are mapped, not loaded; their digests are checked before anything is read.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,10 @@ from compiler._io import checked_file
 from runtime import _plugins
 from runtime.artifact import contents, tensor_files
 from runtime.artifact.reader import Artifact
-from schemas.errors import ColdpressError
-from schemas.families import FormatName, num_units, slice_length
+from schemas.families import FormatName, slice_length
 from schemas.layout import Section
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE
-from schemas.model import role_shape
+from schemas.model import matrices, role_shape
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class _Place:
 
     section: Section
     layer: int
+    units: range
+    """Whose slices they are: all of the family's, or those of one expert."""
     start_bytes: int
     """Of the slice in its unit."""
     stop_bytes: int
@@ -52,11 +53,9 @@ class StoredModel:
         """Checks the files.
 
         Raises:
-            ColdpressError: if their content is not what the manifest says, or the model is a mixture of experts.
+            ColdpressError: if their content is not what the manifest says.
         """
         self.artifact, self.spec = artifact, artifact.manifest.model
-        if self.spec.num_experts > 1:
-            raise ColdpressError(f"{artifact.path}: mixtures of experts cannot be exported, expected one MLP per layer")
         self._files = {name: self._mapped(name) for name in (FLASH_FILE, RESIDENT_FILE)}
         self._places: dict[str, _Place] = {}
         self.tensors = {
@@ -76,11 +75,14 @@ class StoredModel:
         for layer in section.layers:
             start = 0
             for piece in family.slices:
-                role = f"layers.{layer}.{piece.role}.weight"
                 stop = start + contents.nbytes(family.format, slice_length(piece, self.spec))
-                shape = role_shape(self.spec, f"{piece.role}.weight")
-                self.tensors[role] = StoredTensor(role, shape, family.format, piece.axis == "column")
-                self._places[role] = _Place(section, layer, start, stop)
+                names = matrices(piece.role, self.spec)
+                each = section.num_units // len(names)
+                for expert, name in enumerate(names):
+                    role, units = f"layers.{layer}.{name}.weight", range(expert * each, (expert + 1) * each)
+                    shape = role_shape(self.spec, role)
+                    self.tensors[role] = StoredTensor(role, shape, family.format, piece.axis == "column")
+                    self._places[role] = _Place(section, layer, units, start, stop)
                 start = stop
 
     @cached_property
@@ -100,16 +102,18 @@ class StoredModel:
         if role not in self._places:
             return self._resident[role]
         place = self._places[role]
-        section, count = place.section, num_units(place.section.family, self.spec)
+        section, wanted = place.section, place.units
         units = np.ndarray(
-            (count, section.unit_bytes),
+            (section.num_units, section.unit_bytes),
             np.uint8,
             self._files[FLASH_FILE],
             section.part_offset_bytes(place.layer),
             (section.stride_bytes, 1),
         )
-        found = np.empty((count, place.stop_bytes - place.start_bytes), np.uint8)
-        found[self.artifact.order(section)] = units[:, place.start_bytes : place.stop_bytes]
+        order = self.artifact.order(section)
+        (lying,) = np.nonzero((order >= wanted.start) & (order < wanted.stop))
+        found = np.empty((len(wanted), place.stop_bytes - place.start_bytes), np.uint8)
+        found[order[lying] - wanted.start] = units[lying, place.start_bytes : place.stop_bytes]
         return found
 
     def values(self, role: str) -> np.ndarray:

@@ -4,7 +4,8 @@ F16, Q8_0 and Q4_0 have the values and the layout of `fp16`, `int8_group32` and 
 one of these are copied, bit for bit. A matrix whose columns were encoded, since they are read one by one, is decoded
 and encoded again along its input, which rounds 8-bit and 4-bit values a second time; the file names such tensors under
 `coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose rows are no multiple of 32 values long becomes F16.
-Norms and biases are F32. What llama.cpp computes for which architecture is in `_llama_cpp.py`.
+All experts of a layer are one tensor of their matrices, named where one of them was rounded. Norms, biases and routers
+are F32, as llama.cpp keeps them. What llama.cpp computes for which architecture is in `_llama_cpp.py`.
 """
 
 from collections.abc import Mapping
@@ -41,10 +42,11 @@ def disk_bytes(shapes: Mapping[str, tuple[int, ...]], stored: FormatName, option
     """
     total = 0
     for role, shape in shapes.items():
-        chosen = stored_format(role, stored) if options.gguf_type == "stored" else FORMATS[options.gguf_type]
-        if chosen is None or len(shape) == 1:
+        kept = stored_format(role, stored)
+        if kept is None or len(shape) == 1:
             total += 4 * prod(shape)
         else:
+            chosen = kept if options.gguf_type == "stored" else FORMATS[options.gguf_type]
             own_type(role, chosen)
             total += prod(shape[:-1]) * slice_bytes(shape[-1], "fp16" if shape[-1] % BLOCK else chosen)
     return total

@@ -34,6 +34,7 @@ MODELS = {
     "tinystories656k": ("corpora/tinystories/calib.jsonl", "80%"),
     "tinystories656k-relu": ("corpora/tinystories/calib.jsonl", "80%"),
     "tinystories-opt-0.9m": ("corpora/tinystories/calib.jsonl", "90%"),
+    "tinystories-mixtral-8x": ("corpora/tinystories/calib.jsonl", "80%"),
     "prose7m": ("corpora/wikitext-2", "60%"),
     "prose7m-relu": ("corpora/wikitext-2", "60%"),
 }

@@ -1,6 +1,7 @@
 """export: what gguf's own reader and transformers' own GGUF loader find in the file is what the artifact holds."""
 
 import os
+import tracemalloc
 from typing import Any
 
 import gguf
@@ -17,6 +18,7 @@ from schemas.package import Package
 from tests.support.artifacts import Built, Recipe, build_artifact, change_manifest, random_weights, small_spec
 from tests.support.dense_codes import flash_values, resident_values
 from tests.support.hf import all_logits, load_hf, roles_of, spec_of
+from tests.support.llama_library import LlamaLibrary
 from tests.support.models import write_model
 
 IDS_ALONE = {"gguf_tokenizer": False}
@@ -59,17 +61,23 @@ def expected_values(built: Built) -> dict[str, np.ndarray]:
         **{"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"},
         **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "o_proj": "attn_output"},
         **{"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v"},
-        **{"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"},
+        **{"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down", "router": "ffn_gate_inp"},
     }
+    experts: dict[str, dict[int, np.ndarray]] = {}
     for role, values in (resident_values(session.artifact) | flash_values(session)).items():
         if role != "rotary.inv_freq":
             *before, module, kind = role.split(".")
             heads = {"q_proj": 4, "k_proj": 2}.get(module, 0)
             prefix = f"blk.{before[1]}." if before else ""
-            found[f"{prefix}{names[module]}.{kind}"] = in_pairs(values, heads) if heads else values
-    return found
+            if "experts" in before:
+                experts.setdefault(f"{prefix}{names[module]}_exps.{kind}", {})[int(before[3])] = values
+            else:
+                found[f"{prefix}{names[module]}.{kind}"] = in_pairs(values, heads) if heads else values
+    return found | {name: np.stack([own[expert] for expert in range(11)]) for name, own in experts.items()}
 
 
+MIXTURE: dict[str, Any] = SPEC | {"model_type": "mixtral", "num_experts": 11, "num_experts_per_tok": 2}
+"""More experts than digits, so that their numbers are no texts."""
 CASES = {
     "fp16": (Recipe(small_spec(**SPEC), method="dense"), "F16", set()),
     "int8_group32": (Recipe(small_spec(**SPEC), method="dense", format="int8_group32"), "Q8_0", {"ffn_down"}),
@@ -83,7 +91,22 @@ CASES = {
         "Q8_0",
         {"ffn_gate", "ffn_up", "ffn_down"},
     ),
+    "experts": (Recipe(small_spec(**MIXTURE), method="dense"), "F16", set()),
+    "experts_int8": (
+        Recipe(small_spec(**MIXTURE), method="dense", format="int8_group32", layers_per_group=2),
+        "Q8_0",
+        {"ffn_down_exps"},
+    ),
+    "experts_int4": (
+        Recipe(small_spec(**MIXTURE), families=("neuron", "attn_in"), method="dense", format="int4_group32"),
+        "Q4_0",
+        {"ffn_down_exps", "attn_q", "attn_k", "attn_v"},
+    ),
 }
+
+
+def is_float(name: str, values: np.ndarray) -> bool:
+    return values.ndim == 1 or "ffn_gate_inp" in name
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -104,7 +127,7 @@ def test_values_are_the_artifact_s(case):
     for name, values in expected.items():
         tensor = found[name]
         assert tensor.tensor_type.name == (
-            "F32" if values.ndim == 1 else kind if name.startswith("blk") else "F16" if kind == "F16" else "Q8_0"
+            "F32" if is_float(name, values) else kind if name.startswith("blk") else "F16" if kind == "F16" else "Q8_0"
         )
         got = dequantize(tensor.data, tensor.tensor_type).reshape(values.shape)
         if name not in record.rounded:
@@ -135,11 +158,11 @@ def test_the_file_says_what_it_is(case):
 
 
 @pytest.mark.parametrize("units", [96, 72])
-@pytest.mark.parametrize("stored", ["fp16", "int4_group32"])
-def test_bytes_are_those_that_are_announced(tmp_path, stored, units):
+@pytest.mark.parametrize(("stored", "given"), [("fp16", SPEC), ("int4_group32", SPEC), ("int4_group32", MIXTURE)])
+def test_bytes_are_those_that_are_announced(tmp_path, stored, given, units):
     """From shapes alone, for whoever has to find the room: also where rows are no whole blocks, and become F16."""
     built = build_artifact(
-        tmp_path / "a", Recipe(small_spec(**SPEC | {"intermediate_size": units}), method="dense", format=stored)
+        tmp_path / "a", Recipe(small_spec(**given | {"intermediate_size": units}), method="dense", format=stored)
     )
     session = Session(built.path)
     held = resident_values(session.artifact) | flash_values(session)
@@ -166,7 +189,9 @@ def test_another_type_is_llama_cpp_s_own_rounding(case, tmp_path, kind):
     expected = expected_values(built)
     for name, tensor in tensors_of(record.file).items():
         values = np.ascontiguousarray(expected[name], np.float32)
-        if values.ndim == 2:
+        if is_float(name, values):
+            assert tensor.tensor_type.name == "F32"
+        else:
             assert tensor.tensor_type.name == kind
             codes = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
             assert np.asarray(tensor.data).tobytes() == codes.tobytes(), name
@@ -214,6 +239,36 @@ def test_transformers_computes_the_same_from_the_file(tmp_path, model_type, over
     assert not run(built, tmp_path / "a.gguf").rounded
     if model_type == "mistral":
         assert facts_of(tmp_path / "a.gguf")["llama.context_length"] == 32
+
+
+def test_llama_cpp_computes_the_same_from_a_mixture_s_file(tmp_path):
+    """transformers reads no such file; rotated heads, the router's softmax and each expert are llama.cpp's own here."""
+    built = build_artifact(tmp_path / "a", Recipe(small_spec(**MIXTURE), method="dense"))
+    facts = facts_of(run(built, tmp_path / "a.gguf").file)
+    assert (facts["llama.expert_count"], facts["llama.expert_used_count"]) == (11, 2)
+    pytest.importorskip("xllamacpp")
+    ids = np.random.default_rng(0).integers(0, 64, 24)
+    engine, decoder = LlamaLibrary(tmp_path / "a.gguf", 32, 64), Session(built.path).decoder
+    decoder.begin(ids.size)
+    expected = decoder.prefill(ids)
+    for count in (1, 7, 24):
+        engine.begin()
+        np.testing.assert_allclose(engine.next_logits(ids[:count].tolist()), expected[count - 1], atol=3e-3, rtol=0)
+    engine.close()
+
+
+def test_no_more_than_an_expert_is_in_memory(tmp_path):
+    """A layer of Mixtral 8x7B is 1.4 billion values; here a matrix is 1 MB in float32, those of a tensor 17 MB in int8."""
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_experts": 64, "num_hidden_layers": 1}
+    spec = small_spec(**MIXTURE | shape | {"head_dim": 16})
+    built = build_artifact(tmp_path / "a", Recipe(spec, method="dense", format="int8_group32"))
+    run(built, tmp_path / "a.gguf")  # whatever is loaded once
+    tracemalloc.start()
+    try:
+        run(built, tmp_path / "a.gguf")
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_factor_on_all_frequencies_is_linear_scaling(tmp_path):
@@ -269,6 +324,11 @@ def test_frequencies_that_no_base_gives_become_factors(tmp_path):
             "the model's head is its embedding, and llama.cpp's architecture 'nemotron' wants one of its own",
         ),
         ({"rotary_dim": 8}, "this model rotates 8 of 16 dimensions"),
+        (MIXTURE | {"model_type": "qwen2"}, "llama.cpp's architecture 'qwen2' has no tensor for layers.0.experts.0"),
+        (
+            MIXTURE | {"num_experts": 1025, "intermediate_size": 16},
+            "a layer of the model has 1025 experts, and llama.cpp takes at most 1024",
+        ),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_is_refused(tmp_path, changes, sentence):

@@ -31,8 +31,10 @@ from runtime.likelihood import sum_nll
 from runtime.trace import FETCH, Recorder
 from schemas.errors import ArtifactError, ColdpressError, CorruptPageError
 from schemas.manifest import FLASH_FILE
+from tests.support.artifacts import Recipe, build_artifact
 from tests.support.data import ROOT, data_folder
 from tests.support.records import Build
+from tests.support.shapes import small_spec
 from tests.support.tiny import tiny_spec
 
 SPEC = tiny_spec(num_hidden_layers=3)
@@ -280,6 +282,22 @@ def test_the_logit_error_is_the_worst_of_all_blocks(build):
         assert compared(wrong[0], exact[1]) > 0.4
         assert compared(exact[0], wrong[1]) > 0.4
     assert compared(*exact) < 0.1
+
+
+@pytest.mark.parametrize(("experts", "left_out"), [(4, 2), (1, 0)])
+def test_a_hundredth_of_the_tokens_of_a_mixture_may_go_to_another_expert(tmp_path, experts, left_out):
+    """Rounding decides between two that are equally good; of 250 tokens two are not looked at, and a third is."""
+    spec = small_spec(num_experts=experts, num_experts_per_tok=1, max_position_embeddings=256)
+    built = build_artifact(tmp_path / "a", Recipe(spec, method="dense", context_length=256))
+    block = np.random.default_rng(0).integers(0, spec.vocab_size, 250)
+    decoder = Session(built.path).decoder
+    decoder.begin(block.size)
+    logits = decoder.prefill(block)
+    for wrong in range(4):
+        moved = logits.copy()
+        moved[np.arange(wrong) * 80, 3] += np.float32(0.5 * np.abs(logits).max())
+        error = verify.compare([moved].__getitem__, [moved].__getitem__, str(built.path), block[None]).max_logit_error
+        assert (error > 0.3) == (wrong > left_out), wrong
 
 
 def test_agreement_is_with_the_source(build):

@@ -1,0 +1,85 @@
+"""llama.cpp as a library, as the extra `llama` brings it: the logits of token ids, also of a file without a tokenizer.
+
+Its own structures are opaque here: each is larger than what the functions fill in and read, of which nothing but the
+size of the context, the first member, is set. Built for x86-64 and aarch64, whose calls take such a structure whole or
+by its address.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+
+class _Structure(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_uint32), ("others", ctypes.c_uint8 * 1020))
+
+
+class LlamaLibrary:
+    """One model and one context, on one thread of the processor."""
+
+    def __init__(self, file: Path | str, context_length: int, vocab_size: int) -> None:
+        """Loads a GGUF file.
+
+        Args:
+            file: Its path.
+            context_length: Tokens.
+            vocab_size: Of the model.
+
+        Raises:
+            ModuleNotFoundError: without the extra `llama`.
+            ValueError: if llama.cpp does not load it.
+        """
+        import xllamacpp
+
+        self._library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
+        handle, self._vocab_size = ctypes.c_void_p, vocab_size
+        quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, handle)
+        self._quiet = quiet(lambda level, text, data: None)  # kept, since llama.cpp calls it as long as it lives
+        self._function("llama_log_set", None, quiet, handle)(self._quiet, None)
+        self._function("llama_backend_init", None)()
+        load = self._function("llama_model_load_from_file", handle, ctypes.c_char_p, _Structure)
+        self._model = load(str(file).encode(), self._function("llama_model_default_params", _Structure)())
+        if not self._model:
+            raise ValueError(f"{file}: llama.cpp does not load it")
+        settings = self._function("llama_context_default_params", _Structure)()
+        settings.first = context_length
+        self._context = self._function("llama_init_from_model", handle, handle, _Structure)(self._model, settings)
+        self._function("llama_set_n_threads", None, handle, ctypes.c_int32, ctypes.c_int32)(self._context, 1, 1)
+        self._decode = self._function("llama_decode", ctypes.c_int32, handle, _Structure)
+        self._batch = self._function("llama_batch_get_one", _Structure, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32)
+        self._logits = self._function("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), handle, ctypes.c_int32)
+
+    def next_logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Appends tokens to those before; float32 [vocab_size] of what follows the last one."""
+        tokens = (ctypes.c_int32 * len(ids))(*ids)
+        status = self._decode(self._context, self._batch(tokens, len(ids)))
+        if status:
+            raise RuntimeError(f"llama_decode ended with {status}")
+        return np.ctypeslib.as_array(self._logits(self._context, -1), (self._vocab_size,)).copy()
+
+    def begin(self) -> None:
+        """Forgets all tokens."""
+        memory = self._function("llama_get_memory", ctypes.c_void_p, ctypes.c_void_p)(self._context)
+        self._function("llama_memory_clear", None, ctypes.c_void_p, ctypes.c_bool)(memory, True)
+
+    def generate(self, prompt: Sequence[int], num_tokens: int, ends: Sequence[int] = ()) -> list[int]:
+        """The greedy continuation, up to the first of `ends`, which is part of it."""
+        self.begin()
+        logits, found = self.next_logits(prompt), list[int]()
+        while True:
+            found.append(int(logits.argmax()))
+            if len(found) == num_tokens or found[-1] in ends:
+                return found
+            logits = self.next_logits(found[-1:])
+
+    def close(self) -> None:
+        """Frees context and model."""
+        self._function("llama_free", None, ctypes.c_void_p)(self._context)
+        self._function("llama_model_free", None, ctypes.c_void_p)(self._model)
+
+    def _function(self, name: str, result: object, *arguments: object):
+        function = getattr(self._library, name)
+        function.restype, function.argtypes = result, arguments
+        return function
