@@ -132,7 +132,7 @@ def _declare(writer: gguf.GGUFWriter, tensor: Planned) -> None:
 
 def _append(writer: gguf.GGUFWriter, matrices: Iterable[np.ndarray]) -> None:
     """Writes the next tensor, a matrix at a time: all experts of a layer may be many times what fits in memory."""
-    (file,) = writer.fout or ()
+    file = (writer.fout or [])[0]
     writer.write_padding(file, file.tell())
     for matrix in matrices:
         matrix.tofile(file)

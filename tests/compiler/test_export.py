@@ -258,7 +258,7 @@ def test_llama_cpp_computes_the_same_from_a_mixture_s_file(tmp_path):
 
 
 def test_no_more_than_an_expert_is_in_memory(tmp_path):
-    """A layer of Mixtral 8x7B is 1.4 billion values; here a matrix is 1 MB in float32, those of a tensor 17 MB in int8."""
+    """A layer of Mixtral 8x7B is 1.4 billion values; a matrix is 1 MB in float32 here, a tensor's 17 MB in int8."""
     shape = {"hidden_size": 256, "intermediate_size": 1024, "num_experts": 64, "num_hidden_layers": 1}
     spec = small_spec(**MIXTURE | shape | {"head_dim": 16})
     built = build_artifact(tmp_path / "a", Recipe(spec, method="dense", format="int8_group32"))
