@@ -32,7 +32,7 @@ from compiler.place._problem import (
     tiers_of,
     units_of,
 )
-from compiler.place._share import SHARES, choose_share, replay
+from compiler.place._share import SHARES, choose_share, replay, whole_layers_seconds
 from compiler.place._tiers import accelerator_of, min_units, tiers_named, worth
 from compiler.place._whole import whole_layers
 from runtime._plugins import load
@@ -41,6 +41,7 @@ from schemas.base import PositiveCount, Share
 from schemas.config import Key
 from schemas.device import DeviceProfile
 from schemas.errors import DoesNotFitError
+from schemas.families import used_share
 from schemas.model import Model, ModelSpec
 from schemas.placement import LayerPlacement, PinnedShare, Placement, Tier
 from schemas.sparsity import Sparsity
@@ -90,8 +91,7 @@ def run(
     """
     tiers = tiers_named(config.tiers)
     counts = all_counts(model.spec, activations, sparsity)
-    whole = tiers[-1] == "flash" and sparsity.is_whole
-    share, tried = _pinned_share(config, model.spec, activations, sparsity, device)
+    share, whole, tried = _pinned_share(config, model.spec, activations, sparsity, device)
     problem = _problem(config, model.spec, counts, sparsity, device, share)
     solver = load("compiler.place", config.solver)
     solution = whole_layers(problem) if whole else _solve.search(problem, solver.solve, config.gap)
@@ -155,15 +155,15 @@ def _problem(
 
 def _pinned_share(
     config: PlaceConfig, spec: ModelSpec, activations: Activations, sparsity: Sparsity, device: DeviceProfile
-) -> tuple[float | None, tuple[PinnedShare, ...]]:
-    """The share of the units' DRAM that is pinned, and what it was chosen from."""
+) -> tuple[float | None, bool, tuple[PinnedShare, ...]]:
+    """The share of the units' DRAM that is pinned, whether by whole layers, and what it was chosen from."""
     admits = load("runtime.cache", config.cache).Cache.admits
     if tiers_named(config.tiers)[-1] != "flash":
-        return None, ()  # nothing is read, so nothing is cached
+        return None, False, ()  # nothing is read, so nothing is cached
     if config.pinned_share is not None:
-        return config.pinned_share, ()
+        return config.pinned_share, sparsity.is_whole, ()
     if not admits or sparsity.is_whole:  # what no policy may use has to be pinned, and what every token uses
-        return 1.0, ()
+        return 1.0, sparsity.is_whole, ()
     head, windows = split_tokens(activations.num_tokens)
     counts = head_counts(spec, activations, sparsity, head)
     traces = traces_of(spec, activations, sparsity, windows)
@@ -175,7 +175,20 @@ def _pinned_share(
         seconds = replay(config.cache, config.cache_options, problem, choices, sparsity, device, traces)
         tried.append(PinnedShare(share=share, flash_s_per_token=seconds))
         LOG.info("place: %3.0f %% of the units' DRAM pinned: %.4g s of flash a token", 100 * share, seconds)
-    return choose_share(tried), tuple(tried)
+    share = choose_share(tried)
+    if _experts_are_whole(spec, sparsity):
+        problem = _problem(config, spec, counts, sparsity, device, 1.0)
+        seconds = whole_layers_seconds(problem, whole_layers(problem).choices, sparsity, device, traces)
+        LOG.info("place: whole layers pinned: %.4g s of flash a token", seconds)
+        if seconds < next(entry.flash_s_per_token for entry in tried if entry.share == share):
+            return 1.0, True, tuple(tried)
+    return share, False, tuple(tried)
+
+
+def _experts_are_whole(spec: ModelSpec, sparsity: Sparsity) -> bool:
+    """Whether a token uses all units of the experts that a router picks."""
+    shares = ((used_share(found.family, spec), found.per_layer) for found in sparsity.densities)
+    return spec.is_mixture and all(density == used for used, per_layer in shares for density in per_layer)
 
 
 def _layer_placement(group: Group, choice: Choice) -> LayerPlacement:

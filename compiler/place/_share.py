@@ -63,6 +63,28 @@ def replay(
     return total * len(problem.groups) / len(traces)
 
 
+def whole_layers_seconds(
+    problem: Problem, choices: tuple[Choice, ...], sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
+) -> float:
+    """Modelled flash seconds of a token where some layers are pinned whole, and nothing of the others is cached: at
+    most, since units of the layer that room ends in are not counted as pinned."""
+    read = {group.family: 0 for group in problem.groups}
+    for group, choice in _pairs(problem, choices):
+        read[group.family] += bool((tiers_of(group, choice) == len(problem.fast_bytes)).any())
+    each = {family: [trace for trace in traces if trace.family == family] for family in read}
+    groups = {(group.layer, group.family): group for group in problem.groups}
+    total = 0.0
+    for family, of_family in each.items():
+        for trace in of_family:
+            group = groups[trace.layer, family]
+            size = group.units.size
+            nothing = make("static", {}, Known(size, 0, np.zeros(0, np.int64), np.arange(size)))
+            units = _laid_out(group, sparsity, len(problem.groups) // len(sparsity.families))
+            seconds = _flash_seconds(nothing, units, trace, device) / trace.num_measured
+            total += seconds * read[family] / len(of_family)
+    return total
+
+
 def _pairs(problem: Problem, choices: tuple[Choice, ...]) -> list[tuple[Group, Choice]]:
     return list(zip(problem.groups, choices, strict=True))
 

@@ -2,7 +2,8 @@
 
 Then what counts is that layers are not read at all: a layer that misses one unit waits for a first byte. Whole layers
 are pinned, the first ones first, and of the next one what still fits; no placement has a larger objective (Eq. 2),
-since all counts are equal and no byte is left that a unit would fit.
+since all counts are equal and no byte is left that a unit would fit. Of a mixture of experts that are used whole it is
+a candidate: some experts are used more often than others, which other placements and caches make use of.
 """
 
 from compiler.place._problem import Choice, Group, Problem, value_of

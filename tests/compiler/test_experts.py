@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import gram, ingest, order, recalibrate
+from compiler import gram, ingest, order, place, recalibrate
 from compiler._io import Workspace, load_arrays
 from compiler.activity.calibration_pass import PassConfig, count_activity
 from compiler.activity.forward import LayerStream
@@ -230,3 +230,33 @@ def test_experts_that_are_used_together_lie_beside_each_other_and_whole(tmp_path
     experts = (ids[:, 0] // width).tolist()
     assert (ids == np.array(experts)[:, None] * width + np.arange(width)).all()
     assert {frozenset(experts[:2]), frozenset(experts[2:])} == {frozenset((0, 3)), frozenset((1, 2))}
+
+
+@pytest.mark.parametrize("often", [0.0, 0.95])
+def test_layers_are_pinned_whole_where_no_expert_is_used_more_often(often: float, tmp_path: Path) -> None:
+    """Room for two layers of four. Where experts 0 and 1 are used on most tokens, in all layers, it is for them."""
+    layers, width, random = 4, 8, np.random.default_rng(3)
+    shape = {"num_hidden_layers": layers, "intermediate_size": width, "num_experts": EXPERTS}
+    mixture = model_of(num_experts_per_tok=CHOSEN, hidden_act="silu", **shape)
+    active: list[Mapping[FamilyName, np.ndarray]] = []
+    for _ in range(layers):
+        likes = random.random((EXPERTS, 512))
+        likes[:2] -= random.random(512) < often
+        active.append({"neuron": np.repeat(likes.argsort(axis=0).argsort(axis=0) < CHOSEN, width, axis=0)})
+    room = 2 * EXPERTS * width * unit_bytes("neuron", mixture.spec, "fp16")
+    found = place.run(
+        place.PlaceConfig(),
+        mixture,
+        activations_of(tmp_path / "a", active),
+        sparsity_of("dense", {"neuron": (CHOSEN / EXPERTS,) * layers}, cache_bytes=room),
+        device_of(latency_s=0.0),
+        Workspace(tmp_path / "place", "test"),
+    )
+    arrays = load_arrays(found.arrays)
+    pinned = [np.flatnonzero(arrays[f"{layer}.neuron"] == 0).tolist() for layer in range(layers)]
+    whole = list(range(EXPERTS * width))
+    if often:
+        assert pinned != [whole, whole, [], []]
+    else:
+        assert (pinned, found.pinned_share) == ([whole, whole, [], []], 1.0)
+    assert len(found.shares_tried) == 11
