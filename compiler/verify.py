@@ -48,7 +48,7 @@ WORK_ONE_BY_ONE = 400_000_000_000
 FEWEST_BLOCKS = 4
 """Blocks that are decoded however large the model is: fewer say too little of their own error."""
 COUNTED_OF_MIXTURES = 0.99
-"""Share of tokens that count as dense logits' error in a mixture of experts: 1 of 2,048 had two experts whose logits were
+"""Share of tokens that count as dense logits' error in a mixture of experts: of 2,048 one had two experts with logits
 0.00001 apart, and was off by 30 times what any other was, in fp16 (EXPERIMENTS.md)."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
 SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
