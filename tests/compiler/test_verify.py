@@ -94,6 +94,7 @@ def test_a_sparse_artifact_reads_what_it_selects(tmp_path, method):
         < 60 * SPEC.num_hidden_layers * (SPEC.intermediate_size + SPEC.hidden_size)
     )
     assert found.max_logit_error < 0.05  # dense logits: what int8 costs, whatever the selector
+    assert found.ladder
     assert found.artifact_sha256 == build.package().manifest_sha256
 
 
@@ -226,7 +227,8 @@ def test_another_artifact_in_its_place(build):
         run(CONFIG, build.model, build.model, build.corpus, package)
 
 
-def test_a_simulation_that_differs_is_noticed(build, monkeypatch):
+@pytest.mark.parametrize("decision", ["evictions", "extents_sha256"])
+def test_a_simulation_that_differs_is_noticed(build, monkeypatch, decision):
     blocks = blocks_of_test_text(build.corpus, 64)
     monkeypatch.setattr(_decoded, "MAX_TOKENS", 40)
     replayed = Replayed(str(build.artifact))
@@ -237,7 +239,7 @@ def test_a_simulation_that_differs_is_noticed(build, monkeypatch):
 
     def wrong(*arguments):
         found = simulate(*arguments)
-        return found.model_copy(update={"evictions": found.evictions + 1})
+        return found.model_copy(update={decision: getattr(found, decision) * 2 or 1})
 
     monkeypatch.setattr(_decoded, "simulate", wrong)
     assert not replayed.equals()
@@ -255,6 +257,15 @@ def test_what_several_tokens_at_once_give_is_what_one_by_one_gives(build, monkey
     assert together.run.num_tokens == 2 * 30
     np.testing.assert_allclose(together.quality.block_nll, alone.quality.block_nll, rtol=1e-4)
     np.testing.assert_allclose(watches[1].kld, watches[0].kld, rtol=1e-3, atol=1e-5)
+
+
+def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
+    """Also where some may be decoded at once; other settings would have it choose otherwise, so it has no ladder."""
+    built = build_artifact(tmp_path / "a", Recipe(small_spec(num_hidden_layers=2), method="dip_ca"))
+    blocks = np.arange(64, dtype=np.int32).reshape(2, 32)
+    found = decode(str(built.path), blocks, Watch(lambda block: np.zeros((32, 96), np.float32), blocks), True)
+    assert (found.run.num_tokens, found.ladder) == (60, ())
+    assert found.simulated_equals_real
 
 
 def test_test_text_is_what_is_judged(build):

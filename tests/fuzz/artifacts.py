@@ -27,7 +27,12 @@ from tests.support.artifacts import Recipe, build_artifact, change_manifest, sma
 from tests.support.models import write_tokenizer
 from tests.support.tiny import word_tokenizer
 
-FIGURES = ("read_buffer_bytes", "collapse_gap_bytes", "queue_depth", "dram_budget_bytes", "context_length")
+FIGURES = (
+    *("read_buffer_bytes", "preload_buffer_bytes", "collapse_gap_bytes", "queue_depth", "dram_budget_bytes"),
+    *("context_length", "kv_cache"),
+)
+KV_CACHES = ("fp16", "int8", "int8", "int4", "", 8, None)
+PROMPTS = ({"prompt_ids": [1, 2, 3]}, {"prompt_ids": [4]}, {"prompt_ids": [5, 6, 7, 8, 9]})
 COUNTS = (0, 1, 2, 3, 64, 4096, 65536, 10**6, 10**8, 10**9, 2**31, 2**40, 2**53 - 1)
 SEAL = re.compile(rb'(?<!\s)\s*"body_sha256": "[^"]*",?(?=\n)')
 NAMES = ("../x", "/etc/passwd", "a/../b", "x\x1b[2J", "con", "a//b", "a\\b", ".", "", "MANIFEST.json", "é", "a" * 101)
@@ -86,18 +91,29 @@ def plan_figure(folder: Path, chance: random.Random) -> str:
             part = chance.choice(plan["parts"])
             count = min(count, 64)
             more, part[figure] = (count - part[figure]) * unit_bytes[part["family"]], count
-        elif figure == "context_length":
-            spec["max_position_embeddings"] = max(count, spec["max_position_embeddings"])
-            size = 4 * spec["num_hidden_layers"] * spec["num_key_value_heads"] * spec["head_dim"] * count
-            more, plan["kv_cache_bytes"], plan[figure] = size - plan["kv_cache_bytes"], size, count
+        elif figure in ("context_length", "kv_cache"):
+            if figure == "kv_cache":
+                count = plan[figure] = chance.choice(KV_CACHES)
+            else:
+                spec["max_position_embeddings"] = max(count, spec["max_position_embeddings"])
+                plan[figure] = count
+            size = _kv_cache_bytes(plan, spec)
+            more, plan["kv_cache_bytes"] = size - plan["kv_cache_bytes"], size
         else:
-            more = count - plan[figure] if figure == "read_buffer_bytes" else 0
+            more = count - plan[figure] if figure.endswith("buffer_bytes") else 0
             plan[figure] = count
         plan["dram_budget_bytes"] += max(0, more)
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise Unfit from error
     _write_manifest(folder, manifest)
     return f"plan: {figure} is {count}, and the budget follows"
+
+
+def _kv_cache_bytes(plan: dict[str, Any], spec: dict[str, Any]) -> int:
+    """What the plan's context takes, by the format's description (schemas/FORMAT.md)."""
+    size = spec["head_dim"]
+    head_bytes = 34 * -(-size // 32) if plan.get("kv_cache") == "int8" else 2 * size
+    return 2 * head_bytes * spec["num_hidden_layers"] * spec["num_key_value_heads"] * plan["context_length"]
 
 
 def generation(folder: Path, chance: random.Random) -> str:
@@ -182,8 +198,16 @@ RECIPES = {
         method="dense",
         cache="static",
     ),
+    "kv_int8": Recipe(spec=_spec(head_dim=32, rotary_dim=32), kv_cache="int8"),
+    "experts": Recipe(
+        spec=_spec(intermediate_size=32, num_experts=4, num_experts_per_tok=2, head_dim=32, rotary_dim=32),
+        method="dense",
+        kv_cache="int8",
+    ),
 }
-"""Every format, and methods with arrays, options and predictors; small, since each mutant is run five times."""
+"""Every format, methods with arrays, options and predictors, and experts; small, since each mutant is run six times."""
+AHEAD = ("experts", "predictor")
+"""Whose plans read units ahead of their layer."""
 
 
 class Artifacts:
@@ -203,6 +227,8 @@ class Artifacts:
         for name, recipe in RECIPES.items():
             path = build_artifact(folder / name, recipe).path
             add_files(path, recipe.spec.vocab_size)
+            if name in AHEAD:
+                change_manifest(path, _read_ahead)
             scratch = folder / f"{name}-scratch"
             scratch.mkdir()
             for run in self._commands(name, path, scratch, True):
@@ -246,15 +272,26 @@ class Artifacts:
         prompt = ["--prompt-ids", "1,2,3"] if base in ("topk", "cats") else ["--prompt", "w1 w2 the map"]
         trace = scratch / "trace" if record else self._trace(base)
         recording = ["--trace", str(trace)] if record else []
+        prompts = scratch / "prompts.jsonl"
+        prompts.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS))
         commands = {
             "inspect": [],
             "verify": [],
             "generate": [*prompt, "--max-new-tokens", "4", "--json", *recording],
+            "generate many": ["--prompts", str(prompts), "--max-new-tokens", "3", "--json"],
             "bench": ["--tokens", "2", "--runs", "1"],
             "simulate": ["--trace", str(trace)],
         }
+        if base == "dip":  # its selector sees what is in DRAM, and has one sequence at a time
+            del commands["generate many"]
         for name, flags in commands.items():
-            yield Run(name, run_limited(partial(main, [name, str(folder), *flags]), scratch))
+            yield Run(name, run_limited(partial(main, [name.split()[0], str(folder), *flags]), scratch))
+
+
+def _read_ahead(manifest: dict[str, Any]) -> None:
+    for plan in manifest["plans"]:
+        plan["preload_buffer_bytes"] = 2 * manifest["flash"]["page_bytes"]
+        plan["dram_budget_bytes"] += plan["preload_buffer_bytes"]
 
 
 def _said(ended: Ended) -> str:

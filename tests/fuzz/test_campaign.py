@@ -20,7 +20,7 @@ def figures(capsys, *arguments):
 def test_mutants_of_artifacts_end_in_a_result_or_in_one_sentence(capsys):
     found = figures(capsys, "--mutants", "500", "--seed", "11")
     assert list(found) == ["fine", "refused", "untidy", "traceback", "crash", "hang", "over_2_gb"]
-    assert sum(found.values()) == 5 * 500
+    assert 5 * 500 < sum(found.values()) < 6 * 500  # one base has no prompts at once
     assert list(found.values())[2:] == [0] * 5
     assert min(found["fine"], found["refused"]) > 100  # neither all whole nor all beyond recognition
 

@@ -75,6 +75,8 @@ def test_what_is_read_ahead_is_what_fits_while_nothing_is_asked_for(built):
     assert rooms[-1] == most
     assert buffer_bytes(reading, 1.0, 0.5, 1 << 30) in (most // 8192 * 4096, most // 8192 * 4096 + 4096)
     assert buffer_bytes(reading, 1.0, 1.0, 40_000) == 8192  # a quarter of the DRAM at most
+    first = [section for section in flash.sections if section.first_layer == 0]
+    assert most_bytes(first, plan.parts, 4096, 1 << 30) == 0  # no layer before it would tell
     within = Reading(flash.sections, tuple(_all_in_dram(plan, flash.sections)), law, 0)
     assert buffer_bytes(within, 1.0, 1.0, 1 << 30) == 0
 

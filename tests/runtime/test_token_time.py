@@ -1,0 +1,37 @@
+"""What of DRAM a token's computing reads, by hand; what it takes is in test_simulate.py and test_preload.py."""
+
+import pytest
+
+from runtime.artifact.reader import open_artifact
+from runtime.token_time import FlashQueue, bytes_before, computed_bytes
+from tests.support.artifacts import Recipe, build_artifact
+from tests.support.shapes import small_device, small_spec
+
+LAYERS, WORDS, WIDTH = 2, 96, 64
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_table_that_is_looked_up_alone_is_not_read(tmp_path, tied):
+    """Which the embedding is where the head is another matrix."""
+    spec = small_spec(num_hidden_layers=LAYERS, tie_word_embeddings=tied)
+    manifest = open_artifact(build_artifact(tmp_path / "a", Recipe(spec, method="dense")).path).manifest
+    plan = manifest.plans[0]
+    embedding = 0 if tied else 2 * WORDS * WIDTH  # fp16
+    assert computed_bytes(manifest, plan) == plan.resident_bytes - embedding + plan.kv_cache_bytes // 2
+
+
+def test_what_a_layer_computes_with_before_it_asks_for_units(tmp_path):
+    """Attention's matrices, and a layer's share of half the KV cache; down comes behind the units of the inputs."""
+    spec = small_spec(num_hidden_layers=LAYERS)
+    recipe = Recipe(spec, method="dense", families=("mlp_in",))
+    manifest = open_artifact(build_artifact(tmp_path / "a", recipe).path).manifest
+    attention = 2 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH // 2)  # q and o; k and v of half as many heads
+    expected = attention + manifest.plans[0].kv_cache_bytes // 2 // LAYERS
+    assert bytes_before(manifest, manifest.plans[0]) == {(layer, "mlp_in"): expected for layer in range(LAYERS)}
+
+
+def test_a_device_that_has_nothing_to_read_saves_nothing_up():
+    """What it could have read while memory was computed with is lost where nobody asked for it."""
+    queue = FlashQueue(small_device())
+    assert queue.fetch_s(0.0, 10**9, 0, early=False) > 1e-3
+    assert queue.fetch_s(1e-3, 0, 0, early=True) == 1e-3
