@@ -43,7 +43,8 @@ class TopK:
         for density in TOPK_DENSITIES:
             for split, tokens in texts.items():
                 found = self.masks[split, density] = []
-                score = evaluate(known.case.stream, tokens, masked_by(_keeping(density, found), known.keys))
+                keeping = _keeping(known.used * density, found)
+                score = evaluate(known.case.stream, tokens, masked_by(keeping, known.keys))
                 if split == "test":
                     self.ppl[density] = score.ppl
 
@@ -103,10 +104,11 @@ def topk_curves(setting: Setting, masks: TopK) -> tuple[Curve, Curve]:
     for density in TOPK_DENSITIES:
         gap = masks.best_gap(setting, density)
         ms = masks.ms(setting, "test", density, gap)
-        token_ms = ms + setting.memory_ms(density * setting.mlp_bytes, masks.missed_bytes(setting, density))
+        used_bytes = setting.known.used * density * setting.mlp_bytes
+        token_ms = ms + setting.memory_ms(used_bytes, masks.missed_bytes(setting, density))
         row = {"asked": density, "ppl": masks.ppl[density], "ms": ms, "token_ms": token_ms, "density": density}
         plain.append(row | {"gap_bytes": gap})
-        sparse = masked_by(_keeping(density, []), setting.known.keys)
+        sparse = masked_by(_keeping(setting.known.used * density, []), setting.known.keys)
         along.append(measure(setting, sparse, setting.reading(gap, use_read_units=True), density))
     return plain, along
 
@@ -114,7 +116,8 @@ def topk_curves(setting: Setting, masks: TopK) -> tuple[Curve, Curve]:
 def greedy_curve(setting: Setting) -> Curve:
     """Contiguous chunks by importance over seconds, until that share of what is not in DRAM is read."""
     curve: Curve = []
-    for density in densities(setting):
+    for asked in densities(setting):
+        density = setting.known.used * asked
 
         def select_many(values: np.ndarray, arrays: Any, density: float = density) -> np.ndarray:
             importance = (values * setting.known.norms[arrays["key"]]) ** 2
@@ -130,7 +133,7 @@ def greedy_curve(setting: Setting) -> Curve:
 
         reading = setting.reading(setting.kept_together, use_read_units=True)
         sparse = masked_by(select_many, setting.known.keys, select if setting.slots else None)
-        curve.append(measure(setting, sparse, reading, density))
+        curve.append(measure(setting, sparse, reading, asked))
     return curve
 
 

@@ -42,7 +42,7 @@ def priced(setting: Setting, density: float) -> Arrays:
 
 def _allocated(setting: Setting, density: float) -> Shares:
     known, counted = setting.known, _counted(setting)
-    curves = {key: Magnitudes(found, str(key)) for key, found in counted.items()}
+    curves = {key: Magnitudes(found, str(key), known.used) for key, found in counted.items()}
     calibration, validation = (known.case.splits[name][:ALLOCATION_BLOCKS] for name in ("calibration", "validation"))
     with tempfile.TemporaryDirectory() as folder:
         losses = MeasuredLosses(
@@ -56,7 +56,7 @@ def _allocated(setting: Setting, density: float) -> Shares:
         task = Task(
             density=density,
             num_layers=known.case.model.spec.num_hidden_layers,
-            num_units={family: known.norms[0, family].size for family in FAMILIES_PRUNED},
+            num_units={family: round(known.used * known.norms[0, family].size) for family in FAMILIES_PRUNED},
             unit_bytes=UNIT_BYTES,
             own=lambda share: dict.fromkeys(FAMILIES_PRUNED, share),
             magnitudes=curves.__getitem__,
@@ -82,4 +82,4 @@ def _fit(
     setting: Setting, counted: Mapping[str, np.ndarray], key: Key, share: float, resident_share: float
 ) -> dict[str, np.ndarray]:
     statistics = {**counted, "read_units": setting.costs(key[1]), "resident_share": np.array([resident_share])}
-    return flash.fit(setting.known.norms[key].size, share, statistics, flash.Options())
+    return flash.fit(setting.known.norms[key].size, setting.known.used * share, statistics, flash.Options())

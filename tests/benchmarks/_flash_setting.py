@@ -17,6 +17,7 @@ from runtime.planner import Strided
 from runtime.sparsity import Residency
 from runtime.token_time import dram_seconds
 from schemas.device import DeviceProfile, Flash
+from schemas.families import WHOLE_MLP, used_share
 from tests.benchmarks import sparsity
 from tests.benchmarks._cases import Case, case_of
 
@@ -42,6 +43,11 @@ class Known:
     def keys(self) -> list[tuple[int, str]]:
         """All layers and families."""
         return list(self.norms)
+
+    @property
+    def used(self) -> float:
+        """Share of the units that a dense token uses: densities are shares of these."""
+        return used_share(WHOLE_MLP, self.case.model.spec)
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,10 @@ class Setting:
 
     @property
     def dense_ms(self) -> float:
-        """Of a token that uses everything: what the cache does not hold is read from front to back."""
-        missed_bytes = (1 - self.slots) * self.mlp_bytes
-        return 1e3 * missed_bytes / self.flash.bytes_per_s + self.memory_ms(self.mlp_bytes, missed_bytes)
+        """Of a token that uses all that it may: what the cache does not hold is read from front to back."""
+        used_bytes = self.known.used * self.mlp_bytes
+        missed_bytes = (1 - self.slots) * used_bytes
+        return 1e3 * missed_bytes / self.flash.bytes_per_s + self.memory_ms(used_bytes, missed_bytes)
 
     def costs(self, family: str) -> np.ndarray:
         """See compiler/cost_model.py."""
