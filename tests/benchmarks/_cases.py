@@ -22,9 +22,10 @@ MODELS = {
     "tinystories656k": "tinystories",
     "stories260k": "tinystories",
     "prose7m-relu": "wikitext-2",
-    "tinystories-mixtral-8x": "tinystories",
 }
 """Model -> the corpus that it is calibrated and scored on."""
+WITH_MIXTURES = MODELS | {"tinystories-mixtral-8x": "tinystories"}
+"""The same and mixtures of experts, for benchmarks whose densities are shares of what a router picks."""
 Parts = Mapping[str, tuple[str, slice]]
 """Split -> the text that it is of, `fit` or `test`, and which of its blocks."""
 
@@ -78,7 +79,7 @@ def case_of(name: str, folder: Path, parts: Parts) -> Case:
     """The model, and its text in blocks."""
     source = _data() / "models" / name
     model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
-    blocks = blocks_of(source, _data() / "corpora" / MODELS[name])
+    blocks = blocks_of(source, _data() / "corpora" / WITH_MIXTURES[name])
     splits = {split: blocks[text][part] for split, (text, part) in parts.items()}
     return Case(name, model, LayerStream(model, len(os.sched_getaffinity(0))), splits, folder)
 

@@ -38,7 +38,7 @@ from schemas.families import WHOLE_MLP, used_share
 from schemas.gram import INPUT_OF
 from schemas.model import MLP_ROLES
 from schemas.sparsity import Sparsity
-from tests.benchmarks._cases import MODELS, Case, Parts, Replaced, case_of
+from tests.benchmarks._cases import WITH_MIXTURES, Case, Parts, Replaced, case_of
 from tests.benchmarks._pruning import pruned
 from tests.benchmarks._report import finish, show
 from tests.support.statistics import sparsity_of
@@ -106,9 +106,9 @@ class Questions:
     @staticmethod
     def of(case: Case, count: int) -> "Questions | None":
         """The first `count` items; None where there is no task for the model's text."""
-        if MODELS[case.name] not in TASKS or not count:
+        if WITH_MIXTURES[case.name] not in TASKS or not count:
             return None
-        items = read_items(case.source.parents[1] / "tasks" / TASKS[MODELS[case.name]] / "eval.jsonl")
+        items = read_items(case.source.parents[1] / "tasks" / TASKS[WITH_MIXTURES[case.name]] / "eval.jsonl")
         tokenizer = Tokenizer.from_file(str(case.source / "tokenizer.json"))
         return Questions(items[:count], lambda text: tokenizer.encode(text).ids)
 
@@ -259,7 +259,7 @@ def fit_dip(case: Case, activations: Activations) -> dict[str, Any]:
 def main() -> None:
     """Prints the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(WITH_MIXTURES))
     rows_known = [*METHODS, *STATIC]
     parser.add_argument("--methods", nargs="+", default=rows_known, choices=rows_known, metavar="METHOD")
     parser.add_argument("--densities", nargs="+", type=float, default=list(DENSITIES), metavar="X")
