@@ -74,10 +74,11 @@ def parse_share(value: int | str) -> float | None:
     return share
 
 
-def budget_bytes(budget: int | str, dense_bytes: int) -> int:
-    """A DRAM budget in bytes; a percentage is a share of `dense_bytes` (see `dense_footprint_bytes`)."""
+def budget_bytes(budget: int | str, dense_bytes: int, bookkeeping: int) -> int:
+    """A DRAM budget in bytes; a percentage is a share of `dense_bytes` (see `dense_footprint_bytes`), and what a run
+    keeps besides comes on top."""
     share = parse_share(budget)
-    return parse_bytes(budget) if share is None else max(1, math.floor(share * dense_bytes))
+    return parse_bytes(budget) if share is None else max(1, math.floor(share * dense_bytes)) + bookkeeping
 
 
 def _checked_budget(value: int | str) -> int | str:
@@ -193,7 +194,8 @@ def whole_rank(rank: int, format_name: FormatName) -> int:
 def read_buffer_bytes(
     spec: ModelSpec, format_name: FormatName, families: Iterable[FamilyName], free_bytes: int, page_bytes: int
 ) -> int:
-    """The buffer that reads land in, out of `free_bytes`: what resident tensors, predictors and KV cache leave.
+    """The buffer that reads land in, out of `free_bytes`: what resident tensors, predictors, KV cache and
+    bookkeeping leave.
 
     It holds at least the largest unit with the pages it touches, which alone may exceed `free_bytes` (the caller
     checks), and at most PEAK_READ_BYTES.

@@ -20,6 +20,7 @@ from compiler.cost_model import (
     tensor_bytes,
     unit_bytes,
 )
+from compiler.sections import dense_bookkeeping_bytes
 from runtime import planner
 from runtime._extents import span_bytes
 from runtime._incoming import longest_read_bytes, modelled_flash_s, room_bytes
@@ -46,7 +47,7 @@ def dense_run(
     resident = resident_bytes(model, (WHOLE_MLP,), format_name)
     kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
     total = spec.num_hidden_layers * num_units(WHOLE_MLP, spec)
-    room = budget_bytes - resident - kv_cache
+    room = budget_bytes - resident - kv_cache - dense_bookkeeping_bytes(spec, format_name, page_bytes)
     computed = computed_bytes(model, format_name, resident, kv_cache)
     found: list[DenseRun] = []
     for buffer_bytes in _buffer_sizes(span_bytes(unit, page_bytes), min(room, PEAK_READ_BYTES), page_bytes):
@@ -106,7 +107,7 @@ def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceP
     Args:
         model: Its shape and tensors.
         sparsity: Families, densities, format, context, KV cache and the DRAM budget count.
-        free_bytes: What resident tensors, predictors and KV cache leave.
+        free_bytes: What resident tensors, predictors, KV cache and bookkeeping leave.
         device: For its pages, and for its law where the run is dense.
     """
     layers = range(model.spec.num_hidden_layers)

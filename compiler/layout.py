@@ -1,10 +1,8 @@
-"""layout: arithmetic only. The one place where offsets of flash.img are made, and the plan that the runtime follows.
+"""layout: arithmetic only. The offsets of flash.img (compiler/sections.py), and the plan that the runtime follows.
 
 Reads the model's shape, what `allocate` granted, how many units `place` pinned, what each collapse gap costs under the
-orders that `order` found, how alike layers' inputs are (compiler/preloading.py), and the device's page size. Sections
-follow each other by layer group, then family, each from a multiple of 64 KiB, dense inside: padding a 7 kB bundle to a
-page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit of a group holds all its layers' parts (ActiveFlow
-3, Fig. 9). What the budget leaves is cache (runtime/budget.py, DIP A).
+orders that `order` found, how alike layers' inputs are (compiler/preloading.py), and the device's page size. What the
+budget leaves is cache (runtime/budget.py, DIP A).
 """
 
 from collections import defaultdict
@@ -16,8 +14,9 @@ from pydantic import Field
 from compiler import preloading
 from compiler._shared_settings import CacheSetting
 from compiler.activity.choice import selector_arrays
-from compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes, unit_bytes
+from compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
 from compiler.dense_run import buffer_of
+from compiler.sections import bookkeeping_bytes, image_bytes, make_sections
 from runtime._plugins import load
 from runtime.budget import Claim, cache_slots
 from runtime.preload_room import NOTHING, USUAL_GUESS, Ahead
@@ -25,9 +24,9 @@ from schemas.activations import Activations
 from schemas.config import Key
 from schemas.device import DeviceProfile, Flash
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FamilyName, num_units
-from schemas.layout import SECTION_ALIGN_BYTES, Collapse, Layout, PartPlan, Plan, Section, SelectorArray
-from schemas.model import Model, ModelSpec
+from schemas.families import FamilyName
+from schemas.layout import Collapse, Layout, PartPlan, Plan, Section, SelectorArray
+from schemas.model import Model
 from schemas.order import Order
 from schemas.placement import Placement
 from schemas.predictors import Predictors
@@ -67,12 +66,15 @@ def run(
     Raises:
         UnknownNameError: if there is no such cache policy.
         ColdpressError: if `preload` is on and there is nothing to read ahead.
-        DoesNotFitError: if resident tensors, predictors, KV cache, read buffer and pinned units exceed the budget.
+        DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed the
+            budget.
     """
     load("runtime.cache", config.cache)
-    sections = make_sections(model.spec, sparsity)
+    page_bytes = device.flash.page_bytes.value
+    sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
     claims = _claims(sections, sparsity, placement)
-    fixed = _fixed_bytes(model, sparsity, predictors)
+    bookkeeping = bookkeeping_bytes(model.spec, sections, sparsity.method, page_bytes)
+    fixed = _fixed_bytes(model, sparsity, predictors, bookkeeping)
     buffer_bytes = buffer_of(model, sparsity, sparsity.budget.dram_budget_bytes - sum(fixed), device)
     room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffer_bytes, claims)
     gap_bytes = collapse_gap_bytes(order, device.flash)
@@ -105,29 +107,7 @@ def run(
         queue_depth=device.flash.queue_depth.value,
         parts=parts(ahead.buffer_bytes),
     )
-    page_bytes, end_bytes = device.flash.page_bytes.value, sections[-1].offset_bytes + sections[-1].length_bytes
-    return Layout(page_bytes=page_bytes, sections=sections, flash_bytes=_round_up(end_bytes), plans=(plan,))
-
-
-def make_sections(spec: ModelSpec, sparsity: Sparsity) -> tuple[Section, ...]:
-    """One section per layer group and family, in that order, each from the next multiple of 64 KiB."""
-    found: list[Section] = []
-    offset_bytes = 0
-    for layers in sparsity.groups(spec.num_hidden_layers):
-        for family in sparsity.families:
-            part_bytes = unit_bytes(family, spec, sparsity.format)
-            section = Section(
-                first_layer=layers[0],
-                last_layer=layers[-1],
-                family=family,
-                offset_bytes=offset_bytes,
-                num_units=num_units(family, spec),
-                unit_bytes=part_bytes,
-                stride_bytes=len(layers) * part_bytes,
-            )
-            found.append(section)
-            offset_bytes = _round_up(offset_bytes + section.length_bytes)
-    return tuple(found)
+    return Layout(page_bytes=page_bytes, sections=sections, flash_bytes=image_bytes(sections), plans=(plan,))
 
 
 Claims = dict[tuple[int, FamilyName], Claim]
@@ -211,15 +191,17 @@ class _Fixed(NamedTuple):
     resident: int
     predictors: int
     kv_cache: int
+    bookkeeping: int
 
 
-def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: Predictors | None) -> _Fixed:
+def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: Predictors | None, bookkeeping: int) -> _Fixed:
     layers = predictors.layers if predictors else ()
     stored = [predictor_bytes(model.spec, entry.rank, entry.format) for entry in layers]
     return _Fixed(
         resident=resident_bytes(model, sparsity.families, sparsity.format),
         predictors=sum(stored),
         kv_cache=kv_cache_bytes(model.spec, sparsity.context_length, sparsity.kv_cache),
+        bookkeeping=bookkeeping,
     )
 
 
@@ -231,10 +213,7 @@ def _room_bytes(budget_bytes: int, fixed: _Fixed, buffer_bytes: int, claims: Cla
         raise DoesNotFitError(
             f"a DRAM budget of {budget_bytes} bytes was asked for, {budget_bytes - room_bytes + pinned_bytes} are "
             f"needed: {fixed.resident} resident, {fixed.predictors} predictors, {fixed.kv_cache} KV cache, "
-            f"{buffer_bytes} read buffer, {pinned_bytes} pinned units; raise dram_budget or shorten context_length"
+            f"{fixed.bookkeeping} bookkeeping, {buffer_bytes} read buffer, {pinned_bytes} pinned units; raise "
+            "dram_budget or shorten context_length"
         )
     return room_bytes
-
-
-def _round_up(value: int) -> int:
-    return -(-value // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from runtime.artifact.reader import Artifact
+from runtime.bookkeeping import bookkeeping_bytes
 from runtime.budget import fixed_bytes, used_bytes
 from runtime.quantities import show_bytes, table
 from schemas.errors import clipped, printable
@@ -57,7 +58,8 @@ def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in names.split()} | {
         "read_buffer_bytes": plan.read_buffer_bytes,
         "preload_buffer_bytes": plan.preload_buffer_bytes,
-        "least_budget_bytes": fixed_bytes(plan),
+        "bookkeeping_bytes": bookkeeping_bytes(manifest),
+        "least_budget_bytes": fixed_bytes(manifest, plan),
         "used_bytes": used_bytes(manifest, plan),
         "pinned_bytes": sum(part.num_pinned * unit_bytes[part.family] for part in plan.parts),
         "cache_bytes": sum(part.cache_slots * unit_bytes[part.family] for part in plan.parts),

@@ -1,5 +1,6 @@
 """Memory of this machine and of this process."""
 
+import ctypes
 import os
 import resource
 import sys
@@ -30,6 +31,14 @@ def check_fits(plan: Plan, needed: int, available: int) -> None:
             f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, this machine has {available}; give a "
             "smaller --dram-budget"
         )
+
+
+def give_back_heap() -> None:
+    """Gives the pages back to the system that the C library's heap keeps of what was freed, where it can: glibc does so
+    by itself with those at its end alone."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def physical_bytes() -> int:

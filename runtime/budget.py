@@ -1,5 +1,5 @@
-"""One DRAM budget, divided: resident tensors, predictors, KV cache and buffers first, then pinned units, and
-cache slots with all that is left. Pure arithmetic on the manifest's plans.
+"""One DRAM budget, divided: resident tensors, predictors, KV cache, buffers and bookkeeping first, then pinned units,
+and cache slots with all that is left. Pure arithmetic on the manifest's plans.
 
 Slots are spread evenly over the layers (DIP, appendix A: no gain was found from spreading them otherwise) and, where
 layers or families differ, by demand: density times bytes, the flash traffic of a token without a cache.
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from runtime import _plugins
+from runtime.bookkeeping import bookkeeping_bytes
 from schemas.errors import DoesNotFitError
 from schemas.layout import Plan, by_budget, placed_parts
 from schemas.manifest import MANIFEST_FILE, Manifest
@@ -24,21 +25,22 @@ class Claim(NamedTuple):
     num_pinned: int
 
 
-def fixed_bytes(plan: Plan) -> int:
-    """DRAM that a plan needs before any unit is kept: resident, predictors, KV cache, buffers."""
+def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
+    """DRAM that a plan needs before any unit is kept: resident, predictors, KV cache, buffers, bookkeeping."""
     buffer_bytes = plan.read_buffer_bytes + plan.preload_buffer_bytes
-    return plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + buffer_bytes
+    stored = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + buffer_bytes
+    return stored + bookkeeping_bytes(manifest)
 
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
     """DRAM that a plan needs: the fixed part, and the slots of pinned and cached units."""
     unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
     slots = sum((part.num_pinned + part.cache_slots) * unit_bytes[part.family] for part in plan.parts)
-    return fixed_bytes(plan) + slots
+    return fixed_bytes(manifest, plan) + slots
 
 
-def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None) -> Plan:
-    """The plan to run with.
+def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans: Sequence[Plan] | None = None) -> Plan:
+    """The plan to run with, of the manifest's or of `plans`, which were made of them.
 
     Without a budget, the plan with the largest one. With a budget, the largest plan that fits, else the smallest one;
     its pinned units and cache slots are then cut or extended to what the budget leaves.
@@ -46,7 +48,7 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None) -> Pla
     Raises:
         DoesNotFitError: if the budget cannot hold what must always be in DRAM; the text gives both numbers.
     """
-    by_size = by_budget(manifest.plans)
+    by_size = by_budget(manifest.plans if plans is None else plans)
     if dram_budget_bytes is None:
         return by_size[-1]
     fitting = [plan for plan in by_size if plan.dram_budget_bytes <= dram_budget_bytes]
@@ -62,12 +64,13 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     Raises:
         DoesNotFitError: if the fixed part does not fit.
     """
-    fixed = fixed_bytes(plan)
+    fixed = fixed_bytes(manifest, plan)
     if fixed > dram_budget_bytes:
         raise DoesNotFitError(
             f"{MANIFEST_FILE}: {plan.title} needs {fixed} bytes of DRAM before any unit is cached (resident "
-            f"{plan.resident_bytes}, predictors {plan.predictor_bytes}, KV cache {plan.kv_cache_bytes}, buffers the "
-            f"rest), the budget is {dram_budget_bytes}; raise it, or build for a shorter context or a smaller format"
+            f"{plan.resident_bytes}, predictors {plan.predictor_bytes}, KV cache {plan.kv_cache_bytes}, bookkeeping "
+            f"{bookkeeping_bytes(manifest)}, buffers the rest), the budget is {dram_budget_bytes}; raise it, or build "
+            "for a shorter context or a smaller format"
         )
     room_bytes = dram_budget_bytes - fixed
     claims = _pinned(_claims(manifest, plan), room_bytes)
@@ -90,7 +93,7 @@ def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budg
     Raises:
         DoesNotFitError: if the budget cannot hold it.
     """
-    left = dram_budget_bytes - fixed_bytes(plan) + plan.kv_cache_bytes
+    left = dram_budget_bytes - fixed_bytes(manifest, plan) + plan.kv_cache_bytes
     if kv_cache_bytes > left:
         raise DoesNotFitError(
             f"the KV cache takes {kv_cache_bytes} bytes, {plan.title} leaves {left} of {dram_budget_bytes} bytes of "

@@ -15,6 +15,7 @@ import numpy as np
 
 from runtime import budget
 from runtime._counters import Counters
+from runtime._memory import give_back_heap
 from runtime._sampling import Chooser, Sampling
 from runtime._timer import Timer
 from runtime.artifact.reader import open_artifact
@@ -169,6 +170,7 @@ class Session:
                 raise ColdpressError("this session is closed, expected an open one; open the artifact again")
             plan = budget.refit(self.artifact.manifest, self._wanted_plan, dram_budget_bytes)
             self.store.resize(self.artifact, plan)
+        give_back_heap()
 
     def generate(
         self,

@@ -39,7 +39,7 @@ def choose_plan(
     chosen = None if cache is None else read_choice(cache)
     fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
     plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or manifest.plans)
-    plan = budget.choose_plan(manifest.model_copy(update={"plans": plans}), dram_budget_bytes)
+    plan = budget.choose_plan(manifest, dram_budget_bytes, plans)
     own = next(one for one in manifest.plans if one.name == plan.name)
     plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
     policy, options = chosen or (plan.cache, plan.cache_options)

@@ -221,7 +221,7 @@ def fitting(manifest: Manifest, plan: Plan) -> Ahead:
     law = device.flash.issuing(plan.queue_depth)
     reading = Reading(flash.sections, plan.parts, law, plan.collapse_gap_bytes)
     idle_s = max(bytes_before(manifest, plan).values(), default=0) / device.dram_bytes_per_s.value
-    found = buffer_bytes(reading, idle_s, USUAL_GUESS, plan.dram_budget_bytes - fixed_bytes(plan))
+    found = buffer_bytes(reading, idle_s, USUAL_GUESS, plan.dram_budget_bytes - fixed_bytes(manifest, plan))
     return Ahead(found, USUAL_GUESS) if found else NOTHING
 
 

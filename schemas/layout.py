@@ -1,5 +1,6 @@
 """What `layout` computes: every offset of flash.img (made nowhere else), and the plan the runtime follows."""
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -67,6 +68,9 @@ class PartPlan(Record):
     cache_slots: Count
 
 
+ITEM_BYTES = {"uint8": 1, "int32": 4, "int64": 8, "uint32": 4, "float16": 2, "float32": 4}
+
+
 class SelectorArray(Record):
     """An array that a plan's selector keeps for one family of one layer, in tables.safetensors."""
 
@@ -75,6 +79,11 @@ class SelectorArray(Record):
     name: str = Field(pattern=PLUGIN_NAME)
     dtype: Literal["uint8", "int32", "int64", "uint32", "float16", "float32"]
     shape: Many[PositiveCount] = Field(min_length=1, max_length=4)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its values."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
 class Plan(Record):
@@ -130,6 +139,12 @@ class Layout(Record):
     def largest_plan(self) -> Plan:
         """What runs where no budget is given."""
         return by_budget(self.plans)[-1]
+
+
+def layer_groups(num_hidden_layers: int, layers_per_group: int) -> tuple[range, ...]:
+    """The layer numbers of each group of consecutive layers, in order; the last group may be smaller."""
+    firsts = range(0, num_hidden_layers, layers_per_group)
+    return tuple(range(first, min(first + layers_per_group, num_hidden_layers)) for first in firsts)
 
 
 def by_budget(plans: Iterable[Plan]) -> list[Plan]:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
 from schemas.families import FamilyName, FormatName, Method
-from schemas.layout import KvCacheFormat
+from schemas.layout import KvCacheFormat, layer_groups
 
 
 class Budget(Record):
@@ -18,6 +18,8 @@ class Budget(Record):
     """Always-in-DRAM tensors, as stored in the artifact (quantized where they are)."""
     predictor_bytes: Count
     kv_cache_bytes: Count
+    bookkeeping_bytes: Count
+    """Tables, slot maps, objects and a token's working memory (runtime/bookkeeping.py)."""
     buffer_bytes: Count
     """The read buffer."""
     cache_bytes: Count
@@ -71,8 +73,7 @@ class Sparsity(Record):
 
     def groups(self, num_hidden_layers: int) -> tuple[range, ...]:
         """The layer numbers of each group, in order."""
-        step = self.layers_per_group
-        return tuple(range(first, min(first + step, num_hidden_layers)) for first in range(0, num_hidden_layers, step))
+        return layer_groups(num_hidden_layers, self.layers_per_group)
 
     def density(self, family: FamilyName, layer: int) -> float:
         """Density of one family in one layer."""

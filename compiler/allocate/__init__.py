@@ -1,8 +1,8 @@
 """Decides what the DRAM budget buys: density per layer and family, predictor sizes, and the bytes of every use.
 
 Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte. The memory
-equation is resident tensors + predictors + KV cache + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2 and 8, with
-what this runtime keeps besides); where densities come from, and what is fitted to them, the selector says
+equation is resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2
+and 8, with what this runtime keeps besides); where densities come from, and what is fitted to them, the selector says
 (runtime/sparsity).
 """
 
@@ -28,8 +28,6 @@ from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import (
     DramBudget,
-    budget_bytes,
-    dense_footprint_bytes,
     flash_bytes,
     kv_cache_bytes,
     predictor_bytes,
@@ -40,6 +38,7 @@ from compiler.cost_model import (
     whole_rank,
 )
 from compiler.dense_run import buffer_of
+from compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
 from runtime._plugins import load, options_of
 from schemas.activations import Activations
 from schemas.base import ArrayFile, Options, PositiveCount
@@ -49,7 +48,7 @@ from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, DoesNotFitError
 from schemas.families import FamilyName, FormatName
 from schemas.layout import KvCacheFormat
-from schemas.model import Model
+from schemas.model import Model, ModelSpec
 from schemas.sparsity import Budget, Densities, Sparsity
 
 LOG = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting):
         default="int4_group32", description="how weights are stored"
     )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
-        description="bytes, 3GB, 1.5GiB, or a share of weights and KV cache such as 50%"
+        description="bytes, 3GB, 1.5GiB, or a share of weights and KV cache such as 50%, and bookkeeping on top"
     )
     context_length: Annotated[PositiveCount, Key(default="the model's, at most 1024")] = Field(
         description="tokens that the KV cache holds; it is part of the budget"
@@ -92,6 +91,7 @@ class _Needs:
 
     resident: int
     kv_cache: int
+    bookkeeping: int
     predictors: int
     buffers: int
 
@@ -176,10 +176,12 @@ def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
     """What one method makes of the budget."""
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
     budget = _budget_bytes(config, model, device)
-    shares = _shares(config, inputs, budget)
+    method = _method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
+    bookkeeping = _bookkeeping_bytes(config, spec, tuple(method.unit_bytes), device)
+    shares = _shares(config, inputs, method, budget - bookkeeping)
     resident = resident_bytes(model, tuple(shares), config.format)
     kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache)
-    free = budget - resident - kv_cache
+    free = budget - resident - kv_cache - bookkeeping
     sizes = _predictor_ranks(config, model, shares, free)
     predictors = sizes.expected_bytes
     sparsity = Sparsity(
@@ -197,20 +199,28 @@ def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
             resident_bytes=resident,
             predictor_bytes=predictors,
             kv_cache_bytes=kv_cache,
+            bookkeeping_bytes=bookkeeping,
             buffer_bytes=0,
             cache_bytes=0,
         ),
         layers_per_group=config.layers_per_group,
     )
     buffers = buffer_of(model, sparsity, free - predictors, device)
-    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, predictors, buffers))
+    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
     divided = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": cache})
     return sparsity.model_copy(update={"budget": divided})
 
 
+def _bookkeeping_bytes(
+    config: AllocateConfig, spec: ModelSpec, families: tuple[FamilyName, ...], device: DeviceProfile
+) -> int:
+    sections = make_sections(spec, families, config.format, config.layers_per_group)
+    return bookkeeping_bytes(spec, sections, config.method, device.flash.page_bytes.value)
+
+
 def _budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> int:
-    dense = dense_footprint_bytes(model, config.format, config.context_length, config.kv_cache)
-    budget = budget_bytes(config.dram_budget, dense)
+    shape = (config.format, config.context_length, config.kv_cache)
+    budget = asked_budget_bytes(config.dram_budget, model, *shape, device.flash.page_bytes.value)
     if budget > device.dram_bytes.value:
         raise DoesNotFitError(
             f"a DRAM budget of {budget:,} bytes was asked for, device {device.name} has {device.dram_bytes.value:,}; "
@@ -219,16 +229,15 @@ def _budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -
     return budget
 
 
-def _shares(config: AllocateConfig, inputs: Inputs, budget: int) -> dict[str, tuple[float, ...]]:
+def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) -> dict[str, tuple[float, ...]]:
     model, activations = inputs.model, inputs.activations
-    method = _method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
     question = Question(
         method=config.method,
         families=tuple(method.unit_bytes),
         spec=model.spec,
         density=config.density,
         activations=activations,
-        m_max=budget,
+        m_max=m_max,
         s_m=weight_bytes(model, config.format),
         allocate=lambda density: allocated(config, inputs, method, density),
     )
@@ -309,12 +318,13 @@ def _predictor_ranks(
 
 def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:
     """What is left for units (Eqs. 2 and 8)."""
-    needed = needs.resident + needs.kv_cache + needs.predictors + needs.buffers
+    needed = needs.resident + needs.kv_cache + needs.bookkeeping + needs.predictors + needs.buffers
     if needed > budget:
         raise DoesNotFitError(
             f"a DRAM budget of {budget:,} bytes was asked for, {needed:,} are needed before any unit is kept: "
             f"{needs.resident:,} resident tensors in {config.format}, {needs.kv_cache:,} KV cache of "
-            f"{config.context_length} tokens, {needs.predictors:,} predictors, {needs.buffers:,} buffers; "
+            f"{config.context_length} tokens, {needs.bookkeeping:,} bookkeeping, {needs.predictors:,} predictors, "
+            f"{needs.buffers:,} buffers; "
             "use a shorter context_length or a smaller format, or raise dram_budget"
         )
     return budget - needed

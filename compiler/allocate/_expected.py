@@ -19,9 +19,10 @@ def log_expected(spec: ModelSpec, activations: Activations, device: DeviceProfil
     """Says how the budget is divided and how fast that may be."""
     budget = sparsity.budget
     LOG.info(
-        "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s buffers, %s for units",
+        "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s bookkeeping, %s buffers, %s for units",
         *(f"{value:,}" for value in (budget.resident_bytes, budget.dram_budget_bytes, budget.predictor_bytes)),
-        *(f"{value:,}" for value in (budget.kv_cache_bytes, budget.buffer_bytes, budget.cache_bytes)),
+        *(f"{value:,}" for value in (budget.kv_cache_bytes, budget.bookkeeping_bytes)),
+        *(f"{value:,}" for value in (budget.buffer_bytes, budget.cache_bytes)),
     )
     for densities in sparsity.densities:
         LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))

@@ -19,9 +19,10 @@ from pydantic import Field, JsonValue
 from compiler import relufy
 from compiler._io import Workspace
 from compiler.checkpoint.shapes import Shapes
-from compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes
+from compiler.cost_model import HasShapes
 from compiler.device import host
 from compiler.preflight import _needs, _trial
+from compiler.sections import asked_budget_bytes
 from runtime.quantities import show_bytes
 from schemas.base import PositiveCount, Record
 from schemas.config import Key
@@ -86,7 +87,7 @@ def run(
     stages: tuple[StageNeeds, ...] = ()
     trial_layers = 0
     if config.mode != "off":
-        build, whole = _build_of(config, model, threads), _trial.compiled(model, config.settings)
+        build, whole = _build_of(config, model, device, threads), _trial.compiled(model, config.settings)
         thorough = config.mode == "always" or _weight_bytes(model) >= LARGE_BYTES
         _log_license(model)
         _check_tokens(wanted, build.method, corpus.name, found_tokens, thorough)
@@ -127,7 +128,7 @@ def check_download(
     block_tokens = min(int(str(tokenize["block_tokens"])), model.spec.max_position_embeddings)
     num_blocks = max(1, int(str(tokenize["calibration_tokens"])) // block_tokens)
     model = _trial.compiled(model, config.settings)
-    build = _build_of(config, model, threads or 1)
+    build = _build_of(config, model, device, threads or 1)
     _check_budget(build, model, device)
     stages = _needs_of(config, model, num_blocks, block_tokens, build)
     if threads is not None:
@@ -238,11 +239,12 @@ def _needs_of(
     )
 
 
-def _build_of(config: PreflightConfig, model: HasShapes, threads: int) -> _trial.Build:
+def _build_of(config: PreflightConfig, model: HasShapes, device: DeviceProfile, threads: int) -> _trial.Build:
     settings: dict[str, dict[str, Any]] = config.settings
     allocate = settings["allocate"]
-    dense = dense_footprint_bytes(model, allocate["format"], allocate["context_length"], allocate["kv_cache"])
-    return _trial.Build(settings, budget_bytes(allocate["dram_budget"], dense), config.distill, threads)
+    shape = (allocate["format"], allocate["context_length"], allocate["kv_cache"])
+    budget = asked_budget_bytes(allocate["dram_budget"], model, *shape, device.flash.page_bytes.value)
+    return _trial.Build(settings, budget, config.distill, threads)
 
 
 def _check_budget(build: _trial.Build, model: HasShapes, device: DeviceProfile) -> None:
@@ -250,8 +252,8 @@ def _check_budget(build: _trial.Build, model: HasShapes, device: DeviceProfile) 
     if least > build.dram_budget_bytes:
         raise DoesNotFitError(
             f"a DRAM budget of {build.dram_budget_bytes:,} bytes was asked for, {least:,} are needed before any "
-            f"unit is kept: tensors that stay in DRAM, the KV cache of {build.context_length} tokens and buffers; "
-            "use a shorter context_length or a smaller format, or raise dram_budget"
+            f"unit is kept: tensors that stay in DRAM, the KV cache of {build.context_length} tokens, bookkeeping "
+            "and buffers; use a shorter context_length or a smaller format, or raise dram_budget"
         )
 
 

@@ -24,6 +24,7 @@ from compiler.checkpoint.source_json import read_object
 from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from compiler.cost_model import HasShapes, kv_cache_bytes, read_buffer_bytes, resident_bytes
 from compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
+from compiler.sections import bookkeeping_bytes, make_sections
 from runtime._plugins import load
 from schemas.base import Options
 from schemas.corpus import Corpus, TokenBlocks
@@ -86,6 +87,11 @@ class Build:
     def kv_cache(self) -> KvCacheFormat:
         """How it is kept."""
         return self.settings["allocate"]["kv_cache"]
+
+    @property
+    def layers_per_group(self) -> int:
+        """Consecutive layers whose units lie together on flash."""
+        return self.settings["allocate"]["layers_per_group"]
 
 
 def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
@@ -178,7 +184,8 @@ def slice_budget(model: Model, few: Model, build: Build, page_bytes: int) -> int
 
 
 def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
-    """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache and the smallest read buffer.
+    """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache, bookkeeping and the smallest
+    read buffer.
 
     With `auto` that of the candidate that needs the least.
     """
@@ -187,7 +194,9 @@ def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
         options = own_options(method, build.options) if build.method == AUTO else build.options
         families = families_for(method, options, model.spec)
         buffer = read_buffer_bytes(model.spec, build.format, families, 0, page_bytes)
-        return resident_bytes(model, families, build.format) + buffer
+        sections = make_sections(model.spec, families, build.format, build.layers_per_group)
+        bookkeeping = bookkeeping_bytes(model.spec, sections, method, page_bytes)
+        return resident_bytes(model, families, build.format) + bookkeeping + buffer
 
     methods = methods_for(build.method, model.spec.exact_zeros, model.spec.is_mixture)
     return min(map(least_of, methods)) + kv_cache_bytes(model.spec, build.context_length, build.kv_cache)

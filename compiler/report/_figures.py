@@ -7,12 +7,13 @@ import numpy as np
 
 from compiler._io import load_arrays
 from compiler.activity.packed_bits import adjacent_share
+from runtime.bookkeeping import counted_bytes
 from schemas.activations import Activations, FamilyStatistics
 from schemas.device import DeviceProfile
 from schemas.families import FamilyName
 from schemas.layout import Layout, placed_parts
 from schemas.metrics import Metrics, Verification
-from schemas.model import Model
+from schemas.model import Model, ModelSpec
 from schemas.package import Package
 from schemas.sparsity import Sparsity
 
@@ -96,9 +97,11 @@ def make_metrics(
     )
 
 
-def budget_parts(layout: Layout) -> tuple[BudgetPart, ...]:
+def budget_parts(spec: ModelSpec, layout: Layout) -> tuple[BudgetPart, ...]:
     """What the DRAM budget is spent on; the parts sum to it."""
     plan = layout.largest_plan
+    arrays = [array for one in layout.plans for array in one.arrays]
+    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays)
     planned = placed_parts(plan, layout.sections)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
@@ -106,7 +109,9 @@ def budget_parts(layout: Layout) -> tuple[BudgetPart, ...]:
         BudgetPart("resident weights", plan.resident_bytes),
         BudgetPart("predictors", plan.predictor_bytes),
         BudgetPart("KV cache", plan.kv_cache_bytes),
+        BudgetPart("bookkeeping", bookkeeping),
         BudgetPart("read buffer", plan.read_buffer_bytes),
+        BudgetPart("preload buffer", plan.preload_buffer_bytes),
         BudgetPart("pinned units", pinned),
         BudgetPart("cached units", slots),
     ]

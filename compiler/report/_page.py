@@ -41,7 +41,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         verification=inputs.verification,
         weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
         cards=_cards(metrics, inputs.device),
-        budget=_with_unused_last(budget_parts(inputs.layout)),
+        budget=_with_unused_last(budget_parts(inputs.model.spec, inputs.layout)),
         charts=list(charts_of(inputs, curves)),
         verdict=[_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device.flash)],
         command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),

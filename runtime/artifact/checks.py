@@ -142,7 +142,7 @@ def check_manifest(manifest: Manifest) -> None:
     names = [plan.name for plan in manifest.plans]
     if len(set(names)) != len(names):
         raise PlanError(MANIFEST_FILE, "plans", f"a list with names {_short(names)}", "distinct names")
-    facts = plan_checks.Facts(manifest)
+    facts = plan_checks.Facts(manifest.model_copy(update={"plans": plans}))
     for plan in plans:
         plan_checks.check_plan(facts, plan, f"plans[{names.index(plan.name)}]")
 

@@ -4,6 +4,7 @@ The reader holds the files against it, FORMAT.md lists it, and the memory budget
 """
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ def layout_bytes(layout: Layout) -> int:
     return sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
 
 
-def table_tensors(manifest: Manifest) -> Layout:
-    """tables.safetensors: page checksums, an order per section, a rank per layer and family, what selectors keep."""
+def table_tensors(manifest: Manifest, plans: Collection[str] | None = None) -> Layout:
+    """tables.safetensors: page checksums, an order per section, a rank per layer and family, what selectors keep; of
+    the plans of these names, None for all."""
     pages = manifest.flash.size_bytes // manifest.flash.page_bytes
     tables: Layout = {"page_crc32c": (np.dtype("<u4"), (pages,))}
     for section in manifest.flash.sections:
@@ -39,7 +41,7 @@ def table_tensors(manifest: Manifest) -> Layout:
         for layer in section.layers:
             tables[f"rank.{layer}.{section.family}"] = (np.dtype("<i4"), (section.num_units,))
     for index, plan in enumerate(manifest.plans):
-        for array in plan.arrays:
+        for array in plan.arrays if plans is None or plan.name in plans else ():
             tables[selector_tensor(index, array)] = (np.dtype(array.dtype).newbyteorder("<"), array.shape)
     return tables
 

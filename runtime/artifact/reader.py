@@ -190,7 +190,8 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
         logging.getLogger("coldpress").warning("%s: %s", path, sentence)
     numbers = {plan.name: number for number, plan in enumerate(manifest.plans)}
     usable = manifest.model_copy(update={"plans": plans})
-    return Artifact(str(path), found, usable, numbers, skipped, folder, tables)
+    kept = {name: tables[name] for name in contents.table_tensors(manifest, {plan.name for plan in plans})}
+    return Artifact(str(path), found, usable, numbers, skipped, folder, kept)
 
 
 def _read_manifest(folder: safe_files.Folder) -> bytes:

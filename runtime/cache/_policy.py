@@ -49,7 +49,8 @@ class Policy:
         self._pinned = np.zeros(known.num_units, bool)
         self._pinned[known.pinned] = True
         self._cached = np.zeros(known.num_units, bool)
-        self._last_request = np.zeros(known.num_units, np.int64)
+        self._last_request = np.zeros(known.num_units, np.int32)
+        """Number of each unit's last request; 2^31 of them are eight months at a hundred tokens a second."""
         self._request = 0
 
     @property

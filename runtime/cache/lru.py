@@ -12,8 +12,8 @@ import numpy as np
 from runtime.cache._policy import NOTHING, Known, Policy
 from schemas.base import Record
 
-LONGEST_QUEUE = 4
-"""In units of the family; where nothing has to go, the queue would grow for ever."""
+LONGEST_QUEUE = 2
+"""In units of the family; where nothing has to go, the queue would grow for ever. At most half is not wanted again."""
 
 
 class Cache(Policy):
@@ -28,8 +28,9 @@ class Cache(Policy):
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
         """Takes down the request; see `Policy`."""
-        if self._num_queued > self._most_queued:
-            self._queue = deque((request, self._still(request, found)) for request, found in self._queue)
+        if self._num_queued + ids.size > self._most_queued:
+            left = ((request, self._still(request, found)) for request, found in self._queue)
+            self._queue = deque((request, found) for request, found in left if found.size)
             self._num_queued = sum(found.size for _, found in self._queue)
         present = super().touch(ids)
         self._queue.append((self._request, ids))

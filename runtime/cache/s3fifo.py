@@ -15,6 +15,7 @@ from runtime.cache._policy import NOTHING, Known, Policy
 from schemas.base import Record
 
 MOST_USES = 3
+MOST_LEFT = 1 << 30
 MOVES_ON = 2
 """Uses in the small queue with which a unit moves on to the main one."""
 
@@ -36,7 +37,7 @@ class Cache(Policy):
         self._small, self._main = NOTHING, NOTHING
         """Ids, those that came first in front."""
         self._uses = np.zeros(known.num_units, np.int8)
-        self._left = np.full(known.num_units, -1, np.int64)
+        self._left = np.full(known.num_units, -1, np.int32)
         """How many units had left the small queue for good when each of them did; -1 for none."""
         self._num_left = 0
 
@@ -129,6 +130,9 @@ class Cache(Policy):
         return np.flatnonzero(self._last_request[queue] < self._request)
 
     def _remember(self, gone: np.ndarray) -> np.ndarray:
-        self._left[gone] = self._num_left + np.arange(gone.size)
+        if self._num_left > MOST_LEFT:  # counted anew, from those that are remembered
+            self._left = np.maximum(self._left - (self._num_left - self._num_remembered), -1)
+            self._num_left = self._num_remembered
+        self._left[gone] = self._num_left + np.arange(gone.size, dtype=np.int32)
         self._num_left += gone.size
         return gone

@@ -15,6 +15,9 @@ from pydantic import Field
 from runtime.cache._policy import NOTHING, Known, Policy
 from schemas.base import PositiveCount, Record
 
+MOST_LISTED = 2
+"""In units of the family: ids that a long window lists of all its tokens. Half of it is what newer ones did not use."""
+
 
 class Options(Record):
     """The window's length."""
@@ -30,11 +33,12 @@ class Cache(Policy):
         super().__init__(known, options)
         self._length = options.window_tokens
         self._num_tokens = 0
-        self._last_token = np.zeros(known.num_units, np.int64)
+        self._last_token = np.zeros(known.num_units, np.int32)
         """The newest token that used each unit, counted from 1; the one that is not over is one more than those."""
         self._current: list[np.ndarray] = []
         self._window: deque[tuple[int, np.ndarray]] = deque()
-        """Token and the ids that it used, oldest first."""
+        """Token and the ids that it used, those that newer ones used left out where there are many; oldest first."""
+        self._num_listed, self._most_listed = 0, MOST_LISTED * known.num_units
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
         """Takes down what the token uses; see `Policy`."""
@@ -47,7 +51,11 @@ class Cache(Policy):
         self._num_tokens += count
         used = self._current[0] if len(self._current) == 1 else np.unique(np.concatenate([NOTHING, *self._current]))
         self._last_token[used] = self._num_tokens
+        if self._num_listed + used.size > self._most_listed:
+            self._window = deque((token, self._still(token, listed)) for token, listed in self._window)
+            self._num_listed = sum(listed.size for _, listed in self._window)
         self._window.append((self._num_tokens, used))
+        self._num_listed += used.size
         self._current = []
         gone = [NOTHING]
         while self._window[0][0] <= self._num_tokens - self._length:
@@ -66,6 +74,11 @@ class Cache(Policy):
     def _leaves(self) -> np.ndarray:
         """The units that go with the oldest token: none that a newer one has used."""
         token, used = self._window.popleft()
-        gone = used[self._cached[used] & (self._last_token[used] == token)]
+        self._num_listed -= used.size
+        gone = self._still(token, used)
         self._cached[gone] = False
         return gone
+
+    def _still(self, token: int, used: np.ndarray) -> np.ndarray:
+        """Those of a token's units that are cached, and that no newer one used."""
+        return used[self._cached[used] & (self._last_token[used] == token)]

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from runtime._memory import give_back_heap
 from runtime.artifact.reader import Artifact
 from runtime.kernels import FEW_TOKENS
 from runtime.kernels.activations import ActivationFormat
@@ -227,6 +228,7 @@ class Decoder:
         for pieces, hidden_TN in self._prefill_chunks(prompts, sequences):
             ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
             last_BN[[piece.prompt for piece in pieces]] = hidden_TN[ends]  # a longer prompt's, until its end has come
+        give_back_heap()  # of activations, which no decoded token needs as much room for
         return self._head.apply(last_BN)
 
     def decode(self, token: int) -> np.ndarray:

@@ -84,7 +84,7 @@ def measure(path: Path, blocks: np.ndarray) -> list[dict[str, Any]]:
 def everything(path: Path) -> int:
     """DRAM in which no unit is read twice."""
     manifest = open_artifact(path).manifest
-    return fixed_bytes(choose_plan(manifest)) + manifest.flash.size_bytes
+    return fixed_bytes(manifest, choose_plan(manifest)) + manifest.flash.size_bytes
 
 
 def main() -> None:

@@ -136,7 +136,7 @@ def row_of(share: float, budget: int, phase: dict[str, Any]) -> dict[str, Any]:
         "budget_bytes": budget,
         "used_bytes": phase["used_bytes"],
         "resident_bytes": phase["resident_bytes"],
-        "beyond_bytes": max(0, phase["resident_bytes"] - budget),
+        "beyond_bytes": phase["resident_bytes"] - budget,
         "hit_rate": sum(hits) / len(hits),
         "tokens_per_s": 1 / settled[len(settled) // 2],
     }

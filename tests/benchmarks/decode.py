@@ -182,7 +182,7 @@ def measure(case: str, path: Path, num_tokens: int, flash: str, rounds: int) -> 
     measured: list[Round] = []
     buffers = read_buffers()
     with Session(path, recorder=recorder, flash=flash) as session:
-        everything = fixed_bytes(session.plan) + session.artifact.manifest.flash.size_bytes
+        everything = fixed_bytes(session.artifact.manifest, session.plan) + session.artifact.manifest.flash.size_bytes
         with Session(path, dram_budget_bytes=everything, flash=flash) as whole:
             for turn in range(1 + rounds):
                 metrics, fetches = decoded(session, tokens, recorder)

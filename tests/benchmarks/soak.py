@@ -96,7 +96,7 @@ class Soak:
     def __init__(self, session: Session, expected: list[list[int]]) -> None:
         """`expected` are the tokens of every prompt."""
         self._session, self._expected = session, expected
-        self._fixed = fixed_bytes(session.plan)
+        self._fixed = fixed_bytes(session.artifact.manifest, session.plan)
         self._units = session.plan.dram_budget_bytes - self._fixed
         self.tokens = self.different = self.resizes = 0
         self.resident: list[int] = []
@@ -128,7 +128,7 @@ class Soak:
 
 def failing(session: Session, control: Control, mode: int, expected: list[int]) -> dict[str, object]:
     """What a device that fails for good leads to, and whether the session goes on when it does not any more."""
-    session.resize(fixed_bytes(session.plan))  # nothing cached, so that every token reads
+    session.resize(fixed_bytes(session.artifact.manifest, session.plan))  # nothing cached, so that every token reads
     control.enter(mode)
     start = time.perf_counter()
     try:

@@ -170,7 +170,7 @@ def break_even(path: Path) -> list[dict[str, Any]]:
     plan, rows = artifact.manifest.plans[0], []
     units = sum(section.length_bytes for section in artifact.manifest.flash.sections)
     for share in DRAM_SHARES:
-        sized = refit(artifact.manifest, plan, fixed_bytes(plan) + int(share * units))
+        sized = refit(artifact.manifest, plan, fixed_bytes(artifact.manifest, plan) + int(share * units))
         alone = simulate(artifact, sized, passes(tokens, 0, 0.0))
         for acceptance in ACCEPTANCE:
             gains = {

@@ -21,11 +21,11 @@ FORMATS = names("runtime.quantization")
 def test_budgets_in_percent_are_shares_of_the_dense_footprint() -> None:
     assert parse_share("50%") == 0.5
     assert parse_share("3GB") is None
-    assert budget_bytes("12.5%", 1001) == 125
-    assert budget_bytes("2kB", 1001) == 2000
+    assert budget_bytes("12.5%", 1001, 30) == 155
+    assert budget_bytes("2kB", 1001, 30) == 2000
     for text in ("0%", "101%"):
         with pytest.raises(ColdpressError, match="more than 0% and at most 100%"):
-            budget_bytes(text, 1000)
+            budget_bytes(text, 1000, 0)
 
 
 def test_storage_rule() -> None:

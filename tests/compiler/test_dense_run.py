@@ -5,6 +5,7 @@ import pytest
 
 from compiler.cost_model import kv_cache_bytes, resident_bytes, unit_bytes
 from compiler.dense_run import dense_run
+from compiler.sections import dense_bookkeeping_bytes
 from runtime._extents import span_bytes
 from runtime.artifact.reader import open_artifact
 from runtime.simulate import simulate
@@ -18,10 +19,12 @@ CONTEXT = 64
 
 
 def least_budget(model, device):
-    """Bytes below which no dense run fits: what is resident, the KV cache and the least read buffer."""
+    """Bytes below which no dense run fits: what is resident, the KV cache, bookkeeping and the least read buffer."""
     unit = unit_bytes(WHOLE_MLP, model.spec, "int8_group32")
     fixed = resident_bytes(model, (WHOLE_MLP,), "int8_group32") + kv_cache_bytes(model.spec, CONTEXT)
-    return fixed + span_bytes(unit, device.flash.page_bytes.value)
+    page_bytes = device.flash.page_bytes.value
+    bookkeeping = dense_bookkeeping_bytes(model.spec, "int8_group32", page_bytes)
+    return fixed + bookkeeping + span_bytes(unit, page_bytes)
 
 
 def units_bytes(model):

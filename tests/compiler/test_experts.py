@@ -29,10 +29,12 @@ from compiler.ingest import IngestConfig
 from compiler.order import OrderConfig
 from compiler.recalibrate import RecalibrateConfig
 from compiler.relufy import relufied
+from compiler.sections import dense_bookkeeping_bytes
 from compiler.workflow import settings
 from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName, Signal, num_units
+from schemas.metrics import DenseRun
 from schemas.model import Model
 from schemas.sparsity import Densities, Sparsity
 from tests.support.models import write_model
@@ -171,10 +173,13 @@ def test_a_dense_run_reads_what_a_router_picks() -> None:
     one_mlp = model_of(intermediate_size=EXPERTS * WIDTH)
     expert_bytes = WIDTH * unit_bytes("neuron", mixture.spec, "fp16")
     device = device_of()
-    found, whole = (
-        dense_run(model, "fp16", 64, resident_bytes(model, ("neuron",), "fp16") + (64 << 10), device)
-        for model in (mixture, one_mlp)
-    )
+
+    def run(model: Model) -> DenseRun | None:
+        least = resident_bytes(model, ("neuron",), "fp16")
+        least += dense_bookkeeping_bytes(model.spec, "fp16", device.flash.page_bytes.value)
+        return dense_run(model, "fp16", 64, least + (64 << 10), device)
+
+    found, whole = run(mixture), run(one_mlp)
     assert found is not None
     assert whole is not None
     pages = found.reads_per_token * 2 * device.flash.page_bytes.value

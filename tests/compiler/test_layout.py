@@ -60,7 +60,7 @@ def test_an_int8_kv_cache_is_what_the_plan_says_and_leaves_more_to_units(tmp_pat
     found = {}
     for kept in ("fp16", "int8"):
         sparsity = fitted(tiny_sparsity(model, "topk", "int8_group32", 0.2, kept=kept), spec, tmp_path / kept)
-        budget = sparsity.budget.model_copy(update={"dram_budget_bytes": 150_000})
+        budget = sparsity.budget.model_copy(update={"dram_budget_bytes": 150_000 + sparsity.budget.bookkeeping_bytes})
         sparsity = sparsity.model_copy(update={"budget": budget})
         placement = tiny_placement(tmp_path / kept, model, sparsity, 3)
         layout = lay_out(model, sparsity, placement, tiny_device(4096))
@@ -197,6 +197,7 @@ def test_pinned_units_count_in_the_budget(tmp_path):
     model, sparsity, placement, device = records(tmp_path, num_pinned=0)
     plan = lay_out(model, sparsity, placement, device).plans[0]
     less = {"dram_budget_bytes": plan.resident_bytes + plan.kv_cache_bytes + 30_000}
+    less["dram_budget_bytes"] += sparsity.budget.bookkeeping_bytes
     sparsity = sparsity.model_copy(update={"budget": sparsity.budget.model_copy(update=less)})
     lay_out(model, sparsity, placement, device)
     sizes = {"mlp_in": 64, "mlp_mid": 72}

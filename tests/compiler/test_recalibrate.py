@@ -25,7 +25,13 @@ from tests.support.statistics import few_blocks
 
 LAYERS = 3
 NO_BUDGET = Budget(
-    dram_budget_bytes=1, resident_bytes=0, predictor_bytes=0, kv_cache_bytes=0, buffer_bytes=0, cache_bytes=0
+    dram_budget_bytes=1,
+    resident_bytes=0,
+    predictor_bytes=0,
+    kv_cache_bytes=0,
+    bookkeeping_bytes=0,
+    buffer_bytes=0,
+    cache_bytes=0,
 )
 
 

@@ -83,8 +83,9 @@ def test_the_figures_by_hand(build, tmp_path):
 
 @pytest.mark.parametrize("method", ["dense", "relu", "predictor", "topk"])
 def test_the_budget_is_divided_without_rest(tmp_path, method):
-    layout = Build(tmp_path, method=method).layout
-    parts = _figures.budget_parts(layout)
+    build = Build(tmp_path, method=method)
+    layout = build.layout
+    parts = _figures.budget_parts(build.model.spec, layout)
     assert sum(part.bytes for part in parts) == layout.plans[0].dram_budget_bytes
     assert all(part.bytes > 0 for part in parts)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.artifact.reader import open_artifact
+from runtime.bookkeeping import bookkeeping_bytes
 from runtime.budget import choose_plan, fixed_bytes, refit, used_bytes
 from runtime.flash import direct
 from runtime.kv_cache import kv_cache_bytes
@@ -12,12 +13,16 @@ from schemas.errors import DoesNotFitError
 
 
 def test_the_parts_are_those_that_the_brief_lists(relu_artifact):
-    """Resident, predictors, KV cache, read buffer, slots; computed here by hand."""
+    """Resident, predictors, KV cache, read buffer, bookkeeping, slots; computed here by hand."""
     manifest, plan = relu_artifact.manifest, relu_artifact.manifest.plans[0]
     unit_bytes = 2 * 64 * 2  # an up row and a down column of 64 values in fp16
     assert kv_cache_bytes(manifest.model, 32) == 12 * 32 * 2 * (2 * 16) * 2
-    fixed = plan.resident_bytes + 12 * 32 * 2 * (2 * 16) * 2 + 32768
-    assert fixed_bytes(plan) == fixed
+    pages = 12 * 2 * 65536 // 4096  # a section of 512 units takes two steps of 64 KiB
+    tables = 4 * pages + 12 * 512 * (8 + 12 + 18)
+    objects, token = (128 + 12 * (8 + 12)) * 1024, 512 * 64 + 64 * 32 + 96 * 48
+    assert bookkeeping_bytes(manifest) == tables + objects + token
+    fixed = plan.resident_bytes + 12 * 32 * 2 * (2 * 16) * 2 + 32768 + tables + objects + token
+    assert fixed_bytes(manifest, plan) == fixed
     assert used_bytes(manifest, plan) == fixed + 12 * (32 + 64) * unit_bytes
 
 
@@ -34,7 +39,7 @@ def test_without_a_budget_the_largest_plan_is_taken(relu_artifact):
 @pytest.mark.parametrize("extra", [0, 1, 256, 100_000, 500_000, 10_000_000])
 def test_a_budget_is_used_up_but_never_exceeded(relu_artifact, extra):
     manifest = relu_artifact.manifest
-    budget = fixed_bytes(manifest.plans[0]) + extra
+    budget = fixed_bytes(manifest, manifest.plans[0]) + extra
     plan = choose_plan(manifest, budget)
     used = used_bytes(manifest, plan)
     assert plan.dram_budget_bytes == budget
@@ -57,11 +62,11 @@ def test_slots_follow_demand_and_go_round_full_sections(relu_artifact):
     )
     plan = plan.model_copy(update={"parts": dense_first})
     room = 256 * 300  # 300 slots: by demand 1.0 against 11 x 0.1
-    slots = [part.cache_slots for part in refit(manifest, plan, fixed_bytes(plan) + room).parts]
+    slots = [part.cache_slots for part in refit(manifest, plan, fixed_bytes(manifest, plan) + room).parts]
     assert slots[0] == 142 + 2  # 300 / 2.1, and by demand of the 4 that rounding left, then of the 3 left of those
     assert set(slots[1:]) == {14}
     room = 256 * 2000  # layer 0 would get 952 of them but has 512 units: the others get the rest
-    slots = [part.cache_slots for part in refit(manifest, plan, fixed_bytes(plan) + room).parts]
+    slots = [part.cache_slots for part in refit(manifest, plan, fixed_bytes(manifest, plan) + room).parts]
     assert slots[0] == 512
     assert set(slots[1:]) == {135}
 
@@ -69,9 +74,9 @@ def test_slots_follow_demand_and_go_round_full_sections(relu_artifact):
 def test_pinned_units_come_first_and_shrink_together(relu_artifact):
     manifest, plan = relu_artifact.manifest, relu_artifact.manifest.plans[0]
     pinned_bytes = 12 * 32 * 256
-    exact = refit(manifest, plan, fixed_bytes(plan) + pinned_bytes)
+    exact = refit(manifest, plan, fixed_bytes(manifest, plan) + pinned_bytes)
     assert [(part.num_pinned, part.cache_slots) for part in exact.parts] == [(32, 0)] * 12
-    half = refit(manifest, plan, fixed_bytes(plan) + pinned_bytes // 2)
+    half = refit(manifest, plan, fixed_bytes(manifest, plan) + pinned_bytes // 2)
     assert [(part.num_pinned, part.cache_slots) for part in half.parts] == [(16, 0)] * 12
 
 
@@ -84,7 +89,7 @@ def test_a_policy_that_admits_nothing_gets_no_slots(relu_artifact):
 
 def test_a_budget_below_the_resident_part_is_refused_with_both_numbers(relu_artifact):
     manifest = relu_artifact.manifest
-    fixed = fixed_bytes(manifest.plans[0])
+    fixed = fixed_bytes(manifest, manifest.plans[0])
     with pytest.raises(DoesNotFitError, match=rf"needs {fixed} bytes .* the budget is {fixed - 1};"):
         choose_plan(manifest, fixed - 1)
 
@@ -93,7 +98,7 @@ def test_under_a_smaller_budget_the_hottest_stay(relu_artifact):
     """What stays are the first of the rank, not the first in flash order."""
     manifest, plan = relu_artifact.manifest, relu_artifact.manifest.plans[0]
     artifact = open_artifact(relu_artifact.path)
-    half = refit(manifest, plan, fixed_bytes(plan) + 12 * 16 * 256)
+    half = refit(manifest, plan, fixed_bytes(manifest, plan) + 12 * 16 * 256)
     store = Store(artifact, half, direct.Flash(artifact, half.queue_depth))
     for (layer, family), hottest in relu_artifact.pinned.items():
         assert set(np.flatnonzero(store.residency(layer, family).present)) == set(hottest[:16].tolist())

@@ -192,7 +192,7 @@ def test_another_device_changes_only_the_seconds(relu_artifact):
 
 def test_a_budget_is_kept(relu_artifact):
     manifest = relu_artifact.manifest
-    least = fixed_bytes(manifest.plans[0])
+    least = fixed_bytes(manifest, manifest.plans[0])
     hit_rates = []
     for budget in (least, least + 100_000, least + 2_000_000):
         session = Session(relu_artifact.path, dram_budget_bytes=budget)
@@ -205,7 +205,7 @@ def test_a_budget_is_kept(relu_artifact):
 
 
 def test_the_budget_does_not_change_the_tokens(relu_artifact):
-    least = fixed_bytes(relu_artifact.manifest.plans[0])
+    least = fixed_bytes(relu_artifact.manifest, relu_artifact.manifest.plans[0])
     tokens = {
         Session(relu_artifact.path, dram_budget_bytes=least + extra).generate(PROMPT, 12).token_ids
         for extra in (0, 50_000, 3_000_000)
@@ -214,7 +214,7 @@ def test_the_budget_does_not_change_the_tokens(relu_artifact):
 
 
 def test_a_budget_below_the_resident_part_is_refused_with_both_numbers(relu_artifact):
-    least = fixed_bytes(relu_artifact.manifest.plans[0])
+    least = fixed_bytes(relu_artifact.manifest, relu_artifact.manifest.plans[0])
     with pytest.raises(DoesNotFitError, match=rf"needs {least} bytes of DRAM.*the budget is {least - 1}"):
         Session(relu_artifact.path, dram_budget_bytes=least - 1)
 

@@ -304,7 +304,7 @@ def test_drafts_and_changes_of_budget_leave_the_text(built):
         for token in session.stream(PROMPT, 20, ignore_eos=True):
             found.append(token.id)
             if len(found) == 8:
-                session.resize(fixed_bytes(session.plan))
+                session.resize(fixed_bytes(session.artifact.manifest, session.plan))
         assert tuple(found) == plain
 
 
@@ -324,7 +324,7 @@ def test_a_users_word_stands_over_the_plans(built):
         on = session.plan
         assert session.generate(PROMPT, 4).metrics.preload_reads > 0
     before = built["topk"].manifest.plans[0]
-    assert 0 < on.preload_buffer_bytes < before.dram_budget_bytes - fixed_bytes(before)
+    assert 0 < on.preload_buffer_bytes < before.dram_budget_bytes - fixed_bytes(built["topk"].manifest, before)
     assert used_bytes(built["topk"].manifest, on) <= on.dram_budget_bytes == before.dram_budget_bytes
     with Session(built["topk"].path, preload="off") as session:
         assert session.plan == before

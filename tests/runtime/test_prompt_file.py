@@ -33,7 +33,7 @@ def kv_tokens(session):
     """Tokens whose keys and values fit what the session's budget has for them and for units."""
     spec, plan = session.decoder.spec, session.plan
     num_bytes = 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim * 2  # a key and a value in fp16
-    return (plan.dram_budget_bytes - fixed_bytes(plan) + plan.kv_cache_bytes) // num_bytes
+    return (plan.dram_budget_bytes - fixed_bytes(session.artifact.manifest, plan) + plan.kv_cache_bytes) // num_bytes
 
 
 def alone(capsys, artifact, number, *flags):

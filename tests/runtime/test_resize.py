@@ -34,7 +34,7 @@ def built(tmp_path_factory):
 def budgets(built):
     """The plan's, hardly any, a little more, and more than there are units."""
     plan = built.manifest.plans[0]
-    least = fixed_bytes(plan)
+    least = fixed_bytes(built.manifest, plan)
     return plan.dram_budget_bytes, least, least + 60_000, 4 * plan.dram_budget_bytes
 
 
@@ -49,7 +49,7 @@ def test_tokens_stay_through_every_change(built):
             session.resize(changes[len(found)])
             assert session.store.dram_used_bytes <= changes[len(found)] == session.plan.dram_budget_bytes
             rows = sum(memory.rows.nbytes for memory in session.store._memory.values())
-            assert rows == session.store.dram_used_bytes - fixed_bytes(session.plan)
+            assert rows == session.store.dram_used_bytes - fixed_bytes(session.artifact.manifest, session.plan)
         hit_rates[len(found)] = token.hit_rate
     assert found == list(whole)
     assert max(hit_rates[at] for at in range(5, 9)) == 0 < hit_rates[4]
@@ -99,7 +99,7 @@ def test_what_does_not_fit_changes_nothing(built):
     whole = session.generate(PROMPT, 6, ignore_eos=True).token_ids
     plan, used = session.plan, session.store.dram_used_bytes
     with pytest.raises(DoesNotFitError, match="bytes of DRAM before any unit is cached"):
-        session.resize(fixed_bytes(plan) - 1)
+        session.resize(fixed_bytes(built.manifest, plan) - 1)
     assert (session.plan, session.store.dram_used_bytes) == (plan, used)
     assert session.generate(PROMPT, 6, ignore_eos=True).token_ids == whole
     session.close()

@@ -43,7 +43,7 @@ def test_simulated_equals_real(request, name, cache, gap, extra):
     built = request.getfixturevalue(name)
     artifact = open_artifact(built.path)
     trace = record_once(request, name, built)
-    budget = fixed_bytes(artifact.manifest.plans[0]) + extra
+    budget = fixed_bytes(artifact.manifest, artifact.manifest.plans[0]) + extra
     plan = choose_plan(artifact.manifest, budget).model_copy(update={"cache": cache, "collapse_gap_bytes": gap})
     real = Store(artifact, plan, direct.Flash(artifact, 8))
     replay(real, trace)

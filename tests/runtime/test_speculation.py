@@ -228,8 +228,9 @@ def test_a_draft_with_a_shorter_context_is_refused(relu_artifact, tmp_path):
 def test_a_draft_counts_in_the_budget(relu_artifact, topk_artifact):
     draft, manifest = Session(topk_artifact.path), relu_artifact.manifest
     plan = manifest.plans[0]
-    taken, least = draft.store.dram_used_bytes, fixed_bytes(plan)
+    taken, least = draft.store.dram_used_bytes, fixed_bytes(manifest, plan)
     assert beside_draft(manifest, draft, taken + least) == least
-    assert beside_draft(manifest, draft, None) == plan.dram_budget_bytes - taken
+    large = plan.model_copy(update={"dram_budget_bytes": taken + least + 1000})
+    assert beside_draft(manifest.model_copy(update={"plans": (large,)}), draft, None) == least + 1000
     with pytest.raises(DoesNotFitError, match=f"the draft takes {taken} of {taken + least - 1} bytes of DRAM"):
         beside_draft(manifest, draft, taken + least - 1)

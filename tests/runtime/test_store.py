@@ -10,6 +10,7 @@ from runtime import planner
 from runtime import store as store_module
 from runtime._incoming import MAX_READ_BYTES
 from runtime.artifact.reader import open_artifact
+from runtime.bookkeeping import bookkeeping_bytes
 from runtime.budget import choose_plan, fixed_bytes
 from runtime.flash import direct, simulated
 from runtime.store import Store
@@ -219,11 +220,12 @@ def test_no_read_is_longer_than_it_may_be(tmp_path, monkeypatch):
 @pytest.mark.parametrize("extra", [0, 50_000, 400_000, 10_000_000])
 def test_memory_is_what_the_budget_says(relu_artifact, extra):
     manifest = relu_artifact.manifest
-    budget = fixed_bytes(manifest.plans[0]) + extra
+    budget = fixed_bytes(manifest, manifest.plans[0]) + extra
     store = open_store(relu_artifact, dram_budget_bytes=budget)
     plan = store.plan
     allocated = store._memory["up_down"].rows.nbytes + plan.read_buffer_bytes
-    assert store.dram_used_bytes == plan.resident_bytes + plan.kv_cache_bytes + allocated
+    besides = bookkeeping_bytes(manifest)  # tests/runtime/test_bookkeeping.py
+    assert store.dram_used_bytes == plan.resident_bytes + plan.kv_cache_bytes + allocated + besides
     assert store.dram_used_bytes <= budget
     for layer, family, ids in requests(relu_artifact, num_tokens=2):
         check_fetch(store, relu_artifact, layer, family, ids)

@@ -109,7 +109,7 @@ class Alike:
             num_units(family, spec) * unit_bytes(family, spec, sparsity.format) for family in sparsity.families
         )
         budget = sparsity.budget
-        fixed = budget.resident_bytes + budget.kv_cache_bytes
+        fixed = budget.resident_bytes + budget.kv_cache_bytes + budget.bookkeeping_bytes
         changes = {"dram_budget_bytes": fixed + int(self.share * units) + (4 << 20)}
         sparsity = sparsity.model_copy(update={"budget": budget.model_copy(update=changes)})
         parts = tuple(

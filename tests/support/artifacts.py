@@ -18,10 +18,11 @@ from safetensors.numpy import load_file, save_file
 from runtime import _native, _plugins
 from runtime.artifact.contents import model_tensors
 from runtime.artifact.reader import open_artifact
+from runtime.bookkeeping import counted_bytes
 from runtime.kv_cache import kv_cache_bytes
 from schemas.errors import ArtifactError
 from schemas.families import num_units, slice_length, slices
-from schemas.layout import KvCacheFormat
+from schemas.layout import KvCacheFormat, Section, SelectorArray
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
 from schemas.model import ModelSpec, matrices
 from tests.support.methods import families_of, kept
@@ -255,7 +256,7 @@ def _manifest(
         ],
         "resident": resident,
         "predictors": predictors,
-        "plans": [_plan(path, recipe, families, unit_bytes, pinned)],
+        "plans": [_plan(path, recipe, families, sections, pinned)],
         "inputs": {},
         "byte_order": "little",
     }
@@ -272,9 +273,10 @@ def _plan(
     path: Path,
     recipe: Recipe,
     families: tuple[Any, ...],
-    unit_bytes: Mapping[str, int],
+    sections: list[dict[str, Any]],
     pinned: Mapping[tuple[int, str], np.ndarray],
 ) -> dict[str, Any]:
+    unit_bytes = {section["family"]: section["unit_bytes"] for section in sections}
     parts = [
         {
             "layer": layer,
@@ -309,7 +311,9 @@ def _plan(
     }
     slots = sum((part["num_pinned"] + part["cache_slots"]) * unit_bytes[part["family"]] for part in parts)
     fixed = sum(plan[name] for name in ("resident_bytes", "predictor_bytes", "kv_cache_bytes", "read_buffer_bytes"))
-    return plan | {"dram_budget_bytes": fixed + slots}
+    layout, arrays = [Section(**section) for section in sections], [SelectorArray(**array) for array in plan["arrays"]]
+    pages = (path / FLASH_FILE).stat().st_size // recipe.page_bytes
+    return plan | {"dram_budget_bytes": fixed + slots + counted_bytes(recipe.spec, layout, pages, arrays)}
 
 
 def _predictor_bytes(path: Path) -> int:

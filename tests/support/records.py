@@ -22,6 +22,7 @@ from compiler.package._joined import Codes
 from compiler.quantize import QuantizeConfig
 from compiler.quantize import run as run_quantize
 from compiler.quantize._resident import layer_resident, shared_resident
+from compiler.sections import bookkeeping_bytes, make_sections
 from runtime._plugins import load
 from schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from schemas.base import ArrayFile
@@ -75,6 +76,8 @@ def tiny_sparsity(
     resident = resident_bytes(model, families, format_name)
     kv_cache = kv_cache_bytes(spec, context_length, kept)
     predictors = sum(predictor_bytes(spec, size, predictor_format) for size in ranks)
+    sections = make_sections(spec, families, format_name, layers_per_group)
+    bookkeeping = bookkeeping_bytes(spec, sections, method, 4096)
     cache = int(budget_share * spec.num_hidden_layers * spec.intermediate_size * spec.hidden_size * 3) + 40_000
     return Sparsity(
         method=method,
@@ -85,10 +88,11 @@ def tiny_sparsity(
         predictor_rank=ranks,
         predictor_format=predictor_format if ranks else None,
         budget=Budget(
-            dram_budget_bytes=resident + kv_cache + predictors + cache,
+            dram_budget_bytes=resident + kv_cache + predictors + bookkeeping + cache,
             resident_bytes=resident,
             predictor_bytes=predictors,
             kv_cache_bytes=kv_cache,
+            bookkeeping_bytes=bookkeeping,
             buffer_bytes=0,
             cache_bytes=cache,
         ),

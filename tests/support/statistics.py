@@ -202,6 +202,7 @@ def sparsity_of(
             resident_bytes=4096,
             predictor_bytes=0,
             kv_cache_bytes=0,
+            bookkeeping_bytes=0,
             buffer_bytes=0,
             cache_bytes=cache_bytes,
         ),

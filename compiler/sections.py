@@ -1,0 +1,82 @@
+"""Where units lie in flash.img, and what a run of such an image keeps in DRAM beside weights, caches and buffers.
+
+The one place where offsets are made, from shapes alone, so that stages before `layout` count with what it will lay
+out. Sections follow each other by layer group, then family, each from a multiple of 64 KiB, dense inside: padding a 7
+kB bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit of a group holds all its layers'
+parts (ActiveFlow 3, Fig. 9).
+"""
+
+from collections.abc import Sequence
+
+from compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes, unit_bytes
+from runtime._plugins import load
+from runtime.bookkeeping import counted_bytes
+from schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
+from schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
+from schemas.model import ModelSpec
+
+
+def make_sections(
+    spec: ModelSpec, families: Sequence[FamilyName], format_name: FormatName, layers_per_group: int = 1
+) -> tuple[Section, ...]:
+    """One section per layer group and family, in that order, each from the next multiple of 64 KiB."""
+    found: list[Section] = []
+    offset_bytes = 0
+    for layers in layer_groups(spec.num_hidden_layers, layers_per_group):
+        for family in families:
+            part_bytes = unit_bytes(family, spec, format_name)
+            section = Section(
+                first_layer=layers[0],
+                last_layer=layers[-1],
+                family=family,
+                offset_bytes=offset_bytes,
+                num_units=num_units(family, spec),
+                unit_bytes=part_bytes,
+                stride_bytes=len(layers) * part_bytes,
+            )
+            found.append(section)
+            offset_bytes = _round_up(offset_bytes + section.length_bytes)
+    return tuple(found)
+
+
+def image_bytes(sections: Sequence[Section]) -> int:
+    """Of flash.img."""
+    return _round_up(sections[-1].offset_bytes + sections[-1].length_bytes)
+
+
+def bookkeeping_bytes(spec: ModelSpec, sections: Sequence[Section], method: str, page_bytes: int) -> int:
+    """What a run of `method` keeps beside weights, KV cache, buffers and units (runtime/bookkeeping.py, before there is
+    an artifact)."""
+    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, kept_arrays(sections, method))
+
+
+def dense_bookkeeping_bytes(spec: ModelSpec, format_name: FormatName, page_bytes: int) -> int:
+    """What a dense run keeps, all of whose units are neurons."""
+    return bookkeeping_bytes(spec, make_sections(spec, (WHOLE_MLP,), format_name), "dense", page_bytes)
+
+
+def asked_budget_bytes(
+    asked: int | str, model: HasShapes, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, page: int
+) -> int:
+    """A DRAM budget in bytes, for pages of `page` bytes; a percentage is that of weights and KV cache, and what a dense
+    run keeps besides comes on top."""
+    besides = dense_bookkeeping_bytes(model.spec, format_name, page)
+    return budget_bytes(asked, dense_footprint_bytes(model, format_name, context_length, kv_cache), besides)
+
+
+def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:
+    """What the tables will hold of a selector."""
+    kept = load("runtime.sparsity", method).KEPT
+    return [
+        SelectorArray.model_validate(
+            {"layer": layer, "family": section.family, "name": name}
+            | {"dtype": array.dtype, "shape": array.shape(section.num_units)}
+        )
+        for section in sections
+        for layer in section.layers
+        for name, array in kept.items()
+    ]
+
+
+def _round_up(value: int) -> int:
+    return -(-value // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES
