@@ -202,15 +202,8 @@ def test_disk_is_what_stages_write(model: Model, corpus: Corpus, tmp_path: Path)
     needs = _needs.disk_bytes(build_of(model))
     calibrate.run(CalibrateConfig(method="predictor"), model, corpus, Workspace(tmp_path / "calibrate", "test"), 2)
     densities = (Densities(family="neuron", per_layer=(0.5,) * LAYERS),)
-    budget = Budget(
-        dram_budget_bytes=1,
-        resident_bytes=0,
-        predictor_bytes=0,
-        kv_cache_bytes=0,
-        bookkeeping_bytes=0,
-        buffer_bytes=0,
-        cache_bytes=0,
-    )
+    parts = ("resident", "predictor", "kv_cache", "bookkeeping", "buffer", "cache")
+    budget = Budget.model_validate({"dram_budget_bytes": 1} | {f"{part}_bytes": 0 for part in parts})
     sparsity = Sparsity(
         method="predictor",
         format="int8_group32",
@@ -397,8 +390,9 @@ def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_p
 
 def test_the_slice_has_the_room_per_layer_that_the_build_has(model: Model, tmp_path: Path) -> None:
     few = _trial.slice_model(model, tmp_path / "slice")
-    allocate = {"method": "predictor", "format": "int8_group32", "context_length": 64, "kv_cache": "fp16"}
-    allocate["layers_per_group"] = 1
+    allocate = {"method": "predictor", "format": "int8_group32", "context_length": 64, "kv_cache": "fp16"} | {
+        "layers_per_group": 1
+    }
     build = _trial.Build({"allocate": allocate}, dram_budget_bytes=0, distill=False, threads=1)
     least, slice_least = (_trial.least_bytes(one, build, 4096) for one in (model, few))
     roomy = dataclasses.replace(build, dram_budget_bytes=least + 12_000)
