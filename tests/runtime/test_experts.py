@@ -185,6 +185,7 @@ def test_the_router_takes_the_largest_and_the_lower_of_equals():
     assert chosen.tolist() == [[False, True, False, True], [True, True, False, False], [True, True, False, False]]
     np.testing.assert_allclose(weights[:2], [[0, 0.5, 0, 0.5], [0.5, 0.5, 0, 0]])
     np.testing.assert_allclose(weights[2], [0, 1, 0, 0])
+    np.testing.assert_allclose(routed(logits[:1] + np.float32(200), 2)[1], weights[:1])  # e^203 is beyond float32
 
 
 @pytest.mark.parametrize("kept", [("mlp_in",), ("attn_in",)], ids="+".join)
