@@ -1,13 +1,14 @@
 """Caps by Linux' first control groups, as root: blkio.throttle.* and memory.limit_in_bytes.
 
 A group of its own is made below the one that this process is in, so that limits of that one go on. It is gone when the
-command has ended, whatever ended it; what the command left running is killed with it.
+command has ended; what the command left running is killed with it. Where this process itself was killed, its group goes
+when the next one begins.
 """
 
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from runtime.emulation._caps import Caps
 from runtime.emulation._disk import Disk
 
 CONTROLLERS = ("blkio", "memory")
+PREFIX = "coldpress-"
+"""Of a group's name, before the number of the process that makes it."""
+RULES = ("blkio.throttle.read_iops_device", "blkio.throttle.read_bps_device")
+"""Files that hold a line for each disk that is capped."""
 PATIENCE_S = 5.0
 """For processes that were killed to be gone."""
 JOIN = 'for group; do shift; [ "$group" = -- ] && break; echo $$ > "$group/cgroup.procs" || exit 125; done; exec "$@"'
@@ -56,7 +61,9 @@ def why_not(disk: Disk, proc: Path = Path("/proc")) -> str | None:
 def limited(caps: Caps, disk: Disk, proc: Path = Path("/proc")) -> Iterator[list[str]]:
     """The words before a command that have it run in groups with these caps; the groups go when this ends."""
     found = hierarchies(proc)
-    groups = {name: found[name] / f"coldpress-{os.getpid()}" for name in CONTROLLERS}
+    for group in left_behind(found.values()):
+        remove(group)
+    groups = {name: found[name] / f"{PREFIX}{os.getpid()}" for name in CONTROLLERS}
     try:
         for group in groups.values():
             group.mkdir(exist_ok=True)
@@ -71,14 +78,34 @@ def limited(caps: Caps, disk: Disk, proc: Path = Path("/proc")) -> Iterator[list
 def settings(caps: Caps, disk: Disk) -> list[tuple[str, str, str]]:
     """(controller, file of its group, what is written to it), in the order in which the kernel takes them."""
     return [
-        ("blkio", "blkio.throttle.read_iops_device", f"{disk.number} {caps.reads_per_s}"),
-        ("blkio", "blkio.throttle.read_bps_device", f"{disk.number} {caps.bytes_per_s}"),
+        ("blkio", RULES[0], f"{disk.number} {caps.reads_per_s}"),
+        ("blkio", RULES[1], f"{disk.number} {caps.bytes_per_s}"),
         ("memory", "memory.limit_in_bytes", str(caps.memory_bytes)),
     ]
 
 
+def left_behind(folders: Iterable[Path]) -> list[Path]:
+    """Groups below these whose processes are gone that would have removed them."""
+    found = (group for folder in folders for group in sorted(folder.glob(f"{PREFIX}*")))
+    return [group for group in found if not _runs(group.name.removeprefix(PREFIX))]
+
+
+def _runs(number: str) -> bool:
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, ValueError):  # somebody else's process, or group
+        return True
+    return True
+
+
 def remove(group: Path) -> None:
-    """Kills what is left in a group and removes it."""
+    """Lifts a group's caps, under which what is left in it might read for hours, kills it and removes the group."""
+    for rule in RULES:
+        with suppress(FileNotFoundError):
+            for line in (group / rule).read_text().splitlines():
+                (group / rule).write_text(f"{line.split()[0]} 0")
     end = time.monotonic() + PATIENCE_S
     while group.exists():
         for line in (group / "cgroup.procs").read_text().split():

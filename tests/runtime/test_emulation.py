@@ -117,6 +117,35 @@ def test_a_signal_ends_the_command_and_leaves_nothing(capped):
         assert not Path(f"/proc/{grandchild}").exists()
 
 
+READ_ON = """
+import mmap, os, sys
+file, page = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 4096)
+print(os.getpid(), flush=True)
+for place in range(0, 6000 * 4096, 4096):
+    os.preadv(file, [page], place % (1 << 20))
+"""
+"""Prints its number, and then reads for a minute, under the smallest scale of pixel6, 100 reads/s."""
+
+
+def test_what_a_killed_emulation_left_goes_when_the_next_begins(capped):
+    """Its groups and its command."""
+    image = capped / "image"
+    image.write_bytes(bytes(1 << 20))
+    flags = ("--scale", "0.001", "--place", str(capped))
+    command = [sys.executable, "-m", "runtime", "emulate", "pixel6", *flags, "--", sys.executable, "-c", READ_ON]
+    with subprocess.Popen([*command, str(image)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        reader = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        assert groups(process.pid)
+        assert Path(f"/proc/{reader}").exists()
+        assert run("emulate", "pixel6", "--scale", "0.01", "--place", capped, "--", "true").returncode == 0
+        assert not groups(process.pid)
+        stat = Path(f"/proc/{reader}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(") ")[2].startswith("Z")
+
+
 def test_bench_measures_under_the_caps(capped, relu_artifact):
     done = run("bench", relu_artifact.path, "--tokens", 2, "--runs", 1, "--emulate", "pixel6", "--scale", "0.5")
     assert done.returncode == 0, done.stderr
@@ -159,6 +188,14 @@ def test_the_first_control_groups_are_made_filled_and_removed(tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt), cgroup_v1.limited(CAPS, DISK, proc):
         raise KeyboardInterrupt
     assert removed == 2 * [blkio, memory]
+
+
+def test_groups_of_processes_that_run_are_left_alone(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for name in (f"coldpress-{os.getpid()}", f"coldpress-{ended.pid}", "coldpress-mine", "other-1"):
+        (tmp_path / name).mkdir()
+    assert cgroup_v1.left_behind([tmp_path]) == [tmp_path / f"coldpress-{ended.pid}"]
 
 
 def test_why_the_first_control_groups_cannot(tmp_path):
