@@ -51,8 +51,9 @@ def bookkeeping_bytes(spec: ModelSpec, sections: Sequence[Section], method: str,
 
 
 def dense_bookkeeping_bytes(spec: ModelSpec, format_name: FormatName, page_bytes: int) -> int:
-    """What a dense run keeps, all of whose units are neurons."""
-    return bookkeeping_bytes(spec, make_sections(spec, (WHOLE_MLP,), format_name), "dense", page_bytes)
+    """What a dense run keeps, all of whose units are neurons; its selector, which builds may lack, keeps no array."""
+    sections = make_sections(spec, (WHOLE_MLP,), format_name)
+    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, ())
 
 
 def asked_budget_bytes(
