@@ -101,16 +101,20 @@ def _runs(number: str) -> bool:
 
 
 def remove(group: Path) -> None:
-    """Lifts a group's caps, under which what is left in it might read for hours, kills it and removes the group."""
+    """Lifts a group's caps, under which what is left in it might read for hours, kills it and removes the group.
+
+    Another process may be doing the same.
+    """
     for rule in RULES:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # of another controller, or gone
             for line in (group / rule).read_text().splitlines():
                 (group / rule).write_text(f"{line.split()[0]} 0")
     end = time.monotonic() + PATIENCE_S
     while group.exists():
-        for line in (group / "cgroup.procs").read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(line), signal.SIGKILL)
+        with suppress(FileNotFoundError):
+            for line in (group / "cgroup.procs").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(line), signal.SIGKILL)
         try:
             group.rmdir()
         except OSError:  # what was killed is not gone yet

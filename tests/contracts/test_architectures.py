@@ -189,11 +189,11 @@ def test_hooks_see_the_parts_of_every_expert(tmp_path: Path) -> None:
         left = {name: seen[name][token].reshape(-1, width).copy() for name in names[2:]}
         for expert, share in zip(chosen, shares, strict=True):
             gate, up = (linear(f"experts.{expert}.{name}_proj", x) for name in ("gate", "up"))
-            parts = {"mlp_activation": np.maximum(gate, 0), "mlp_up": up, "mlp_inner": np.maximum(gate, 0) * up}
+            parts = {"mlp_activation": np.maximum(gate, 0), "mlp_up": up, "mlp_inner": share * np.maximum(gate, 0) * up}
             for name, values in parts.items():
                 assert np.allclose(left[name][expert], values, atol=1e-5)
                 left[name][expert] = 0
-            expected[token] += share * linear(f"experts.{expert}.down_proj", parts["mlp_inner"])
+            expected[token] += linear(f"experts.{expert}.down_proj", parts["mlp_inner"])
         assert not any(values.any() for values in left.values())
     assert np.allclose(added.numpy()[0], expected, atol=1e-5)
     assert np.abs(expected).max() > 0.01

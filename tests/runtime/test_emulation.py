@@ -20,6 +20,7 @@ from schemas.errors import ColdpressError
 from tests.support.artifacts import small_device
 from tests.support.data import ROOT
 
+pytestmark = pytest.mark.xdist_group("emulation")  # one removes what another's killed process has left
 CAPS = Caps("test-device", 0.5, 1234, 567_000, 200_000_000)
 DISK = Disk("/dev/sdx", "8:16", Path("/"))
 

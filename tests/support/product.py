@@ -18,11 +18,14 @@ from compiler import ingest
 from compiler._io import Workspace, save_arrays, save_record
 from compiler.activity.choice import Arrays
 from compiler.activity.forward import LayerStream
+from compiler.candidates import families_for
 from compiler.checkpoint.tensors import read_role
+from compiler.cost_model import dense_footprint_bytes
 from compiler.evaluate import CacheSettings, Masks, Sparse
 from compiler.ingest import IngestConfig
 from compiler.job import Job, records_of, run_job, writer_of
 from compiler.reads import Placed, Reading
+from compiler.sections import bookkeeping_bytes, make_sections
 from compiler.workflow.settings import resolve
 from runtime import _plugins
 from runtime._incoming import MAX_READ_BYTES
@@ -44,9 +47,10 @@ SHARED = ("ingest", "tokenize")
 STAGES = (*SHARED, *between("calibrate", "package"))
 DENSITY, DENSITY_OF_ACTIVE = 0.4, 0.02
 """Of a selector that does not find out for itself; and of one that chooses by activations, where few are not zero."""
-TIGHT_BUDGET, BUDGET, PREDICTORS_BUDGET = "95%", "100%", 400_000
+TIGHT_SHARE, SHARE, PREDICTORS_ROOM_BYTES = 0.95, 1.0, 400_000
 """Of weights and KV cache, of a tiny model whose embeddings are most of it: for a selector that sees its cache, which
-has to evict; where a whole gate or up must fit, too; and in bytes, where predictors are larger than what they save."""
+has to evict; where a whole gate or up must fit, too; and in bytes, where predictors are larger than what they save.
+What a run keeps besides, which is more than such a model, comes on top."""
 CLOSE = 1e-3
 """Of the largest logit: an error that rounding in another order makes, a hundred times over."""
 CLOSE_TO_LEFT_OUT = 0.1
@@ -121,8 +125,7 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
         # layers that differ, in one selector of one density and in one of several; for the others it is time alone
         chosen["density_allocation"] = "greedy" if case.method in ("topk", "dip") else "uniform"
     # what is pinned is in no cache, and evaluation knows of a cache alone
-    budget = PREDICTORS_BUDGET if selector.NEEDS_PREDICTORS else BUDGET
-    chosen |= {"pinned_share": 0, "dram_budget": TIGHT_BUDGET if selector.SEES_RESIDENCY else budget}
+    chosen |= {"pinned_share": 0, "dram_budget": _budget_bytes(source, case, selector)}
     chosen |= {"predictor_steps": 20, "search_tokens": 64} if selector.NEEDS_PREDICTORS else {"search_tokens": 64}
     config = resolve({"model": str(source.folder / "tiny"), **chosen})
     folder.mkdir(parents=True)
@@ -140,6 +143,16 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
         }
         run_job(Job(stage, settings, records, folder / f"{stage}.json", tuple(range(LAYERS))))
     return artifact
+
+
+def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
+    model, page_bytes = source.model, resolve({"model": str(source.folder / "tiny")}).device.flash.page_bytes.value
+    sections = make_sections(model.spec, families_for(case.method, {}, model.spec), case.format)
+    besides = bookkeeping_bytes(model.spec, sections, case.method, page_bytes)
+    if selector.NEEDS_PREDICTORS:
+        return PREDICTORS_ROOM_BYTES + besides
+    share = TIGHT_SHARE if selector.SEES_RESIDENCY else SHARE
+    return int(share * dense_footprint_bytes(model, case.format, BLOCK_TOKENS)) + besides
 
 
 def _sees_activations(selector: Any) -> bool:
