@@ -39,6 +39,7 @@ from compiler.activity.forward import HEAD_ROWS
 from compiler.candidates import families_for, methods_for
 from compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
 from runtime._plugins import load, options_of
+from runtime.sparsity import DensitySource
 from schemas.base import Options
 from schemas.families import FamilyName, FormatName, Method, num_experts, num_units
 
@@ -133,9 +134,13 @@ class Build:
     @property
     def counts_again(self) -> bool:
         """Whether `recalibrate` passes over the text once more."""
+        return self.distill or self.model.spec.is_mixture or bool(self.density_sources - {"whole", "measured"})
+
+    @property
+    def density_sources(self) -> set[DensitySource]:
+        """Where the densities of its methods come from."""
         exact = self.model.spec.exact_zeros
-        sources = {load("runtime.sparsity", name).densities(exact) for name in self._methods}
-        return self.distill or self.model.spec.is_mixture or bool(sources - {"whole", "measured"})
+        return {load("runtime.sparsity", name).densities(exact) for name in self._methods}
 
 
 def ram_bytes(build: Build) -> dict[str, int]:
@@ -210,7 +215,7 @@ def _layer_weights(build: Build) -> int:
 def _calibrate_ram(build: Build) -> int:
     spec, threads = build.model.spec, min(build.threads, PASS_THREADS)
     inner = spec.intermediate_size * spec.num_experts
-    running = threads * build.block_tokens * 4 * (6 * inner + 8 * spec.hidden_size)
+    running = threads * build.block_tokens * 4 * (6 * inner + 8 * spec.hidden_size * spec.num_experts)
     return TORCH_BYTES + _layer_weights(build) + running + build.layer_units * build.num_tokens // 4
 
 
@@ -254,8 +259,9 @@ def _place_ram(build: Build) -> int:
 def _order_ram(build: Build) -> int:
     spec = build.model.spec
     units = max(num_units(family, spec) for family in build.families)
-    in_experts = {family: num_experts(family, spec) for family in build.families}  # which are ordered whole
-    paired = max(count if count > 1 else num_units(family, spec) for family, count in in_experts.items())
+    whole = build.density_sources == {"whole"}  # then experts are what is ordered
+    counted = [(num_experts(family, spec), num_units(family, spec)) for family in build.families]
+    paired = max(experts if whole and experts > 1 else units_of for experts, units_of in counted)
     counts = (2 if build.num_tokens < 1 << 16 else 4) * paired**2 * load("compiler.order", build.order).COUNT_SQUARES
     return PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + build.num_tokens * units // 4
 
@@ -272,7 +278,7 @@ def _gram_bytes(build: Build) -> list[int]:
 def _gram_ram(build: Build) -> int:
     spec, threads = build.model.spec, min(build.threads, PASS_THREADS)
     inner = spec.intermediate_size * spec.num_experts
-    running = threads * build.block_tokens * 4 * (8 * inner + 12 * spec.hidden_size)
+    running = threads * build.block_tokens * 4 * (8 * inner + 12 * spec.hidden_size * spec.num_experts)
     hidden = 2 * 4 * min(build.gram_tokens, build.num_tokens) * spec.hidden_size
     return TORCH_BYTES + _layer_weights(build) + running + hidden + sum(_gram_bytes(build))
 
