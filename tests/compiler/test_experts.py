@@ -27,6 +27,7 @@ from compiler.distill import run as distill
 from compiler.gram import GramConfig
 from compiler.ingest import IngestConfig
 from compiler.order import OrderConfig
+from compiler.preflight._needs import Build, ram_bytes
 from compiler.recalibrate import RecalibrateConfig
 from compiler.relufy import relufied
 from compiler.sections import dense_bookkeeping_bytes
@@ -265,3 +266,28 @@ def test_layers_are_pinned_whole_where_no_expert_is_used_more_often(often: float
     else:
         assert (pinned, found.pinned_share) == ([whole, whole, [], []], 1.0)
     assert len(found.shares_tried) == 11
+
+
+def test_preflight_counts_units_in_pairs_where_a_selector_chooses_within_experts() -> None:
+    """Of experts that are used whole, experts are."""
+    mixture = model_of(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, hidden_act="silu")
+    units = EXPERTS * max(mixture.spec.hidden_size, mixture.spec.intermediate_size)
+    ram = [
+        ram_bytes(
+            Build(
+                model=mixture,
+                method=method,
+                format="fp16",
+                num_tokens=512,
+                block_tokens=32,
+                dram_budget_bytes=1 << 20,
+                relufy=False,
+                distill=False,
+                threads=1,
+                order="ripple",
+                shards=1,
+            )
+        )["order"]
+        for method in ("topk", "dense")
+    ]
+    assert ram[0] - ram[1] == 2 * (units**2 - EXPERTS**2)

@@ -28,7 +28,6 @@ from schemas.preflight import Preflight, StageNeeds
 from schemas.sparsity import Budget, Densities, Sparsity
 from tests.support.data import ROOT
 from tests.support.models import write_model
-from tests.support.statistics import model_of
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 12, 8, 128
 PIXEL6 = load_device(device_file("pixel6", Path()))
@@ -252,16 +251,6 @@ def build_of(model: Model, **changes: Any) -> _needs.Build:
         "shards": 1,
     }
     return _needs.Build(**{**fields, **changes})
-
-
-def test_units_are_counted_in_pairs_where_a_selector_chooses_within_experts() -> None:
-    """Of experts that are used whole, experts are."""
-    mixture = model_of(num_experts=8, num_experts_per_tok=2, hidden_act="silu")
-    units = 8 * max(mixture.spec.hidden_size, mixture.spec.intermediate_size)
-    chosen, whole = (
-        _needs.ram_bytes(build_of(mixture, method=method, num_tokens=512))["order"] for method in ("topk", "dense")
-    )
-    assert chosen - whole == 2 * (units**2 - 8**2)
 
 
 def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
