@@ -5,7 +5,8 @@ budget, up and down again. Its memory is read from outside, in /proc/PID/status,
 another, tiny one has run, so that interpreter and libraries have what they take for themselves) and at the end of each
 phase: what came on top is held against the budget. Speed is the median of the phase's second half, in
 one run, on real flash (O_DIRECT). The text is compared with that of a run in one budget throughout. The model is
-random, with predictors that choose its neurons, so that its selection does not see what is in DRAM.
+random, with predictors that choose its neurons, so that its selection does not see what is in DRAM. Tokens are drawn,
+from a seed: the likeliest ones of a random model repeat themselves, and soon need nothing more of flash.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime._sampling import Sampling
 from runtime.artifact.reader import open_artifact
 from runtime.generate import Session
 from tests.benchmarks._report import finish, show
@@ -26,22 +28,25 @@ from tests.support.data import ROOT
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 0.6, 0.2)
 TOKENS_PER_PHASE = 24
 PROMPT = [3, 14, 15, 9, 26]
+SAMPLING = {"temperature": 1.0, "seed": 0}
 CHILD = """
 import json, sys
 import runtime.__main__
+from runtime._sampling import Sampling
 from runtime.generate import Session
-tiny, path, prompt, budgets, tokens_per_phase = json.loads(sys.argv[1])
+tiny, path, prompt, budgets, tokens_per_phase, sampling = json.loads(sys.argv[1])
+sampling = Sampling(**sampling)
 
 def wait(**figures):
     print(json.dumps(figures), flush=True)
     sys.stdin.readline()
 
 with Session(tiny) as session:
-    session.generate(prompt, 16, ignore_eos=True)
+    session.generate(prompt, 16, sampling=sampling, ignore_eos=True)
 wait()
 session = Session(path, dram_budget_bytes=budgets[0])
 phase = []
-for token in session.stream(prompt, len(budgets) * tokens_per_phase, ignore_eos=True):
+for token in session.stream(prompt, len(budgets) * tokens_per_phase, sampling=sampling, ignore_eos=True):
     phase.append([token.id, token.seconds, token.hit_rate])
     if len(phase) == tokens_per_phase:
         wait(tokens=phase, used_bytes=session.store.dram_used_bytes)
@@ -61,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         budgets = [int(share * weights) for share in SHARES]
         with Session(path, dram_budget_bytes=budgets[0]) as session:
             count = len(SHARES) * TOKENS_PER_PHASE
-            expected = session.generate(PROMPT, count, ignore_eos=True).token_ids
+            expected = session.generate(PROMPT, count, sampling=Sampling(**SAMPLING), ignore_eos=True).token_ids
         tiny = build_artifact(Path(folder) / "tiny", Recipe(method="predictor")).path
         phases = run(tiny, path, budgets)
     rows = [row_of(share, budget, phase) for share, budget, phase in zip(SHARES, budgets, phases, strict=True)]
@@ -105,7 +110,7 @@ def weight_bytes(path: Path) -> int:
 
 def run(tiny: Path, path: Path, budgets: list[int]) -> list[dict[str, Any]]:
     """What the child says at the end of each phase, and the memory that it has then beyond what it began with."""
-    told = json.dumps([str(tiny), str(path), PROMPT, budgets, TOKENS_PER_PHASE])
+    told = json.dumps([str(tiny), str(path), PROMPT, budgets, TOKENS_PER_PHASE, SAMPLING])
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, told], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
