@@ -254,6 +254,16 @@ def test_caps_that_somebody_else_wrote_are_refused(text, monkeypatch):
         emulation.emulated()
 
 
+def test_rates_are_scaled_and_memory_is_not(monkeypatch, tmp_path):
+    device = small_device()
+    monkeypatch.setattr(emulation, "disk_of", lambda place: DISK)
+    caps = emulation.emulate(device, tmp_path, 0.25).caps
+    assert caps.reads_per_s == pytest.approx(0.25 * device.flash.iops, abs=1)
+    assert caps.bytes_per_s == pytest.approx(0.25 * device.flash.bytes_per_s, abs=1)
+    assert caps.memory_bytes == device.dram_budget_bytes.value
+    assert emulation.emulate(device, tmp_path, 0.25, 1 << 28).caps.memory_bytes == 1 << 28
+
+
 def test_a_slower_disk_scales_both_rates_alike():
     device = small_device()  # 80 MB/s in reads of 4 KiB, at most 1 GB/s
     iops = 8e7 / 4096

@@ -150,6 +150,17 @@ def test_a_replay_ends_tokens_as_the_run_did(relu_artifact):
     assert ended.evictions > never.evictions
 
 
+def test_a_replay_ends_each_token_once(relu_artifact):
+    """A window of three tokens, of which a replay that ended some twice would have kept fewer."""
+    artifact, recorder = open_artifact(relu_artifact.path), Recorder()
+    plan = choose_plan(artifact.manifest).model_copy(update={"cache": "window", "cache_options": {"window_tokens": 3}})
+    store = Store(artifact, plan, direct.Flash(artifact, 8), recorder)
+    ask(store, relu_artifact, 8)
+    modelled = simulate(artifact, plan, recorder.events)
+    assert (modelled.hits, modelled.evictions) == (store.counters.hits, store.counters.evictions)
+    assert modelled.evictions > 0
+
+
 def test_a_cache_that_looks_ahead_misses_least_in_a_simulation_and_is_refused_in_a_run(relu_artifact):
     artifact, trace = open_artifact(relu_artifact.path), record(relu_artifact, 6).events
     plan = choose_plan(artifact.manifest)
