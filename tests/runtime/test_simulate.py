@@ -153,7 +153,8 @@ def test_a_replay_ends_tokens_as_the_run_did(relu_artifact):
 def test_a_replay_ends_each_token_once(relu_artifact):
     """A window of three tokens, of which a replay that ended some twice would have kept fewer."""
     artifact, recorder = open_artifact(relu_artifact.path), Recorder()
-    plan = choose_plan(artifact.manifest).model_copy(update={"cache": "window", "cache_options": {"window_tokens": 3}})
+    plan = choose_plan(artifact.manifest, artifact.manifest.plans[0].dram_budget_bytes + 200_000)
+    plan = plan.model_copy(update={"cache": "window", "cache_options": {"window_tokens": 3}})
     store = Store(artifact, plan, direct.Flash(artifact, 8), recorder)
     ask(store, relu_artifact, 8)
     modelled = simulate(artifact, plan, recorder.events)
