@@ -49,17 +49,16 @@ def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, .
         own = own_options(name, options) if method == AUTO else options
         families = selector.families(spec, options_of(selector, own))
         if spec.is_mixture:
-            _check_mixture(name, families, selector.NEEDS_PREDICTORS)
+            _check_mixture(name, families)
         found |= dict.fromkeys(families)
     return tuple(found)
 
 
-def _check_mixture(method: str, families: Iterable[str], predicts: bool) -> None:
+def _check_mixture(method: str, families: Iterable[str]) -> None:
     """What the runtime can compute a mixture's MLP with."""
     on_flash = {role for name in families for role in FAMILIES[name].roles}
-    if predicts or "down_proj" not in on_flash or "expert" in families:
-        found = "needs predictors" if predicts else f"keeps {'+'.join(families)} on flash"
+    if "down_proj" not in on_flash or "expert" in families:
         raise ColdpressError(
-            f"method={method} {found}; a mixture of experts keeps down of all experts there, in units of one row or "
-            "column, and has no predictors; use method=dense or topk"
+            f"method={method} keeps {'+'.join(families)} on flash; a mixture of experts keeps down of all experts "
+            "there, in units of one row or column; use method=dense or topk"
         )

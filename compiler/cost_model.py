@@ -21,6 +21,7 @@ from schemas.errors import ColdpressError
 from schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units, resident_roles, slice_length, slices
 from schemas.layout import KvCacheFormat
 from schemas.model import ModelSpec
+from schemas.predictors import matrix_shapes
 
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
@@ -177,8 +178,8 @@ def dense_footprint_bytes(
 
 
 def predictor_bytes(spec: ModelSpec, rank: int, format_name: FormatName) -> int:
-    """Bytes of one layer's predictor: the rows of fc1 [rank, hidden_size] and fc2 [intermediate_size, rank]."""
-    return rank * slice_bytes(spec.hidden_size, format_name) + spec.intermediate_size * slice_bytes(rank, format_name)
+    """Bytes of one layer's predictor: the rows of its two matrices."""
+    return sum(rows * slice_bytes(columns, format_name) for rows, columns in matrix_shapes(spec, rank).values())
 
 
 def whole_rank(rank: int, format_name: FormatName) -> int:

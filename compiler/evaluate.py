@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from compiler.activity.choice import Arrays, of_experts
+from compiler.activity.choice import Arrays, of_experts, used_experts
 from compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from compiler.reads import Reading, reads_of
 from runtime.cache import Known, make
-from runtime.sparsity import Residency
+from runtime.sparsity import Residency, select_of
 from schemas.base import Options
 from schemas.errors import ColdpressError
 from schemas.families import Signal, activity_of, num_experts, num_units, signal_of, slice_length, slices
@@ -183,7 +183,7 @@ class Masks:
                 rows = part.float().cpu().numpy()
                 values = rows.reshape(-1, rows.shape[-1])
                 experts = num_experts(name, self.spec)
-                own = of_experts(values, experts) if experts > 1 else None
+                own = used_experts(values, experts) if experts > 1 else None
                 mask = choose(block, seen.get(signal_of(name, self.spec), values), own)
                 if block >= self.warm_up_blocks:
                     self.used.setdefault((layer, name), {})[block] = int(np.count_nonzero(mask))
@@ -200,7 +200,7 @@ class Masks:
 
         def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:
             mask = selector.select_many(values, arrays)
-            mask = mask if own is None else mask & own
+            mask = mask if own is None else mask & of_experts(own, mask.shape[1])
             return mask | self._brought(layer, family, block, mask)
 
         return choose
@@ -215,13 +215,12 @@ class Masks:
         policy = make(self.cache.policy, self.cache.options, known) if self.cache else make("static", {}, known)
 
         def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:
-            mask = np.ones((len(values), units), bool) if own is None else own.copy()
+            mask = np.zeros((len(values), units), bool)
             here = np.empty_like(mask)
-            for row, before, signal in zip(mask, here, values, strict=True):
+            each = [None] * len(values) if own is None else own
+            for row, before, signal, experts in zip(mask, here, values, each, strict=True):
                 before[:] = policy.present
-                ids = self.sparse.selector.select(signal, arrays, Residency(before, position))
-                ids = ids[row[ids]]
-                row[:] = False
+                ids = select_of(self.sparse.selector, signal, arrays, Residency(before, position), experts)
                 row[ids] = True
                 present = policy.serve(ids)
                 if block >= self.warm_up_blocks and self.cache:
@@ -250,8 +249,8 @@ class Masks:
 
 
 _Chooser = Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]
-"""(block, signals float32 [T, n], the units of the experts that a router picked, bool [T, num_units], or None for all)
--> which units its tokens use, bool [T, num_units]."""
+"""(block, signals float32 [T, n], the experts that a router picked, bool [T, E], or None where there are none) -> which
+units its tokens use, bool [T, num_units]."""
 
 
 def _keeping(seen: dict[str, np.ndarray], signal: str) -> "Change":

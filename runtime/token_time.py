@@ -8,16 +8,34 @@ that are resident are computed with between requests, since what a layer asks fo
 what was asked for ahead.
 """
 
-from runtime.artifact.contents import layout_bytes, resident_tensors
+from collections.abc import Iterable
+from typing import Protocol
+
+from runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
 from schemas.device import DeviceProfile
-from schemas.families import FAMILIES, FamilyName
+from schemas.families import FAMILIES, WHOLE_MLP, FamilyName, used_share
 from schemas.layout import Plan
 from schemas.manifest import Manifest
 from schemas.model import ATTENTION_ROLES, MLP_ROLES, ModelSpec
+from schemas.predictors import matrix_shapes
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
 """Of these a token reads one row, unless the embedding is the head as well."""
 COPY_PASSES = 2
+
+
+class HasRank(Protocol):
+    """A layer's predictor, be it in a manifest or not yet."""
+
+    @property
+    def rank(self) -> int:
+        """Rows of its first matrix."""
+        ...
+
+    @property
+    def format(self) -> str:
+        """How its rows are stored."""
+        ...
 
 
 def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
@@ -29,7 +47,22 @@ def computed_bytes(manifest: Manifest, plan: Plan) -> int:
     """Bytes of DRAM that a token's computing reads besides units: resident weights, predictors, half the KV cache."""
     tensors = resident_tensors(manifest)
     looked_up = layout_bytes({role: tensors[role] for role in looked_up_roles(manifest.model) if role in tensors})
-    return plan.resident_bytes - looked_up + plan.predictor_bytes + plan.kv_cache_bytes // 2
+    return plan.resident_bytes - looked_up + _predicting_bytes(manifest, plan) + plan.kv_cache_bytes // 2
+
+
+def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> int:
+    """Bytes of predictors that a token multiplies: of each one's second matrix only the rows of its experts."""
+    used, total = used_share(WHOLE_MLP, spec), 0
+    for entry in predictors:
+        first, second = (
+            rows * nbytes(entry.format, columns) for rows, columns in matrix_shapes(spec, entry.rank).values()
+        )
+        total += first + round(used * second)
+    return total
+
+
+def _predicting_bytes(manifest: Manifest, plan: Plan) -> int:
+    return scored_bytes(manifest.model, manifest.predictors) if plan.predictor_bytes else 0
 
 
 def fetch_seconds(device: DeviceProfile, flash_s: float, active_bytes: int, kept_bytes: int) -> float:
@@ -69,7 +102,7 @@ def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName],
         return {}
     num_layers, tensors = manifest.model.num_hidden_layers, resident_tensors(manifest)
     early = {f"{role}.weight" for role in (*ATTENTION_ROLES, *MLP_ROLES) if role != "down_proj"}
-    shared = (plan.kv_cache_bytes // 2 + plan.predictor_bytes) // num_layers
+    shared = (plan.kv_cache_bytes // 2 + _predicting_bytes(manifest, plan)) // num_layers
     found: dict[tuple[int, FamilyName], int] = {}
     for layer in range(num_layers):
         own = {name: tensors[name] for name in (f"layers.{layer}.{role}" for role in early) if name in tensors}

@@ -1,6 +1,8 @@
-"""Activation predictors: per layer `fc1` [rank, hidden_size] and `fc2` [intermediate_size, rank], no bias.
+"""Activation predictors: per layer `fc1` [rank, hidden_size] and `fc2` [units of `neuron`, rank], no bias.
 
-A unit is predicted active where fc2 · relu(fc1 · x) >= threshold, x being the MLP's input after its norm.
+A unit is predicted active where fc2 · relu(fc1 · x) >= threshold, x being the MLP's input after its norm. In a mixture
+of experts fc2 has a row for every unit of every expert, and of a token only units of the experts that it uses are
+scored; densities are, as everywhere, shares of all experts' units.
 Arrays of a predictor: `fc1`, `fc2` uint8 [rows, row_bytes], each row encoded in `format` along its last dimension.
 `predict` gives every layer a ladder of them, `size` takes one of each. Predictors hold for one model's weights only:
 `weights_sha256` binds them. A layer all of whose units are used has none.
@@ -9,8 +11,14 @@ Arrays of a predictor: `fc1`, `fc2` uint8 [rows, row_bytes], each row encoded in
 from pydantic import Field
 
 from schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
-from schemas.families import FormatName
+from schemas.families import WHOLE_MLP, FormatName, num_units
 from schemas.metrics import Measured
+from schemas.model import ModelSpec
+
+
+def matrix_shapes(spec: ModelSpec, rank: int) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a predictor's two matrices, by name."""
+    return {"fc1": (rank, spec.hidden_size), "fc2": (num_units(WHOLE_MLP, spec), rank)}
 
 
 class Point(Record):

@@ -38,7 +38,7 @@ class Choice:
         """bool like `activity` float32 [T, num_units]: the units that each token uses."""
         chosen = self.selector.select_many(activity, self.arrays[layer, family])
         experts = num_experts(family, self.spec)
-        return chosen & of_experts(activity, experts) if experts > 1 else chosen
+        return chosen & of_experts(used_experts(activity, experts), activity.shape[1]) if experts > 1 else chosen
 
     def changes(self, layer: int, families: Iterable[str]) -> "dict[Signal, Change]":
         """Hooks of a layer's forward pass (compiler/activity/forward.py) that leave of its signals what is chosen.
@@ -62,11 +62,15 @@ class Choice:
         return change
 
 
-def of_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
-    """Where the experts that each token uses have their units, bool like `activity` float32 [T, num_units]: those of
-    which any unit is active. Of the others none is; one that was picked and gives nothing at all is taken for such."""
-    used = activity.reshape(len(activity), num_experts, -1).any(axis=2)
-    return np.repeat(used, activity.shape[1] // num_experts, axis=1)
+def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
+    """The experts that each token uses, bool [T, E], from activity [T, num_units]: those of which any unit is active.
+    Of the others none is; one that was picked and gives nothing at all is taken for such."""
+    return np.asarray(activity.reshape(len(activity), num_experts, -1).any(axis=2))
+
+
+def of_experts(experts: np.ndarray, num_units: int) -> np.ndarray:
+    """Where the units of `experts`, bool [T, E], are: bool [T, num_units]."""
+    return np.repeat(experts, num_units // experts.shape[1], axis=1)
 
 
 def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.ndarray]]:

@@ -1,11 +1,13 @@
 """A predictor's two matrices: as they are stored, and as they score many tokens at once.
 
 The runtime scores one token, straight from the codes (runtime/sparsity/predictor.py); up to the order of sums these are
-the same scores. Only torch and numpy, no files.
+the same scores. In a mixture of experts a token has scores of its experts' units alone, as there. Only torch and numpy,
+no files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +41,44 @@ def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size
     return Weights(torch.from_numpy(fc1), torch.from_numpy(fc2))
 
 
-def scores(weights: Weights, inputs: torch.Tensor) -> torch.Tensor:
-    """float32 [num_tokens, num_units]."""
-    return torch.relu(inputs @ weights.fc1.T) @ weights.fc2.T
+class ExpertRows(NamedTuple):
+    """One of several experts, and who uses it."""
+
+    units: slice
+    """Its own."""
+    tokens: torch.Tensor
+    """int64 [n], ascending."""
+    places: torch.Tensor
+    """int64 [n]: which of each of these tokens' experts it is, from 0 on."""
+
+
+def rows_of(experts: torch.Tensor, num_units: int) -> Iterator[ExpertRows]:
+    """The experts that any token uses, in order; `experts` is bool [num_tokens, E], and each has as many units."""
+    width, places = num_units // experts.shape[1], experts.cumsum(dim=1) - 1
+    for expert, own in enumerate(experts.T):
+        tokens = own.nonzero()[:, 0]
+        if len(tokens):
+            yield ExpertRows(slice(expert * width, (expert + 1) * width), tokens, places[tokens, expert])
+
+
+def scores(weights: Weights, inputs: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
+    """float32 [num_tokens, n]: of all units or, where each token uses as many of `experts`, bool [num_tokens, E], of
+    those experts' units alone, one expert's after another's."""
+    inner = torch.relu(inputs @ weights.fc1.T)
+    if experts is None:
+        return inner @ weights.fc2.T
+    num_units = len(weights.fc2)
+    found = inner.new_empty(len(inner), int(experts[0].sum()), num_units // experts.shape[1])
+    for units, tokens, places in rows_of(experts, num_units):
+        found[tokens, places] = inner[tokens] @ weights.fc2[units].T
+    return found.flatten(1)
+
+
+def over_all(values: torch.Tensor, experts: torch.Tensor, num_units: int) -> torch.Tensor:
+    """What is of the units of each token's experts, [num_tokens, n], as of all units: [num_tokens, num_units], 0 or
+    False for the others."""
+    found = values.new_zeros(len(values), num_units)
+    each = values.unflatten(1, (-1, num_units // experts.shape[1]))
+    for units, tokens, places in rows_of(experts, num_units):
+        found[tokens, units] = each[tokens, places]
+    return found

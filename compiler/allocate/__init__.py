@@ -46,7 +46,7 @@ from schemas.config import Key
 from schemas.corpus import Corpus
 from schemas.device import DeviceProfile
 from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FamilyName, FormatName
+from schemas.families import FamilyName, FormatName, used_share
 from schemas.layout import KvCacheFormat
 from schemas.model import Model, ModelSpec
 from schemas.sparsity import Budget, Densities, Sparsity
@@ -283,20 +283,22 @@ def _predictor_ranks(
 
     Expected is what each layer's density suggests (PowerInfer Fig. 9), as far as all of it fits. Any one may be as
     large as the others' least sizes leave room for, but has no more parameters than the matrix whose sign it predicts,
-    which would be the better predictor. A layer all of whose units are used has none.
+    which would be the better predictor. A layer all of whose units are used has none. Of a mixture of experts all of
+    this is of what one token uses: its experts' units, and the rows that are theirs.
 
     Raises:
         ColdpressError: if every unit of every layer is used.
     """
     if not load("runtime.sparsity", config.method).NEEDS_PREDICTORS:
         return _PredictorSizes((), 0, 0)
-    (per_layer,) = densities.values()
+    spec, least = model.spec, whole_rank(MIN_RANK, config.predictor_format)
+    ((family, shares),) = densities.items()
+    per_layer = [share / used_share(family, spec) for share in shares]
     if min(per_layer) >= 1:
         raise ColdpressError(
             f"method {config.method} has nothing to predict: at a density of 1 every unit of {model.name} is used; use "
             "method=dense, or a lower density or dram_budget"
         )
-    spec, least = model.spec, whole_rank(MIN_RANK, config.predictor_format)
 
     def stored(ranks: Iterable[int]) -> int:
         return sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
@@ -308,7 +310,8 @@ def _predictor_ranks(
     smallest = stored([least] * predicted)
     limit = max(smallest, int(PREDICTOR_FREE_SHARE * free_bytes))
     alone = limit - stored([least] * (predicted - 1))
-    parity = spec.hidden_size * spec.intermediate_size // (spec.hidden_size + spec.intermediate_size)
+    inner = spec.intermediate_size * spec.num_experts_per_tok
+    parity = spec.hidden_size * inner // (spec.hidden_size + inner)
     largest = least
     while largest + least <= parity and stored([largest + least]) <= alone:
         largest += least

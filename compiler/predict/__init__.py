@@ -2,7 +2,8 @@
 
 Reads a layer's MLP inputs and activation bits; returns a ladder: per size fc1 and fc2, thresholds, and recall,
 precision and predicted density on tokens that neither training nor any choice has seen. All of these are of the weights
-as they are stored, in the format that `allocate` chose. A layer all of whose units are used gets no predictor.
+as they are stored, in the format that `allocate` chose. A layer all of whose units are used gets no predictor. In a
+mixture of experts a layer has one for all experts, of which a token's own are scored.
 
 Sizes lie around what the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9), and end
 where a predictor finds what it should without predicting too much, where larger ones find no more, or at the rank that
@@ -24,12 +25,13 @@ from compiler._shared_settings import SeedSetting
 from compiler.activity.counted import counted
 from compiler.checkpoint.tensors import read_role
 from compiler.cost_model import predictor_bytes, whole_rank
+from runtime.sparsity import topk
 from schemas.activations import Activations, LayerStatistics
 from schemas.base import PositiveCount
 from schemas.config import Key
 from schemas.errors import ColdpressError
-from schemas.families import FamilyName, FormatName
-from schemas.model import Model
+from schemas.families import FamilyName, FormatName, num_units
+from schemas.model import Model, matrices
 from schemas.predictors import Ladder, Ladders, Point, Rung
 from schemas.sparsity import Sparsity
 
@@ -133,7 +135,7 @@ def _ladder(
         raise ColdpressError("the sparsity names no format of its predictors; delete allocate.json and build again")
     trainer = Trainer(config, model, activations, entry, format_name, work)
     skewness = training.skewness(trainer.fitted)
-    expected = float(trainer.fitted.active.float().mean()) * (1 - skewness) * model.spec.hidden_size
+    expected = trainer.fitted.density / trainer.fitted.used_share * (1 - skewness) * model.spec.hidden_size
     rungs: list[Rung] = []
     best, idle = 0.0, 0
     for rank in ladder_ranks(expected, largest, format_name):
@@ -150,7 +152,7 @@ def _ladder(
     return Ladder(
         layer=layer,
         format=format_name,
-        density=float(trainer.judged_on.active.float().mean()),
+        density=trainer.judged_on.density,
         skewness=skewness,
         suggested_rank=min((rung.rank for rung in rungs), key=lambda rank: abs(rank - expected)),
         rungs=tuple(rungs),
@@ -174,7 +176,9 @@ class Trainer:
 
         from compiler.predict import _training as training
 
-        parts = training.split(*_data(activations, entry), config.held_out_share)
+        inputs, bits = _data(activations, entry)
+        experts = _experts(model, entry.layer, inputs, bits) if model.spec.is_mixture else None
+        parts = training.split(inputs, bits, config.held_out_share, experts)
         self.fitted, self.chosen_by, self.judged_on = parts
         self._config, self._model, self._layer = config, model, entry.layer
         self._exact_zeros, self._format, self._work = activations.exact_zeros, format_name, work
@@ -226,7 +230,7 @@ class Trainer:
         from compiler.predict import _training as training
 
         found = training.choose_threshold(weights, self.chosen_by, self._config.target_recall)
-        density = float(self.chosen_by.active.float().mean())
+        density = self.chosen_by.density
         limit = training.limit_threshold(weights, self.chosen_by, self._config.overprediction * density)
         first = max(found, limit)
         safer = (training.choose_threshold(weights, self.chosen_by, recall) for recall in SAFER_RECALLS)
@@ -251,6 +255,20 @@ def _data(activations: Activations, entry: LayerStatistics) -> tuple[np.ndarray,
     return inputs, load_arrays(statistics.arrays, "bits")["bits"]
 
 
+def _experts(model: Model, layer: int, inputs: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """The experts that each token uses, bool [num_tokens, num_experts]: those of which a unit is active, and further
+    ones as the router says.
+
+    Activity alone does not tell: of an expert that counts for little no unit may be among the largest. Nor do the
+    inputs, which are kept in fp16, where two logits are nearly equal.
+    """
+    spec = model.spec
+    any_active = np.bitwise_or.reduce(bits.reshape(spec.num_experts, spec.intermediate_size, -1), axis=1)
+    known = np.unpackbits(any_active, axis=1, count=len(inputs), bitorder="little").T.astype(bool)
+    logits = inputs.astype(np.float32) @ read_role(model, f"layers.{layer}.router.weight").T
+    return topk.largest(np.where(known, np.float32(np.inf), logits), spec.num_experts_per_tok)
+
+
 def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tuple[int, ...]:
     """The ranks to try: 8, 12, 16, 24, … as far as they fill groups of the format, from well below what is `expected`
     to the `largest`; and the least, which fits wherever `allocate` lets predictors be.
@@ -267,13 +285,14 @@ def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tupl
 
 
 def _gate(model: Model, exact_zeros: bool, layer: int, seed: int) -> "torch.Tensor":
-    """The matrix whose output's sign is the activity, float32 [intermediate_size, hidden_size]; else a random one."""
+    """The matrix whose output's sign is the activity, float32 [num_units, hidden_size]; else a random one."""
     import torch
 
     from compiler.predict import _training as training
 
     spec = model.spec
     if not exact_zeros:
-        return training.random_gate(spec.intermediate_size, spec.hidden_size, seed + layer)
-    role = "gate_proj" if spec.gated_mlp else "up_proj"
-    return torch.tensor(read_role(model, f"layers.{layer}.{role}.weight"))
+        return training.random_gate(num_units(FAMILY, spec), spec.hidden_size, seed + layer)
+    names = matrices("gate_proj" if spec.gated_mlp else "up_proj", spec)
+    parts = [torch.from_numpy(read_role(model, f"layers.{layer}.{name}.weight")).float() for name in names]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -2,7 +2,9 @@
 
 The loss is binary cross-entropy with both classes in balance (LLM in a flash 3.1, B). A predictor starts from the
 directions of its input that its gates use most: the best linear map of its rank, for the inputs that occur, without the
-bend. The tokens a predictor is fitted on, chosen by and judged on are three parts of the calibration text.
+bend. The tokens a predictor is fitted on, chosen by and judged on are three parts of the calibration text. In a mixture
+of experts the units of those that a token does not use are no part of the loss, of thresholds or of what is judged: it
+has no scores of them. Densities are shares of all units all the same, as everywhere (schemas/families: `used_share`).
 Only torch and numpy, one thread, no files.
 """
 
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compiler.activity.predictor_network import Weights, scores
+from compiler.activity.predictor_network import Weights, rows_of, scores
 from schemas.families import FormatName
 
 EVALUATIONS = 6
@@ -27,40 +29,76 @@ RIDGE = 1e-3
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens with their labels: `inputs` float32 [num_tokens, hidden_size], `active` uint8 [num_tokens, num_units]."""
+    """Tokens with their labels."""
 
     inputs: torch.Tensor
+    """float32 [num_tokens, hidden_size]."""
     active: torch.Tensor
+    """uint8 [num_tokens, n]: of all units, or of those of each token's experts, one expert's after another's."""
+    experts: torch.Tensor | None = None
+    """bool [num_tokens, E], in a mixture those that each token uses, as many of each; else None."""
+
+    @property
+    def used_share(self) -> float:
+        """Share of all units that `active` is about."""
+        return 1.0 if self.experts is None else int(self.experts[0].sum()) / self.experts.shape[1]
+
+    @property
+    def density(self) -> float:
+        """Share of all units that are active."""
+        return float(self.active.float().mean()) * self.used_share
+
+    def scores(self, weights: Weights) -> torch.Tensor:
+        """Of the units that `active` is about, float32 alike."""
+        return scores(weights, self.inputs, self.experts)
 
 
 @dataclass(frozen=True)
 class Quality:
-    """What a threshold makes of a predictor's scores on some tokens."""
+    """What a threshold makes of a predictor's scores on some tokens; densities are of all units."""
 
     recall: float
     precision: float
     predicted_density: float
 
 
-def split(inputs: np.ndarray, bits: np.ndarray, held_out_share: float) -> tuple[Part, Part, Part]:
+def split(
+    inputs: np.ndarray, bits: np.ndarray, held_out_share: float, experts: np.ndarray | None = None
+) -> tuple[Part, Part, Part]:
     """The parts to fit on, to choose by and to judge on, in the order of the text; the last two share what is held out.
 
     Args:
         inputs: float16 [num_tokens, hidden_size].
         bits: uint8 [num_units, ceil(num_tokens / 8)], packed along tokens.
         held_out_share: Share of the tokens that is not fitted on.
+        experts: bool [num_tokens, E], as many of each token; None where there are none.
     """
     num_tokens = len(inputs)
-    active = np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little").T
+    active = _unpacked(bits, num_tokens).T if experts is None else _labels(bits, torch.from_numpy(experts))
     held_out = max(2, round(num_tokens * held_out_share))
     edges = [0, num_tokens - held_out, num_tokens - held_out // 2, num_tokens]
     parts = [
         Part(
-            torch.tensor(inputs[start:stop].astype(np.float32)), torch.tensor(np.ascontiguousarray(active[start:stop]))
+            torch.tensor(inputs[start:stop].astype(np.float32)),
+            torch.tensor(np.ascontiguousarray(active[start:stop])),
+            None if experts is None else torch.from_numpy(experts[start:stop]),
         )
         for start, stop in itertools.pairwise(edges)
     ]
     return parts[0], parts[1], parts[2]
+
+
+def _unpacked(bits: np.ndarray, num_tokens: int) -> np.ndarray:
+    return np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little")
+
+
+def _labels(bits: np.ndarray, experts: torch.Tensor) -> np.ndarray:
+    """`Part.active` of all tokens; unpacked is one expert at a time."""
+    num_tokens, count = experts.shape
+    found = np.empty((num_tokens, int(experts[0].sum()), len(bits) // count), np.uint8)
+    for units, tokens, places in rows_of(experts, len(bits)):
+        found[tokens, places] = _unpacked(bits[units], num_tokens).T[tokens]
+    return found.reshape(num_tokens, -1)
 
 
 def main_directions(part: Part, gate: torch.Tensor, count: int) -> torch.Tensor:
@@ -186,28 +224,57 @@ def _set_gradients(
     inputs, active = part.inputs[batch].to(dtype), part.active[batch].to(dtype)
     low = fc2.to(dtype)
     inner = torch.relu_(inputs @ fc1.to(dtype).T)
-    error = (inner @ low.T).mul_(1 - 2 * active).sigmoid_().mul_(active.mul_(-1 - weight).add_(1))
-    fc2.grad = (error.T @ inner).float() / error.numel()
-    fc1.grad = ((error @ low).mul_(inner > 0).T @ inputs).float() / error.numel()
+    if part.experts is None:
+        error = _error(inner @ low.T, active, weight)
+        fc2.grad, back = (error.T @ inner).float() / error.numel(), error @ low
+    else:
+        fc2.grad, back = torch.zeros_like(fc2), torch.zeros_like(inner)
+        each = active.unflatten(1, (int(part.experts[0].sum()), -1))
+        for units, tokens, places in rows_of(part.experts[batch], len(fc2)):
+            own = inner[tokens]
+            error = _error(own @ low[units].T, each[tokens, places], weight)
+            fc2.grad[units] = (error.T @ own).float() / active.numel()
+            back[tokens] += error @ low[units]  # each token once
+    fc1.grad = (back.mul_(inner > 0).T @ inputs).float() / active.numel()
+
+
+def _error(found: torch.Tensor, active: torch.Tensor, weight: float) -> torch.Tensor:
+    """d loss / d score, times the number of scores; in place of `found`, and `active` is lost."""
+    return found.mul_(1 - 2 * active).sigmoid_().mul_(active.mul_(-1 - weight).add_(1))
 
 
 def skewness(part: Part) -> float:
     """How much of whether a unit is active its own frequency says: 0 nothing, 1 all of it (PowerInfer 5.1).
 
     One minus the mean entropy of the units' activity over that of units which are all as likely to be active. A unit
-    that always or never is active needs no predictor.
+    that always or never is active needs no predictor. An expert's units count on the tokens that use it.
     """
-    frequency = part.active.double().mean(dim=0)
+    frequency, weights = _frequency(part)
     entropy = torch.special.entr(frequency) + torch.special.entr(1 - frequency)
-    mean = frequency.mean()
+    total = weights.sum()
+    mean = (weights * frequency).sum() / total
     even = torch.special.entr(mean) + torch.special.entr(1 - mean)
-    return min(1.0, max(0.0, 1 - float(entropy.mean() / even))) if even > 0 else 1.0
+    return min(1.0, max(0.0, 1 - float((weights * entropy).sum() / total / even))) if even > 0 else 1.0
+
+
+def _frequency(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+    """(on which share of the tokens that may use it each unit is active, how many those are), float64 [num_units]; of
+    experts that none uses, nothing."""
+    if part.experts is None:
+        frequency = part.active.double().mean(dim=0)
+        return frequency, torch.full_like(frequency, len(part.active))
+    num_units = round(part.active.shape[1] / part.used_share)
+    each = part.active.unflatten(1, (int(part.experts[0].sum()), -1))
+    rows = list(rows_of(part.experts, num_units))
+    frequency = torch.cat([each[tokens, places].double().mean(dim=0) for _, tokens, places in rows])
+    uses = torch.tensor([float(len(tokens)) for _, tokens, _ in rows], dtype=torch.float64)
+    return frequency, uses.repeat_interleave(each.shape[2])
 
 
 def limit_threshold(weights: Weights, part: Part, density: float) -> float:
-    """The smallest threshold at which at most `density` of the units of `part` are predicted."""
-    found = scores(weights, part.inputs).flatten()
-    kept = math.floor(min(1.0, density) * len(found))
+    """The smallest threshold at which at most `density` of all units are predicted."""
+    found = part.scores(weights).flatten()
+    kept = math.floor(min(1.0, density / part.used_share) * len(found))
     if kept == len(found):
         return float(found.min())
     left_out = torch.kthvalue(found, len(found) - kept).values
@@ -219,7 +286,7 @@ def choose_threshold(weights: Weights, part: Part, target_recall: float) -> floa
 
     Without any active unit, one above every score.
     """
-    found = scores(weights, part.inputs)
+    found = part.scores(weights)
     positive = found[part.active.bool()]
     if not len(positive):
         return float(torch.nextafter(found.max(), torch.tensor(math.inf)))
@@ -229,10 +296,10 @@ def choose_threshold(weights: Weights, part: Part, target_recall: float) -> floa
 
 def quality(weights: Weights, threshold: float, part: Part) -> Quality:
     """What is predicted of `part`; recall is 1 where nothing is active, precision 1 where nothing is predicted."""
-    predicted, active = scores(weights, part.inputs) >= threshold, part.active.bool()
+    predicted, active = part.scores(weights) >= threshold, part.active.bool()
     hits, num_predicted, num_active = int((predicted & active).sum()), int(predicted.sum()), int(active.sum())
     return Quality(
         recall=hits / num_active if num_active else 1.0,
         precision=hits / num_predicted if num_predicted else 1.0,
-        predicted_density=num_predicted / predicted.numel(),
+        predicted_density=num_predicted / predicted.numel() * part.used_share,
     )

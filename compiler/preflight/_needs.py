@@ -10,9 +10,10 @@ calibration tokens, and U units of the method's families in a layer:
                   blocks that run, bits U T / 8 twice
     allocate      where losses of densities are measured: a layer's weights, the hidden states of all variants of the
                   model twice and of the whole one, the logits of a block of several, MLPs of the blocks that run
-    predict       T (6 H + 2 F), the deciding matrix twice, the largest predictor with its moments, scores of a batch
-    size          a layer's weights, the down projection once more with all sizes of a predictor, the hidden states of
-                  a variant of the model per layer, MLPs of the blocks that run
+    predict       T (6 H + 2 F), bits U T / 8, the deciding matrix twice, the largest predictor with its moments, scores
+                  of a batch; of k experts per token labels of k + 2 instead of two, one expert's unpacked at a time
+    size          a layer's weights, the down projection once more, all sizes of a predictor, the hidden states of a
+                  variant of the model per layer, MLPs of the blocks that run
     place         a record per unit, and what each token that is replayed uses
     order         counts of pairs 2 F^2 (4 F^2 from 65,536 tokens on) as often as the heuristic says, and one run of
                   sorted pairs
@@ -41,7 +42,8 @@ from compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_b
 from runtime._plugins import load, options_of
 from runtime.sparsity import DensitySource
 from schemas.base import Options
-from schemas.families import FamilyName, FormatName, Method, num_experts, num_units
+from schemas.families import WHOLE_MLP, FamilyName, FormatName, Method, num_experts, num_units
+from schemas.predictors import matrix_shapes
 
 PYTHON_BYTES = 150 << 20
 TORCH_BYTES = 500 << 20
@@ -234,20 +236,33 @@ def _allocate_ram(build: Build) -> int:
 
 
 def _predict_ram(build: Build) -> int:
-    spec, tokens = build.model.spec, build.num_tokens
-    data = tokens * (6 * spec.hidden_size + 2 * spec.intermediate_size)
-    gate = 2 * 4 * spec.hidden_size * spec.intermediate_size
-    state = PREDICTOR_STATE_BYTES * spec.hidden_size * spec.intermediate_size  # of the largest that is allowed
-    scores = 4 * 4 * max(min(BATCH_TOKENS, tokens), tokens // 10) * spec.intermediate_size
+    spec, tokens, units = build.model.spec, build.num_tokens, num_units(WHOLE_MLP, build.model.spec)
+    labels = spec.intermediate_size * (spec.num_experts_per_tok + (2 if spec.is_mixture else 1))
+    data = tokens * (6 * spec.hidden_size + labels) + tokens * units // 8
+    gate = 2 * 4 * spec.hidden_size * units
+    state = PREDICTOR_STATE_BYTES * _largest_predictor(build)
+    scored = spec.intermediate_size * spec.num_experts_per_tok
+    scores = 4 * 4 * max(min(BATCH_TOKENS, tokens), tokens // 10) * scored
     return TORCH_BYTES + data + gate + state + scores
+
+
+def _largest_predictor(build: Build) -> int:
+    """Parameters of the largest that is allowed (compiler/allocate): as many as the matrix whose sign it predicts has,
+    of what a token multiplies."""
+    spec = build.model.spec
+    inner = spec.intermediate_size * spec.num_experts_per_tok
+    rank = spec.hidden_size * inner // (spec.hidden_size + inner)
+    return sum(map(prod, matrix_shapes(spec, rank).values()))
 
 
 def _size_ram(build: Build) -> int:
     spec = build.model.spec
-    running = min(build.threads, PASS_THREADS) * build.block_tokens * 4 * (8 * spec.intermediate_size)
+    inner = spec.intermediate_size * spec.num_experts
+    beside = 8 * spec.hidden_size * spec.num_experts if spec.is_mixture else 0
+    running = min(build.threads, PASS_THREADS) * build.block_tokens * 4 * (8 * inner + beside)
     hidden = 2 * 4 * (spec.num_hidden_layers + 1) * EFFECT_TOKENS * spec.hidden_size  # of a variant per layer, twice
-    down = 4 * spec.hidden_size * spec.intermediate_size
-    return TORCH_BYTES + _layer_weights(build) + running + hidden + (1 + LADDER_SHARE) * down
+    networks = 4 * LADDER_SHARE * _largest_predictor(build)
+    return TORCH_BYTES + _layer_weights(build) + running + hidden + 4 * spec.hidden_size * inner + networks
 
 
 def _place_ram(build: Build) -> int:

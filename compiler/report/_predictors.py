@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from compiler.report import _charts
 from compiler.report._page_charts import Chart, Inputs
 from runtime.quantities import show_bytes
+from runtime.token_time import scored_bytes
 from schemas.predictors import LayerPredictor, Predictors
 
 COLUMNS = (
@@ -43,9 +44,10 @@ def predictor_part(inputs: Inputs) -> PredictorPart | None:
 
 def decode_share(inputs: Inputs) -> float:
     """Of a token's simulated time on the device, what reading the predictors' weights from DRAM takes."""
-    run, plan = inputs.verification.run, inputs.layout.largest_plan
+    run, predictors = inputs.verification.run, inputs.predictors
     token_s = run.modelled_s / run.num_tokens
-    return plan.predictor_bytes / inputs.device.dram_bytes_per_s.value / token_s
+    scored = scored_bytes(inputs.model.spec, predictors.layers if predictors else ())
+    return scored / inputs.device.dram_bytes_per_s.value / token_s
 
 
 def _costs(inputs: Inputs, found: Predictors) -> str:

@@ -29,7 +29,7 @@ from schemas.corpus import Corpus
 from schemas.errors import ColdpressError
 from schemas.families import FamilyName
 from schemas.model import Model
-from schemas.predictors import Ladder, Ladders, LayerPredictor, Point, Predictors, Rung, SizesTried
+from schemas.predictors import Ladder, Ladders, LayerPredictor, Point, Predictors, Rung, SizesTried, matrix_shapes
 from schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Trial:
                     arrays=rung.arrays,
                     nbytes=rung.nbytes,
                     density=ladder.density,
-                    num_parameters=rung.rank * (spec.hidden_size + spec.intermediate_size),
+                    num_parameters=sum(map(math.prod, matrix_shapes(spec, rung.rank).values())),
                     output_cosine=cosines[layer],
                     **_point(rung, level).model_dump(),
                 )

@@ -3,7 +3,7 @@
 Two passes: one in which every layer's smallest predictor works alone, and one in which all layers have theirs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,12 @@ import torch
 
 from compiler._io import load_arrays
 from compiler.activity.forward import BlockHooks, Hooks, LayerStream
-from compiler.activity.predictor_network import Weights, decode, scores
+from compiler.activity.predictor_network import Weights, decode, over_all, rows_of, scores
 from compiler.checkpoint.tensors import read_role
 from runtime._plugins import load
+from runtime.sparsity import topk
 from schemas.families import FormatName
+from schemas.model import ModelSpec, matrices
 from schemas.predictors import Ladder, LayerPredictor, Point, Rung
 
 if TYPE_CHECKING:
@@ -30,11 +32,12 @@ class Network:
     arrays: Mapping[str, np.ndarray]
     """What decides by scores (runtime/sparsity/predictor.py)."""
 
-    def predicted(self, inputs: "Tensor") -> "Tensor":
-        """bool [T, num_units] from the MLP's inputs [T, hidden_size]."""
+    def predicted(self, inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
+        """bool [T, num_units] from the MLP's inputs [T, hidden_size]; of `experts`, bool [T, E], where there are."""
         selector = load("runtime.sparsity", "predictor")  # by name: it concerns no build that has another
-        found = scores(self.weights, inputs.float().cpu()).numpy()
-        return torch.from_numpy(selector.by_scores(found, self.arrays)).to(inputs.device)
+        found = scores(self.weights, inputs.float().cpu(), experts).numpy()
+        chosen = torch.from_numpy(selector.by_scores(found, self.arrays))
+        return chosen if experts is None else over_all(chosen, experts, len(self.weights.fc2))
 
 
 def network_of(
@@ -74,7 +77,7 @@ def effects_alone(
                 for rung in ladder.rungs
             ]
             found = np.zeros((count, len(networks)))
-            hooks = _watching(networks, _down(stream, layer), found, len(hidden) - count)
+            hooks = _watching(networks, _mlp(stream, layer), found, len(hidden) - count)
             errors[layer] = found
         hidden = stream.run_layer(layer, hidden, hooks)
     variants = 1 + len(ladders)
@@ -83,27 +86,65 @@ def effects_alone(
     return {layer: found.sum(axis=0) for layer, found in errors.items()}, changed
 
 
-def _down(stream: LayerStream, layer: int) -> "Tensor":
-    """The transposed down projection, float32 [intermediate_size, hidden_size]."""
-    return torch.from_numpy(read_role(stream.model, f"layers.{layer}.down_proj.weight")).float().T.to(stream.device)
+@dataclass(frozen=True)
+class Mlp:
+    """What a layer's hooks need of it."""
+
+    spec: ModelSpec
+    down: "Tensor"
+    """The transposed down projection, of all experts, float32 [num_units, hidden_size]."""
+
+    def hooks(self, change: "Callable[[Tensor, Tensor, Tensor | None], Tensor]") -> Hooks:
+        """Hooks of a block, whose inner activation [T, num_units] `change` replaces; it gets that, the MLP's input
+        [T, hidden_size], and the experts that tokens use, bool [T, E], or None."""
+        seen: dict[str, Tensor] = {}
+
+        def inner(part: "Tensor") -> "Tensor":
+            rows = part.reshape(-1, part.shape[-1])
+            return change(rows, seen["input"], seen.get("experts")).reshape(part.shape)
+
+        def keep(name: str) -> "Callable[[Tensor], None]":
+            return lambda part: seen.update({name: part.reshape(-1, part.shape[-1])})
+
+        def routed(part: "Tensor") -> None:
+            logits = part.float().cpu().reshape(-1, part.shape[-1]).numpy()
+            seen["experts"] = torch.from_numpy(topk.largest(logits, self.spec.num_experts_per_tok))
+
+        hooks: Hooks = {"mlp_input": keep("input"), "mlp_inner": inner}
+        return {**hooks, "router_logits": routed} if self.spec.is_mixture else hooks
+
+    def output(self, inner: "Tensor", experts: "Tensor | None") -> "Tensor":
+        """What an inner activation gives, float32 [T, hidden_size]."""
+        if experts is None:
+            return inner.float() @ self.down
+        found = self.down.new_zeros(len(inner), self.down.shape[1])
+        for units, tokens, _ in rows_of(experts, len(self.down)):
+            found[tokens] += inner[tokens, units].float() @ self.down[units]
+        return found
 
 
-def _watching(networks: list[Network], down: "Tensor", found: np.ndarray, first_block: int) -> BlockHooks:
+def _mlp(stream: LayerStream, layer: int) -> Mlp:
+    spec = stream.spec
+    names = [f"layers.{layer}.{name}.weight" for name in matrices("down_proj", spec)]
+    parts = [torch.from_numpy(read_role(stream.model, name)).float().T for name in names]
+    return Mlp(spec, (parts[0] if len(parts) == 1 else torch.cat(parts)).to(stream.device))
+
+
+def _watching(networks: list[Network], mlp: Mlp, found: np.ndarray, first_block: int) -> BlockHooks:
     """From `first_block` on, notes the squared error of each network and lets the first one decide."""
 
     def hooks(block: int) -> Hooks:
         if block < first_block:
             return {}
-        seen: list[Tensor] = []
 
-        def change(inner: "Tensor") -> "Tensor":
-            masks = [network.predicted(seen[0]) for network in networks]
+        def change(inner: "Tensor", inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
+            masks = [network.predicted(inputs, experts).to(inner.device) for network in networks]
             for place, mask in enumerate(masks):
-                lost = torch.where(mask, 0.0, inner.float()) @ down
+                lost = mlp.output(torch.where(mask, 0.0, inner), experts)
                 found[block - first_block, place] = float(lost.double().square().sum())
             return torch.where(masks[0], inner, 0.0)
 
-        return {"mlp_input": seen.append, "mlp_inner": change}
+        return mlp.hooks(change)
 
     return hooks
 
@@ -116,22 +157,21 @@ def nll_with(
     cosines = {layer: np.zeros(len(tokens)) for layer in networks}
 
     def of_layer(layer: int) -> BlockHooks | None:
-        return _deciding(networks[layer], _down(stream, layer), cosines[layer]) if layer in networks else None
+        return _deciding(networks[layer], _mlp(stream, layer), cosines[layer]) if layer in networks else None
 
     nll = stream.token_nll(tokens, of_layer).nll
     return nll, {layer: float(found.mean()) for layer, found in cosines.items()}
 
 
-def _deciding(network: Network, down: "Tensor", cosines: np.ndarray) -> BlockHooks:
+def _deciding(network: Network, mlp: Mlp, cosines: np.ndarray) -> BlockHooks:
     def hooks(block: int) -> Hooks:
-        seen: list[Tensor] = []
-
-        def change(inner: "Tensor") -> "Tensor":
-            left = torch.where(network.predicted(seen[0]), inner, 0.0)
-            pair = torch.nn.functional.cosine_similarity(inner.float() @ down, left.float() @ down, dim=-1)
+        def change(inner: "Tensor", inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
+            left = torch.where(network.predicted(inputs, experts).to(inner.device), inner, 0.0)
+            outputs = [mlp.output(part, experts) for part in (inner, left)]
+            pair = torch.nn.functional.cosine_similarity(*outputs, dim=-1)
             cosines[block] = float(pair.double().mean())
             return left
 
-        return {"mlp_input": seen.append, "mlp_inner": change}
+        return mlp.hooks(change)
 
     return hooks

@@ -197,9 +197,6 @@ def _check_experts(manifest: Manifest) -> None:
     if num_kept > len(manifest.resident):  # bounds the loops over experts
         expected = f"at most {len(manifest.resident)}, the number of resident tensors, of all layers and roles"
         raise SectionError(MANIFEST_FILE, "model.num_experts", str(spec.num_experts), expected)
-    if manifest.predictors:
-        found = f"for {len(manifest.predictors)} layers"
-        raise ModelError(MANIFEST_FILE, "predictors", found, "none: this version predicts no units of experts")
 
 
 def _check_sections(manifest: Manifest) -> None:

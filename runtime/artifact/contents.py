@@ -14,6 +14,7 @@ from schemas.families import resident_roles
 from schemas.layout import SelectorArray
 from schemas.manifest import Manifest
 from schemas.model import ATTENTION_ROLES, ModelSpec, matrices, role_shape
+from schemas.predictors import matrix_shapes
 
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """Tensor name -> dtype and shape as stored."""
@@ -53,12 +54,11 @@ def selector_tensor(plan_index: int, array: SelectorArray) -> str:
 
 def predictor_tensors(manifest: Manifest) -> Layout:
     """predictors.safetensors: two matrices per layer that has a predictor, as uint8 [rows, row_bytes]."""
-    spec, byte = manifest.model, np.dtype("u1")
-    layout: Layout = {}
-    for entry in manifest.predictors:
-        layout[f"{entry.layer}.fc1"] = (byte, (entry.rank, nbytes(entry.format, spec.hidden_size)))
-        layout[f"{entry.layer}.fc2"] = (byte, (spec.intermediate_size, nbytes(entry.format, entry.rank)))
-    return layout
+    return {
+        f"{entry.layer}.{name}": (np.dtype("u1"), (rows, nbytes(entry.format, columns)))
+        for entry in manifest.predictors
+        for name, (rows, columns) in matrix_shapes(manifest.model, entry.rank).items()
+    }
 
 
 def resident_tensors(manifest: Manifest) -> Layout:

@@ -10,6 +10,7 @@ from runtime.artifact.errors import PlanError, short
 from runtime.budget import used_bytes
 from runtime.kv_cache import kv_cache_bytes
 from schemas.errors import ColdpressError
+from schemas.families import used_share
 from schemas.layout import Plan
 from schemas.manifest import MANIFEST_FILE, Manifest
 
@@ -91,8 +92,9 @@ def _check_parts(facts: Facts, plan: Plan, field: str) -> None:
         expected = "each layer with each of families, in order"
         raise PlanError(MANIFEST_FILE, f"{field}.parts", "a list of other parts", expected)
     for index, part in enumerate(plan.parts):
-        if plan.method == "predictor" and part.density < 1 and part.layer not in facts.predicted:
-            expected = f"1, since layer {part.layer} has no predictor"
+        whole = used_share(part.family, facts.manifest.model)
+        if plan.method == "predictor" and part.density < whole and part.layer not in facts.predicted:
+            expected = f"{whole:g}, since layer {part.layer} has no predictor"
             raise PlanError(MANIFEST_FILE, f"{field}.parts[{index}].density", str(part.density), expected)
         num_units = facts.num_units[part.layer, part.family]
         if part.num_pinned + part.cache_slots > num_units:

@@ -50,7 +50,7 @@ class Predictor:
     fc1: np.ndarray
     """uint8 [rank, row_bytes], rows of hidden_size values in `format`."""
     fc2: np.ndarray
-    """uint8 [intermediate_size, row_bytes], rows of rank values in `format`."""
+    """uint8 [units of `neuron`, row_bytes], rows of rank values in `format`, an expert's after another's."""
     format: FormatName
     threshold: float
 

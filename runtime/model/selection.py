@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime import _plugins
 from runtime.artifact.reader import Artifact
-from runtime.sparsity import Residency, uses_read_units
+from runtime.sparsity import Residency, select_of, uses_read_units
 from schemas.errors import ColdpressError, UnknownNameError
 from schemas.layout import PartPlan, Plan, placed_parts
 from schemas.manifest import Manifest
@@ -71,20 +71,18 @@ class Selection:
             kept = self._method.fit(num_units, part.density, {}, options)
         return kept | (_predictor_arrays(artifact, part.layer) if self._method.NEEDS_PREDICTORS else {})
 
-    def select(self, layer: int, family: str, signal: np.ndarray, residency: Residency) -> np.ndarray:
-        """Ids to use for `signal` float32 [n], int32 ascending."""
-        return self._method.select(signal, self._arrays[layer, family], residency)
+    def select(
+        self, layer: int, family: str, signal: np.ndarray, residency: Residency, experts: np.ndarray | None
+    ) -> np.ndarray:
+        """Ids to use for `signal` float32 [n], int32 ascending; of `experts`, bool [E], where units are theirs."""
+        return select_of(self._method, signal, self._arrays[layer, family], residency, experts)
 
     def select_each(
         self, layer: int, family: str, signal: np.ndarray, residency: Residency, experts: np.ndarray | None
     ) -> list[np.ndarray]:
-        """Ids of each of some tokens, of `signal` float32 [T, n]; of those `experts`, bool [T, E], where units are
-        theirs."""
-        chosen = [self.select(layer, family, one, residency) for one in signal]
-        if experts is None:
-            return chosen
-        each = residency.present.size // experts.shape[1]
-        return [ids[own[ids // each]] for ids, own in zip(chosen, experts, strict=True)]
+        """Ids of each of some tokens, of `signal` float32 [T, n]; `experts` bool [T, E], or None."""
+        own = [None] * len(signal) if experts is None else experts
+        return [self.select(layer, family, one, residency, of) for one, of in zip(signal, own, strict=True)]
 
     def check_many(self) -> None:
         """Refuses to choose for several tokens at once where that would not be the choice for one after the other.

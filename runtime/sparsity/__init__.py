@@ -14,7 +14,9 @@ Euclidean norm of each unit's weights in the source; and `read_units` float64 [3
 counted in the time of a unit's bytes: a read's own time, that of bytes that are nobody's, and the least of a request
 (`runtime.kernels.intervals.Times`); and `resident_share` float64 [1], how much of the family DRAM will hold. It is
 empty where a method runs an artifact of another.
-`select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal;
+`select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal; one with
+NEEDS_PREDICTORS takes `experts`, too, bool [E] or None: of a mixture those that the token uses, among whose units alone
+it chooses (`select_of` keeps to them for the others);
 `select_many(activity, arrays)` -> the same decision for many tokens, bool like `activity`, from the family's activity
 (schemas/families.py). A selector that decides before there is an entry per unit says there what it aims at; one that
 sees residency decides there as if nothing were in DRAM, and every unit lay on flash where its id says.
@@ -23,7 +25,9 @@ With `ReadingOptions` among its options, and `use_read_units` set, the store (ru
 costs no read: it computes with more, and keeps in its cache what was chosen.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -72,6 +76,22 @@ class ReadingOptions(Record):
         default=False,
         description="true or false: whether a token also uses what is in DRAM, and what the reads for its units bring",
     )
+
+
+def select_of(
+    selector: ModuleType,
+    signal: np.ndarray,
+    arrays: Mapping[str, np.ndarray],
+    residency: Residency,
+    experts: np.ndarray | None,
+) -> np.ndarray:
+    """Ids that a selector chooses for one token, int32 ascending; of `experts`, bool [E], where units are theirs."""
+    if experts is None:
+        return selector.select(signal, arrays, residency)
+    if selector.NEEDS_PREDICTORS:
+        return selector.select(signal, arrays, residency, experts)
+    ids = selector.select(signal, arrays, residency)
+    return ids[experts[ids // (residency.present.size // experts.size)]]
 
 
 def uses_read_units(plan: Plan) -> bool:

@@ -4,7 +4,8 @@ Reads the MLP's input after its norm, before anything of the MLP is computed; sc
 is used where its score reaches the layer's threshold or, with `topk_ratio`, where it is among each token's largest
 (DejaVu's form: as many units for every token). Scores come straight from the stored codes, sums are float32. A layer
 without a predictor is one where nothing is left out: it uses all units. What a predictor aims at are the units that are
-not zero or, in a model without exact zeros, the largest at a chosen density.
+not zero or, in a model without exact zeros, the largest at a chosen density. In a mixture of experts all of this is of
+the units of those experts that the token uses: only their rows of fc2 are multiplied.
 """
 
 from collections.abc import Mapping
@@ -61,27 +62,34 @@ def fit(
     return {"num_selected": np.array([selected], np.int32), **aim}
 
 
-def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
+def select(
+    signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency, experts: np.ndarray | None = None
+) -> np.ndarray:
     """Ids that the scores choose, int32 ascending.
 
     Args:
         signal: The MLP's input, float32 [hidden_size].
         arrays: Of `fit`; codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes], `format` and
             `threshold`, or none of these four.
-        residency: Plays no part.
+        residency: Of a layer without a predictor says how many units there are; plays no other part.
+        experts: bool [E], those whose units the token uses, each as many, one expert's after another's; None for all.
     """
-    if "fc1" not in arrays:
-        return np.arange(residency.present.size, dtype=np.int32)
-    format_name = str(arrays["format"])
+    own = np.ones(1, bool) if experts is None else experts
+    width = (len(arrays["fc2"]) if "fc2" in arrays else residency.present.size) // own.size
+    starts = width * np.flatnonzero(own)
+    ids = (starts[:, None] + np.arange(width)).ravel().astype(np.int32)
+    if "fc1" not in arrays or not ids.size:
+        return ids
+    format_name, fc2 = str(arrays["format"]), arrays["fc2"]
     inner = gemv.gemv(arrays["fc1"], signal.size, format_name, signal)
     rectified = np.maximum(inner, 0, dtype=np.float32)
-    scores = gemv.gemv(arrays["fc2"], rectified.size, format_name, rectified)
-    return np.flatnonzero(by_scores(scores[None], arrays)[0]).astype(np.int32)
+    parts = [gemv.gemv(fc2[start : start + width], rectified.size, format_name, rectified) for start in starts]
+    return ids[by_scores(np.concatenate(parts)[None], arrays)[0]]
 
 
 def by_scores(scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The units that scores float32 [T, num_units] choose, bool alike: the `num_selected` largest, else all that reach
-    the `threshold`, else the best one alone."""
+    """The units that scores float32 [T, n] choose, bool alike: the `num_selected` largest, else all that reach the
+    `threshold`, else the best one alone. Scores are of all units that a token may use, and of no others."""
     count = int(arrays["num_selected"][0])
     if count > 0:
         return topk.largest(scores, count)

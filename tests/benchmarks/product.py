@@ -18,21 +18,16 @@ from typing import Any
 from runtime import _plugins
 from schemas.errors import ColdpressError
 from tests.benchmarks._report import finish, show
-from tests.support.models import MIXTURES, MODEL_TYPES
+from tests.support.models import MODEL_TYPES
 from tests.support.product import Case, Source, compiled, difference, source_of
 
 METHODS, FORMATS = _plugins.names("runtime.sparsity"), _plugins.names("runtime.quantization")
 
 
 def rows_of(architecture: str, methods: list[str], formats: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """One row per artifact; one that cannot be made says why. Mixtures of experts have no predictors."""
+    """One row per artifact; one that cannot be made says why."""
     sources: dict[bool, Source] = {}
-    chosen = [
-        name
-        for name in methods
-        if architecture not in MIXTURES or not _plugins.load("runtime.sparsity", name).NEEDS_PREDICTORS
-    ]
-    for case in (Case(architecture, method, form) for method in chosen for form in formats):
+    for case in (Case(architecture, method, form) for method in methods for form in formats):
         if case.relu not in sources:
             sources[case.relu] = source_of(folder / f"relu-{case.relu}", architecture, case.relu)
         row = {"architecture": architecture, "relu": case.relu, "method": case.method, "format": case.format}

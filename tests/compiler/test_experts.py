@@ -193,13 +193,12 @@ def test_a_dense_run_reads_what_a_router_picks() -> None:
 
 def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     assert families_for("auto", {}, model.spec) == families_for("dense", {}, model.spec) == ("neuron",)
+    assert families_for("predictor", {}, model.spec) == ("neuron",)
     assert families_for("dense", {"families": "neuron+attn_in"}, model.spec) == ("neuron", "attn_in")
     with pytest.raises(ColdpressError, match=r"method=dense keeps attn_in on flash.*use method=dense"):
         families_for("dense", {"families": "attn_in"}, model.spec)
     with pytest.raises(ColdpressError, match=r"method=dense keeps expert on flash.*use method=dense"):
         families_for("dense", {"families": "expert"}, model.spec)
-    with pytest.raises(ColdpressError, match=r"method=predictor needs predictors.*use method=dense"):
-        families_for("predictor", {}, model.spec)
     with pytest.raises(ColdpressError, match=r"relufy=relu was asked for, .* mixture of 4 experts.* relufy=off"):
         relufied(model.spec, "relu", 0.0)
     with pytest.raises(ColdpressError, match=r"distill=true was asked for, .* build with distill=false"):

@@ -15,7 +15,11 @@ CASES = [
     Case(ONE_MLP[number % len(ONE_MLP)], method, FORMATS[number % len(FORMATS)])
     for number, method in enumerate(METHODS)
 ]
-CASES += [Case(name, method, "int4_group32") for name in MIXTURES for method in ("dense", "topk", "relu", "flash")]
+CASES += [
+    Case(name, method, "int4_group32")
+    for name in MIXTURES
+    for method in ("dense", "topk", "relu", "flash", "predictor")
+]
 
 
 @pytest.fixture(scope="module")

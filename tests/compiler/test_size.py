@@ -108,7 +108,7 @@ def test_a_network_decides_as_the_runtime_does(ladders: dict[int, Ladder]) -> No
     inputs = np.random.default_rng(0).normal(size=(40, HIDDEN)).astype(np.float32)
     for threshold in (0.3, 0.0, 1000.0):  # above all scores: the best unit alone
         point = rung.points[0].model_copy(update={"threshold": threshold})
-        found = network_of("fp16", rung, point, HIDDEN).predicted(torch.from_numpy(inputs)).numpy()
+        found = network_of("fp16", rung, point, HIDDEN).predicted(torch.from_numpy(inputs), None).numpy()
         arrays = {**load_arrays(rung.arrays), "format": np.array("fp16"), "threshold": np.array(threshold)}
         arrays["num_selected"] = np.array([0])
         alone = np.zeros_like(found)

@@ -151,7 +151,7 @@ class Fixed(Selection):
     def __init__(self, chosen):
         self.chosen = chosen
 
-    def select(self, layer, family, signal, cached):
+    def select(self, layer, family, signal, cached, experts):
         return self.chosen[layer, family]
 
 
@@ -245,8 +245,8 @@ def test_topk_uses_the_largest_inputs(tmp_path):
     selection = Selection(session.artifact, session.plan)
 
     class Watching(Fixed):
-        def select(self, layer, family, signal, cached):
-            ids = selection.select(layer, family, signal, cached)
+        def select(self, layer, family, signal, cached, experts):
+            ids = selection.select(layer, family, signal, cached, experts)
             wanted.append((family, signal.copy(), ids))
             return ids
 

@@ -22,7 +22,7 @@ from runtime.artifact.reader import open_artifact
 from runtime.bookkeeping import counted_bytes
 from runtime.kv_cache import kv_cache_bytes
 from schemas.errors import ArtifactError
-from schemas.families import num_units, slice_length, slices
+from schemas.families import num_units, slice_length, slices, used_share
 from schemas.layout import KvCacheFormat, Section, SelectorArray
 from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
 from schemas.model import ModelSpec, matrices
@@ -53,7 +53,8 @@ class Recipe:
     predictor_rank: int = 8
     predictor_format: str = "int8_group32"
     predictors: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None
-    """Layer -> fc1, fc2 float32, whose scores from 0.1 on are a unit's that is used; None for random ones."""
+    """Layer -> fc1, fc2 float32, whose scores from 0.1 on are a unit's that is used; a layer that has none uses all its
+    units. None for random ones of all layers."""
     density: float = 0.25
     layers_per_group: int = 1
     grouped: tuple[str, ...] | None = None
@@ -212,15 +213,21 @@ def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) ->
     rank, spec = recipe.predictor_rank, recipe.spec
     plugin = _plugins.load("runtime.quantization", recipe.predictor_format)
     arrays: dict[str, np.ndarray] = {}
-    for layer in range(spec.num_hidden_layers):
-        shapes = (rank, spec.hidden_size), (spec.intermediate_size, rank)
+    layers = predicted_layers(recipe)
+    for layer in layers:
+        shapes = (rank, spec.hidden_size), (num_units("neuron", spec), rank)
         given = recipe.predictors[layer] if recipe.predictors else [random.normal(0, 0.2, shape) for shape in shapes]
         for name, values, shape in zip(("fc1", "fc2"), given, shapes, strict=True):
             assert values.shape == shape
             arrays[f"{layer}.{name}"] = plugin.encode(values)
     save_file(arrays, path / PREDICTORS_FILE)
     entry = {"rank": rank, "format": recipe.predictor_format, "threshold": 0.1}
-    return [{"layer": layer, **entry} for layer in range(spec.num_hidden_layers)]
+    return [{"layer": layer, **entry} for layer in layers]
+
+
+def predicted_layers(recipe: Recipe) -> list[int]:
+    """Those with a predictor, in an artifact that has any."""
+    return list(range(recipe.spec.num_hidden_layers)) if recipe.predictors is None else sorted(recipe.predictors)
 
 
 def _manifest(
@@ -278,11 +285,12 @@ def _plan(
     pinned: Mapping[tuple[int, str], np.ndarray],
 ) -> dict[str, Any]:
     unit_bytes = {section["family"]: section["unit_bytes"] for section in sections}
+    predicted = predicted_layers(recipe) if recipe.method == "predictor" else range(recipe.spec.num_hidden_layers)
     parts = [
         {
             "layer": layer,
             "family": family,
-            "density": recipe.density,
+            "density": recipe.density if layer in predicted else used_share(family, recipe.spec),
             "num_pinned": int(pinned[layer, family].size),
             "cache_slots": round(recipe.slots_share * num_units(family, recipe.spec)),
         }
