@@ -1,9 +1,10 @@
 """Predictors of ReLU models: perplexity, what they find, and what sizes layer by layer save over one size for all.
 
-`python -m tests.benchmarks.predictors [--models prose7m-relu …] [--formats fp16 int8_group32]`. Ladders are trained on
-calibration text by `predict` itself, with as much DRAM as they ask for; sizes are chosen on validation text, by `size`
-itself and, for comparison, one rank for all layers: the smallest whose perplexity is within the same tolerance.
-Reported is test text. For DRAM that ends sooner the table has the curve from bytes to perplexity.
+`python -m tests.benchmarks.predictors [--models prose7m-relu …] [--formats fp16 int8_group32]`. A model without exact
+zeros, as the mixture of experts, has half of what a token may use as its active units: those that are largest. Ladders
+are trained on calibration text by `predict` itself, with as much DRAM as they ask for; sizes are chosen on validation
+text, by `size` itself and, for comparison, one rank for all layers: the smallest whose perplexity is within the same
+tolerance. Reported is test text. For DRAM that ends sooner the table has the curve from bytes to perplexity.
 
 The last line is {model: {recall, predicted_over_active, parameter_share, ppl_ratio, adaptive_saving}} of the first
 format: means over layers, the predictors' share of the model's parameters, perplexity with them over that without, and
@@ -34,15 +35,19 @@ from compiler.size import SizeConfig, choose
 from compiler.size._passes import network_of, nll_with
 from schemas.activations import Activations
 from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.families import FormatName
+from schemas.families import FormatName, used_share
 from schemas.predictors import Ladder, Predictors
 from tests.benchmarks._cases import texts
+from tests.benchmarks._predicting import aiming, largest_rank
 from tests.benchmarks._report import finish, show
 from tests.support.data import find_data_folder
 from tests.support.statistics import sparsity_of
 
-MODELS = {"prose7m-relu": "wikitext-2", "tinystories656k-relu": "tinystories", "tinystories-opt-0.9m": "tinystories"}
+RELU = {"prose7m-relu": "wikitext-2", "tinystories656k-relu": "tinystories", "tinystories-opt-0.9m": "tinystories"}
+MODELS = RELU | {"tinystories-mixtral-8x": "tinystories", "tinystories656k": "tinystories"}
 """Model -> the corpus that it is calibrated and scored on."""
+DENSITY = 0.5
+"""Of what a token may use, in models without exact zeros."""
 BLOCK_TOKENS = 256
 CALIBRATION_BLOCKS, VALIDATION_BLOCKS, TEST_BLOCKS = 128, 48, 64
 LIMIT_SHARES = (0.75, 0.5)
@@ -66,12 +71,10 @@ class Case:
         spec = self.model.spec
         self.layers = tuple(range(spec.num_hidden_layers))
         self.no_topk = dict.fromkeys(self.layers, 0)
-        self.largest = (
-            spec.hidden_size * spec.intermediate_size // (spec.hidden_size + spec.intermediate_size) // 32 * 32
-        )
+        self.largest = largest_rank(spec)
         self.sparsity = sparsity_of(
             "predictor",
-            {FAMILY: (0.5,) * len(self.layers)},
+            {FAMILY: (DENSITY * used_share(FAMILY, spec),) * len(self.layers)},
             predictor_rank=(self.largest,) * len(self.layers),
             predictor_format=format_name,
         )
@@ -101,9 +104,11 @@ class Case:
         blocks = TokenBlocks(split="calibration", arrays=arrays, num_blocks=len(tokens), block_tokens=BLOCK_TOKENS)
         parts = tuple(blocks.model_copy(update={"split": split}) for split in SPLITS)
         corpus = Corpus(name="benchmark", text_sha256="0" * 64, splits=parts)
-        exact = Activity(exact_families((FAMILY,), self.model.spec))
+        spec = self.model.spec
+        chosen = None if spec.exact_zeros else aiming(spec, DENSITY)
+        activity = Activity(exact_families((FAMILY,), spec) if chosen is None else frozenset(), chosen)
         work = Workspace(self.folder / "calibrate", "benchmark")
-        return count_activity(PassConfig(), self.model, corpus, (FAMILY,), exact, work, self.stream.threads)
+        return count_activity(PassConfig(), self.model, corpus, (FAMILY,), activity, work, self.stream.threads)
 
 
 def splits_of(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
@@ -156,7 +161,7 @@ def _only(trainer: Trainer, rank: int, layer: int, level: int, format_name: Form
     return Ladder(
         layer=layer,
         format=format_name,
-        density=float(trainer.judged_on.active.float().mean()),
+        density=trainer.judged_on.density,
         skewness=0,
         suggested_rank=rank,
         rungs=(rung.model_copy(update={"points": (rung.points[min(level, len(rung.points) - 1)],)}),),
@@ -227,7 +232,7 @@ RATIOS = ("ppl_ratio_validation", "ppl_ratio", "ppl_ratio_error")
 def main() -> None:
     """Prints a table per model and format, and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(RELU), choices=list(MODELS))
     parser.add_argument("--formats", nargs="+", default=["fp16", "int8_group32"])
     arguments = parser.parse_args()
     figures: dict[str, dict[str, float]] = {}

@@ -4,10 +4,11 @@
 all matrices of the MLP: a method that needs the gate in full spends a third of it there. Thresholds and norms are
 fitted on calibration text; what is scored is test text. `--fit` searches DIP's division of densities (B.1) on
 validation text instead and prints the line through the best ones. DIP and CATS are shown with adapters, too, which the
-build's own `distill` trains on text of their own. Two rows are no selectors, but weights that no token uses. The last
-line is {rows: [{model, method, lora, density, ppl, task_accuracy}]}, where `density` is what the text used (of a
-mixture's experts those that a router chose), `asked` is what was asked for, and `task_accuracy` is null for models that
-no task is for. A mixture has no rows with adapters or of pruned weights.
+build's own `distill` trains on text of their own; predictors are trained by `predict`, and are the largest that it
+tries. Two rows are no selectors, but weights that no token uses. The last line is {rows: [{model, method, lora,
+density, ppl, task_accuracy}]}, where `density` is what the text used (of a mixture's experts those that a router
+chose), `asked` is what was asked for, and `task_accuracy` is null for models that no task is for. A mixture has no rows
+with adapters or of pruned weights.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from schemas.gram import INPUT_OF
 from schemas.model import MLP_ROLES
 from schemas.sparsity import Sparsity
 from tests.benchmarks._cases import WITH_MIXTURES, Case, Parts, Replaced, case_of
+from tests.benchmarks._predicting import predicting
 from tests.benchmarks._pruning import pruned
 from tests.benchmarks._report import finish, show
 from tests.support.statistics import sparsity_of
@@ -70,6 +72,8 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "DIP": ("dip", {}),
 }
 """Row -> the selector and its options."""
+PREDICTED = "predictor"
+"""A row of trained predictors (runtime/sparsity/predictor.py), as many neurons of each token as the density says."""
 STATIC = {"Wanda, unstructured": False, "Wanda, 2:4": True}
 """Rows that are no selectors: weights left out for all tokens alike; whether two of four are kept."""
 STATIC_DENSITY = 0.5
@@ -203,7 +207,7 @@ def contenders(
 
 
 def static(case: Case, norms: Mapping[str, np.ndarray], label: str, density: float) -> Iterator[tuple[bool, Contender]]:
-    """As `contenders`, of a row that is no selector."""
+    """As `contenders`, of a row of pruned weights."""
     if density == STATIC_DENSITY or not STATIC[label]:
         matrices = pruned(case.model, norms, density, STATIC[label])
         yield False, Contender(Replaced(case.model, matrices, case.stream.threads), None, density)
@@ -220,6 +224,8 @@ def rows_of(case: Case, activations: Activations, folder: Path, arguments: argpa
         for density in arguments.densities:
             if label in STATIC:
                 scored = static(case, norms, label, density)
+            elif label == PREDICTED:
+                scored = [(False, Contender(case.stream, predicting(case, density, folder)))]
             else:
                 scored = contenders(case, activations, label, density, folder, arguments.lora_steps)
             for lora, found in scored:
@@ -260,7 +266,7 @@ def main() -> None:
     """Prints the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(WITH_MIXTURES))
-    rows_known = [*METHODS, *STATIC]
+    rows_known = [*METHODS, PREDICTED, *STATIC]
     parser.add_argument("--methods", nargs="+", default=rows_known, choices=rows_known, metavar="METHOD")
     parser.add_argument("--densities", nargs="+", type=float, default=list(DENSITIES), metavar="X")
     parser.add_argument("--items", type=int, default=200, metavar="N", help="questions of the task; 0: none are asked")
