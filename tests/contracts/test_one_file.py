@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import write_model
-from tests.support.workflow import GROUP, Workflow
-
-pytestmark = GROUP
+from tests.support.workflow import Workflow
 
 FILES = {
     "runtime/sparsity/above.py": '''

@@ -1,9 +1,10 @@
 """A copy of the checkout that tests may edit, and one tiny build that they share.
 
-Everything here runs snakemake as a user would, in a process of its own. Tests that use it run in one worker
-(`pytestmark = GROUP`), because they share the build; tests/conftest.py brings the fixtures.
+Everything here runs snakemake as a user would, in a process of its own. Each worker has a copy of both, since a test
+may edit the one and build on in the other; tests/conftest.py brings the fixtures.
 """
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -21,7 +22,6 @@ from tests.support.data import ROOT
 from tests.support.imatrices import write_llama
 from tests.support.models import write_corpus, write_model
 
-GROUP = pytest.mark.xdist_group("workflow")
 NUM_LAYERS = 4
 IMATRIX = "tiny.imatrix"
 """Beside the model."""
@@ -141,9 +141,19 @@ def workflow(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
 
 
 @pytest.fixture(scope="session")
-def built(workflow: Workflow) -> Workflow:
-    """The tiny model, built."""
-    workflow.build()
+def built(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+    """The tiny model, built by the worker that asks first; the others copy it, to a folder as deep."""
+    kept = tmp_path_factory.getbasetemp().parent / "built"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        workflow.build()
+        return workflow
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if kept.exists():
+            shutil.copytree(kept, workflow.folder, dirs_exist_ok=True)
+        else:
+            workflow.build()
+            shutil.copytree(workflow.folder, kept)
     return workflow
 
 
