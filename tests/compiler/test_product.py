@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from compiler import verify
+from compiler._io import load_record
+from compiler.verify import VerifyConfig
 from runtime import _plugins
+from runtime.artifact.reader import open_artifact
+from schemas.corpus import Corpus
+from schemas.package import Package
+from schemas.predictors import Predictors
 from tests.support.models import MIXTURES, MODEL_TYPES
 from tests.support.product import Case, Source, compiled, difference, source_of
 
@@ -41,3 +48,33 @@ def test_the_runtime_computes_what_is_evaluated(
     assert found.equal, found
     if not _plugins.load("runtime.sparsity", case.method).EXACT:
         assert found.left_out > 10 * found.median, found
+
+
+class WithZeros(Case):
+    """Of a model of the ReLU family, whatever the selector."""
+
+    relu = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Case, WithZeros], ids=["silu", "relu"])
+def test_a_mixture_with_predictors_is_verified(kind: type[Case], tmp_path: Path) -> None:
+    """The last stage reads every byte, decodes the test text, and replays it in the simulator, which decides alike."""
+    case = kind("mixtral", "predictor", "fp16")
+    source = source_of(tmp_path / "source", "mixtral", case.relu)
+    artifact = compiled(source, case, tmp_path / "build")
+    spec, predictors = source.model.spec, load_record(tmp_path / "build" / "size.json", Predictors)
+    manifest = open_artifact(artifact).manifest
+    assert [entry.rank for entry in manifest.predictors] == [entry.rank for entry in predictors.layers]
+    assert manifest.plans[0].predictor_bytes == sum(entry.nbytes for entry in predictors.layers)
+    used = spec.num_experts_per_tok / spec.num_experts
+    assert all(0 < entry.density < entry.predicted_density <= used for entry in predictors.layers)
+    assert all(part.density < used for part in manifest.plans[0].parts)
+    package = load_record(tmp_path / "build" / "package.json", Package)
+    corpus = load_record(source.folder / "tokenize.json", Corpus)
+    found = verify.run(VerifyConfig(), source.model, source.model, corpus, package)
+    assert found.simulated_equals_real
+    assert found.run.misses > 0
+    if kind is Case:
+        assert difference(artifact, source, tmp_path / "codes").equal
+    else:
+        assert found.ppl_artifact == pytest.approx(found.ppl_source, rel=0.02)
