@@ -11,6 +11,7 @@ PowerInfer tunes each layer's hidden size by training anew; what it does with la
 where memory ends, it does not say.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -150,14 +151,15 @@ class Trial:
     def loss(self, sizes: Sizes, level: int) -> float:
         """What predictors of these sizes at this level of thresholds add to the mean negative log likelihood, nats."""
         if (sizes, level) not in self._measured:
-            from compiler.size._passes import network_of, nll_with
+            from compiler.size._passes import Networks, network_of, nll_with
 
             hidden_size = self._stream.spec.hidden_size
-            networks = {
-                layer: network_of(ladder.format, rung, _point(rung, level), hidden_size, self._num_selected[layer])
+            stored = {
+                layer: (ladder.format, rung, _point(rung, level), hidden_size, self._num_selected[layer])
                 for (layer, ladder), at in zip(self._ladders.items(), sizes, strict=True)
                 for rung in [ladder.rungs[at]]
             }
+            networks = Networks({layer: functools.partial(network_of, *found) for layer, found in stored.items()})
             nll, cosines = nll_with(self._stream, self._tokens, networks)
             self._measured[sizes, level] = float(nll.mean()), cosines
             LOG.info(

@@ -3,7 +3,7 @@
 Two passes: one in which every layer's smallest predictor works alone, and one in which all layers have theirs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,23 @@ def network_of(
     """A stored predictor at one of its thresholds; or, where that is not 0, with as many units for every token."""
     weights = decode(load_arrays(stored.arrays, "fc1", "fc2"), format_name, hidden_size)
     return Network(weights, {"num_selected": np.array([num_selected]), "threshold": np.array(point.threshold)})
+
+
+class Networks(Mapping[int, Network]):
+    """Predictors by layer, each decoded when it is asked for: in memory is that of the layer that runs."""
+
+    def __init__(self, of_layer: Mapping[int, Callable[[], Network]]) -> None:
+        """What makes each."""
+        self._of_layer = of_layer
+
+    def __getitem__(self, layer: int) -> Network:
+        return self._of_layer[layer]()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._of_layer)
+
+    def __len__(self) -> int:
+        return len(self._of_layer)
 
 
 def effects_alone(
@@ -157,7 +174,7 @@ def nll_with(
     cosines = {layer: np.zeros(len(tokens)) for layer in networks}
 
     def of_layer(layer: int) -> BlockHooks | None:
-        return _deciding(networks[layer], _mlp(stream, layer), cosines[layer]) if layer in networks else None
+        return _deciding(networks[layer], _mlp(stream, layer), cosines[layer]) if layer in cosines else None
 
     nll = stream.token_nll(tokens, of_layer).nll
     return nll, {layer: float(found.mean()) for layer, found in cosines.items()}

@@ -1,7 +1,9 @@
 """size: the next byte goes where it saves most, and perplexity says where to stop."""
 
+import functools
 import logging
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from compiler.activity.forward import LayerStream
 from compiler.checkpoint.tensors import read_role
 from compiler.ingest import IngestConfig
 from compiler.size import SizeConfig, choose, run
-from compiler.size._passes import effects_alone, network_of, nll_with
+from compiler.size._passes import Network, Networks, effects_alone, network_of, nll_with
 from compiler.size._search import Options, first_that_meets, path_of, scaled_effects
 from runtime.quantization import fp16
 from runtime.sparsity import predictor
@@ -152,6 +154,22 @@ def test_cosine_and_perplexity_are_those_of_the_masked_layer(stream: LayerStream
     assert nll.sum() == pytest.approx(expected[0], rel=1e-6)
     assert found[2] == pytest.approx(np.mean(cosines), rel=1e-4)
     assert 0 < found[2] < 1
+
+
+def test_one_layer_s_network_is_in_memory(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
+    before: list[int] = []
+    made: list[weakref.ref[Network]] = []
+
+    def make(layer: int) -> Network:
+        before.append(sum(network() is not None for network in made))
+        rung = ladders[layer].rungs[0]
+        network = network_of("fp16", rung, rung.points[0], HIDDEN)
+        made.append(weakref.ref(network))
+        return network
+
+    networks = Networks({layer: functools.partial(make, layer) for layer in ladders})
+    nll_with(stream, TOKENS, networks)
+    assert (before, len(networks)) == ([0, 0], 2)
 
 
 def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
