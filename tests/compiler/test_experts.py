@@ -267,26 +267,47 @@ def test_layers_are_pinned_whole_where_no_expert_is_used_more_often(often: float
     assert len(found.shares_tried) == 11
 
 
+def needs(method: str, model: Model) -> dict[str, int]:
+    return ram_bytes(
+        Build(
+            model=model,
+            method=method,
+            format="fp16",
+            num_tokens=512,
+            block_tokens=32,
+            dram_budget_bytes=1 << 20,
+            relufy=False,
+            distill=False,
+            threads=1,
+            order="ripple",
+            shards=1,
+        )
+    )
+
+
 def test_preflight_counts_units_in_pairs_where_a_selector_chooses_within_experts() -> None:
     """Of experts that are used whole, experts are."""
     mixture = model_of(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, hidden_act="silu")
     units = EXPERTS * max(mixture.spec.hidden_size, mixture.spec.intermediate_size)
-    ram = [
-        ram_bytes(
-            Build(
-                model=mixture,
-                method=method,
-                format="fp16",
-                num_tokens=512,
-                block_tokens=32,
-                dram_budget_bytes=1 << 20,
-                relufy=False,
-                distill=False,
-                threads=1,
-                order="ripple",
-                shards=1,
-            )
-        )["order"]
-        for method in ("topk", "dense")
-    ]
-    assert ram[0] - ram[1] == 2 * (units**2 - EXPERTS**2)
+    assert needs("topk", mixture)["order"] - needs("dense", mixture)["order"] == 2 * (units**2 - EXPERTS**2)
+
+
+def test_preflight_counts_predictors_of_all_experts_and_labels_of_a_token_s() -> None:
+    """By hand: labels of two experts and two copies of one's, bits, two gates, the predictor with its moments and
+    scores of a batch; more of each than of one MLP, and less than of one as wide as all experts."""
+    hidden, width, tokens = 64, WIDTH, 512
+    found = {
+        name: needs("predictor", model_of(2, hidden, inner, num_experts=experts, num_experts_per_tok=chosen))
+        for name, (inner, experts, chosen) in {
+            "one": (width, 1, 1),
+            "mixture": (width, EXPERTS, CHOSEN),
+            "wide": (EXPERTS * width, 1, 1),
+        }.items()
+    }
+    rank = hidden * CHOSEN * width // (hidden + CHOSEN * width)
+    expected = tokens * (6 * hidden + 4 * width) + tokens * EXPERTS * width // 8 + 8 * hidden * EXPERTS * width
+    expected += 20 * rank * (hidden + EXPERTS * width) + 16 * 256 * CHOSEN * width
+    assert found["mixture"]["predict"] == (500 << 20) + expected
+    for stage in ("predict", "size"):
+        assert found["one"][stage] < found["mixture"][stage]
+    assert found["mixture"]["predict"] < found["wide"]["predict"]
