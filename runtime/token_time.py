@@ -11,12 +11,12 @@ what was asked for ahead.
 from collections.abc import Iterable
 from typing import Protocol
 
-from runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
+from runtime.artifact.contents import Layout, layout_bytes, nbytes, resident_tensors
 from schemas.device import DeviceProfile
 from schemas.families import FAMILIES, WHOLE_MLP, FamilyName, used_share
 from schemas.layout import Plan
 from schemas.manifest import Manifest
-from schemas.model import ATTENTION_ROLES, MLP_ROLES, ModelSpec
+from schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, matrices
 from schemas.predictors import matrix_shapes
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
@@ -44,10 +44,27 @@ def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def computed_bytes(manifest: Manifest, plan: Plan) -> int:
-    """Bytes of DRAM that a token's computing reads besides units: resident weights, predictors, half the KV cache."""
-    tensors = resident_tensors(manifest)
-    looked_up = layout_bytes({role: tensors[role] for role in looked_up_roles(manifest.model) if role in tensors})
-    return plan.resident_bytes - looked_up + _predicting_bytes(manifest, plan) + plan.kv_cache_bytes // 2
+    """Bytes of DRAM that a token's computing reads besides units: resident weights, predictors, half the KV cache. Of
+    a mixture's resident experts only those count that a token uses."""
+    spec, tensors = manifest.model, resident_tensors(manifest)
+    looked_up = layout_bytes({role: tensors[role] for role in looked_up_roles(spec) if role in tensors})
+    layers = range(spec.num_hidden_layers)
+    idle = sum(_held_bytes(tensors, spec, layer, role) for layer in layers for role in MLP_ROLES)
+    idle -= sum(_multiplied_bytes(tensors, spec, layer, MLP_ROLES) for layer in layers)
+    return plan.resident_bytes - looked_up - idle + _predicting_bytes(manifest, plan) + plan.kv_cache_bytes // 2
+
+
+def _held_bytes(tensors: Layout, spec: ModelSpec, layer: int, role: MatrixRole) -> int:
+    """Bytes of a layer's resident matrices of a role."""
+    names = [f"layers.{layer}.{name}.weight" for name in matrices(role, spec)]
+    return layout_bytes({name: tensors[name] for name in names if name in tensors})
+
+
+def _multiplied_bytes(tensors: Layout, spec: ModelSpec, layer: int, roles: Iterable[MatrixRole]) -> int:
+    """Bytes of a layer's resident matrices that a token multiplies: of experts its own alone."""
+    share = used_share(WHOLE_MLP, spec)
+    held = {role: _held_bytes(tensors, spec, layer, role) for role in roles}
+    return sum(round(share * size) if role in MLP_ROLES else size for role, size in held.items())
 
 
 def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> int:
@@ -101,13 +118,11 @@ def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName],
     if first is None:
         return {}
     num_layers, tensors = manifest.model.num_hidden_layers, resident_tensors(manifest)
-    early = {f"{role}.weight" for role in (*ATTENTION_ROLES, *MLP_ROLES) if role != "down_proj"}
+    early: list[MatrixRole] = [role for role in (*ATTENTION_ROLES, *MLP_ROLES) if role != "down_proj"]
     shared = (plan.kv_cache_bytes // 2 + _predicting_bytes(manifest, plan)) // num_layers
-    found: dict[tuple[int, FamilyName], int] = {}
-    for layer in range(num_layers):
-        own = {name: tensors[name] for name in (f"layers.{layer}.{role}" for role in early) if name in tensors}
-        found[layer, first] = layout_bytes(own) + shared
-    return found
+    return {
+        (layer, first): _multiplied_bytes(tensors, manifest.model, layer, early) + shared for layer in range(num_layers)
+    }
 
 
 class FlashQueue:

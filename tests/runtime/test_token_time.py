@@ -30,6 +30,19 @@ def test_what_a_layer_computes_with_before_it_asks_for_units(tmp_path):
     assert bytes_before(manifest, manifest.plans[0]) == {(layer, "mlp_in"): expected for layer in range(LAYERS)}
 
 
+def test_of_resident_experts_a_token_multiplies_its_own(tmp_path):
+    """Two of eight, and the router; up and down are on flash, and ask for what the gate has left."""
+    spec = small_spec(num_hidden_layers=LAYERS, num_experts=8, num_experts_per_tok=2)
+    manifest = open_artifact(build_artifact(tmp_path / "a", Recipe(spec, method="cats")).path).manifest
+    plan = manifest.plans[0]
+    gate = 2 * WIDTH * spec.intermediate_size  # fp16
+    assert [family.family for family in manifest.families] == ["up_down"]
+    assert computed_bytes(manifest, plan) == plan.resident_bytes - LAYERS * 6 * gate + plan.kv_cache_bytes // 2
+    attention = 2 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH // 2)
+    expected = attention + 2 * gate + plan.kv_cache_bytes // 2 // LAYERS
+    assert bytes_before(manifest, plan) == {(layer, "up_down"): expected for layer in range(LAYERS)}
+
+
 def test_a_device_that_has_nothing_to_read_saves_nothing_up():
     """What it could have read while memory was computed with is lost where nobody asked for it."""
     queue = FlashQueue(small_device())
