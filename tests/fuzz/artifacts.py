@@ -187,6 +187,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
 
 
 _spec = partial(small_spec, num_hidden_layers=2, intermediate_size=64)
+_EXPERTS = {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 32}
 RECIPES = {
     "relu": Recipe(spec=_spec(vocab_size=384, bos_token_id=0, eos_token_ids=(1,))),
     "topk": Recipe(spec=_spec(), method="topk", format="int4_group32", cache="lfu", layers_per_group=2),
@@ -199,11 +200,8 @@ RECIPES = {
         cache="static",
     ),
     "kv_int8": Recipe(spec=_spec(head_dim=32, rotary_dim=32), kv_cache="int8"),
-    "experts": Recipe(
-        spec=_spec(intermediate_size=32, num_experts=4, num_experts_per_tok=2, head_dim=32, rotary_dim=32),
-        method="dense",
-        kv_cache="int8",
-    ),
+    "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
+    "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),
 }
 """Every format, methods with arrays, options and predictors, and experts; small, since each mutant is run six times."""
 AHEAD = ("experts", "predictor")
