@@ -1,7 +1,6 @@
 """The reader believes nothing: every way in which an artifact can be wrong has its error, which names the place."""
 
 import dataclasses
-import os
 import shutil
 
 import numpy as np
@@ -15,6 +14,7 @@ from tests.support.artifacts import (
     change_arrays,
     change_manifest,
     files_of,
+    open_descriptors,
     refuse,
     small_spec,
     write_manifest,
@@ -76,13 +76,13 @@ def test_files_are_read_with_their_digest(path):
 
 
 def test_the_folder_is_closed_with_the_last_that_uses_it(path):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors(path, collect=True)
     artifact = open_artifact(path)
     copied = dataclasses.replace(artifact, sha256="0" * 64)
     del artifact
     assert copied.resident
     del copied
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors(path) == before
 
 
 # The folder and its files

@@ -19,6 +19,7 @@ from runtime.artifact.reader import Artifact, open_artifact
 from runtime.flash import direct, io_uring, serial, simulated
 from schemas.device import flash_seconds
 from schemas.errors import CorruptPageError
+from tests.support.artifacts import open_descriptors
 from tests.support.data import ROOT
 
 PAGE = 4096
@@ -214,11 +215,11 @@ def test_a_file_system_without_direct_reads_is_reported(device, relu_artifact, m
 
 def test_the_descriptor_goes_with_the_flash(device, relu_artifact):
     artifact = open_artifact(relu_artifact.path)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors(relu_artifact.path, collect=True)
     flash = device.Flash(artifact, 4)
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert open_descriptors(relu_artifact.path) == before + 1
     del flash
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors(relu_artifact.path) == before
 
 
 def test_serial_reads_are_over_when_they_are_asked_for(relu_artifact, damaged):

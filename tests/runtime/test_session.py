@@ -1,6 +1,5 @@
 """A session and its callers: one at a time, said so; a generator that is given up does no harm; closing closes."""
 
-import os
 import threading
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from runtime.batch import generate_batch
 from runtime.generate import Session
 from schemas.errors import ColdpressError
+from tests.support.artifacts import open_descriptors
 
 PROMPT = [3, 14, 15]
 
@@ -61,11 +61,11 @@ def test_a_session_in_use_refuses_every_call_until_its_generator_is_closed(relu_
 
 @pytest.mark.parametrize("flash", ["direct", "simulated"])
 def test_a_closed_session_has_no_file_open_and_says_so(relu_artifact, flash):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors(relu_artifact.path, collect=True)
     with Session(relu_artifact.path, flash=flash) as session:
         assert len(session.generate(PROMPT, 2).token_ids) == 2
-        assert len(os.listdir("/proc/self/fd")) == before + 2
-    assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors(relu_artifact.path) == before + 2
+    assert open_descriptors(relu_artifact.path) == before
     with pytest.raises(ColdpressError, match="this session is closed, expected an open one"):
         session.generate(PROMPT, 2)
     session.close()

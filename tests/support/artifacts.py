@@ -4,6 +4,7 @@ Not the product's writer (compiler/package), so that reader and writer are teste
 """
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -380,9 +381,11 @@ def refuse(path, kind, *words):
     assert open_descriptors(path) == before
 
 
-def open_descriptors(path: Path) -> int:
-    """How many of this process's descriptors are of files in `path`. Those of others are closed at any time: by a
-    collection of garbage, or by a thread."""
+def open_descriptors(path: Path, collect: bool = False) -> int:
+    """How many of this process's descriptors are of `path` and what is in it: others are closed at any time. What other
+    tests have left of the same artifact goes before where `collect` says so."""
+    if collect:
+        gc.collect()
     found = 0
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself, and what a thread just closed
