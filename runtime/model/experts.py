@@ -15,10 +15,10 @@ from runtime.kernels import FEW_TOKENS
 from runtime.model.arithmetic import activation
 from runtime.model.blocks import Blocks, Terms
 from runtime.model.matrix import Matrix, Resident
-from runtime.model.mlp import computable, inner_of
+from runtime.model.mlp import computable, held_roles, inner_of, mlp_families
 from schemas.errors import ArtifactError
-from schemas.families import FAMILIES, Family, resident_roles, slices
-from schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
+from schemas.families import FAMILIES, Family, slices
+from schemas.model import MatrixRole, ModelSpec, matrices
 
 OF_ALL = dict[MatrixRole, np.ndarray]
 """Outputs of gate and up, float32 [T, E, F], 0 for experts that a token does not use."""
@@ -33,20 +33,18 @@ class Experts:
         Raises:
             ArtifactError: if there is no way to compute experts from these families.
         """
-        own = [FAMILIES[name] for name in families if set(FAMILIES[name].roles) & set(MLP_ROLES)]
-        self._inputs = [family for family in own if family.axis == "hidden_size"]
-        inner = [family for family in own if family.axis != "hidden_size"]
+        self._inputs, inner = mlp_families(families, spec)
         if not inner or not computable(self._inputs, inner, spec):
+            names = ", ".join(family.name for family in (*self._inputs, *inner))
             raise ArtifactError(
-                f"the artifact keeps {', '.join(family.name for family in own)} on flash, expected families from which "
-                "experts can be computed: down in one over intermediate_size, whose signal the others give"
+                f"the artifact keeps {names} on flash, expected families from which experts can be computed: down in "
+                "one over intermediate_size, whose signal the others give"
             )
         self._layer, self._spec, (self._inner,) = layer, spec, inner
         self._router = resident.matrix(f"layers.{layer}.router")
         self._matrices: dict[MatrixRole, list[Matrix]] = {
             role: [resident.matrix(f"layers.{layer}.{name}") for name in matrices(role, spec)]
-            for role in resident_roles([family.name for family in own], spec)
-            if role in MLP_ROLES
+            for role in held_roles(families, spec)
         }
         self._act = activation(spec.hidden_act, spec.activation_threshold)
         self._form = inner_of(self._inner.signal, spec)

@@ -35,13 +35,11 @@ class Mlp:
         Raises:
             ArtifactError: if there is no way to compute an MLP from these families.
         """
-        own = [FAMILIES[name] for name in families if any(piece.role in MLP_ROLES for piece in slices(name, spec))]
         self._layer, self._spec = layer, spec
-        self._inputs = [family for family in own if family.axis == "hidden_size"]
-        inner = [family for family in own if family.axis != "hidden_size"]
+        self._inputs, inner = mlp_families(families, spec)
         if not computable(self._inputs, inner, spec):
             kind = "a gated" if spec.gated_mlp else "an ungated"
-            names = ", ".join(family.name for family in own)
+            names = ", ".join(family.name for family in (*self._inputs, *inner))
             raise ArtifactError(
                 f"the artifact keeps {names} on flash, expected families from which {kind} MLP can be computed: each "
                 "matrix in one of them, and at most one over intermediate_size, whose signal the others give"
@@ -50,11 +48,7 @@ class Mlp:
         self._act = activation(spec.hidden_act, spec.activation_threshold)
         self._act_up = self._act if spec.activated_up else _as_it_is
         prefix = f"layers.{layer}."
-        self._matrices = {
-            role: resident.matrix(prefix + role)
-            for role in resident_roles([family.name for family in own], spec)
-            if role in MLP_ROLES
-        }
+        self._matrices = {role: resident.matrix(prefix + role) for role in held_roles(families, spec)}
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in MLP_ROLES}
         if self._inner is not None:
             self._form = inner_of(self._inner.signal, spec)
@@ -108,6 +102,17 @@ class Mlp:
     def _with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
         bias = self._biases[role]
         return values if bias is None else values + bias
+
+
+def mlp_families(names: Sequence[str], spec: ModelSpec) -> tuple[list[Family], list[Family]]:
+    """The families of these that are an MLP's: those over its inputs, those over its inner activation."""
+    own = [FAMILIES[name] for name in names if any(piece.role in MLP_ROLES for piece in slices(name, spec))]
+    return [each for each in own if each.axis == "hidden_size"], [each for each in own if each.axis != "hidden_size"]
+
+
+def held_roles(names: Sequence[str], spec: ModelSpec) -> list[MatrixRole]:
+    """The roles of an MLP's matrices that are resident where these families are on flash."""
+    return [role for role in resident_roles(names, spec) if role in MLP_ROLES]
 
 
 def inner_of(signal: Signal, spec: ModelSpec) -> Inner:
