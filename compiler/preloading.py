@@ -21,9 +21,9 @@ from runtime.preload_room import NOTHING, Ahead, Reading, buffer_bytes, divided,
 from runtime.token_time import FlashQueue
 from schemas.activations import Activations
 from schemas.device import DeviceProfile
-from schemas.families import FAMILIES, FamilyName, resident_roles
+from schemas.families import FAMILIES, WHOLE_MLP, FamilyName, resident_roles, used_share
 from schemas.layout import PartPlan, Section
-from schemas.model import MLP_ROLES, Model
+from schemas.model import MLP_ROLES, Model, matrices
 from schemas.order import Order
 from schemas.sparsity import Sparsity
 
@@ -246,8 +246,10 @@ def _both(cosine: float, density: float, surest: float) -> float:
 
 def _bytes_between(run: Run, layer: int) -> int:
     """Resident weights and keys and values that a layer computes with before it asks for units of the MLP."""
-    spec, sparsity = run.model.spec, run.sparsity
-    roles = (f"layers.{layer}.{role}.weight" for role in resident_roles(sparsity.families, spec) if role != "down_proj")
-    resident = sum(tensor_bytes(role, run.model.tensors[role].shape, sparsity.format) for role in roles)
+    spec, sparsity, resident = run.model.spec, run.sparsity, 0
+    for role in resident_roles(sparsity.families, spec):
+        names = [f"layers.{layer}.{name}.weight" for name in matrices(role, spec) if role != "down_proj"]
+        held = sum(tensor_bytes(name, run.model.tensors[name].shape, sparsity.format) for name in names)
+        resident += round(used_share(WHOLE_MLP, spec) * held) if role in MLP_ROLES else held
     kv_cache = kv_cache_bytes(spec, sparsity.context_length, sparsity.kv_cache)
     return resident + kv_cache // 2 // spec.num_hidden_layers

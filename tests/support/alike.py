@@ -213,7 +213,7 @@ class Alike:
                 for family in group:
                     signal, then = token[family][layer], store.counters.modelled_flash_s
                     ahead.note(layer, family, signal[None])
-                    ids = choice.select(layer, family, signal, store.residency(layer, family))
+                    ids = choice.select(layer, family, signal, store.residency(layer, family), None)
                     deque(store.fetch(layer, family, ids), maxlen=0)
                     by_part[layer, family] += (store.counters.modelled_flash_s - then) / num_tokens
                 ahead.layer_done()
