@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcar
 	@touch $@
 
 demo: $(STAMP)
-	@snakemake --config model=demo device=pixel6 2>&1 | python -m compiler.workflow.progress
+	@snakemake --config model=demo device=pixel6 2>&1 | python -m coldpress.compiler.workflow.progress
 
 test: $(STAMP)
 	@pytest -n 2 --dist loadgroup

@@ -1,13 +1,13 @@
-"""`python -m compiler <stage>`: runs one stage as a job (compiler/job.py)."""
+"""`python -m coldpress.compiler <stage>`: runs one stage as a job (compiler/job.py)."""
 
 import errno
 import logging
 import os
 import sys
 
-from compiler.job import STAGES, execute
-from schemas import __version__
-from schemas.errors import ColdpressError, UnknownNameError
+from coldpress.compiler.job import STAGES, execute
+from coldpress.schemas import __version__
+from coldpress.schemas.errors import ColdpressError, UnknownNameError
 
 REMEDY = "pip install 'coldpress[compiler]', or make env in a checkout"
 REMEDIES = {
@@ -26,7 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if not argv or argv[0] in ("-h", "--help"):
-        print(__doc__, "\nStages, in order:\n  " + "\n  ".join(STAGES), "\n\n`python -m compiler <stage> --help`")
+        print(
+            __doc__,
+            "\nStages, in order:\n  " + "\n  ".join(STAGES),
+            "\n\n`python -m coldpress.compiler <stage> --help`",
+        )
         return 0 if argv else 2
     if argv[0] == "--version":
         print(f"coldpress {__version__}")
@@ -40,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
-        if name in ("", "compiler", "runtime", "schemas"):
+        if name in ("", "coldpress"):
             raise
         print(f"error: the compiler needs {name}, which is not installed; {REMEDY}", file=sys.stderr)
         return 2

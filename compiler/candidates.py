@@ -7,11 +7,11 @@ mixture of experts that a router has chosen already, a dense run is the only can
 
 from collections.abc import Iterable
 
-from runtime._plugins import load, options_of
-from schemas.base import Options
-from schemas.errors import ColdpressError
-from schemas.families import FAMILIES
-from schemas.model import ModelSpec
+from coldpress.runtime.plugins import load, options_of
+from coldpress.schemas.base import Options
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FAMILIES
+from coldpress.schemas.model import ModelSpec
 
 AUTO = "auto"
 
@@ -33,7 +33,9 @@ def candidates(spec: ModelSpec) -> tuple[str, ...]:
 def own_options(method: str, options: Options) -> Options:
     """Of the options of a build whose method is open, those that a candidate has."""
     return {
-        key: value for key, value in options.items() if key in load("runtime.sparsity", method).Options.model_fields
+        key: value
+        for key, value in options.items()
+        if key in load("coldpress.runtime.sparsity", method).Options.model_fields
     }
 
 
@@ -45,7 +47,7 @@ def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, .
     """
     found: dict[str, None] = {}
     for name in methods_for(method, spec.exact_zeros, spec.is_mixture):
-        selector = load("runtime.sparsity", name)
+        selector = load("coldpress.runtime.sparsity", name)
         own = own_options(name, options) if method == AUTO else options
         families = selector.families(spec, options_of(selector, own))
         if spec.is_mixture:

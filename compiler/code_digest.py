@@ -11,21 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeGuard
 
-from compiler._io import digest
+import coldpress
+from coldpress.compiler.io import digest
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("compiler", "runtime", "schemas", "demo")
+ROOT = Path(coldpress.__file__).absolute().parents[1]
+PACKAGES = ("coldpress", "demo")
 RUNS_THE_ARTIFACT = ("verify",)
-KERNELS = "runtime.kernels"
+KERNELS = "coldpress.runtime.kernels"
 """Selectors import the kernels, which load any format, but only a stage that runs the artifact calls them."""
 NATIVE_SOURCES = {
-    **dict.fromkeys(RUNS_THE_ARTIFACT, ("runtime/native/CMakeLists.txt", "runtime/native/src/*")),
-    **dict.fromkeys(("calibrate", "recalibrate", "package"), ("runtime/native/src/crc32c.*",)),
+    **dict.fromkeys(RUNS_THE_ARTIFACT, ("coldpress/runtime/native/CMakeLists.txt", "coldpress/runtime/native/src/*")),
+    **dict.fromkeys(("calibrate", "recalibrate", "package"), ("coldpress/runtime/native/src/crc32c.*",)),
 }
 """The native core's sources by the stages that it works for: what is measured by running it, and checksums of what is
 written. The others import it at most."""
-LADDER = {"runtime.cache": ("linked", "lru", "static", "window"), "runtime.sparsity": ("dense",)}
-"""What a run of the artifact is compared with, whatever the build uses (runtime/ladder.py)."""
+LADDER = {"coldpress.runtime.cache": ("linked", "lru", "static", "window"), "coldpress.runtime.sparsity": ("dense",)}
+"""What a run of the artifact is compared with, whatever the build uses (runtime/cli/ladder.py)."""
 Plugins = Mapping[str, tuple[str, ...]]
 """Package -> the plug-ins of it that a build uses; of a package that is not named, all count."""
 
@@ -40,7 +41,7 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
     """The files that decide what a stage such as `order` results in, in a build that uses `plugins`, sorted."""
     if stage in RUNS_THE_ARTIFACT:
         plugins = {name: (*used, *LADDER.get(name, ())) for name, used in plugins.items()}
-    pending = [f"compiler.{stage}"]
+    pending = [f"coldpress.compiler.stages.{stage}"]
     found: dict[str, list[Path]] = {}
     while pending:
         name = pending.pop()
@@ -74,7 +75,7 @@ def _chosen(package: str, plugins: Plugins, root: Path) -> list[str]:
 
 
 def _is_package(value: object, root: Path) -> TypeGuard[str]:
-    """Whether `value` is like `runtime.cache`; the name of a top package alone is an ordinary word."""
+    """Whether `value` is like `coldpress.runtime.cache`; the name of a top package alone is an ordinary word."""
     parts = value.split(".") if isinstance(value, str) else []
     return len(parts) > 1 and parts[0] in PACKAGES and all(parts) and (root.joinpath(*parts) / "__init__.py").is_file()
 

@@ -2,7 +2,7 @@
 
 Reads shapes only, never weights. Sizes follow the storage rule of `stored_format`, so that a byte counted here is a
 byte in the artifact. Seconds are not estimated here: the simulator counts them (runtime/simulate.py), request by
-request, by the device profile's one law (`schemas.device.flash_seconds`).
+request, by the device profile's one law (`coldpress.schemas.device.flash_seconds`).
 """
 
 import math
@@ -13,15 +13,23 @@ from typing import Annotated, Protocol
 import numpy as np
 from pydantic import AfterValidator
 
-from runtime._plugins import load
-from runtime.kv_cache import kv_cache_bytes
-from runtime.quantities import parse_bytes
-from schemas.device import Flash
-from schemas.errors import ColdpressError
-from schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units, resident_roles, slice_length, slices
-from schemas.layout import KvCacheFormat
-from schemas.model import ModelSpec
-from schemas.predictors import matrix_shapes
+from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantities import parse_bytes
+from coldpress.schemas.device import Flash
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import (
+    WHOLE_MLP,
+    FamilyName,
+    FormatName,
+    num_units,
+    resident_roles,
+    slice_length,
+    slices,
+)
+from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.predictors import matrix_shapes
 
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
@@ -124,7 +132,7 @@ def tensor_bytes(role: str, shape: tuple[int, ...], format_name: FormatName) -> 
 
 def slice_bytes(length: int, format_name: FormatName) -> int:
     """Bytes of `length` values in a format, its groups padded (runtime/quantization)."""
-    return load("runtime.quantization", format_name).nbytes(length)
+    return load("coldpress.runtime.quantization", format_name).nbytes(length)
 
 
 def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> int:

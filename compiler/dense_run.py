@@ -4,15 +4,15 @@ is faster.
 The same weights in the same format, every unit used on every token, or every one of the experts that a router picks,
 each of them as often as another. Whole layers are pinned until the DRAM is spent, since a layer that is read at all
 waits for a first byte; the rest is streamed in the model's own order. The read buffer is the one of least time, so that
-dense is not judged by buffers that suit another method. Reads are the runtime's own (runtime/planner.py), their seconds
-the device's law; the text plays no part.
+dense is not judged by buffers that suit another method. Reads are the runtime's own (runtime/store/planner.py), their
+seconds the device's law; the text plays no part.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from compiler.cost_model import (
+from coldpress.compiler.cost_model import (
     PEAK_READ_BYTES,
     kv_cache_bytes,
     read_buffer_bytes,
@@ -20,17 +20,17 @@ from compiler.cost_model import (
     tensor_bytes,
     unit_bytes,
 )
-from compiler.sections import dense_bookkeeping_bytes
-from runtime import planner
-from runtime._extents import span_bytes
-from runtime._incoming import longest_read_bytes, modelled_flash_s, room_bytes
-from runtime.token_time import dram_seconds, fetch_seconds, looked_up_roles
-from schemas.device import DeviceProfile
-from schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
-from schemas.layout import KvCacheFormat
-from schemas.metrics import DenseRun
-from schemas.model import Model, ModelSpec
-from schemas.sparsity import Sparsity
+from coldpress.compiler.sections import dense_bookkeeping_bytes
+from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.store import planner
+from coldpress.runtime.store.clock import dram_seconds, fetch_seconds, looked_up_roles
+from coldpress.runtime.store.reads import longest_read_bytes, modelled_flash_s, room_bytes
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
+from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.metrics import DenseRun
+from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.sparsity import Sparsity
 
 
 def dense_run(
@@ -68,7 +68,7 @@ def dense_run(
 
 
 def computed_bytes(model: Model, format_name: FormatName, resident: int, kv_cache: int) -> int:
-    """Bytes of DRAM that computing a token reads besides units and predictors (runtime/token_time.py, before there is
+    """Bytes of DRAM that computing a token reads besides units and predictors (runtime/store/clock.py, before there is
     an artifact).
 
     Args:

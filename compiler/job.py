@@ -18,11 +18,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from compiler._io import Workspace, digest, load_record, save_record, sha256_of
-from compiler.code_digest import stage_digest
-from compiler.lock import job_lock
-from schemas.base import Record
-from schemas.errors import ColdpressError
+from coldpress.compiler.code_digest import stage_digest
+from coldpress.compiler.io import Workspace, digest, load_record, save_record, sha256_of
+from coldpress.compiler.lock import job_lock
+from coldpress.schemas.base import Record
+from coldpress.schemas.errors import ColdpressError
 
 STAGES = (
     "ingest",
@@ -51,7 +51,7 @@ STAGES = (
 
 def parameters_of(stage: str) -> dict[str, typing.Any]:
     """The parameters of a stage's `run` with their annotations, in order."""
-    run = importlib.import_module(f"compiler.{stage}").run
+    run = importlib.import_module(f"coldpress.compiler.stages.{stage}").run
     hints = typing.get_type_hints(run)
     return {name: hints[name] for name in inspect.signature(run).parameters}
 
@@ -96,7 +96,7 @@ def writer_of(stage: str, parameter: str, build: Collection[str]) -> str | None:
 
 
 def _result_of(stage: str) -> type[Record]:
-    return typing.get_type_hints(importlib.import_module(f"compiler.{stage}").run)["return"]
+    return typing.get_type_hints(importlib.import_module(f"coldpress.compiler.stages.{stage}").run)["return"]
 
 
 def flag(name: str) -> str:
@@ -140,7 +140,7 @@ def run_job(job: Job) -> Record:
         fingerprint = digest(job.stage, code, config.to_json(), *input_digests)
         inputs["work"] = Workspace(job.output.resolve().with_suffix(""), fingerprint)
     _remove_leftovers(job.output.resolve())
-    run = importlib.import_module(f"compiler.{job.stage}").run
+    run = importlib.import_module(f"coldpress.compiler.stages.{job.stage}").run
     record = run(**{name: inputs[name] for name in parameters})
     save_record(record, job.output)
     return record
@@ -167,9 +167,9 @@ def execute(stage: str, argv: list[str]) -> None:
 
 
 def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> argparse.ArgumentParser:
-    module = importlib.import_module(f"compiler.{stage}")
+    module = importlib.import_module(f"coldpress.compiler.stages.{stage}")
     parser = argparse.ArgumentParser(
-        prog=f"python -m compiler {stage}",
+        prog=f"python -m coldpress.compiler {stage}",
         description=inspect.getdoc(module),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

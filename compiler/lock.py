@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError
 
 LOCK_FILE, JOBS_FILE = ".lock", ".jobs"
 BUILD_VARIABLE = "COLDPRESS_BUILD"

@@ -6,12 +6,13 @@ with the file, the place and what was found.
 
 from pathlib import Path
 
-from runtime.yaml_records import load_yaml
-from schemas.device import DeviceProfile
-from schemas.errors import UnknownNameError
-from schemas.profiles import ModelProfile
+import coldpress
+from coldpress.runtime.profiles.yaml_records import load_yaml
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import UnknownNameError
+from coldpress.schemas.profiles import ModelProfile
 
-PROFILES = Path(__file__).resolve().parent.parent / "profiles"
+PROFILES = Path(coldpress.__file__).parent / "profiles"
 MEASURED_HOST = "host.yaml"
 """In the build folder: the profile of the machine at hand, as compiler/device/__main__.py measured it."""
 

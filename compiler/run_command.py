@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from schemas.metrics import Sample
+from coldpress.schemas.metrics import Sample
 
 PROGRAM = "coldpress-run"
 

@@ -8,12 +8,12 @@ parts (ActiveFlow 3, Fig. 9).
 
 from collections.abc import Sequence
 
-from compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes, unit_bytes
-from runtime._plugins import load
-from runtime.bookkeeping import counted_bytes
-from schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
-from schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
-from schemas.model import ModelSpec
+from coldpress.compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes, unit_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes
+from coldpress.runtime.plugins import load
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
+from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
+from coldpress.schemas.model import ModelSpec
 
 
 def make_sections(
@@ -45,8 +45,8 @@ def image_bytes(sections: Sequence[Section]) -> int:
 
 
 def bookkeeping_bytes(spec: ModelSpec, sections: Sequence[Section], method: str, page_bytes: int) -> int:
-    """What a run of `method` keeps beside weights, KV cache, buffers and units (runtime/bookkeeping.py, before there is
-    an artifact)."""
+    """What a run of `method` keeps beside weights, KV cache, buffers and units (runtime/plan/bookkeeping.py, before
+    there is an artifact)."""
     return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, kept_arrays(sections, method))
 
 
@@ -67,7 +67,7 @@ def asked_budget_bytes(
 
 def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:
     """What the tables will hold of a selector."""
-    kept = load("runtime.sparsity", method).KEPT
+    kept = load("coldpress.runtime.sparsity", method).KEPT
     return [
         SelectorArray.model_validate(
             {"layer": layer, "family": section.family, "name": name}

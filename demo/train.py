@@ -1,6 +1,6 @@
 """Decides the demo model: trains it from the standard library's own documentation.
 
-Reads the train and validation splits of compiler.tokenize.pydoc, nothing else. Writes a Hugging Face
+Reads the train and validation splits of coldpress.compiler.stages.tokenize.pydoc, nothing else. Writes a Hugging Face
 folder (fp16 safetensors, configuration, tokenizer) and a JSON file with the run's figures.
 Of the weights seen at the evaluations, those with the lowest validation loss are kept;
 the test split is only measured at the end. Same seed, threads, library versions and kind
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from compiler.tokenize import pydoc as corpus
+from coldpress.compiler.stages.tokenize import pydoc as corpus
 from demo.gates import GatePenalty, ZeroCounter
 from demo.tokens import pack, train_tokenizer
 

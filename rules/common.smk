@@ -15,14 +15,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.en
 
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-from compiler.code_digest import stage_digest
-from compiler.lock import build_lock
-from compiler.workflow import inputs, settings
-from compiler.workflow.download import check_before_download
-from compiler.workflow.ending import Ending
-from compiler.workflow.last_words import last_words, marks
-from runtime import _plugins
-from schemas.errors import ColdpressError
+from coldpress.compiler.code_digest import stage_digest
+from coldpress.compiler.lock import build_lock
+from coldpress.compiler.workflow import inputs, settings
+from coldpress.compiler.workflow.download import check_before_download
+from coldpress.compiler.workflow.ending import Ending
+from coldpress.compiler.workflow.last_words import last_words, marks
+from coldpress.runtime import plugins
+from coldpress.schemas.errors import ColdpressError
 
 
 def checked(function, *arguments):
@@ -67,7 +67,7 @@ UNPUBLISHED = f"{FOLDER}/{DEVICE}/package/artifact"
 # What a stage `export` of this build or an earlier one, which may have had another format, leaves beside it.
 EXPORTS = f"{FOLDER}/{DEVICE}/{CONFIG.model.name}-{CONFIG.target}."
 EXPORTED = json.dumps(
-    [f"{FOLDER}/{DEVICE}/export.json", *(EXPORTS + name for name in _plugins.names("compiler.export"))],
+    [f"{FOLDER}/{DEVICE}/export.json", *(EXPORTS + name for name in plugins.names("coldpress.compiler.stages.export"))],
     ensure_ascii=False,
 )
 STANDS = os.path.isfile(f"{ARTIFACT}/manifest.json")
@@ -95,7 +95,9 @@ wildcard_constraints:
 def job(stage):
     """The beginning of a stage's command line; its rule has `code` and `settings` among its params."""
     return (
-        "OMP_NUM_THREADS={threads} {sys.executable:q} -m compiler " + stage + " {params.settings} --code {params.code}"
+        "OMP_NUM_THREADS={threads} {sys.executable:q} -m coldpress.compiler "
+        + stage
+        + " {params.settings} --code {params.code}"
         " --build {FOLDER:q} --output {output[0]:q}"
     )
 

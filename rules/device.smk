@@ -12,4 +12,4 @@ rule device:
         code=code("device.__main__"),
         files=stamps(CONFIG.near(CONFIG.device_file)),
     shell:
-        "{sys.executable:q} -m compiler.device resolve {CONFIG.device_file:q} --output {output:q} 2> {log:q}"
+        "{sys.executable:q} -m coldpress.compiler.device resolve {CONFIG.device_file:q} --output {output:q} 2> {log:q}"

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from schemas.base import MAX_EXACT_INTEGER
-from schemas.errors import ColdpressError, clipped
+from coldpress.schemas.base import MAX_EXACT_INTEGER
+from coldpress.schemas.errors import ColdpressError, clipped
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from runtime._counters import Counters
-from runtime.artifact.reader import Artifact
-from runtime.flash import simulated
-from runtime.store import Store
-from runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
-from schemas.errors import ColdpressError
-from schemas.layout import Plan
-from schemas.metrics import RunMetrics
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.flash import simulated
+from coldpress.runtime.store.counters import Counters
+from coldpress.runtime.store.store import Store
+from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.metrics import RunMetrics
 
 
 def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Sequence[Event] = ()) -> RunMetrics:

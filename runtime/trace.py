@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from runtime.artifact import tensor_files
-from runtime.artifact.errors import TensorFileError, short
-from schemas.families import FAMILIES
+from coldpress.runtime.artifact import tensor_files
+from coldpress.runtime.artifact.errors import TensorFileError, short
+from coldpress.schemas.families import FAMILIES
 
 STREAM, FETCH, RESET, END, PRELOAD = 0, 1, 2, 3, 4
 NO_IDS = np.empty(0, np.int32)

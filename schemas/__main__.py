@@ -1,21 +1,22 @@
-"""`python -m schemas` tells whether the JSON Schemas are those of the records; with `--fix` it writes them."""
+"""`python -m coldpress.schemas` says whether the JSON Schemas match the records; `--fix` writes them."""
 
 import argparse
 import sys
 
-from schemas import _generate
+from coldpress.schemas import _generate
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 1 if something is out of date."""
-    parser = argparse.ArgumentParser(prog="python -m schemas", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m coldpress.schemas", description=__doc__)
     parser.add_argument("--fix", action="store_true", help="write the files that are out of date")
     arguments = parser.parse_args(argv)
     names = _generate.outdated()
     if arguments.fix:
         _generate.write()
     for name in names:
-        print(f"schemas/json/{name}: {'written' if arguments.fix else 'out of date; run python -m schemas --fix'}")
+        state = "written" if arguments.fix else "out of date; run python -m coldpress.schemas --fix"
+        print(f"schemas/json/{name}: {state}")
     return 1 if names and not arguments.fix else 0
 
 

@@ -1,8 +1,8 @@
 """JSON Schemas of the records, one file per module of this package, for readers in other languages.
 
 A module with one outermost record gives that record's schema; one with several, such as metrics, accepts any of them.
-The records are the source: `python -m schemas --fix` writes the files, and a test keeps them equal. Keys of `--config`
-are declared by the stages, so config.schema.json is made by compiler/workflow/key_documents.py.
+The records are the source: `python -m coldpress.schemas --fix` writes the files, and a test keeps them equal. Keys of
+`--config` are declared by the stages, so config.schema.json is made by compiler/workflow/key_documents.py.
 """
 
 import importlib
@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-import schemas
-from schemas.base import Record
-from schemas.manifest import Manifest
-from schemas.sealed import KEY
+from coldpress import schemas
+from coldpress.schemas.base import Record
+from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.sealed import KEY
 
 FOLDER = Path(__file__).parent / "json"
 ELSEWHERE = {"config.schema.json"}
@@ -35,7 +35,7 @@ def _modules() -> list[str]:
 
 def _outermost(name: str) -> list[type[Record]]:
     """The records defined in a module that no other record of it contains or extends."""
-    module = importlib.import_module(f"schemas.{name}")
+    module = importlib.import_module(f"coldpress.schemas.{name}")
     own = [
         value
         for value in vars(module).values()

@@ -15,8 +15,8 @@ layer, `block_similarity` float64 [num_blocks], each block's mean cosine with th
 
 from typing import Literal
 
-from schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
-from schemas.families import FamilyName
+from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.families import FamilyName
 
 
 class FamilyStatistics(Record):

@@ -1,7 +1,7 @@
 """What every record is: frozen, strict, closed to unknown fields.
 
 A record is written as JSON with sorted keys. Arrays never live inside a record: it names a safetensors file
-(`ArrayFile`) whose path is absolute in memory and relative to the record's own folder on disk (compiler/_io.py).
+(`ArrayFile`) whose path is absolute in memory and relative to the record's own folder on disk (compiler/io.py).
 """
 
 import json

@@ -19,7 +19,8 @@ class Key:
     name: str = ""
     """What users call it; empty: as the field is called."""
     plugins: str = ""
-    """Package whose plug-ins are the values, such as `runtime.cache`; empty: the field's type says which fit."""
+    """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type says which
+    fit."""
     auto: bool = False
     """Whether `auto` is a value too, which the workflow resolves before a stage sees it."""
     default: str = ""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from schemas.base import ArrayFile, PositiveCount, Record, Sha256
+from coldpress.schemas.base import ArrayFile, PositiveCount, Record, Sha256
 
 Split = Literal["calibration", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("calibration", "validation", "test")

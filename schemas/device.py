@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from schemas.base import Many, PositiveCount, Record
+from coldpress.schemas.base import Many, PositiveCount, Record
 
 T = TypeVar("T")
 SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)

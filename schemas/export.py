@@ -1,13 +1,13 @@
 """What `export` gives: a file for another engine, and what in it differs from the artifact that it was made of."""
 
-from schemas.base import Many, PositiveCount, Record, Sha256
+from coldpress.schemas.base import Many, PositiveCount, Record, Sha256
 
 
 class Export(Record):
     """One file in another engine's format."""
 
     target: str
-    """A file of compiler/export."""
+    """A file of compiler/stages/export."""
     file: str
     """Absolute in memory."""
     sha256: Sha256

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from schemas.base import Record
-from schemas.errors import UnknownNameError
-from schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, role_shape
+from coldpress.schemas.base import Record
+from coldpress.schemas.errors import UnknownNameError
+from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, role_shape
 
 Signal = Literal[
     "attention_input",

@@ -6,9 +6,9 @@ of x xᵀ, float32 [n, n], symmetric, where x [n] is the signal as far as the bu
 
 from collections.abc import Mapping
 
-from schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256
-from schemas.families import Signal
-from schemas.model import MatrixRole
+from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256
+from coldpress.schemas.families import Signal
+from coldpress.schemas.model import MatrixRole
 
 INPUT_OF: Mapping[MatrixRole, Signal] = {
     "q_proj": "attention_input",

@@ -4,7 +4,7 @@ Arrays of a layer (safetensors): under each of the layer's matrices, as `down_pr
 square of each of its inputs over the text that the file was made from, float32 [inputs]. `shared` holds `lm_head`.
 """
 
-from schemas.base import ArrayFile, Count, Record, Sha256
+from coldpress.schemas.base import ArrayFile, Count, Record, Sha256
 
 
 class LayerImportance(Record):

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.base import Count, Many, Options, PositiveCount, Record, Share
-from schemas.errors import clipped
-from schemas.families import PLUGIN_NAME, FamilyName, Method
+from coldpress.schemas.base import Count, Many, Options, PositiveCount, Record, Share
+from coldpress.schemas.errors import clipped
+from coldpress.schemas.families import PLUGIN_NAME, FamilyName, Method
 
 SECTION_ALIGN_BYTES = 65536
 CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
@@ -115,7 +115,7 @@ class Plan(Record):
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     collapse: Collapse = "static"
-    """Whether that gap holds throughout, or is where a run begins that finds its own (runtime/collapse.py)."""
+    """Whether that gap holds throughout, or is where a run begins that finds its own (runtime/store/gap.py)."""
     queue_depth: PositiveCount
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""

@@ -5,12 +5,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Count, Many, PositiveCount, Record, Sha256
-from schemas.device import DeviceProfile
-from schemas.families import FamilyName, FormatName, Slice
-from schemas.layout import Plan, Section
-from schemas.model import ModelSpec
-from schemas.quantized import ResidentTensor
+from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FamilyName, FormatName, Slice
+from coldpress.schemas.layout import Plan, Section
+from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.quantized import ResidentTensor
 
 FORMAT_NAME = "coldpress"
 FORMAT_MAJOR = 2

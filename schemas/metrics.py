@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from schemas.base import Count, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.base import Count, PositiveCount, Record, Sha256, Share
 
 Measured = Annotated[
     float,
@@ -35,7 +35,7 @@ class RunMetrics(Record):
     modelled_flash_s: float
     """What these reads take on the artifact's device, request by request (schemas/device.py)."""
     modelled_dram_s: float
-    """What computing and copying take there, by bytes over DRAM bandwidth (runtime/token_time.py)."""
+    """What computing and copying take there, by bytes over DRAM bandwidth (runtime/store/clock.py)."""
     modelled_s: float
     """What the tokens take there: both, of which a request's run at once."""
     flash_s: float
@@ -58,7 +58,7 @@ class RunMetrics(Record):
     """What the budget covers: resident, predictors, KV cache, buffers, slots."""
     peak_rss_bytes: Count
     extents_sha256: Sha256 | None = None
-    """Digest over all reads, in order (runtime/store.py): equal for a real run and its simulation."""
+    """Digest over all reads, in order (runtime/store/store.py): equal for a real run and its simulation."""
     direct_io: bool | None = None
     """Whether reads bypassed the page cache; if not, DRAM outside the budget may hold copies of the weights."""
 
@@ -100,7 +100,8 @@ class DenseRun(Record):
 
 
 class LadderStep(Record):
-    """One mechanism more, on the artifact's device, in modelled seconds of a decoded token (compiler/ladder.py)."""
+    """One mechanism more, on the artifact's device, in modelled seconds of a decoded token
+    (compiler/stages/verify/ladder.py)."""
 
     name: str
     tokens_per_s: float
@@ -133,7 +134,8 @@ class Sample(Record):
 
 
 class Divergence(Record):
-    """How the artifact's distributions of the next token differ from the source's, in nats (compiler/divergence.py)."""
+    """How the artifact's distributions of the next token differ from the source's, in nats
+    (compiler/stages/verify/divergence.py)."""
 
     mean_kld: Measured
     mean_kld_error: Measured

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
 
 Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh"]
 """The function of the gate, or of up in an MLP without one. `relu2` is relu(x)**2 (So et al. 2021); with `drelu` it is

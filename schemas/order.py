@@ -5,8 +5,8 @@ Arrays of an entry: `order` int32 [num_units], a permutation; order[position] is
 
 from pydantic import Field
 
-from schemas.base import ArrayFile, Count, PositiveCount, Record
-from schemas.families import FamilyName
+from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record
+from coldpress.schemas.families import FamilyName
 
 
 class GapCost(Record):
@@ -27,7 +27,7 @@ class FamilyOrder(Record):
     """Consecutive layers that share the order."""
     family: FamilyName
     heuristic: str
-    """Whose order it is: the file of compiler/order, or the winner where that is `auto`."""
+    """Whose order it is: the file of compiler/stages/order, or the winner where that is `auto`."""
     arrays: ArrayFile
     adjacent_coactivation: float
     """Share of activations whose flash neighbour is active on the same token; 0 where nothing was counted."""

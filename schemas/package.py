@@ -1,6 +1,6 @@
 """What `package` and `publish` give: where an artifact stands, its identity and its sizes."""
 
-from schemas.base import Count, PositiveCount, Record, Sha256
+from coldpress.schemas.base import Count, PositiveCount, Record, Sha256
 
 
 class Package(Record):

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import ArrayFile, Count, Record, Share
-from schemas.families import FamilyName
+from coldpress.schemas.base import ArrayFile, Count, Record, Share
+from coldpress.schemas.families import FamilyName
 
 Tier = Literal["accelerator", "dram", "flash"]
 

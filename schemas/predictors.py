@@ -10,10 +10,10 @@ Arrays of a predictor: `fc1`, `fc2` uint8 [rows, row_bytes], each row encoded in
 
 from pydantic import Field
 
-from schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
-from schemas.families import WHOLE_MLP, FormatName, num_units
-from schemas.metrics import Measured
-from schemas.model import ModelSpec
+from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.families import WHOLE_MLP, FormatName, num_units
+from coldpress.schemas.metrics import Measured
+from coldpress.schemas.model import ModelSpec
 
 
 def matrix_shapes(spec: ModelSpec, rank: int) -> dict[str, tuple[int, int]]:
@@ -49,7 +49,7 @@ class Ladder(Record):
     density: Share
     """Share of the units that are active, on the same tokens."""
     skewness: Share
-    """0 where all units are as likely to be active, 1 where each always or never is (compiler/predict)."""
+    """0 where all units are as likely to be active, 1 where each always or never is (compiler/stages/predict)."""
     suggested_rank: PositiveCount
     """What sparsity and skewness let expect; one of the rungs."""
     rungs: tuple[Rung, ...] = Field(min_length=1)

@@ -1,6 +1,6 @@
 """What `preflight` finds before the long stages: what they need, what there is, and whether a small trial went well."""
 
-from schemas.base import Count, PositiveCount, Record
+from coldpress.schemas.base import Count, PositiveCount, Record
 
 
 class StageNeeds(Record):

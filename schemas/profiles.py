@@ -6,8 +6,8 @@ every cluster job that parses the workflow again, needs no network.
 
 from pydantic import Field
 
-from schemas.base import PositiveCount, Record
-from schemas.config import NAME_PATTERN, REVISION_PATTERN
+from coldpress.schemas.base import PositiveCount, Record
+from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
 
 
 class ModelProfile(Record):

@@ -5,8 +5,8 @@ without the `layers.<i>.` prefix: uint8 [rows, row_bytes] if quantized, else flo
 (embeddings, final norm, head, rotary frequencies) are in `shared`, under their roles.
 """
 
-from schemas.base import ArrayFile, Count, Many, PositiveCount, Record
-from schemas.families import FormatName
+from coldpress.schemas.base import ArrayFile, Count, Many, PositiveCount, Record
+from coldpress.schemas.families import FormatName
 
 
 class ResidentTensor(Record):

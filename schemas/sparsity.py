@@ -5,9 +5,9 @@ Arrays: `<layer>.<family>.<name>`, what the selector fitted for a family of a la
 
 from pydantic import Field
 
-from schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
-from schemas.families import FamilyName, FormatName, Method
-from schemas.layout import KvCacheFormat, layer_groups
+from coldpress.schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
+from coldpress.schemas.families import FamilyName, FormatName, Method
+from coldpress.schemas.layout import KvCacheFormat, layer_groups
 
 
 class Budget(Record):
@@ -19,7 +19,7 @@ class Budget(Record):
     predictor_bytes: Count
     kv_cache_bytes: Count
     bookkeeping_bytes: Count
-    """Tables, slot maps, objects and a token's working memory (runtime/bookkeeping.py)."""
+    """Tables, slot maps, objects and a token's working memory (runtime/plan/bookkeeping.py)."""
     buffer_bytes: Count
     """The read buffer."""
     cache_bytes: Count

@@ -1,6 +1,6 @@
 """Array files of which only some rows are in memory: hidden states and inputs of all calibration tokens.
 
-The format is that of compiler/_io.py's array files (safetensors), byte for byte; rows are written and read where they
+The format is that of compiler/io.py's array files (safetensors), byte for byte; rows are written and read where they
 lie, by several threads at once.
 """
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler._io import replacing
-from compiler.checkpoint.headers import read_header
-from runtime import _native
-from runtime.artifact.tensor_header import CODES, NUMPY_NAMES, TensorEntry, make_header
-from schemas.errors import ColdpressError
+from coldpress.compiler.checkpoint.headers import read_header
+from coldpress.compiler.io import replacing
+from coldpress.runtime import _native
+from coldpress.runtime.artifact.tensor_header import CODES, NUMPY_NAMES, TensorEntry, make_header
+from coldpress.schemas.errors import ColdpressError
 
 REMEDY = "delete the file, then build again"
 

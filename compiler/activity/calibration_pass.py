@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from compiler._io import Workspace
-from compiler._shared_settings import DeviceSetting
-from compiler.activity.forward import ComputeDtype, LayerStream, choose_device, choose_dtype
-from compiler.activity.layer_counts import Activity
-from compiler.activity.shards import shard_text, task_tokens
-from compiler.activity.statistics import collect
-from schemas.activations import Activations
-from schemas.base import Count, PositiveCount
-from schemas.config import Key
-from schemas.corpus import Corpus
-from schemas.families import FamilyName
-from schemas.model import Model
+from coldpress.compiler.activity.forward import ComputeDtype, LayerStream, choose_device, choose_dtype
+from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.activity.shards import shard_text, task_tokens
+from coldpress.compiler.activity.statistics import collect
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.shared_settings import DeviceSetting
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import Count, PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.model import Model
 
 
 class ComputeConfig(DeviceSetting):

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler._io import load_arrays
-from runtime._plugins import load
-from schemas.families import Signal, activity_of, num_experts
-from schemas.model import ModelSpec
-from schemas.sparsity import Sparsity
+from coldpress.compiler.io import load_arrays
+from coldpress.runtime.plugins import load
+from coldpress.schemas.families import Signal, activity_of, num_experts
+from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from compiler.activity.taps import Change
+    from coldpress.compiler.activity.taps import Change
 
 Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
 """A selector's arrays by layer and family."""
@@ -87,4 +87,4 @@ def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.nd
 
 def choice_of(sparsity: Sparsity, spec: ModelSpec) -> Choice:
     """The build's selector."""
-    return Choice(load("runtime.sparsity", sparsity.method), selector_arrays(sparsity), spec)
+    return Choice(load("coldpress.runtime.sparsity", sparsity.method), selector_arrays(sparsity), spec)

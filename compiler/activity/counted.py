@@ -1,8 +1,8 @@
 """The statistics of a family that a stage needs bits or counts of, and one sentence where there are none."""
 
-from schemas.activations import Activations, FamilyStatistics
-from schemas.errors import ColdpressError
-from schemas.families import FamilyName
+from coldpress.schemas.activations import Activations, FamilyStatistics
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName
 
 
 def counted(activations: Activations, layer: int, family: FamilyName) -> FamilyStatistics:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from compiler.activity import taps
-from compiler.architectures import _common
-from compiler.checkpoint.private import private_folder
-from compiler.checkpoint.source_json import read_object
-from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role, read_rows, read_stored, stored_dtype
-from runtime._plugins import load
-from schemas.errors import CheckpointError, ColdpressError
-from schemas.families import Signal
-from schemas.model import Model
+from coldpress.compiler.activity import taps
+from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.private import private_folder
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role, read_rows, read_stored, stored_dtype
+from coldpress.runtime.plugins import load
+from coldpress.schemas.errors import CheckpointError, ColdpressError
+from coldpress.schemas.families import Signal
+from coldpress.schemas.model import Model
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +146,7 @@ class LayerStream:
         self.model, self.spec = model, model.spec
         self.device, self.dtype = torch.device(choose_device(device)), getattr(torch, dtype)
         self.threads = threads if self.device.type == "cpu" else 1
-        self._architecture = load("compiler.architectures", model.spec.model_type)
+        self._architecture = load("coldpress.compiler.architectures", model.spec.model_type)
         raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
         self._config = _common.source_config(self._architecture.MODULES, raw)
         self._parameters = self._architecture.parameters(self._config, model.spec)

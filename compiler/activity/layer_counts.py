@@ -11,24 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler.activity.array_rows import RowReader, RowWriter
-from compiler.activity.choice import Choice
-from compiler.activity.forward import Hooks
-from compiler.activity.packed_bits import population
-from compiler.activity.signals import (
-    magnitude_edges,
-    magnitude_histogram,
-    pack_nonzero,
-    shared_top,
-)
-from runtime.sparsity import topk
-from schemas.families import FAMILIES, Signal
-from schemas.model import ModelSpec
+from coldpress.compiler.activity.array_rows import RowReader, RowWriter
+from coldpress.compiler.activity.choice import Choice
+from coldpress.compiler.activity.forward import Hooks
+from coldpress.compiler.activity.packed_bits import population
+from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histogram, pack_nonzero, shared_top
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.families import FAMILIES, Signal
+from coldpress.schemas.model import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from compiler.activity.taps import Change
+    from coldpress.compiler.activity.taps import Change
 
 CHUNK_ROWS = 1024
 TOP_DENSITIES = (0.1, 0.2, 0.3, 0.5)

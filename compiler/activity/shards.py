@@ -10,15 +10,15 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from compiler._io import Workspace, checked_path, load_arrays
-from compiler.activity.array_rows import RowReader, RowWriter, writing_rows
-from compiler.activity.layer_counts import Text, joined
-from compiler.activity.statistics import layer_record
-from schemas.activations import Activations, LayerStatistics, TaskTokens
-from schemas.base import ArrayFile
-from schemas.corpus import Corpus
-from schemas.errors import ColdpressError
-from schemas.families import FamilyName
+from coldpress.compiler.activity.array_rows import RowReader, RowWriter, writing_rows
+from coldpress.compiler.activity.layer_counts import Text, joined
+from coldpress.compiler.activity.statistics import layer_record
+from coldpress.compiler.io import Workspace, checked_path, load_arrays
+from coldpress.schemas.activations import Activations, LayerStatistics, TaskTokens
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName
 
 COPY_ROWS = 1024
 SUMMED = ("counts", "magnitude_histogram", "task_counts")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler._compiled import compiled
+from coldpress.compiler.compiled import compiled
 
 OCTAVE_BINS = 32
 FIRST_OCTAVE, LAST_OCTAVE = -24, 16

@@ -14,15 +14,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler._io import Workspace, checked_path, load_arrays
-from compiler.activity.array_rows import RowReader, RowWriter, row_checksums, writing_rows
-from compiler.activity.forward import LayerStream
-from compiler.activity.layer_counts import TOP_DENSITIES, Activity, LayerCounts, Text, Watch, keys_of, top_selected
-from compiler.activity.packed_bits import population
-from schemas.activations import FamilyStatistics, LayerStatistics, TopPrecision
-from schemas.base import ArrayFile
-from schemas.errors import ColdpressError
-from schemas.families import FAMILIES, FamilyName, Signal, activity_of, num_units
+from coldpress.compiler.activity.array_rows import RowReader, RowWriter, row_checksums, writing_rows
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.layer_counts import (
+    TOP_DENSITIES,
+    Activity,
+    LayerCounts,
+    Text,
+    Watch,
+    keys_of,
+    top_selected,
+)
+from coldpress.compiler.activity.packed_bits import population
+from coldpress.compiler.io import Workspace, checked_path, load_arrays
+from coldpress.schemas.activations import FamilyStatistics, LayerStatistics, TopPrecision
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FAMILIES, FamilyName, Signal, activity_of, num_units
 
 if TYPE_CHECKING:
     from torch import Tensor

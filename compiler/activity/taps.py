@@ -7,9 +7,9 @@ the caller's. A layer has the signals that its architecture names, and asking fo
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from compiler.architectures._common import Modules, Tap
-from schemas.errors import ColdpressError
-from schemas.families import Signal
+from coldpress.compiler.architectures._common import Modules, Tap
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import Signal
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler._io import load_arrays
-from compiler.checkpoint.tensors import read_rows
-from schemas.activations import Activations
-from schemas.families import FamilyName, num_units, slices
-from schemas.model import Model, ModelSpec, matrices, role_shape
+from coldpress.compiler.checkpoint.tensors import read_rows
+from coldpress.compiler.io import load_arrays
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.families import FamilyName, num_units, slices
+from coldpress.schemas.model import Model, ModelSpec, matrices, role_shape
 
 NORMS = "unit_norms"
 BY_TOKEN = ("bits", "context_counts")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from schemas.errors import CheckpointError
-from schemas.families import Signal
-from schemas.model import Activation, ModelSpec
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.families import Signal
+from coldpress.schemas.model import Activation, ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,8 @@ entries of a signal.
 import functools
 from typing import TYPE_CHECKING, Any
 
-from compiler.architectures import _common
-from schemas.families import Signal
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.families import Signal
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,9 +7,9 @@ one line of the MLP that differs. Predictors that TurboSparse keeps beside its w
 import functools
 from typing import TYPE_CHECKING, Any
 
-from compiler.architectures import _common
-from schemas.errors import CheckpointError
-from schemas.model import ModelSpec
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -5,9 +5,9 @@ Tensors have the names of the published checkpoints, which newer versions of tra
 
 from typing import Any
 
-from compiler.architectures import _common, _experts
-from schemas.errors import CheckpointError
-from schemas.model import MatrixRole, ModelSpec, matrices
+from coldpress.compiler.architectures import _common, _experts
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import MatrixRole, ModelSpec, matrices
 
 KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok"}
 MODULES = _common.Modules(

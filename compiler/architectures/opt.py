@@ -6,9 +6,9 @@ architectures under the same name; they are refused.
 
 from typing import Any
 
-from compiler.architectures import _common
-from schemas.errors import CheckpointError
-from schemas.model import ModelSpec
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec
 
 KEYS = frozenset(
     {

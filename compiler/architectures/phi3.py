@@ -6,8 +6,8 @@ spec's `max_position_embeddings` says so.
 
 from typing import Any
 
-from compiler.architectures import _common
-from schemas.model import ModelSpec
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.model import ModelSpec
 
 KEYS = _common.LLAMA_KEYS | {"sliding_window"}
 MODULES = _common.llama_modules(

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from compiler.architectures import _common
-from schemas.model import ModelSpec
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.model import ModelSpec
 
 KEYS = _common.LLAMA_KEYS | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
 MODULES = _common.llama_modules("Qwen2")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from compiler.architectures import _common
-from schemas.model import ModelSpec
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.model import ModelSpec
 
 KEYS = _common.LLAMA_KEYS | {
     "head_dim",

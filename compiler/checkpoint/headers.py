@@ -7,10 +7,10 @@ import os
 import re
 from pathlib import Path
 
-from runtime.artifact import tensor_header
-from runtime.artifact.strict_json import Limits
-from runtime.artifact.tensor_header import ITEM_BYTES, Rules, TensorEntry
-from schemas.errors import CheckpointError
+from coldpress.runtime.artifact import tensor_header
+from coldpress.runtime.artifact.strict_json import Limits
+from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, Rules, TensorEntry
+from coldpress.schemas.errors import CheckpointError
 
 RULES = Rules(
     dtypes=tuple(ITEM_BYTES),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.checkpoint.weight_files import FILE_NAME
-from schemas.errors import CheckpointError, ColdpressError
+from coldpress.compiler.checkpoint.weight_files import FILE_NAME
+from coldpress.schemas.errors import CheckpointError, ColdpressError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo

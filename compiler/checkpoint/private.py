@@ -5,9 +5,9 @@ Both stages put it beside their record, which lists its files with their digests
 
 from pathlib import Path
 
-from compiler._io import checked_file
-from schemas.errors import CheckpointError
-from schemas.model import Model
+from coldpress.compiler.io import checked_file
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import Model
 
 
 def record_of(model: Model) -> str:

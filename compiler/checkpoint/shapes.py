@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from compiler.architectures import _common
-from compiler.checkpoint.source_config import checked_config
-from compiler.checkpoint.source_json import read_object
-from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from schemas.model import ModelSpec, role_shape
+from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.source_config import checked_config
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
+from coldpress.schemas.model import ModelSpec, role_shape
 
 
 @dataclass(frozen=True)

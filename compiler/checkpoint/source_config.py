@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from compiler.architectures import _common
-from runtime._plugins import load, names
-from runtime.artifact.errors import short
-from schemas.errors import CheckpointError
+from coldpress.compiler.architectures import _common
+from coldpress.runtime.artifact.errors import short
+from coldpress.runtime.plugins import load, names
+from coldpress.schemas.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-ARCHITECTURES = "compiler.architectures"
+ARCHITECTURES = "coldpress.compiler.architectures"
 CODE_KEYS = (
     "_attn_implementation",
     "_attn_implementation_internal",

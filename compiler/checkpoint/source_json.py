@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runtime.artifact import strict_json
-from schemas.errors import CheckpointError
+from coldpress.runtime.artifact import strict_json
+from coldpress.schemas.errors import CheckpointError
 
 
 def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_json.FOREIGN) -> Any:

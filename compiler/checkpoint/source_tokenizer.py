@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compiler.checkpoint.source_json import read_json, read_object
-from runtime import _tokenizer_rules
-from runtime._tokenizer_process import LimitedEngine
-from schemas.errors import ArtifactError, CheckpointError, clipped
-from schemas.model import ModelSpec
+from coldpress.compiler.checkpoint.source_json import read_json, read_object
+from coldpress.runtime.text import rules
+from coldpress.runtime.text.process import LimitedEngine
+from coldpress.schemas.errors import ArtifactError, CheckpointError, clipped
+from coldpress.schemas.model import ModelSpec
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 """Where newer checkpoints keep what older ones have in their settings."""
-MAX_TOKENIZER_BYTES = _tokenizer_rules.JSON.size_bytes
+MAX_TOKENIZER_BYTES = rules.JSON.size_bytes
 MAX_SETTINGS_BYTES = 16 << 20
 SAMPLE = "The quick brown fox jumps over the lazy dog 12 times or 345; a naïve façade costs 6 €.\n" * 20
 
@@ -39,7 +39,7 @@ class SourceTokenizer:
         path = folder / TOKENIZER
         if not path.is_file():
             raise CheckpointError(f"{TOKENIZER} is missing in the checkpoint; write it with save_pretrained")
-        self._reason = _tokenizer_rules.why_unbounded(read_json(path, MAX_TOKENIZER_BYTES, _tokenizer_rules.JSON))
+        self._reason = rules.why_unbounded(read_json(path, MAX_TOKENIZER_BYTES, rules.JSON))
         self._limited: LimitedEngine | None = None
         if self._reason is not None:
             with self._limits(SAMPLE):
@@ -80,7 +80,7 @@ class SourceTokenizer:
 
 
 def bos_of(folder: Path, spec: ModelSpec, tokenizer: SourceTokenizer) -> int | None:
-    """The id that stands before each block of text, or None: the same as before a prompt (runtime/tokenizer.py).
+    """The id that stands before each block of text, or None: the same as before a prompt (runtime/text/tokenizer.py).
 
     The tokenizer's own post-processor adds it, or tokenizer_config.json asks for it with `add_bos_token`.
     """

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compiler.checkpoint.tensors import FLOAT_DTYPES, read_entry
-from compiler.checkpoint.weight_files import Located
-from schemas.errors import CheckpointError
-from schemas.model import ModelSpec, TensorSource, role_shape
+from coldpress.compiler.checkpoint.tensors import FLOAT_DTYPES, read_entry
+from coldpress.compiler.checkpoint.weight_files import Located
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec, TensorSource, role_shape
 
 IGNORED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
 """Buffers that old versions saved and nobody reads."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.checkpoint.headers import read_header
-from compiler.checkpoint.private import checked_weights, private_folder
-from compiler.checkpoint.source_json import read_object
-from runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
-from schemas.errors import CheckpointError
-from schemas.model import Model, TensorSource
+from coldpress.compiler.checkpoint.headers import read_header
+from coldpress.compiler.checkpoint.private import checked_weights, private_folder
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import Model, TensorSource
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 MAX_CONFIG_BYTES = 1 << 20
@@ -67,12 +67,12 @@ def rotary_inv_freq(model: Model) -> np.ndarray:
     Raises:
         CheckpointError: if the model has no rotary positions.
     """
-    from compiler.architectures import _common
-    from runtime._plugins import load
+    from coldpress.compiler.architectures import _common
+    from coldpress.runtime.plugins import load
 
     if model.spec.position != "rotary":
         raise CheckpointError(f"model {model.name} has learned positions, hence no rotary frequencies")
-    modules = load("compiler.architectures", model.spec.model_type).MODULES
+    modules = load("coldpress.compiler.architectures", model.spec.model_type).MODULES
     raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
     return _common.rope(modules, _common.source_config(modules, raw))[0]
 

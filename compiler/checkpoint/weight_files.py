@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.checkpoint.headers import read_header
-from compiler.checkpoint.source_json import read_object
-from runtime.artifact.tensor_header import TensorEntry
-from schemas.errors import CheckpointError, clipped
-from schemas.model import SourceFile
+from coldpress.compiler.checkpoint.headers import read_header
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.runtime.artifact.tensor_header import TensorEntry
+from coldpress.schemas.errors import CheckpointError, clipped
+from coldpress.schemas.model import SourceFile
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

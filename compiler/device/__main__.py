@@ -10,13 +10,13 @@ from pathlib import Path
 
 import yaml
 
-from compiler._io import replacing, save_record
-from compiler.device.fio import import_fio, read_report
-from compiler.device.measure import measure
-from compiler.profiles import device_file, load_device
-from runtime.quantities import parse_bytes
-from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError
+from coldpress.compiler.device.fio import import_fio, read_report
+from coldpress.compiler.device.measure import measure
+from coldpress.compiler.io import replacing, save_record
+from coldpress.compiler.profiles import device_file, load_device
+from coldpress.runtime.quantities import parse_bytes
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError
 
 
 def _save_profile(profile: DeviceProfile, path: Path) -> None:
@@ -28,7 +28,9 @@ def _save_profile(profile: DeviceProfile, path: Path) -> None:
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m compiler.device", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m coldpress.compiler.device",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     resolve = commands.add_parser("resolve", help="check a profile and write its record")

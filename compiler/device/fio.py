@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compiler.device.measure import storage_of
-from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError
+from coldpress.compiler.device.measure import storage_of
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError
 
 IMPORTED = "measured: fio --output-format=json"
 FIO_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import psutil
 
-from runtime import _native
-from schemas.errors import ColdpressError
+from coldpress.runtime import _native
+from coldpress.schemas.errors import ColdpressError
 
 PAGE_BYTES = 4096
 READ_SIZES = tuple(4096 << step for step in range(11))

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from compiler.device import host
-from compiler.device.host import PAGE_BYTES
-from schemas.device import DeviceProfile, Figure, Flash, ReadPoint
+from coldpress.compiler.device import host
+from coldpress.compiler.device.host import PAGE_BYTES
+from coldpress.schemas.device import DeviceProfile, Figure, Flash, ReadPoint
 
-MEASURED = "measured: python -m compiler.device measure"
+MEASURED = "measured: python -m coldpress.compiler.device measure"
 
 
 def measure(name: str, folder: Path, file_bytes: int) -> DeviceProfile:

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.training.memory import Size
+from coldpress.compiler.training.memory import Size
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear
     from torch import Tensor, nn
 
-    from compiler.training.source import Source
+    from coldpress.compiler.training.source import Source
 
 ADAPTER = "learned"
 BYTES_PER_PARAMETER = 4 * (1 + 1 + 2 + 1)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from compiler._shared_settings import TrainingSetting
+from coldpress.compiler.shared_settings import TrainingSetting
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compiler._io import Workspace, load_arrays
-from compiler.training.course import Course
-from compiler.training.lesson import Lesson
-from compiler.training.source import Source
-from compiler.training.state import Progress, States
-from schemas.corpus import Corpus
-from schemas.errors import ColdpressError
-from schemas.model import Distillation, DistillationPoint, Model
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.training.course import Course
+from coldpress.compiler.training.lesson import Lesson
+from coldpress.compiler.training.source import Source
+from coldpress.compiler.training.state import Progress, States
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Distillation, DistillationPoint, Model
 
 LOG = logging.getLogger(__name__)
 MAX_GRADIENT = 1.0

@@ -16,16 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from compiler.checkpoint.tensors import stored_dtype
-from compiler.device import host
-from compiler.training.course import Course
-from runtime._plugins import load
-from runtime.artifact.tensor_header import ITEM_BYTES
-from runtime.quantities import show_bytes
-from schemas.corpus import Corpus
-from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.families import FamilyName, FormatName
-from schemas.model import Model, ModelSpec
+from coldpress.compiler.checkpoint.tensors import stored_dtype
+from coldpress.compiler.device import host
+from coldpress.compiler.training.course import Course
+from coldpress.runtime.artifact.tensor_header import ITEM_BYTES
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.families import FamilyName, FormatName
+from coldpress.schemas.model import Model, ModelSpec
 
 LOG = logging.getLogger(__name__)
 KEPT_BYTES = 1 << 30
@@ -105,7 +105,7 @@ class Size:
     @property
     def code_bytes(self) -> int:
         """Of the layers' matrices in the build's format, rounded up to whole groups."""
-        nbytes = load("runtime.quantization", self.format).nbytes
+        nbytes = load("coldpress.runtime.quantization", self.format).nbytes
         matrices = (shape for role, shape in self.shapes.items() if role.startswith("layers.") and len(shape) > 1)
         return sum(max(rows * nbytes(columns), columns * nbytes(rows)) for rows, columns in matrices)
 

@@ -17,16 +17,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from compiler._io import digest, replacing, sha256_of
-from compiler.architectures import _common
-from compiler.checkpoint.headers import read_header
-from compiler.checkpoint.private import private_folder
-from compiler.checkpoint.source_json import read_object
-from compiler.checkpoint.tensor_map import match_tensors
-from compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_stored, stored_dtype
-from compiler.checkpoint.weight_files import INDEX, locate, scan
-from runtime._plugins import load
-from schemas.model import Model, SourceFile
+from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.headers import read_header
+from coldpress.compiler.checkpoint.private import private_folder
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.tensor_map import match_tensors
+from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_stored, stored_dtype
+from coldpress.compiler.checkpoint.weight_files import INDEX, locate, scan
+from coldpress.compiler.io import digest, replacing, sha256_of
+from coldpress.runtime.plugins import load
+from coldpress.schemas.model import Model, SourceFile
 
 CONFIG = "config.json"
 KINDS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -45,7 +45,7 @@ class Source:
     @staticmethod
     def of(model: Model, changes: Mapping[str, Any] | None = None) -> "Source":
         """Reads the configuration only; the record `model` is what it is with `changes` of config.json."""
-        architecture = load("compiler.architectures", model.spec.model_type)
+        architecture = load("coldpress.compiler.architectures", model.spec.model_type)
         raw = {**read_object(private_folder(model) / CONFIG, MAX_CONFIG_BYTES), **(changes or {})}
         config = _common.source_config(architecture.MODULES, raw)
         return Source(model, config, architecture.parameters(config, model.spec), changes or {})
@@ -53,7 +53,7 @@ class Source:
     @property
     def modules(self) -> _common.Modules:
         """Where transformers keeps the parts of such a model."""
-        return load("compiler.architectures", self.model.spec.model_type).MODULES
+        return load("coldpress.compiler.architectures", self.model.spec.model_type).MODULES
 
     def build(self, device: str, stored: bool = False) -> nn.Module:
         """The whole model on `device`, which computes in float32.

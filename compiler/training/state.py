@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler._io import Workspace, load_arrays
-from schemas.model import DistillationPoint
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.schemas.model import DistillationPoint
 
 if TYPE_CHECKING:
     import torch

@@ -6,11 +6,11 @@ commit is there and open to this user; config.json gives shapes; preflight's own
 
 from pathlib import Path
 
-from compiler.checkpoint.hub import cache_folder, listed, snapshot
-from compiler.checkpoint.shapes import read_shapes
-from compiler.preflight import Download, PreflightConfig, check_download
-from compiler.workflow.settings import CONFIG_FILE, BuildConfig, of_all_stages
-from runtime.quantities import show_bytes
+from coldpress.compiler.checkpoint.hub import cache_folder, listed, snapshot
+from coldpress.compiler.checkpoint.shapes import read_shapes
+from coldpress.compiler.stages.preflight import Download, PreflightConfig, check_download
+from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, of_all_stages
+from coldpress.runtime.quantities import show_bytes
 
 
 def check_before_download(config: BuildConfig, folder: Path, jobs: int, threads: int | None) -> str:

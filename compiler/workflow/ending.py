@@ -14,7 +14,7 @@ from typing import Any
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake.logging import logger
 
-from compiler.workflow import summary
+from coldpress.compiler.workflow import summary
 
 UP_TO_DATE = "everything is up to date"
 

@@ -4,9 +4,9 @@ importance matrix."""
 import os
 from pathlib import Path
 
-from compiler.checkpoint.hub import checkpoint_paths
-from compiler.tokenize import files
-from compiler.workflow.settings import BuildConfig
+from coldpress.compiler.checkpoint.hub import checkpoint_paths
+from coldpress.compiler.stages.tokenize import files
+from coldpress.compiler.workflow.settings import BuildConfig
 
 
 def declared(names: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """What readers see of the keys of `--config`: schemas/json/config.schema.json and the README's table.
 
 Both are made from the records that declare the keys (compiler/workflow/keys.py). `python -m
-compiler.workflow.key_documents` tells whether they are up to date; with `--fix` it writes them.
+coldpress.compiler.workflow.key_documents` tells whether they are up to date; with `--fix` it writes them.
 """
 
 import argparse
@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compiler.workflow.keys import ConfigKey, config_keys, option_keys, plugin_keys
-from runtime import _plugins
+import coldpress
+from coldpress.compiler.workflow.keys import ConfigKey, config_keys, option_keys, plugin_keys
+from coldpress.runtime import plugins
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(coldpress.__file__).resolve().parents[1]
 SCHEMA = ROOT / "schemas" / "json" / "config.schema.json"
 README = ROOT / "README.md"
-BEGIN = "<!-- keys: made by python -m compiler.workflow.key_documents --fix -->\n"
+BEGIN = "<!-- keys: made by python -m coldpress.compiler.workflow.key_documents --fix -->\n"
 END = "<!-- end of keys -->\n"
 
 
@@ -51,7 +52,7 @@ def documents() -> dict[Path, str]:
 def _options() -> Iterator[tuple[ConfigKey, str]]:
     """(key, the choice that brings it, as `method=topk`) of every plug-in's options."""
     for package, named in plugin_keys().items():
-        for plugin in _plugins.names(package):
+        for plugin in plugins.names(package):
             for key in option_keys(package, plugin).values():
                 yield key, f"{named.name}={plugin}"
 
@@ -79,7 +80,7 @@ def _row(key: ConfigKey) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 1 if something is out of date."""
-    parser = argparse.ArgumentParser(prog="python -m compiler.workflow.key_documents", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m coldpress.compiler.workflow.key_documents", description=__doc__)
     parser.add_argument("--fix", action="store_true", help="write what is out of date")
     arguments = parser.parse_args(argv)
     outdated = {path: text for path, text in documents().items() if path.read_text(encoding="utf-8") != text}

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from compiler.candidates import AUTO
-from compiler.job import STAGES, config_of
-from runtime import _plugins
-from schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
-from schemas.config import NAME_PATTERN, REVISION_PATTERN, Key, OptionsOf
-from schemas.errors import ColdpressError, UnknownNameError
+from coldpress.compiler.candidates import AUTO
+from coldpress.compiler.job import STAGES, config_of
+from coldpress.runtime import plugins as _plugins
+from coldpress.schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
+from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN, Key, OptionsOf
+from coldpress.schemas.errors import ColdpressError, UnknownNameError
 
 
 class WorkflowKeys(Record):
@@ -60,7 +60,7 @@ class ConfigKey:
     field: FieldInfo
     mark: Key
     owner: str
-    """Where it is declared, as `compiler.order.OrderConfig`."""
+    """Where it is declared, as `coldpress.compiler.stages.order.OrderConfig`."""
 
     @property
     def default(self) -> Any:

@@ -1,5 +1,5 @@
-"""Makes snakemake's output short: `snakemake … 2>&1 | python -m compiler.workflow.progress` prints one line per
-finished step, and what the build gave.
+"""Makes snakemake's output short: `snakemake … 2>&1 | python -m coldpress.compiler.workflow.progress` prints one line
+per finished step, and what the build gave.
 
 Nothing is lost when something fails: from the first error on, and if the run ends early, all of it is printed.
 """

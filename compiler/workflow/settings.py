@@ -16,18 +16,19 @@ from typing import Any
 
 from pydantic import Field
 
-from compiler.architectures import _common
-from compiler.candidates import AUTO, methods_for
-from compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
-from compiler.checkpoint.source_config import checked_config
-from compiler.checkpoint.source_json import read_object
-from compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from compiler.checkpoint.weight_files import kind_of
-from compiler.cost_model import stored_formats
-from compiler.job import STAGES, config_of, flag
-from compiler.profiles import device_file, load_device, load_model, model_names
-from compiler.tokenize._text import PYDOC
-from compiler.workflow.keys import (
+import coldpress
+from coldpress.compiler.architectures import _common
+from coldpress.compiler.candidates import AUTO, methods_for
+from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
+from coldpress.compiler.checkpoint.source_config import checked_config
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
+from coldpress.compiler.checkpoint.weight_files import kind_of
+from coldpress.compiler.cost_model import stored_formats
+from coldpress.compiler.job import STAGES, config_of, flag
+from coldpress.compiler.profiles import device_file, load_device, load_model, model_names
+from coldpress.compiler.stages.tokenize.text import PYDOC
+from coldpress.compiler.workflow.keys import (
     NOT_IN_PROFILES,
     config_keys,
     marked,
@@ -37,15 +38,15 @@ from compiler.workflow.keys import (
     plugin_keys,
     unknown_key,
 )
-from runtime import _plugins
-from schemas.base import PositiveCount, Record
-from schemas.config import NAME_PATTERN, REVISION_PATTERN
-from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError, UnknownNameError
-from schemas.model import EXACT_ZEROS
-from schemas.profiles import ModelProfile
+from coldpress.runtime import plugins as _plugins
+from coldpress.schemas.base import PositiveCount, Record
+from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from coldpress.schemas.model import EXACT_ZEROS
+from coldpress.schemas.profiles import ModelProfile
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(coldpress.__file__).resolve().parents[1]
 LONGEST_DEFAULT_CONTEXT = 1024
 """Tokens; a longer context is a choice, because its KV cache is taken from the DRAM budget."""
 DEFAULT_CHUNKS = 4
@@ -126,8 +127,12 @@ class BuildConfig:
             found[package] = (*found[package], option)
         return {
             **found,
-            "runtime.quantization": (*stored_formats(self["format"]), self["predictor_format"], SOURCE_FORMAT),
-            "compiler.architectures": (self.model.model_type,),
+            "coldpress.runtime.quantization": (
+                *stored_formats(self["format"]),
+                self["predictor_format"],
+                SOURCE_FORMAT,
+            ),
+            "coldpress.compiler.architectures": (self.model.model_type,),
         }
 
     def _named_by_options(self, chosen: Mapping[str, tuple[str, ...]]) -> list[tuple[str, str]]:
@@ -215,12 +220,12 @@ def chunks(config: BuildConfig) -> list[str]:
 def needs_predictors(config: BuildConfig) -> bool:
     """Whether the build has predictors."""
     methods = methods_for(config["method"], config.model.exact_zeros, config.model.is_mixture)
-    return any(_plugins.load("runtime.sparsity", method).NEEDS_PREDICTORS for method in methods)
+    return any(_plugins.load("coldpress.runtime.sparsity", method).NEEDS_PREDICTORS for method in methods)
 
 
 def needs_gram(config: BuildConfig) -> bool:
     """Whether the build has Gram matrices."""
-    return _plugins.load("compiler.quantize", config["algorithm"]).NEEDS_GRAM
+    return _plugins.load("coldpress.compiler.stages.quantize", config["algorithm"]).NEEDS_GRAM
 
 
 def _of_profile(profile: ModelProfile) -> dict[str, Any]:
@@ -252,7 +257,7 @@ def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple
     """Package -> the plug-ins of it that a key names; of an open method its candidates."""
     named = {package: values[key.name] for package, key in plugin_keys().items()}
     found = {package: () if name is None else (name,) for package, name in named.items()}
-    return {**found, "runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture)}
+    return {**found, "coldpress.runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture)}
 
 
 def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
@@ -277,7 +282,7 @@ def _method(requested: str, model: ModelReference) -> str:
     """`auto` stays open until `allocate` compares; other requests are checked."""
     if requested == AUTO:
         return AUTO
-    if _plugins.load("runtime.sparsity", requested).NEEDS_EXACT_ZEROS and not model.exact_zeros:
+    if _plugins.load("coldpress.runtime.sparsity", requested).NEEDS_EXACT_ZEROS and not model.exact_zeros:
         raise ColdpressError(
             f"method={requested} needs a model whose MLP activation is ReLU, and {model.name}'s is not; "
             "use method=topk or method=dense"
@@ -286,7 +291,7 @@ def _method(requested: str, model: ModelReference) -> str:
 
 
 def _check_cache(cache: str) -> None:
-    if _plugins.load("runtime.cache", cache).Cache.looks_ahead:
+    if _plugins.load("coldpress.runtime.cache", cache).Cache.looks_ahead:
         raise ColdpressError(
             f"cache={cache} has to know all requests to come, which no run does; it is for "
             f"`coldpress-run simulate --cache {cache}`: use cache=lfu or another"
@@ -336,7 +341,7 @@ def _reference_of(profile: ModelProfile, revision: str | None) -> ModelReference
         model_type=profile.model_type,
         num_hidden_layers=profile.num_hidden_layers,
         exact_zeros=_common.activation(profile.hidden_act) in EXACT_ZEROS,
-        is_mixture=_plugins.load("compiler.architectures", profile.model_type).MODULES.is_mixture,
+        is_mixture=_plugins.load("coldpress.compiler.architectures", profile.model_type).MODULES.is_mixture,
     )
 
 

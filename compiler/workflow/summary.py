@@ -9,13 +9,13 @@ import sys
 import textwrap
 from pathlib import Path
 
-from compiler._io import load_record
-from compiler.block_statistics import with_error
-from compiler.run_command import PROGRAM, run_command
-from runtime.quantities import show_bytes
-from schemas.errors import ColdpressError, printable
-from schemas.metrics import Metrics
-from schemas.package import Package
+from coldpress.compiler.block_statistics import with_error
+from coldpress.compiler.io import load_record
+from coldpress.compiler.run_command import PROGRAM, run_command
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas.errors import ColdpressError, printable
+from coldpress.schemas.metrics import Metrics
+from coldpress.schemas.package import Package
 
 
 def show(folder: Path) -> str:
@@ -90,7 +90,7 @@ def _runtime() -> list[str]:
     """How a user calls the runtime here: by its name where the environment is active, else by its path."""
     beside = Path(sys.executable).with_name(PROGRAM)
     if not beside.is_file():
-        return [str(_shown(Path(sys.executable))), "-m", "runtime"]
+        return [str(_shown(Path(sys.executable))), "-m", "coldpress.runtime"]
     return [PROGRAM] if os.environ.get("VIRTUAL_ENV") == sys.prefix else [str(_shown(beside))]
 
 

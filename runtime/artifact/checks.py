@@ -6,10 +6,10 @@ loop over what earlier ones have bounded (a manifest may claim 10^9 layers).
 
 from typing import Any
 
-from runtime import _plugins
-from runtime.artifact import plan_checks, safe_files
-from runtime.artifact.contents import model_tensors, nbytes
-from runtime.artifact.errors import (
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact import plan_checks, safe_files
+from coldpress.runtime.artifact.contents import model_tensors, nbytes
+from coldpress.runtime.artifact.errors import (
     FeatureError,
     FileNameError,
     ModelError,
@@ -18,13 +18,13 @@ from runtime.artifact.errors import (
     SectionError,
     VersionError,
 )
-from runtime.artifact.errors import short as _short
-from schemas import families as arithmetic
-from schemas.base import Record
-from schemas.errors import clipped
-from schemas.families import FamilyName
-from schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
-from schemas.manifest import (
+from coldpress.runtime.artifact.errors import short as _short
+from coldpress.schemas import families as arithmetic
+from coldpress.schemas.base import Record
+from coldpress.schemas.errors import clipped
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
+from coldpress.schemas.manifest import (
     FLASH_FILE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
@@ -37,7 +37,7 @@ from schemas.manifest import (
     Manifest,
     features_of,
 )
-from schemas.model import MLP_ROLES, ModelSpec
+from coldpress.schemas.model import MLP_ROLES, ModelSpec
 
 NEWER = "use a newer runtime, or rebuild the artifact without it"
 
@@ -82,7 +82,7 @@ def _check_features(features: Any) -> None:
 def known_features() -> tuple[str, ...]:
     """What an artifact may require of this runtime."""
     families = [f"family.{name}" for name in arithmetic.FAMILIES]
-    formats = [f"format.{name}" for name in _plugins.names("runtime.quantization")]
+    formats = [f"format.{name}" for name in plugins.names("coldpress.runtime.quantization")]
     return (PAGE_CHECKSUMS, *families, *formats)
 
 
@@ -110,19 +110,21 @@ def _lacking(plan: Plan) -> list[str]:
     """What a plan names and this runtime does not have."""
     wanted = (("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache"))
     found = [
-        f"the {kind} {_short(name)}" for kind, name, folder in wanted if name not in _plugins.names(f"runtime.{folder}")
+        f"the {kind} {_short(name)}"
+        for kind, name, folder in wanted
+        if name not in plugins.names(f"coldpress.runtime.{folder}")
     ]
     given = {"selector": plan.options, "cache": plan.cache_options}
     for kind, name, folder in wanted:
-        if name in _plugins.names(f"runtime.{folder}"):
-            known = getattr(_plugins.load(f"runtime.{folder}", name), "Options", Record).model_fields
+        if name in plugins.names(f"coldpress.runtime.{folder}"):
+            known = getattr(plugins.load(f"coldpress.runtime.{folder}", name), "Options", Record).model_fields
             unknown = [option for option in given[kind] if option not in known]
             found += [f"the option {_short(option)} of the {kind} '{name}'" for option in unknown]
     return found
 
 
 def _known(folder: str) -> str:
-    return ", ".join(_plugins.names(f"runtime.{folder}"))
+    return ", ".join(plugins.names(f"coldpress.runtime.{folder}"))
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -257,7 +259,7 @@ def _check_page(manifest: Manifest) -> None:
 
 def _checked_unit_bytes(manifest: Manifest, index: int) -> int:
     entry, spec = manifest.families[index], manifest.model
-    known = _plugins.names("runtime.quantization")
+    known = plugins.names("coldpress.runtime.quantization")
     if entry.format not in known:
         raise SectionError(MANIFEST_FILE, f"families[{index}].format", entry.format, f"one of {', '.join(known)}")
     slices = arithmetic.slices(entry.family, spec)
@@ -278,7 +280,7 @@ def _check_predictors(manifest: Manifest) -> None:
         expected = f"ascending layers from 0 to {num_layers - 1}, each at most once"
         raise ModelError(MANIFEST_FILE, "predictors", f"for layers {_short(layers)}", expected)
     largest = max(manifest.model.hidden_size, manifest.model.intermediate_size)
-    known = _plugins.names("runtime.quantization")
+    known = plugins.names("coldpress.runtime.quantization")
     for index, entry in enumerate(manifest.predictors):
         if entry.format not in known:
             raise ModelError(MANIFEST_FILE, f"predictors[{index}].format", entry.format, f"one of {', '.join(known)}")
@@ -302,7 +304,7 @@ def _check_resident(manifest: Manifest) -> None:
             raise ModelError(
                 MANIFEST_FILE, f"resident[{index}]", f"{_short(tensor.role)} {list(tensor.shape)}", expected
             )
-        known = _plugins.names("runtime.quantization")
+        known = plugins.names("coldpress.runtime.quantization")
         if tensor.format is not None and tensor.format not in known:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, f"one of {', '.join(known)}")
         if tensor.format is not None and len(tensor.shape) != 2:

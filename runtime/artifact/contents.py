@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from runtime import _plugins
-from schemas.families import resident_roles
-from schemas.layout import SelectorArray
-from schemas.manifest import Manifest
-from schemas.model import ATTENTION_ROLES, ModelSpec, matrices, role_shape
-from schemas.predictors import matrix_shapes
+from coldpress.runtime import plugins
+from coldpress.schemas.families import resident_roles
+from coldpress.schemas.layout import SelectorArray
+from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.model import ATTENTION_ROLES, ModelSpec, matrices, role_shape
+from coldpress.schemas.predictors import matrix_shapes
 
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """Tensor name -> dtype and shape as stored."""
@@ -24,7 +24,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def nbytes(format_name: str, length: int) -> int:
     """Bytes of `length` values in a format."""
-    return _plugins.load("runtime.quantization", format_name).nbytes(length)
+    return plugins.load("coldpress.runtime.quantization", format_name).nbytes(length)
 
 
 def layout_bytes(layout: Layout) -> int:

@@ -3,7 +3,7 @@
 Every text names the file, the field, what was found and what was expected, and ends with what to do.
 """
 
-from schemas.errors import ArtifactError, clipped
+from coldpress.schemas.errors import ArtifactError, clipped
 
 DAMAGED = "the artifact is damaged or not coldpress's own: copy it again or rebuild it"
 

@@ -13,15 +13,15 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from runtime import _native, _plugins
-from runtime.artifact import safe_files
-from runtime.artifact.contents import nbytes
-from runtime.artifact.errors import DAMAGED, DigestError, HiddenDataError, NonFiniteError, short
-from runtime.artifact.reader import Artifact
-from schemas.errors import CorruptPageError
-from schemas.families import slice_length
-from schemas.layout import Section
-from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, FamilyFormat
+from coldpress.runtime import _native, plugins
+from coldpress.runtime.artifact import safe_files
+from coldpress.runtime.artifact.contents import nbytes
+from coldpress.runtime.artifact.errors import DAMAGED, DigestError, HiddenDataError, NonFiniteError, short
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.schemas.errors import CorruptPageError
+from coldpress.schemas.families import slice_length
+from coldpress.schemas.layout import Section
+from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, FamilyFormat
 
 BLOCK_BYTES = 4 << 20
 """Bytes that are read at a time; a multiple of every page size."""
@@ -157,5 +157,5 @@ def _check_matrix(file: str, name: str, codes: np.ndarray, format_name: str) -> 
 
 
 def _check_codes(file: str, place: str, codes: np.ndarray, format_name: str) -> None:
-    if not _plugins.load("runtime.quantization", format_name).finite(codes):
+    if not plugins.load("coldpress.runtime.quantization", format_name).finite(codes):
         raise NonFiniteError(file, place, "holding values of NaN or infinity", "finite numbers")

@@ -3,16 +3,16 @@
 Arithmetic only. What does not depend on the plan is computed once per manifest, so that time is linear in its length.
 """
 
-from runtime import _plugins
-from runtime._extents import span_bytes
-from runtime.artifact.contents import layout_bytes, predictor_tensors, resident_tensors
-from runtime.artifact.errors import PlanError, short
-from runtime.budget import used_bytes
-from runtime.kv_cache import kv_cache_bytes
-from schemas.errors import ColdpressError
-from schemas.families import used_share
-from schemas.layout import Plan
-from schemas.manifest import MANIFEST_FILE, Manifest
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact.contents import layout_bytes, predictor_tensors, resident_tensors
+from coldpress.runtime.artifact.errors import PlanError, short
+from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.plan.budget import used_bytes
+from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import used_share
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
 
 
 class Facts:
@@ -43,7 +43,7 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
             raise PlanError(MANIFEST_FILE, f"{field}.{name}", short(found), str(expected))
 
     manifest, spec, families = facts.manifest, facts.manifest.model, facts.families
-    selector = _plugins.load("runtime.sparsity", plan.method)
+    selector = plugins.load("coldpress.runtime.sparsity", plan.method)
     suits = set(families) <= set(selector.CHOOSES)
     require(suits, "method", plan.method, f"a method for the families {', '.join(families)}")
     needed = selector.NEEDS_PREDICTORS
@@ -72,7 +72,7 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
 
 def _check_arrays(facts: Facts, plan: Plan, field: str) -> None:
     """For every layer and family what the plan's selector keeps, in its type and shape, and nothing else."""
-    kept = _plugins.load("runtime.sparsity", plan.method).KEPT
+    kept = plugins.load("coldpress.runtime.sparsity", plan.method).KEPT
     expected = {(*key, name): array for key in facts.keys for name, array in kept.items()}
     if sorted((array.layer, array.family, array.name) for array in plan.arrays) != sorted(expected):
         names = ", ".join(f"{name} {array}" for name, array in kept.items()) or "nothing"

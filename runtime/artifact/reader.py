@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from runtime.artifact import checks, contents, safe_files, strict_json, tensor_files
-from runtime.artifact.errors import (
+from coldpress.runtime.artifact import checks, contents, safe_files, strict_json, tensor_files
+from coldpress.runtime.artifact.errors import (
     DigestError,
     FileSizeError,
     IdentityError,
@@ -27,10 +27,10 @@ from runtime.artifact.errors import (
     TableError,
     short,
 )
-from schemas import sealed
-from schemas.families import FamilyName, FormatName
-from schemas.layout import Plan, Section
-from schemas.manifest import (
+from coldpress.schemas import sealed
+from coldpress.schemas.families import FamilyName, FormatName
+from coldpress.schemas.layout import Plan, Section
+from coldpress.schemas.manifest import (
     FORMAT_MINOR,
     MANIFEST_FILE,
     PREDICTORS_FILE,

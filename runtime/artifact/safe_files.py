@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from runtime.artifact.errors import DeviceError, FileKindError, FileNameError, FileSizeError, short
+from coldpress.runtime.artifact.errors import DeviceError, FileKindError, FileNameError, FileSizeError, short
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?<!\.)")
 RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices on Windows

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.artifact.errors import short
-from schemas.base import MAX_EXACT_INTEGER
-from schemas.errors import ColdpressError
+from coldpress.runtime.artifact.errors import short
+from coldpress.schemas.base import MAX_EXACT_INTEGER
+from coldpress.schemas.errors import ColdpressError
 
 Refuse = Callable[[str, str], ColdpressError]
 """(what the text is, what was expected) -> the error to raise; phrases that follow `is` and `expected`."""

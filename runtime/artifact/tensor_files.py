@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from runtime.artifact import strict_json, tensor_header
-from runtime.artifact.errors import DAMAGED, DigestError, TensorFileError, short
-from runtime.artifact.safe_files import read_exactly, telling
-from runtime.artifact.tensor_header import NUMPY_NAMES, Rules, TensorEntry
+from coldpress.runtime.artifact import strict_json, tensor_header
+from coldpress.runtime.artifact.errors import DAMAGED, DigestError, TensorFileError, short
+from coldpress.runtime.artifact.safe_files import read_exactly, telling
+from coldpress.runtime.artifact.tensor_header import NUMPY_NAMES, Rules, TensorEntry
 
 RULES = Rules(
     dtypes=("U8", "I32", "I64", "U32", "F16", "F32"),

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.artifact import strict_json
-from runtime.artifact.errors import short
-from schemas.errors import ColdpressError
+from coldpress.runtime.artifact import strict_json
+from coldpress.runtime.artifact.errors import short
+from coldpress.schemas.errors import ColdpressError
 
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),

@@ -7,10 +7,10 @@ A file has a class `Cache` (runtime/cache/_policy.py says what it owes the store
 from collections.abc import Mapping
 from typing import Any
 
-from runtime import _plugins
-from runtime.cache._policy import Known, Policy
-from schemas.base import Options
-from schemas.errors import ColdpressError, clipped
+from coldpress.runtime import plugins
+from coldpress.runtime.cache._policy import Known, Policy
+from coldpress.schemas.base import Options
+from coldpress.schemas.errors import ColdpressError, clipped
 
 __all__ = ["Known", "Policy", "make", "read_choice", "show_choice"]
 
@@ -22,8 +22,8 @@ def make(name: str, options: Mapping[str, Any], known: Known) -> Policy:
         UnknownNameError: if there is no such policy, or it has no such option.
         ColdpressError: if it cannot be used here, such as one that knows the future where there is none to know.
     """
-    plugin = _plugins.load("runtime.cache", name)
-    return plugin.Cache(known, _plugins.options_of(plugin, options))
+    plugin = plugins.load("coldpress.runtime.cache", name)
+    return plugin.Cache(known, plugins.options_of(plugin, options))
 
 
 def read_choice(text: str) -> tuple[str, Options]:
@@ -34,7 +34,7 @@ def read_choice(text: str) -> tuple[str, Options]:
         ColdpressError: if a part is no option, or its value does not fit.
     """
     name, *parts = text.split(":")
-    plugin, options = _plugins.load("runtime.cache", name), Options()
+    plugin, options = plugins.load("coldpress.runtime.cache", name), Options()
     for part in parts:
         option, equals, value = part.partition("=")
         if not equals:
@@ -42,7 +42,7 @@ def read_choice(text: str) -> tuple[str, Options]:
                 f"'{clipped(part)}' is no option of the cache '{name}', expected such as window:window_tokens=3"
             )
         options[option] = _value(value)
-    _plugins.options_of(plugin, options)
+    plugins.options_of(plugin, options)
     return name, options
 
 

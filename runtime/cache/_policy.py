@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.base import Record
+from coldpress.schemas.base import Record
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ no policy does that rows in memory hang on.
 
 import numpy as np
 
-from runtime.cache._policy import Known, Policy
-from schemas.base import Record
-from schemas.errors import ColdpressError
+from coldpress.runtime.cache._policy import Known, Policy
+from coldpress.schemas.base import Record
+from coldpress.schemas.errors import ColdpressError
 
 NEVER = np.iinfo(np.int64).max
 

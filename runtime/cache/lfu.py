@@ -8,8 +8,8 @@ lower id.
 
 import numpy as np
 
-from runtime.cache._policy import Known, Policy
-from schemas.base import Record
+from coldpress.runtime.cache._policy import Known, Policy
+from coldpress.schemas.base import Record
 
 SHORTEST = np.iinfo(np.int16).min
 """numpy sorts numbers of 16 bits in a pass over them."""

@@ -11,16 +11,16 @@ from typing import Annotated
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from runtime import _plugins
-from runtime.cache._policy import NOTHING, Known, Policy
-from schemas.base import Count, Record, Share
-from schemas.config import Key
+from coldpress.runtime import plugins as _plugins
+from coldpress.runtime.cache._policy import NOTHING, Known, Policy
+from coldpress.schemas.base import Count, Record, Share
+from coldpress.schemas.config import Key
 
 
 def _base(name: str) -> str:
-    if name == "linked" or name not in _plugins.names("runtime.cache"):
+    if name == "linked" or name not in _plugins.names("coldpress.runtime.cache"):
         raise ValueError("is no policy to build upon")
-    cache = _plugins.load("runtime.cache", name).Cache
+    cache = _plugins.load("coldpress.runtime.cache", name).Cache
     if not cache.admits or cache.looks_ahead:
         raise ValueError("is no policy to build upon")
     return name
@@ -29,7 +29,7 @@ def _base(name: str) -> str:
 class Options(Record):
     """The base policy, what a run is, and how often one comes in."""
 
-    linked_over: Annotated[str, AfterValidator(_base), Key(plugins="runtime.cache")] = Field(
+    linked_over: Annotated[str, AfterValidator(_base), Key(plugins="coldpress.runtime.cache")] = Field(
         default="lru", description="the policy that says what goes, one that admits units and knows no future"
     )
     linked_run: int = Field(default=4, ge=2, description="units side by side on flash from which on they are a run")
@@ -44,7 +44,7 @@ class Cache(Policy):
 
     def __init__(self, known: Known, options: Options) -> None:
         """See `Policy`. What is cached is the base policy's to know, so nothing of this class's own is set up."""
-        plugin = _plugins.load("runtime.cache", options.linked_over)
+        plugin = _plugins.load("coldpress.runtime.cache", options.linked_over)
         self._base: Policy = plugin.Cache(known, _plugins.options_of(plugin, {}))
         self._position, self._options = known.position, options
         self._random = np.random.default_rng(options.linked_seed)

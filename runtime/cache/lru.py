@@ -9,8 +9,8 @@ from collections import deque
 
 import numpy as np
 
-from runtime.cache._policy import NOTHING, Known, Policy
-from schemas.base import Record
+from coldpress.runtime.cache._policy import NOTHING, Known, Policy
+from coldpress.schemas.base import Record
 
 LONGEST_QUEUE = 2
 """In units of the family; where nothing has to go, the queue would grow for ever. At most half is not wanted again."""

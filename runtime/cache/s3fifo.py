@@ -11,8 +11,8 @@ are not taken from them one at a time: which go follows from their uses and plac
 import numpy as np
 from pydantic import Field
 
-from runtime.cache._policy import NOTHING, Known, Policy
-from schemas.base import Record
+from coldpress.runtime.cache._policy import NOTHING, Known, Policy
+from coldpress.schemas.base import Record
 
 MOST_USES = 3
 MOST_LEFT = 1 << 30

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.cache._policy import Policy
+from coldpress.runtime.cache._policy import Policy
 
 
 class Cache(Policy):

@@ -12,8 +12,8 @@ from collections import deque
 import numpy as np
 from pydantic import Field
 
-from runtime.cache._policy import NOTHING, Known, Policy
-from schemas.base import PositiveCount, Record
+from coldpress.runtime.cache._policy import NOTHING, Known, Policy
+from coldpress.schemas.base import PositiveCount, Record
 
 MOST_LISTED = 2
 """In units of the family: ids that a long window lists of all its tokens. Half of it is what newer ones did not use."""

@@ -1,8 +1,8 @@
 """What next tokens might be, before the model has said so: drafts, which the model then checks in one pass.
 
 A file is a draft that needs no model; its module has a class `Draft` with the member of `Drafting`. A wrong draft costs
-reads, never a token: what is not the model's own choice is taken back (runtime/speculation.py). A second artifact as a
-draft is in runtime/draft_model.py.
+reads, never a token: what is not the model's own choice is taken back (runtime/generate/speculation.py). A second
+artifact as a draft is in runtime/generate/draft_model.py.
 """
 
 from collections.abc import Callable, Sequence

@@ -8,18 +8,18 @@ the retrieval from text that LLM in a flash names (REST, He et al. 2023).
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from runtime.drafts import Propose
+from coldpress.runtime.drafts import Propose
 
 MOST, LEAST = 4, 2
 """Tokens of the end that is looked for."""
 
 
 class Draft:
-    """See `runtime.drafts.Drafting`."""
+    """See `coldpress.runtime.drafts.Drafting`."""
 
     @contextmanager
     def drafting(self, context_length: int) -> Iterator[Propose]:
-        """See `runtime.drafts.Drafting`."""
+        """See `coldpress.runtime.drafts.Drafting`."""
         yield _Index().propose
 
 

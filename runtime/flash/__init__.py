@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from runtime._extents import Extents
+from coldpress.runtime.extents import Extents
 
 
 @dataclass(frozen=True)

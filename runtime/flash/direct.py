@@ -14,13 +14,13 @@ import weakref
 
 import numpy as np
 
-from runtime import _native
-from runtime._extents import Extents
-from runtime.artifact.errors import DAMAGED, DeviceError
-from runtime.artifact.reader import Artifact
-from runtime.flash import Landing
-from schemas.errors import CorruptPageError
-from schemas.manifest import FLASH_FILE
+from coldpress.runtime import _native
+from coldpress.runtime.artifact.errors import DAMAGED, DeviceError
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.extents import Extents
+from coldpress.runtime.flash import Landing
+from coldpress.schemas.errors import CorruptPageError
+from coldpress.schemas.manifest import FLASH_FILE
 
 MAX_THREADS = 32  # more waiting threads than this cost more than they bring, whatever the device's queue depth
 
@@ -52,7 +52,7 @@ class Flash:
             )
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> "Reading":
-        """See `runtime.flash.Reader`."""
+        """See `coldpress.runtime.flash.Reader`."""
         return Reading(self, extents, into, landing)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Flash:
 
 
 class Reading:
-    """Reads under way; see `runtime.flash.Ticket`."""
+    """Reads under way; see `coldpress.runtime.flash.Ticket`."""
 
     def __init__(self, flash: Flash, extents: Extents, into: np.ndarray, landing: Landing | None) -> None:
         """Begins them."""
@@ -106,7 +106,7 @@ class Reading:
         self._waited_s, self._finished = 0.0, False
 
     def wait(self, count: int) -> None:
-        """See `runtime.flash.Ticket`."""
+        """See `coldpress.runtime.flash.Ticket`."""
         start = time.perf_counter()
         whole = self._finished or self._reads.wait(count)
         self._waited_s += time.perf_counter() - start
@@ -114,7 +114,7 @@ class Reading:
             self.finish()
 
     def finish(self) -> float:
-        """See `runtime.flash.Ticket`.
+        """See `coldpress.runtime.flash.Ticket`.
 
         Raises:
             CorruptPageError: naming the page and what lies there.
@@ -133,7 +133,7 @@ class Reading:
         return self._waited_s
 
     def abandon(self) -> float:
-        """See `runtime.flash.Ticket`."""
+        """See `coldpress.runtime.flash.Ticket`."""
         start = time.perf_counter()
         self._flash.result(self._extents, self._reads)
         return self._waited_s + time.perf_counter() - start

@@ -10,11 +10,11 @@ import os
 
 import numpy as np
 
-from runtime import _native
-from runtime._extents import Extents
-from runtime.artifact.reader import Artifact
-from runtime.flash import Landing, direct
-from schemas.errors import ColdpressError
+from coldpress.runtime import _native
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.extents import Extents
+from coldpress.runtime.flash import Landing, direct
+from coldpress.schemas.errors import ColdpressError
 
 
 class Flash(direct.Flash):

@@ -6,15 +6,15 @@ What a runtime does that loads and then computes; the baseline that overlapping 
 
 import numpy as np
 
-from runtime._extents import Extents
-from runtime.flash import Landing, direct
+from coldpress.runtime.extents import Extents
+from coldpress.runtime.flash import Landing, direct
 
 
 class Flash(direct.Flash):
     """flash.img of an open artifact."""
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.Reading:
-        """See `runtime.flash.Reader`; the reads are over.
+        """See `coldpress.runtime.flash.Reader`; the reads are over.
 
         Raises:
             CorruptPageError, DeviceError: as the ticket's `finish` would.

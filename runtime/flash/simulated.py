@@ -6,14 +6,14 @@ the real bytes at modelled speed, so that text can be generated as if on that de
 
 import numpy as np
 
-from runtime._extents import Extents
-from runtime.artifact.reader import Artifact
-from runtime.flash import Landing, Reader, Ticket
-from schemas.device import flash_seconds
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.extents import Extents
+from coldpress.runtime.flash import Landing, Reader, Ticket
+from coldpress.schemas.device import flash_seconds
 
 
 class Modelled:
-    """Reads that take the seconds of a model; see `runtime.flash.Ticket`."""
+    """Reads that take the seconds of a model; see `coldpress.runtime.flash.Ticket`."""
 
     def __init__(self, flash: "Flash", seconds: float, data: Ticket | None) -> None:
         """Reads before `flash` until they are finished or abandoned."""
@@ -21,19 +21,19 @@ class Modelled:
         flash.tickets.add(self)
 
     def wait(self, count: int) -> None:
-        """See `runtime.flash.Ticket`."""
+        """See `coldpress.runtime.flash.Ticket`."""
         if self._data:
             self._data.wait(count)
 
     def finish(self) -> float:
-        """See `runtime.flash.Ticket`."""
+        """See `coldpress.runtime.flash.Ticket`."""
         if self._data:
             self._data.finish()
         self._flash.tickets.discard(self)
         return self._seconds
 
     def abandon(self) -> float:
-        """See `runtime.flash.Ticket`."""
+        """See `coldpress.runtime.flash.Ticket`."""
         if self._data:
             self._data.abandon()
         self._flash.tickets.discard(self)
@@ -60,7 +60,8 @@ class Flash:
         self._num_reads = self._num_bytes = 0
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Modelled:
-        """See `runtime.flash.Reader`; modelled seconds: what these reads add to those that the device still has."""
+        """See `coldpress.runtime.flash.Reader`; modelled seconds: what these reads add to those that the device still
+        has."""
         if not self.tickets:
             self._num_reads = self._num_bytes = 0
         before_s = self._busy_s()

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from schemas.errors import known_name
+from coldpress.schemas.errors import known_name
 
 ActivationFormat = Literal["fp32", "int16", "int8"]
 ACTIVATIONS: tuple[ActivationFormat, ...] = ("fp32", "int16", "int8")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from runtime import _native
-from runtime.kernels.matmul import decode_rows
-from runtime.quantization import int8_group32
+from coldpress.runtime import _native
+from coldpress.runtime.kernels.matmul import decode_rows
+from coldpress.runtime.quantization import int8_group32
 
 SCORES_BYTES = 4 << 20
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from runtime import _native
-from runtime.quantization import int8_group32
-from runtime.quantization._groups import FLOAT16_MAX
+from coldpress.runtime import _native
+from coldpress.runtime.quantization import int8_group32
+from coldpress.runtime.quantization._groups import FLOAT16_MAX
 
 
 def encode_heads(values: np.ndarray, out: np.ndarray) -> None:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from runtime import _native
-from runtime.kernels import NATIVE_FORMATS
-from runtime.kernels.activations import BITS, ActivationFormat
-from runtime.kernels.matmul import reference_decode_rows
+from coldpress.runtime import _native
+from coldpress.runtime.kernels import NATIVE_FORMATS
+from coldpress.runtime.kernels.activations import BITS, ActivationFormat
+from coldpress.runtime.kernels.matmul import reference_decode_rows
 
 
 def gemv(

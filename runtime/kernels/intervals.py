@@ -3,10 +3,10 @@
 A read costs something besides its bytes, so the units between two that are wanted may cost less than a second read
 (Ripple 5.1). Of all sets of intervals the best one is looked for: the most importance, less a price per second. A
 device works on reads and on bytes at once and takes as long as the larger of the two needs
-(`schemas.device.flash_seconds`), so what a read or a byte costs hangs on which of them is short. For every mix of the
-two, costs add up, and a pass of two states over the units finds the best intervals exactly; halving closes in on the
-mix at which both take equally long, and what was worth most on the way, under the law itself, is taken. A third bound
-is the first byte's time: within it more is read for nothing.
+(`coldpress.schemas.device.flash_seconds`), so what a read or a byte costs hangs on which of them is short. For every
+mix of the two, costs add up, and a pass of two states over the units finds the best intervals exactly; halving closes
+in on the mix at which both take equally long, and what was worth most on the way, under the law itself, is taken. A
+third bound is the first byte's time: within it more is read for nothing.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime import _native
+from coldpress.runtime import _native
 
 STEPS = 7
 """Mixes tried: the last is within a hundredth of where both bounds are equal."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from runtime import _native
-from runtime._plugins import load
-from runtime.kernels import NATIVE_FORMATS
+from coldpress.runtime import _native
+from coldpress.runtime.kernels import NATIVE_FORMATS
+from coldpress.runtime.plugins import load
 
 BLOCK_BYTES = 4 << 20
 WHOLE = (slice(None),)
@@ -22,7 +22,7 @@ def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0)
     """uint8[rows, row_bytes] -> float32[rows, length], bit for bit what the format's `decode` gives.
 
     Raises:
-        ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
+        ValueError, TypeError: as `coldpress.runtime.kernels.gemv.gemv`.
     """
     if fmt not in NATIVE_FORMATS:
         return reference_decode_rows(matrix, length, fmt)
@@ -51,7 +51,7 @@ def matmul(
         num_threads: 0 for the process's default; no bit of the result depends on it.
 
     Raises:
-        ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
+        ValueError, TypeError: as `coldpress.runtime.kernels.gemv.gemv`.
     """
     if fmt not in NATIVE_FORMATS:
         return reference_matmul(matrix, length, fmt, x, parts)
@@ -75,7 +75,7 @@ def matmul_t(
         c: float32[tokens, rows], copied where it does not lie together.
 
     Raises:
-        ValueError, TypeError: as `runtime.kernels.gemv.gemv`.
+        ValueError, TypeError: as `coldpress.runtime.kernels.gemv.gemv`.
     """
     if fmt not in NATIVE_FORMATS:
         return reference_matmul_t(matrix, length, fmt, c, parts)
@@ -86,7 +86,7 @@ def matmul_t(
 
 def reference_decode_rows(matrix: np.ndarray, length: int, fmt: str) -> np.ndarray:
     """What `decode_rows` computes, in numpy."""
-    plugin = load("runtime.quantization", fmt)
+    plugin = load("coldpress.runtime.quantization", fmt)
     return plugin.decode(matrix[:, : plugin.nbytes(length)], length)
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime import _native
-from runtime.kernels.activations import BITS, ActivationFormat, reference_rounded
-from runtime.kernels.rows import reference_axpy_rows, reference_rows
-from schemas.model import Activation
+from coldpress.runtime import _native
+from coldpress.runtime.kernels.activations import BITS, ActivationFormat, reference_rounded
+from coldpress.runtime.kernels.rows import reference_axpy_rows, reference_rows
+from coldpress.schemas.model import Activation
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ bundling. Reads nothing but the selected rows.
 
 import numpy as np
 
-from runtime import _native
-from runtime._plugins import load
-from runtime.kernels import NATIVE_FORMATS
-from runtime.kernels.activations import BITS, ActivationFormat
+from coldpress.runtime import _native
+from coldpress.runtime.kernels import NATIVE_FORMATS
+from coldpress.runtime.kernels.activations import BITS, ActivationFormat
+from coldpress.runtime.plugins import load
 
 
 def dot_rows(
@@ -86,5 +86,5 @@ def reference_axpy_rows(
 
 def reference_rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str) -> np.ndarray:
     """float32[k, length]: the selected rows, decoded."""
-    plugin = load("runtime.quantization", fmt)
+    plugin = load("coldpress.runtime.quantization", fmt)
     return plugin.decode(store[slots, offset : offset + plugin.nbytes(length)], length)

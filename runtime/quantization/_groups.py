@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError
 
 GROUP = 32
 BLOCK_VALUES = 1 << 18

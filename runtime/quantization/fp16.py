@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.quantization._groups import decode_blocks, encode_blocks, float16
+from coldpress.runtime.quantization._groups import decode_blocks, encode_blocks, float16
 
 MAX_LOGIT_ERROR = 0.01
 """Error of dense logits, as a share of the largest logit, that rounding to this format does not explain: small real

@@ -7,7 +7,7 @@ then the high bits, value i in bit i / 4 of byte 8 + i mod 4; / drops the rest.
 
 import numpy as np
 
-from runtime.quantization._groups import (
+from coldpress.runtime.quantization._groups import (
     GROUP,
     decode_blocks,
     encode_blocks,

@@ -7,7 +7,7 @@ rounding to float16.
 
 import numpy as np
 
-from runtime.quantization._groups import (
+from coldpress.runtime.quantization._groups import (
     GROUP,
     decode_blocks,
     encode_blocks,

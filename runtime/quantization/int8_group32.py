@@ -6,7 +6,7 @@ zero, with the scale before its rounding to float16.
 
 import numpy as np
 
-from runtime.quantization._groups import (
+from coldpress.runtime.quantization._groups import (
     GROUP,
     decode_blocks,
     encode_blocks,

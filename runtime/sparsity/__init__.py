@@ -12,8 +12,8 @@ of them that stay in the artifact's tables, and what a reader holds them against
 counted of the family (schemas/activations.py), but for what grows with the text; `unit_norms` float32 [num_units], the
 Euclidean norm of each unit's weights in the source; and `read_units` float64 [3], what reading costs besides units,
 counted in the time of a unit's bytes: a read's own time, that of bytes that are nobody's, and the least of a request
-(`runtime.kernels.intervals.Times`); and `resident_share` float64 [1], how much of the family DRAM will hold. It is
-empty where a method runs an artifact of another.
+(`coldpress.runtime.kernels.intervals.Times`); and `resident_share` float64 [1], how much of the family DRAM will hold.
+It is empty where a method runs an artifact of another.
 `select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal; one with
 NEEDS_PREDICTORS takes `experts`, too, bool [E] or None: of a mixture those that the token uses, among whose units alone
 it chooses (`select_of` keeps to them for the others);
@@ -21,8 +21,8 @@ it chooses (`select_of` keeps to them for the others);
 (schemas/families.py). A selector that decides before there is an entry per unit says there what it aims at; one that
 sees residency decides there as if nothing were in DRAM, and every unit lay on flash where its id says.
 
-With `ReadingOptions` among its options, and `use_read_units` set, the store (runtime/store.py) adds to a choice what
-costs no read: it computes with more, and keeps in its cache what was chosen.
+With `ReadingOptions` among its options, and `use_read_units` set, the store (runtime/store/store.py) adds to a choice
+what costs no read: it computes with more, and keeps in its cache what was chosen.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from runtime import _plugins
-from schemas.base import Record
-from schemas.layout import Plan
+from coldpress.runtime import plugins
+from coldpress.schemas.base import Record
+from coldpress.schemas.layout import Plan
 
 DensitySource = Literal["whole", "measured", "budget", "capped", "divided"]
 """Every unit; the share that is not exactly zero; what the user says or the DRAM budget allows (ActiveFlow 4.1), in
@@ -96,5 +96,5 @@ def select_of(
 
 def uses_read_units(plan: Plan) -> bool:
     """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
-    options = _plugins.options_of(_plugins.load("runtime.sparsity", plan.method), plan.options)
+    options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", plan.method), plan.options)
     return bool(getattr(options, "use_read_units", False))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError
 
 SMALLEST = np.finfo(np.float32).smallest_subnormal
 """What everything but zero reaches."""

@@ -7,9 +7,9 @@ nothing can run.
 
 from pydantic import Field
 
-from runtime.sparsity import ReadingOptions
-from schemas.errors import ColdpressError
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import ReadingOptions
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import ModelSpec
 
 
 class Options(ReadingOptions):

@@ -7,8 +7,8 @@ a gate it reads the inner activation.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, Kept, ReadingOptions, threshold
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, ReadingOptions, threshold
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "mlp_mid")
 KEPT: Mapping[str, Kept] = threshold.KEPT

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, Kept, Residency
-from schemas.base import Record
-from schemas.errors import ColdpressError
-from schemas.families import FAMILIES, slices
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, Residency
+from coldpress.schemas.base import Record
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FAMILIES, slices
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = tuple(FAMILIES)
 KEPT: Mapping[str, Kept] = {}

@@ -12,11 +12,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, Kept, ReadingOptions, topk
-from schemas.config import Key
-from schemas.errors import ColdpressError
-from schemas.families import slices
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, ReadingOptions, topk
+from coldpress.schemas.config import Key
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import slices
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("mlp_in", "mlp_mid")
 KEPT: Mapping[str, Kept] = topk.KEPT

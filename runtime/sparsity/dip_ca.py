@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, Kept, Residency, dip, topk
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, Residency, dip, topk
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = dip.CHOOSES
 KEPT: Mapping[str, Kept] = {**topk.KEPT, "gamma": Kept("float32")}

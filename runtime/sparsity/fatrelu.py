@@ -7,8 +7,8 @@ is not zero anyway leaves out zeros alone.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, Kept, ReadingOptions, relu, threshold
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, ReadingOptions, relu, threshold
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES = relu.CHOOSES
 KEPT: Mapping[str, Kept] = threshold.KEPT

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.kernels.intervals import Times, best_intervals
-from runtime.sparsity import DensitySource, Kept, Residency, topk
-from runtime.sparsity._magnitudes import SMALLEST, draws
-from schemas.errors import ColdpressError
-from schemas.model import ModelSpec
+from coldpress.runtime.kernels.intervals import Times, best_intervals
+from coldpress.runtime.sparsity import DensitySource, Kept, Residency, topk
+from coldpress.runtime.sparsity._magnitudes import SMALLEST, draws
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
 KEPT: Mapping[str, Kept] = {

@@ -6,8 +6,8 @@ two thirds of the MLP. Without a gate it reads the inner activation.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, Kept, _parts_of_glu, topk
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, _parts_of_glu, topk
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "mlp_mid")
 KEPT: Mapping[str, Kept] = topk.KEPT

@@ -7,8 +7,8 @@ tables give.
 
 from collections.abc import Mapping
 
-from runtime.sparsity import DensitySource, Kept, _parts_of_glu, topk
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, _parts_of_glu, topk
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("mlp_mid",)
 KEPT: Mapping[str, Kept] = topk.KEPT

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.kernels import gemv
-from runtime.sparsity import DensitySource, Kept, ReadingOptions, Residency, topk
-from schemas.model import ModelSpec
+from coldpress.runtime.kernels import gemv
+from coldpress.runtime.sparsity import DensitySource, Kept, ReadingOptions, Residency, topk
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("neuron",)
 KEPT: Mapping[str, Kept] = {"num_selected": Kept("int32")}

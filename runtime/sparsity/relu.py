@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.sparsity import DensitySource, Kept, Residency
-from schemas.base import Record
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, Residency
+from coldpress.schemas.base import Record
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "mlp_mid")
 KEPT: Mapping[str, Kept] = {}

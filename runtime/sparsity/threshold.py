@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.sparsity import DensitySource, Kept, Residency, topk
-from runtime.sparsity._magnitudes import threshold
-from schemas.base import Record
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, Residency, topk
+from coldpress.runtime.sparsity._magnitudes import threshold
+from coldpress.schemas.base import Record
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in", "attn_out")
 KEPT: Mapping[str, Kept] = {"threshold": Kept("float32")}

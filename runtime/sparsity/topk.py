@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from runtime.sparsity import DensitySource, Kept, ReadingOptions, Residency
-from schemas.base import Record
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, ReadingOptions, Residency
+from coldpress.schemas.base import Record
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in", "attn_out")
 KEPT: Mapping[str, Kept] = {"num_selected": Kept("int32")}

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.sparsity import DensitySource, Kept, Residency, topk
-from schemas.errors import ColdpressError
-from schemas.model import ModelSpec
+from coldpress.runtime.sparsity import DensitySource, Kept, Residency, topk
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import ModelSpec
 
 CHOOSES: tuple[str, ...] = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
 KEPT: Mapping[str, Kept] = {**topk.KEPT, "unit_norms": Kept("float32", None)}

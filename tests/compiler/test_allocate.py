@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import allocate, cost_model, ingest
-from compiler._io import Workspace, load_arrays
-from compiler.activity import unit_statistics
-from compiler.allocate import AllocateConfig
-from compiler.allocate import run as run_stage
-from compiler.ingest import IngestConfig
-from runtime._plugins import names
-from runtime.sparsity import flash
-from schemas.activations import Activations
-from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
-from schemas.model import Model, role_shape
-from schemas.sparsity import Sparsity
+from coldpress.compiler import cost_model
+from coldpress.compiler.activity import unit_statistics
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages import allocate, ingest
+from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.stages.allocate import run as run_stage
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.runtime.plugins import names
+from coldpress.runtime.sparsity import flash
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
+from coldpress.schemas.model import Model, role_shape
+from coldpress.schemas.sparsity import Sparsity
 from tests.support.models import write_model
 from tests.support.statistics import activations_of, device_of, model_of
 
@@ -89,8 +90,8 @@ def parts(sparsity: Sparsity) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("method", names("runtime.sparsity"))
-@pytest.mark.parametrize("format_name", names("runtime.quantization"))
+@pytest.mark.parametrize("method", names("coldpress.runtime.sparsity"))
+@pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
 def test_the_parts_add_up_to_the_budget(
     model: Model, everywhere: Activations, ones: None, method: str, format_name: str
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from compiler.allocate import _auto
+from coldpress.compiler.stages.allocate import _auto
 from tests.support.statistics import sparsity_of
 
 

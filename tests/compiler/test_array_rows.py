@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler._io import (
+from coldpress.compiler.activity.array_rows import RowReader, row_checksums, writing_rows
+from coldpress.compiler.io import (
     Workspace,
     array_file,
     checked_path,
@@ -16,9 +17,8 @@ from compiler._io import (
     save_record,
     sha256_of,
 )
-from compiler.activity.array_rows import RowReader, row_checksums, writing_rows
-from schemas.base import ArrayFile
-from schemas.errors import ColdpressError
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.errors import ColdpressError
 
 ARRAYS = {
     "b": np.arange(60, dtype=np.float16).reshape(20, 3),
@@ -80,7 +80,7 @@ def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = save_arrays(tmp_path / "whole.safetensors", ARRAYS)
-    monkeypatch.setattr("compiler._io.sha256_of", lambda path: pytest.fail(f"{path} is hashed again"))
+    monkeypatch.setattr("coldpress.compiler.io.sha256_of", lambda path: pytest.fail(f"{path} is hashed again"))
     load_arrays(saved, "a")
     load_arrays(saved)
 

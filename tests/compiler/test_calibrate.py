@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import calibrate, ingest
-from compiler._io import Workspace, load_arrays, save_arrays, sha256_of
-from compiler.activity import statistics
-from compiler.activity.forward import LayerStream
-from compiler.calibrate import CalibrateConfig
-from compiler.ingest import IngestConfig
-from schemas.activations import Activations
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.errors import ColdpressError
-from schemas.families import FamilyName
-from schemas.model import Model
+from coldpress.compiler.activity import statistics
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.io import Workspace, load_arrays, save_arrays, sha256_of
+from coldpress.compiler.stages import calibrate, ingest
+from coldpress.compiler.stages.calibrate import CalibrateConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.model import Model
 from tests.support.models import write_model
 
 BLOCKS, BLOCK_TOKENS, LAYERS = 3, 21, 3  # 21: blocks do not end on whole bytes
@@ -252,7 +252,7 @@ def test_hidden_states_are_not_hashed(
         hashed.append(path.name)
         return sha256_of(path)
 
-    monkeypatch.setattr("compiler._io.sha256_of", watched)
+    monkeypatch.setattr("coldpress.compiler.io.sha256_of", watched)
     run(relu, corpus, tmp_path)
     assert "001.inputs.safetensors" in hashed
     assert not [name for name in hashed if name.startswith("hidden")]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import calibrate, ingest, tokenize
-from compiler._io import Workspace, load_arrays
-from compiler.calibrate import CalibrateConfig
-from compiler.ingest import IngestConfig
-from compiler.tokenize import TokenizeConfig
-from schemas.activations import Activations
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages import calibrate, ingest, tokenize
+from coldpress.compiler.stages.calibrate import CalibrateConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.tokenize import TokenizeConfig
+from coldpress.schemas.activations import Activations
 from tests.support.planted import HOT_MASS, HOT_SHARE, Plant, plant_of, write
 
 TOKENS = 8192

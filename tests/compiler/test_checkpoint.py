@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import ingest
-from compiler._io import Workspace
-from compiler.checkpoint.tensors import decode_floats, read_role, read_rows, rotary_inv_freq
-from compiler.ingest import IngestConfig
-from schemas.errors import CheckpointError
-from schemas.model import Model
+from coldpress.compiler.checkpoint.tensors import decode_floats, read_role, read_rows, rotary_inv_freq
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import Model
 from tests.support.models import encode, random_weights, write_model
 
 

@@ -5,38 +5,45 @@ from pathlib import Path
 
 import pytest
 
-from compiler import code_digest
-from compiler.code_digest import Plugins, source_files, stage_digest
-from compiler.job import STAGES
-from compiler.workflow.settings import resolve
+from coldpress.compiler import code_digest
+from coldpress.compiler.code_digest import Plugins, source_files, stage_digest
+from coldpress.compiler.job import STAGES
+from coldpress.compiler.workflow.settings import resolve
 
-SAW: Plugins = {"runtime.tools": ("saw",)}
+PACKAGES = {f"coldpress/{name}__init__.py" for name in ("", "compiler/", "compiler/stages/")}
+SAW: Plugins = {"coldpress.runtime.tools": ("saw",)}
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A little checkout: stage `one` loads plug-ins of runtime.tools by name, stage `two` is a package."""
-    write(tmp_path, "compiler/__init__.py", "")
-    one = ("from compiler import _io", "from runtime import _native", 'TOOLS = "runtime.tools"')
-    write(tmp_path, "compiler/one.py", "\n".join(one))
-    write(tmp_path, "compiler/_io.py", "import schemas.base\nimport numpy\n")
-    write(tmp_path, "compiler/two/__init__.py", 'from compiler.two._help import x\nHERE = "compiler.two"\n')
-    write(tmp_path, "compiler/two/_help.py", 'x = Key(plugins="runtime.tools")\n')
-    write(tmp_path, "compiler/two/_unused.py", "")
-    write(tmp_path, "compiler/two/fast.py", "")
-    write(tmp_path, "compiler/two/page.html.j2", "<p>\n")
-    write(tmp_path, "compiler/verify.py", "")
-    write(tmp_path, "compiler/package.py", "")
-    write(tmp_path, "runtime/__init__.py", "")
-    write(tmp_path, "runtime/tools/__init__.py", "")
-    write(tmp_path, "runtime/tools/saw.py", "from runtime.tools import _blade")
-    write(tmp_path, "runtime/tools/_blade.py", "")
-    write(tmp_path, "runtime/tools/plane.py", "")
-    write(tmp_path, "runtime/native/src/core.cpp", "int x;\n")
-    write(tmp_path, "runtime/native/src/crc32c.cpp", "int y;\n")
-    write(tmp_path, "schemas/__init__.py", "")
-    write(tmp_path, "schemas/base.py", "")
-    write(tmp_path, "schemas/unused.py", "")
+    """A little checkout: stage `one` loads plug-ins of coldpress.runtime.tools by name, stage `two` is a package."""
+    for package in PACKAGES:
+        write(tmp_path, package, "")
+    one = (
+        "from coldpress.compiler import io",
+        "from coldpress.runtime import _native",
+        'TOOLS = "coldpress.runtime.tools"',
+    )
+    write(tmp_path, "coldpress/compiler/stages/one.py", "\n".join(one))
+    write(tmp_path, "coldpress/compiler/io.py", "import coldpress.schemas.base\nimport numpy\n")
+    two = "coldpress.compiler.stages.two"
+    write(tmp_path, "coldpress/compiler/stages/two/__init__.py", f'from {two}._help import x\nHERE = "{two}"\n')
+    write(tmp_path, "coldpress/compiler/stages/two/_help.py", 'x = Key(plugins="coldpress.runtime.tools")\n')
+    write(tmp_path, "coldpress/compiler/stages/two/_unused.py", "")
+    write(tmp_path, "coldpress/compiler/stages/two/fast.py", "")
+    write(tmp_path, "coldpress/compiler/stages/two/page.html.j2", "<p>\n")
+    write(tmp_path, "coldpress/compiler/stages/verify/__init__.py", "")
+    write(tmp_path, "coldpress/compiler/stages/package.py", "")
+    write(tmp_path, "coldpress/runtime/__init__.py", "")
+    write(tmp_path, "coldpress/runtime/tools/__init__.py", "")
+    write(tmp_path, "coldpress/runtime/tools/saw.py", "from coldpress.runtime.tools import _blade")
+    write(tmp_path, "coldpress/runtime/tools/_blade.py", "")
+    write(tmp_path, "coldpress/runtime/tools/plane.py", "")
+    write(tmp_path, "coldpress/runtime/native/src/core.cpp", "int x;\n")
+    write(tmp_path, "coldpress/runtime/native/src/crc32c.cpp", "int y;\n")
+    write(tmp_path, "coldpress/schemas/__init__.py", "")
+    write(tmp_path, "coldpress/schemas/base.py", "")
+    write(tmp_path, "coldpress/schemas/unused.py", "")
     return tmp_path
 
 
@@ -60,33 +67,45 @@ def names(stage: str, root: Path, plugins: Plugins = SAW) -> set[str]:
 
 
 def test_follows_imports_with_their_packages_and_the_plugins_that_are_used(tree: Path) -> None:
-    own = {"compiler/__init__.py", "compiler/one.py", "compiler/_io.py", "schemas/__init__.py", "schemas/base.py"}
-    tools = {"runtime/__init__.py", "runtime/tools/__init__.py", "runtime/tools/saw.py", "runtime/tools/_blade.py"}
+    own = PACKAGES | {
+        "coldpress/compiler/stages/one.py",
+        "coldpress/compiler/io.py",
+        "coldpress/schemas/__init__.py",
+        "coldpress/schemas/base.py",
+    }
+    tools = {
+        "coldpress/runtime/__init__.py",
+        "coldpress/runtime/tools/__init__.py",
+        "coldpress/runtime/tools/saw.py",
+        "coldpress/runtime/tools/_blade.py",
+    }
     assert names("one", tree) == own | tools
-    assert names("one", tree, {}) == own | tools | {"runtime/tools/plane.py"}, "all where nobody knows which"
+    assert names("one", tree, {}) == own | tools | {"coldpress/runtime/tools/plane.py"}, "all where nobody knows which"
 
 
 def test_a_package_counts_with_what_it_imports_and_its_templates(tree: Path) -> None:
     files = {"__init__.py", "_help.py", "page.html.j2"}
-    own = {"compiler/__init__.py", *(f"compiler/two/{name}" for name in files)}
-    assert names("two", tree, {"compiler.two": ()}) == own
-    assert names("two", tree, {"compiler.two": ("fast",)}) == own | {"compiler/two/fast.py"}
+    own = PACKAGES | {*(f"coldpress/compiler/stages/two/{name}" for name in files)}
+    assert names("two", tree, {"coldpress.compiler.stages.two": ()}) == own
+    assert names("two", tree, {"coldpress.compiler.stages.two": ("fast",)}) == own | {
+        "coldpress/compiler/stages/two/fast.py"
+    }
 
 
 @pytest.mark.parametrize(
     ("edited", "stages"),
     [
-        ("compiler/one.py", {"one"}),
-        ("schemas/base.py", {"one"}),
-        ("runtime/tools/saw.py", {"one"}),
-        ("runtime/tools/_blade.py", {"one"}),
-        ("runtime/tools/plane.py", set()),
-        ("runtime/tools/drill.py", set()),
-        ("runtime/native/src/core.cpp", {"verify"}),
-        ("runtime/native/src/crc32c.cpp", {"verify", "package"}),
-        ("compiler/two/page.html.j2", {"two"}),
-        ("compiler/two/_unused.py", set()),
-        ("schemas/unused.py", set()),
+        ("coldpress/compiler/stages/one.py", {"one"}),
+        ("coldpress/schemas/base.py", {"one"}),
+        ("coldpress/runtime/tools/saw.py", {"one"}),
+        ("coldpress/runtime/tools/_blade.py", {"one"}),
+        ("coldpress/runtime/tools/plane.py", set()),
+        ("coldpress/runtime/tools/drill.py", set()),
+        ("coldpress/runtime/native/src/core.cpp", {"verify"}),
+        ("coldpress/runtime/native/src/crc32c.cpp", {"verify", "package"}),
+        ("coldpress/compiler/stages/two/page.html.j2", {"two"}),
+        ("coldpress/compiler/stages/two/_unused.py", set()),
+        ("coldpress/schemas/unused.py", set()),
     ],
 )
 def test_the_digest_moves_with_what_a_stage_runs(tree: Path, edited: str, stages: set[str]) -> None:
@@ -114,31 +133,39 @@ def used_by(file: str, **config: object) -> set[str]:
 
 def test_real_stages_follow_their_plugins() -> None:
     files = names("quantize", code_digest.ROOT, resolve({"format": "int4_group32"}).plugins())
-    assert {"compiler/quantize/rtn.py", "runtime/quantization/int4_group32.py", "compiler/_io.py"} <= files
-    assert not any(name.startswith("compiler/order") for name in files)
+    assert {
+        "coldpress/compiler/stages/quantize/rtn.py",
+        "coldpress/runtime/quantization/int4_group32.py",
+        "coldpress/compiler/io.py",
+    } <= files
+    assert not any(name.startswith("coldpress/compiler/stages/order") for name in files)
 
 
 @pytest.mark.parametrize(
     ("file", "config", "stages"),
     [
-        ("runtime/native/src/attention.cpp", {}, {"verify"}),
-        ("runtime/native/src/crc32c.cpp", {}, {"calibrate", "recalibrate", "package", "verify"}),
-        ("compiler/order/lift.py", {}, set()),
-        ("compiler/order/lift.py", {"order": "lift"}, {"order", "preflight"}),
+        ("coldpress/runtime/native/src/attention.cpp", {}, {"verify"}),
+        ("coldpress/runtime/native/src/crc32c.cpp", {}, {"calibrate", "recalibrate", "package", "verify"}),
+        ("coldpress/compiler/stages/order/lift.py", {}, set()),
+        ("coldpress/compiler/stages/order/lift.py", {"order": "lift"}, {"order", "preflight"}),
         (
-            "compiler/order/frequency.py",
+            "coldpress/compiler/stages/order/frequency.py",
             {},
             {"order", "preflight"},
         ),  # `auto` has it compete, and preflight asks how much it holds
-        ("compiler/order/frequency.py", {"order": "ripple"}, set()),
-        ("compiler/place/cp_sat.py", {}, set()),
-        ("compiler/place/cp_sat.py", {"place": "cp_sat"}, {"place"}),
-        ("runtime/quantization/int4_group32.py", {"format": "fp16"}, set()),
-        ("compiler/architectures/opt.py", {}, set()),
-        ("compiler/quantize/rtn.py", {}, {"quantize", "preflight"}),  # preflight asks whether there are Gram matrices
-        ("compiler/quantize/gptq.py", {}, set()),
-        ("compiler/distill/lora.py", {}, set()),
-        ("compiler/distill/lora.py", {"recipe": "lora"}, {"distill", "preflight"}),
+        ("coldpress/compiler/stages/order/frequency.py", {"order": "ripple"}, set()),
+        ("coldpress/compiler/stages/place/cp_sat.py", {}, set()),
+        ("coldpress/compiler/stages/place/cp_sat.py", {"place": "cp_sat"}, {"place"}),
+        ("coldpress/runtime/quantization/int4_group32.py", {"format": "fp16"}, set()),
+        ("coldpress/compiler/architectures/opt.py", {}, set()),
+        (
+            "coldpress/compiler/stages/quantize/rtn.py",
+            {},
+            {"quantize", "preflight"},
+        ),  # preflight asks whether there are Gram matrices
+        ("coldpress/compiler/stages/quantize/gptq.py", {}, set()),
+        ("coldpress/compiler/stages/distill/lora.py", {}, set()),
+        ("coldpress/compiler/stages/distill/lora.py", {"recipe": "lora"}, {"distill", "preflight"}),
     ],
 )
 def test_a_plugin_that_is_not_chosen_concerns_no_stage(file: str, config: dict[str, object], stages: set[str]) -> None:
@@ -147,20 +174,20 @@ def test_a_plugin_that_is_not_chosen_concerns_no_stage(file: str, config: dict[s
 
 
 def test_a_cache_policy_concerns_the_stages_that_count_on_it() -> None:
-    assert used_by("runtime/cache/s3fifo.py") == set()
-    assert used_by("runtime/cache/lru.py") == {"verify"}, "which compares with it, whatever the build has"
-    assert used_by("runtime/cache/lru.py", cache="lru") >= {"allocate", "place", "order", "layout", "verify"}
-    assert not used_by("runtime/cache/lru.py", cache="lru") & {"ingest", "tokenize", "calibrate", "quantize"}
+    assert used_by("coldpress/runtime/cache/s3fifo.py") == set()
+    assert used_by("coldpress/runtime/cache/lru.py") == {"verify"}, "which compares with it, whatever the build has"
+    assert used_by("coldpress/runtime/cache/lru.py", cache="lru") >= {"allocate", "place", "order", "layout", "verify"}
+    assert not used_by("coldpress/runtime/cache/lru.py", cache="lru") & {"ingest", "tokenize", "calibrate", "quantize"}
 
 
 def test_a_selector_concerns_no_build_that_has_another() -> None:
-    assert used_by("runtime/sparsity/predictor.py") == set()
-    assert used_by("runtime/sparsity/predictor.py", method="predictor") >= {"calibrate", "allocate", "verify"}
+    assert used_by("coldpress/runtime/sparsity/predictor.py") == set()
+    assert used_by("coldpress/runtime/sparsity/predictor.py", method="predictor") >= {"calibrate", "allocate", "verify"}
 
 
 def test_a_format_concerns_no_stage_that_only_counts() -> None:
     """Though the selector that `calibrate` asks for its families imports the kernels, and they the formats."""
     counting = {"ingest", "tokenize", "calibrate", "recalibrate"}
-    assert not used_by("runtime/quantization/int4_group32.py", format="int4_group32") & counting
-    assert "distill" not in used_by("runtime/quantization/int4_group32.py", format="fp16", recipe="lora")
-    assert used_by("runtime/kernels/gemv.py") == {"verify"}
+    assert not used_by("coldpress/runtime/quantization/int4_group32.py", format="int4_group32") & counting
+    assert "distill" not in used_by("coldpress/runtime/quantization/int4_group32.py", format="fp16", recipe="lora")
+    assert used_by("coldpress/runtime/kernels/gemv.py") == {"verify"}

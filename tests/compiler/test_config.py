@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.profiles import load_model
-from compiler.workflow import inputs, settings
-from compiler.workflow.keys import config_keys
-from schemas.errors import ColdpressError, UnknownNameError
+from coldpress.compiler.profiles import load_model
+from coldpress.compiler.workflow import inputs, settings
+from coldpress.compiler.workflow.keys import config_keys
+from coldpress.schemas.errors import ColdpressError, UnknownNameError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -265,9 +265,9 @@ def test_snakemake_is_told_of_names_that_it_takes_as_they_are(tmp_path: Path) ->
 def test_a_plugin_that_an_option_names_is_in_use() -> None:
     """Its code is the build's, too: an edit of it runs stages again."""
     chosen = {"model": "demo", "device": "pixel6", "cache": "linked"}
-    assert settings.resolve(chosen).plugins()["runtime.cache"] == ("linked", "lru")
+    assert settings.resolve(chosen).plugins()["coldpress.runtime.cache"] == ("linked", "lru")
     other = settings.resolve(chosen | {"linked_over": "s3fifo"})
-    assert other.plugins()["runtime.cache"] == ("linked", "s3fifo")
+    assert other.plugins()["coldpress.runtime.cache"] == ("linked", "s3fifo")
     assert "unknown linked_over 'static'. Known: lfu, lru, s3fifo, window." in refusal(**chosen, linked_over="static")
 
 
@@ -275,10 +275,10 @@ def test_relu_decides_the_candidates(checkpoint: Path) -> None:
     write_config(checkpoint, hidden_act="relu")
     built = settings.resolve({"model": str(checkpoint)})
     assert settings.needs_predictors(built), "they are a candidate"
-    assert built.plugins()["runtime.sparsity"] == ("dense", "relu", "predictor")
+    assert built.plugins()["coldpress.runtime.sparsity"] == ("dense", "relu", "predictor")
     write_config(checkpoint)
     built = settings.resolve({"model": str(checkpoint), "attention": True})
-    assert built.plugins()["runtime.sparsity"] == ("dense", "topk")
+    assert built.plugins()["coldpress.runtime.sparsity"] == ("dense", "topk")
     assert built.of_stage("allocate")["options"] == {"attention": True}, "an option of a candidate"
     assert "method=relu" in refusal(model=str(checkpoint), method="relu")
 

@@ -3,12 +3,12 @@
 import pytest
 from pydantic import Field
 
-from compiler._shared_settings import CacheSetting
-from compiler.profiles import load_model
-from compiler.workflow import settings
-from runtime import _plugins
-from schemas.base import Record
-from schemas.errors import ColdpressError
+from coldpress.compiler.profiles import load_model
+from coldpress.compiler.shared_settings import CacheSetting
+from coldpress.compiler.workflow import settings
+from coldpress.runtime import plugins
+from coldpress.schemas.base import Record
+from coldpress.schemas.errors import ColdpressError
 
 
 def refusal(**raw: object) -> str:
@@ -33,8 +33,8 @@ class LfuOptions(Record):
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cache policies with options of their own."""
-    monkeypatch.setattr(_plugins.load("runtime.cache", "lru"), "Options", LruOptions, raising=False)
-    monkeypatch.setattr(_plugins.load("runtime.cache", "lfu"), "Options", LfuOptions, raising=False)
+    monkeypatch.setattr(plugins.load("coldpress.runtime.cache", "lru"), "Options", LruOptions, raising=False)
+    monkeypatch.setattr(plugins.load("coldpress.runtime.cache", "lfu"), "Options", LfuOptions, raising=False)
     monkeypatch.setattr(settings, "config_of", lambda stage: CacheSetting)
 
 
@@ -77,6 +77,6 @@ def test_a_cache_that_looks_ahead_is_for_simulations() -> None:
 def test_a_profile_sets_options_for_when_their_plugin_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = load_model("demo").model_copy(update={"settings": {"decay": 0.25, "corpus": "pydoc"}})
     monkeypatch.setattr(settings, "load_model", lambda _: profile)
-    assert settings.resolve({"cache": "lru"}).options["runtime.cache"] == {}
-    assert settings.resolve({"cache": "lfu"}).options["runtime.cache"] == {"decay": 0.25}
-    assert settings.resolve({"cache": "lfu", "decay": 0.75}).options["runtime.cache"] == {"decay": 0.75}
+    assert settings.resolve({"cache": "lru"}).options["coldpress.runtime.cache"] == {}
+    assert settings.resolve({"cache": "lfu"}).options["coldpress.runtime.cache"] == {"decay": 0.25}
+    assert settings.resolve({"cache": "lfu", "decay": 0.75}).options["coldpress.runtime.cache"] == {"decay": 0.75}

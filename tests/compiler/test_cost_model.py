@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler import cost_model
-from compiler.cost_model import budget_bytes, parse_share, read_buffer_bytes, stored_format
-from runtime._plugins import load, names
-from runtime.planner import Strided, plan_reads
-from schemas.device import Flash
-from schemas.errors import ColdpressError
+from coldpress.compiler import cost_model
+from coldpress.compiler.cost_model import budget_bytes, parse_share, read_buffer_bytes, stored_format
+from coldpress.runtime.plugins import load, names
+from coldpress.runtime.store.planner import Strided, plan_reads
+from coldpress.schemas.device import Flash
+from coldpress.schemas.errors import ColdpressError
 from tests.support.statistics import model_of, shapes_of
 
-FORMATS = names("runtime.quantization")
+FORMATS = names("coldpress.runtime.quantization")
 
 
 def test_budgets_in_percent_are_shares_of_the_dense_footprint() -> None:
@@ -40,7 +40,7 @@ def test_storage_rule() -> None:
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("shape", [(3, 64), (5, 172), (1, 1), (2, 33)])
 def test_tensor_bytes_are_those_of_the_codes(format_name: str, shape: tuple[int, int]) -> None:
-    codes = load("runtime.quantization", format_name).encode(np.ones(shape, np.float32))
+    codes = load("coldpress.runtime.quantization", format_name).encode(np.ones(shape, np.float32))
     assert cost_model.tensor_bytes("layers.0.up_proj.weight", shape, format_name) == codes.nbytes  # type: ignore[arg-type]
 
 

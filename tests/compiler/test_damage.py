@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from compiler._io import _content, save_record
-from compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
-from schemas.errors import ColdpressError
+from coldpress.compiler.io import _content, save_record
+from coldpress.compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
+from coldpress.schemas.errors import ColdpressError
 from tests.support.imatrices import write_llama
 from tests.support.models import write_corpus, write_model
 from tests.support.tiny import tiny_device

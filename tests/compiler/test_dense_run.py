@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from compiler.cost_model import kv_cache_bytes, resident_bytes, unit_bytes
-from compiler.dense_run import dense_run
-from compiler.sections import dense_bookkeeping_bytes
-from runtime._extents import span_bytes
-from runtime.artifact.reader import open_artifact
-from runtime.simulate import simulate
-from runtime.trace import FETCH, Event
-from schemas.families import WHOLE_MLP
-from schemas.layout import placed_parts
+from coldpress.compiler.cost_model import kv_cache_bytes, resident_bytes, unit_bytes
+from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.sections import dense_bookkeeping_bytes
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import FETCH, Event
+from coldpress.schemas.families import WHOLE_MLP
+from coldpress.schemas.layout import placed_parts
 from tests.support.records import Build
 from tests.support.statistics import device_of, model_of
 

@@ -11,24 +11,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compiler import ingest
-from compiler._io import Workspace, save_arrays
-from compiler.activity.calibration_pass import PassConfig, count_activity
-from compiler.activity.choice import selector_arrays
-from compiler.activity.forward import LayerStream
-from compiler.activity.layer_counts import Activity
-from compiler.allocate import AllocateConfig, dip, global_threshold, greedy, run, uniform
-from compiler.allocate._losses import MeasuredLosses
-from compiler.allocate._magnitudes import Magnitudes
-from compiler.allocate._task import Key, Shares
-from compiler.ingest import IngestConfig
-from runtime.sparsity import topk
-from schemas.activations import Activations
-from schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
-from schemas.errors import ColdpressError
-from schemas.families import num_units
-from schemas.model import Model
-from schemas.sparsity import Sparsity
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.choice import selector_arrays
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.allocate import AllocateConfig, dip, global_threshold, greedy, run, uniform
+from coldpress.compiler.stages.allocate._losses import MeasuredLosses
+from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
+from coldpress.compiler.stages.allocate._task import Key, Shares
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import num_units
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Sparsity
 from tests.support.allocation import magnitudes_of, separable, task_of, used_bytes
 from tests.support.models import write_model
 from tests.support.statistics import device_of

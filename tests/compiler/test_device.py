@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from compiler._io import load_record
-from compiler.device import __main__ as command
-from compiler.device import host
-from compiler.device.fio import import_fio
-from compiler.device.measure import MEASURED
-from compiler.profiles import PROFILES, load_device
-from schemas.device import DeviceProfile
-from schemas.errors import ColdpressError
+from coldpress.compiler.device import __main__ as command
+from coldpress.compiler.device import host
+from coldpress.compiler.device.fio import import_fio
+from coldpress.compiler.device.measure import MEASURED
+from coldpress.compiler.io import load_record
+from coldpress.compiler.profiles import PROFILES, load_device
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError
 
 
 def fio_report(*jobs: tuple[str, int, float, float]) -> dict[str, object]:

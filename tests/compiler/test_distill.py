@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from compiler.checkpoint.tensors import read_role
-from compiler.device import host
-from compiler.distill import DistillConfig, run
-from compiler.distill._masks import masked, masks_of
-from runtime.sparsity import topk
-from schemas.errors import DoesNotFitError
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.device import host
+from coldpress.compiler.stages.distill import DistillConfig, run
+from coldpress.compiler.stages.distill._masks import masked, masks_of
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.errors import DoesNotFitError
 from tests.support.distilling import LAYERS, QUICK, corpus_at, held_out_divergence, load, model_at, top_k
 from tests.support.methods import fitted
 from tests.support.statistics import sparsity_of, workspace
@@ -110,7 +110,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_loaded(
     model = model_at(tmp_path)
     sparsity, corpus = top_k(model, tmp_path), corpus_at(tmp_path)
     monkeypatch.setattr(host, "free_dram_bytes", lambda: 1 << 20)
-    monkeypatch.setattr("compiler.training.source.Source.build", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("coldpress.compiler.training.source.Source.build", lambda *_: pytest.fail("loaded"))
     with pytest.raises(
         DoesNotFitError,
         match=rf"needs 7\d\d MB of memory for the {model.num_parameters:,} parameters of llama with recipe=self, "

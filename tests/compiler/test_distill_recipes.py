@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from compiler import distill
-from compiler.checkpoint.headers import read_header
-from compiler.checkpoint.tensors import read_role, stored_dtype
-from compiler.distill import run
-from compiler.distill._masks import masks_of
-from compiler.distill._task import Task
-from compiler.training.loop import loss_of
-from compiler.training.memory import Size
-from compiler.training.source import Source
-from runtime._plugins import load as plugin
-from runtime._plugins import names
-from runtime.quantization import int4_group32
-from schemas.errors import ColdpressError, UnknownNameError
-from schemas.families import FAMILIES
-from schemas.model import MLP_ROLES, Model
+from coldpress.compiler.checkpoint.headers import read_header
+from coldpress.compiler.checkpoint.tensors import read_role, stored_dtype
+from coldpress.compiler.stages import distill
+from coldpress.compiler.stages.distill import run
+from coldpress.compiler.stages.distill._masks import masks_of
+from coldpress.compiler.stages.distill._task import Task
+from coldpress.compiler.training.loop import loss_of
+from coldpress.compiler.training.memory import Size
+from coldpress.compiler.training.source import Source
+from coldpress.runtime.plugins import load as plugin
+from coldpress.runtime.plugins import names
+from coldpress.runtime.quantization import int4_group32
+from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from coldpress.schemas.families import FAMILIES
+from coldpress.schemas.model import MLP_ROLES, Model
 from tests.support.distilling import LAYERS, QUICK, corpus_at, held_out_divergence, load, model_at, top_k
 from tests.support.statistics import model_of, workspace
 
@@ -75,7 +75,7 @@ def test_fused_matrices_are_adapted_once(tmp_path: Path) -> None:
 def test_the_student_runs_with_rounded_weights_and_trains_its_own(tmp_path: Path) -> None:
     model = model_at(tmp_path)
     sparsity = top_k(model, tmp_path).model_copy(update={"format": "int4_group32"})
-    recipe, source = plugin("compiler.distill", "self"), Source.of(model)
+    recipe, source = plugin("coldpress.compiler.stages.distill", "self"), Source.of(model)
     task = Task(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False)
     lesson = recipe.prepare(task, recipe.Options(rounded=True))
     names = {"rows": "self_attn.q_proj", "columns": "mlp.gate_proj"}
@@ -97,7 +97,7 @@ def rounded_lesson(request: pytest.FixtureRequest, tmp_path: Path):
     """(lesson of `lora` with rounding, its source, its format's decision), with adapters that add something."""
     model = model_at(tmp_path, request.param, dtype="float16")
     sparsity = top_k(model, tmp_path).model_copy(update={"format": "int4_group32"})
-    recipe, source = plugin("compiler.distill", "lora"), Source.of(model)
+    recipe, source = plugin("coldpress.compiler.stages.distill", "lora"), Source.of(model)
     options = recipe.Options(rounded=True, lora_rank=4, lora_alpha=8)
     lesson = recipe.prepare(Task(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False), options)
     torch.manual_seed(1)
@@ -191,7 +191,7 @@ def test_the_texts_own_tokens_can_be_all_that_is_learned_from(tmp_path: Path) ->
     assert found[0.0] < 1
 
 
-@pytest.mark.parametrize("recipe", names("compiler.distill"))
+@pytest.mark.parametrize("recipe", names("coldpress.compiler.stages.distill"))
 def test_a_student_that_also_runs_dense_stays_nearer_to_the_dense_model(tmp_path: Path, recipe: str) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     source = model.model_copy(update={"folder": str(tmp_path / "checkpoint")})
@@ -204,7 +204,7 @@ def test_a_student_that_also_runs_dense_stays_nearer_to_the_dense_model(tmp_path
     assert 0 < found[0.5] < 0.7 * found[0.0]
 
 
-@pytest.mark.parametrize("recipe", names("compiler.distill"))
+@pytest.mark.parametrize("recipe", names("coldpress.compiler.stages.distill"))
 def test_weights_go_back_to_the_source_as_far_as_nine_tenths_of_the_gain_stay(tmp_path: Path, recipe: str) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     source = model.model_copy(update={"folder": str(tmp_path / "checkpoint")})
@@ -283,7 +283,7 @@ def test_seven_billion_parameters_fit_24_gb_with_adapters_only() -> None:
     assert distill.disk_bytes(size, "lora", {}) == 4 * model.num_parameters + 2 * 4 * 4 * adapters
 
 
-@pytest.mark.parametrize("recipe", names("compiler.distill"))
+@pytest.mark.parametrize("recipe", names("coldpress.compiler.stages.distill"))
 def test_more_threads_longer_blocks_and_more_layers_need_more_memory(recipe: str) -> None:
     def needs(threads: int = 1, tokens: int = 256, layers: int = 2) -> int:
         model = model_of(num_hidden_layers=layers)
@@ -298,15 +298,15 @@ def test_layers_that_run_again_change_no_bit(tmp_path: Path, monkeypatch: pytest
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     config, sparsity = QUICK.model_copy(update={"steps": 2}), top_k(model, tmp_path)
     kept = run(config, model, corpus, sparsity, workspace(tmp_path / "kept"), 1)
-    monkeypatch.setattr("compiler.training.memory.KEPT_BYTES", 0)
+    monkeypatch.setattr("coldpress.compiler.training.memory.KEPT_BYTES", 0)
     again = []
-    monkeypatch.setattr("compiler.training.source.recompute_layers", _told(again))
+    monkeypatch.setattr("coldpress.compiler.training.source.recompute_layers", _told(again))
     assert run(config, model, corpus, sparsity, workspace(tmp_path / "again"), 1).weights_sha256 == kept.weights_sha256
     assert again
 
 
 def _told(calls: list):
-    from compiler.training import source
+    from coldpress.compiler.training import source
 
     whole = source.recompute_layers
 

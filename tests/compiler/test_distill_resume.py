@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler._io import Workspace
-from compiler.distill import run
-from compiler.training import loop
-from schemas.errors import ColdpressError
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages.distill import run
+from coldpress.compiler.training import loop
+from coldpress.schemas.errors import ColdpressError
 from tests.support.distilling import QUICK, corpus_at, model_at, top_k
 from tests.support.statistics import workspace
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from compiler.divergence import Watch
+from coldpress.compiler.stages.verify.divergence import Watch
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from compiler import ingest, preflight
-from compiler._io import Workspace
-from compiler.checkpoint import hub
-from compiler.checkpoint.shapes import read_shapes
-from compiler.device import host
-from compiler.ingest import IngestConfig
-from compiler.workflow.download import check_before_download
-from compiler.workflow.settings import resolve
-from schemas.errors import ColdpressError
+from coldpress.compiler.checkpoint import hub
+from coldpress.compiler.checkpoint.shapes import read_shapes
+from coldpress.compiler.device import host
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest, preflight
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.workflow.download import check_before_download
+from coldpress.compiler.workflow.settings import resolve
+from coldpress.schemas.errors import ColdpressError
 from tests.support.checkpoints import REVISION
 from tests.support.models import MODEL_TYPES, write_model
 

@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import ingest
-from compiler._io import Workspace
-from compiler.activity.forward import LayerStream
-from compiler.evaluate import CacheSettings, Masks, Sparse, evaluate, mlp_density
-from compiler.ingest import IngestConfig
-from runtime import _plugins
-from runtime.generate import Session
-from runtime.sparsity import topk
-from schemas.errors import ColdpressError
-from schemas.families import num_units
-from schemas.model import Model
+from benchmarks.evaluation.evaluate import CacheSettings, Masks, Sparse, evaluate, mlp_density
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.runtime import plugins
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import num_units
+from coldpress.schemas.model import Model
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.hf import load_hf, roles_of, spec_of
 from tests.support.methods import families_of, fit
 from tests.support.models import write_model
 from tests.support.product import arrays_of, reading_of
 
-METHODS = _plugins.names("runtime.sparsity")
+METHODS = plugins.names("coldpress.runtime.sparsity")
 TOKENS = np.random.default_rng(8).integers(0, 384, (2, 20)).astype(np.int32)
 SLOTS_SHARE = 0.3
 
@@ -44,7 +44,7 @@ def cache_of(model: Model, families: tuple[str, ...]) -> CacheSettings:
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), ("predictor", {"topk_ratio": 1.5})])
 def test_logits_are_those_of_the_runtime(name: str, options: dict[str, float], source: Model, tmp_path: Path) -> None:
     """Up to a unit at the edge of a choice: the runtime's KV cache is fp16."""
-    selector = _plugins.load("runtime.sparsity", name)
+    selector = plugins.load("coldpress.runtime.sparsity", name)
     if selector.NEEDS_EXACT_ZEROS and source.spec.hidden_act != "relu":
         pytest.skip("a model without exact zeros")
     families = families_of(name, source.spec)
@@ -114,7 +114,9 @@ def test_what_is_read_and_used_along_is_what_the_runtime_reads(
         session.decoder.begin(len(block))
         decoded.append(np.stack([session.decoder.decode(int(token)) for token in block]))
     slots = cache_of(source, families) if cache == "lru" else None
-    masks = Masks(Sparse(_plugins.load("runtime.sparsity", name), families, arrays_of(session)), source.spec, slots)
+    masks = Masks(
+        Sparse(plugins.load("coldpress.runtime.sparsity", name), families, arrays_of(session)), source.spec, slots
+    )
     masks.reading = reading_of(session)
     stream = LayerStream(source)
     found = stream.head(stream.last_hidden(TOKENS, masks.layer)).numpy()
@@ -135,7 +137,7 @@ def of(method: str, model: Model, density: float, oracle: bool = False, **option
         for layer in range(model.spec.num_hidden_layers)
         for name in families
     }
-    return Sparse(_plugins.load("runtime.sparsity", method), families, arrays, oracle)
+    return Sparse(plugins.load("coldpress.runtime.sparsity", method), families, arrays, oracle)
 
 
 def test_nll_is_that_of_the_masked_layers(source: Model) -> None:
@@ -175,7 +177,7 @@ def test_nll_is_that_of_the_masked_layers(source: Model) -> None:
 def test_density_counts_all_matrices(method: str, gated: bool, oracle: bool, share: float, expected: float) -> None:
     spec = small_spec(gated_mlp=gated)
     families = families_of(method, spec)
-    sparse = Sparse(_plugins.load("runtime.sparsity", method), families, {}, oracle)
+    sparse = Sparse(plugins.load("coldpress.runtime.sparsity", method), families, {}, oracle)
     assert mlp_density(sparse, spec, dict.fromkeys(families, share)) == pytest.approx(expected)
 
 

@@ -8,36 +8,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import gram, ingest, order, place, recalibrate
-from compiler._io import Workspace, load_arrays
-from compiler.activity.calibration_pass import PassConfig, count_activity
-from compiler.activity.forward import LayerStream
-from compiler.activity.layer_counts import Activity
-from compiler.activity.unit_statistics import unit_norms
-from compiler.allocate import AllocateConfig
-from compiler.allocate import run as allocate
-from compiler.calibrate import CalibrateConfig
-from compiler.calibrate import run as calibrate
-from compiler.candidates import families_for
-from compiler.checkpoint.tensors import read_role
-from compiler.cost_model import resident_bytes, stored_format, unit_bytes
-from compiler.dense_run import dense_run
-from compiler.distill import DistillConfig
-from compiler.distill import run as distill
-from compiler.gram import GramConfig
-from compiler.ingest import IngestConfig
-from compiler.order import OrderConfig
-from compiler.preflight._needs import Build, ram_bytes
-from compiler.recalibrate import RecalibrateConfig
-from compiler.relufy import relufied
-from compiler.sections import dense_bookkeeping_bytes
-from compiler.workflow import settings
-from schemas.corpus import Corpus
-from schemas.errors import ColdpressError
-from schemas.families import FamilyName, Signal, num_units
-from schemas.metrics import DenseRun
-from schemas.model import Model
-from schemas.sparsity import Densities, Sparsity
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.activity.unit_statistics import unit_norms
+from coldpress.compiler.candidates import families_for
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.cost_model import resident_bytes, stored_format, unit_bytes
+from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.sections import dense_bookkeeping_bytes
+from coldpress.compiler.stages import gram, ingest, order, place, recalibrate
+from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.stages.allocate import run as allocate
+from coldpress.compiler.stages.calibrate import CalibrateConfig
+from coldpress.compiler.stages.calibrate import run as calibrate
+from coldpress.compiler.stages.distill import DistillConfig
+from coldpress.compiler.stages.distill import run as distill
+from coldpress.compiler.stages.gram import GramConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.order import OrderConfig
+from coldpress.compiler.stages.preflight.needs import Build, ram_bytes
+from coldpress.compiler.stages.recalibrate import RecalibrateConfig
+from coldpress.compiler.stages.relufy import relufied
+from coldpress.compiler.workflow import settings
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName, Signal, num_units
+from coldpress.schemas.metrics import DenseRun
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Densities, Sparsity
 from tests.support.models import write_model
 from tests.support.records import tiny_sparsity
 from tests.support.statistics import activations_of, device_of, few_blocks, model_of, placement_of, sparsity_of
@@ -208,7 +208,7 @@ def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path
 def test_the_workflow_knows_a_mixture(model: Model) -> None:
     folder = Path(next(iter(model.tensors.values())).file).parent
     config = settings.resolve({"model": str(folder)})
-    assert config.plugins()["runtime.sparsity"] == ("dense",)
+    assert config.plugins()["coldpress.runtime.sparsity"] == ("dense",)
     assert not settings.needs_predictors(config)
 
 

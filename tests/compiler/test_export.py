@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from compiler import export
-from compiler.export import ExportConfig, _llama_cpp
-from compiler.export import gguf as gguf_target
-from runtime.generate import Session
-from schemas.errors import ArtifactError, ColdpressError, UnknownNameError
-from schemas.package import Package
+from coldpress.compiler.stages import export
+from coldpress.compiler.stages.export import ExportConfig, _llama_cpp
+from coldpress.compiler.stages.export import gguf as gguf_target
+from coldpress.runtime.generate.session import Session
+from coldpress.schemas.errors import ArtifactError, ColdpressError, UnknownNameError
+from coldpress.schemas.package import Package
 from tests.support.artifacts import Built, Recipe, build_artifact, change_manifest, random_weights, small_spec
 from tests.support.dense_codes import flash_values, resident_values
 from tests.support.hf import all_logits, load_hf, roles_of, spec_of

@@ -1,6 +1,6 @@
 """export: tokenizers become vocabularies that give the same tokens, or are refused.
 
-transformers' own reader of GGUF vocabularies is the oracle; tests.benchmarks.llama_cpp asks llama.cpp itself.
+transformers' own reader of GGUF vocabularies is the oracle; benchmarks.llama_cpp asks llama.cpp itself.
 """
 
 import json
@@ -10,10 +10,10 @@ from typing import Any
 import gguf
 import pytest
 
-from compiler.export import _gguf_vocabulary
-from runtime.artifact.reader import open_artifact
-from runtime.tokenizer import TextCodec
-from schemas.errors import ColdpressError
+from coldpress.compiler.stages.export import _gguf_vocabulary
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.data import data_folder
 from tests.support.models import documents, write_tokenizer

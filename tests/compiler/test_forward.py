@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from compiler import ingest
-from compiler._io import Workspace
-from compiler.activity import forward
-from compiler.activity.forward import LayerStream
-from compiler.ingest import IngestConfig
-from schemas.errors import CheckpointError, ColdpressError
-from schemas.model import Model
+from coldpress.compiler.activity import forward
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.schemas.errors import CheckpointError, ColdpressError
+from coldpress.schemas.model import Model
 from tests.support.checkpoints import rewrite
 from tests.support.models import write_model
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.quantize import gptq, rtn
-from compiler.quantize._scales import best_scales
-from compiler.quantize._weights import Weights
-from runtime._plugins import load, names
-from schemas.errors import ColdpressError
+from coldpress.compiler.stages.quantize import gptq, rtn
+from coldpress.compiler.stages.quantize._scales import best_scales
+from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.runtime.plugins import load, names
+from coldpress.schemas.errors import ColdpressError
 
-FORMATS = names("runtime.quantization")
+FORMATS = names("coldpress.runtime.quantization")
 INPUTS, OUTPUTS, TOKENS = 160, 72, 400
 
 
@@ -44,7 +44,9 @@ def sliced(matrix: np.ndarray, axis: str, gram: np.ndarray | None) -> Weights:
 def decoded(algorithm, matrix: np.ndarray, axis: str, format_name: str, gram: np.ndarray | None) -> np.ndarray:
     """What codes say, float32 [OUTPUTS, INPUTS]."""
     weights = sliced(matrix, axis, gram)
-    values = load("runtime.quantization", format_name).decode(algorithm.quantize(weights, format_name), weights.length)
+    values = load("coldpress.runtime.quantization", format_name).decode(
+        algorithm.quantize(weights, format_name), weights.length
+    )
     return values if axis == "row" else values.T
 
 
@@ -78,7 +80,7 @@ def plain(matrix: np.ndarray, gram: np.ndarray, axis: str, format_name: str) -> 
 
     One input after another is rounded; the others take up its error as the inverse of the Hessian of what remains says.
     """
-    kept = load("runtime.quantization", format_name)
+    kept = load("coldpress.runtime.quantization", format_name)
     weights = matrix.astype(np.float64)
     hessian = gram.astype(np.float64)
     hessian += np.diag(np.where(np.diag(hessian) > 0, 0.01 * np.diag(hessian).mean(), 1))

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from compiler import gram, ingest, quantize
-from compiler._io import Workspace, load_arrays, save_arrays
-from compiler.gram import GramConfig
-from compiler.ingest import IngestConfig
-from compiler.quantize import QuantizeConfig
-from runtime._plugins import load
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.errors import ColdpressError
-from schemas.gram import GramMatrices
-from schemas.model import Model
-from schemas.sparsity import Sparsity
+from coldpress.compiler.io import Workspace, load_arrays, save_arrays
+from coldpress.compiler.stages import gram, ingest, quantize
+from coldpress.compiler.stages.gram import GramConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.quantize import QuantizeConfig
+from coldpress.runtime.plugins import load
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.gram import GramMatrices
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Sparsity
 from tests.support.hf import load_hf
 from tests.support.methods import fitted
 from tests.support.models import write_model
@@ -84,7 +84,8 @@ def test_each_matrix_has_the_products_of_its_own_inputs(model, corpus, tmp_path,
         sizes = {"gate_proj": (hidden, model.spec.hidden_size), "down_proj": (inner, model.spec.intermediate_size)}
         sizes["up_proj"] = sizes["gate_proj"]
         keep = {
-            role: load("runtime.sparsity", "topk").num_selected(size, share) for role, (share, size) in sizes.items()
+            role: load("coldpress.runtime.sparsity", "topk").num_selected(size, share)
+            for role, (share, size) in sizes.items()
         }
     expected = inputs_seen(model, load_arrays(corpus.split("calibration").arrays)["tokens"], keep)
     assert found.num_tokens == BLOCKS * TOKENS

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler._io import Workspace, load_arrays
-from compiler.importance import ImportanceConfig, run
-from schemas.errors import ColdpressError
-from schemas.families import resident_roles
-from schemas.importance import Importance
-from schemas.model import Model, ModelSpec, role_shape
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages.importance import ImportanceConfig, run
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import resident_roles
+from coldpress.schemas.importance import Importance
+from coldpress.schemas.model import Model, ModelSpec, role_shape
 from tests.support.imatrices import NAMES, write_gguf, write_legacy
 from tests.support.models import write_safetensors
 from tests.support.tiny import describe, tensor_shapes, tiny_spec

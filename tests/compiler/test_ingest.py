@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.__main__ import main
-from compiler._io import load_record
-from compiler.checkpoint.tensors import read_role
-from schemas.model import Model
+from coldpress.compiler.__main__ import main
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.io import load_record
+from coldpress.schemas.model import Model
 from tests.support.checkpoints import REVISION, WEIGHTS, edit, edit_config, refusal, run
 from tests.support.data import data_folder
 from tests.support.models import random_weights, write_model, write_weights

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compiler.checkpoint.hub import checkpoint_paths
-from schemas.errors import CheckpointError
+from coldpress.compiler.checkpoint.hub import checkpoint_paths
+from coldpress.schemas.errors import CheckpointError
 from tests.support.checkpoints import WEIGHTS, edit, edit_config, refusal, run
 from tests.support.models import write_model
 
@@ -88,7 +88,7 @@ def test_a_licence_with_a_name_that_no_artifact_may_have(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
 ) -> None:
     """Decided before a weight is read: `package` is hours later."""
-    monkeypatch.setattr("compiler.ingest.scan", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("coldpress.compiler.stages.ingest.scan", lambda *_: pytest.fail("weights were read"))
     (folder / "LICENSE").write_text("the licence\n")
     (folder / name).write_text("more of it\n")
     assert expected in refusal(folder, tmp_path / "work")

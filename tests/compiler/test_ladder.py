@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from compiler.ladder import Placed, climb, every_unit, simulated, structural
-from runtime.artifact.reader import open_artifact
-from runtime.generate import Session
-from runtime.simulate import simulate
-from runtime.trace import Recorder
+from coldpress.compiler.stages.verify.ladder import Placed, climb, every_unit, simulated, structural
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import Recorder
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_spec
 

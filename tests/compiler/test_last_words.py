@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from compiler.workflow.last_words import last_words, marks
+from coldpress.compiler.workflow.last_words import last_words, marks
 
 
 def write(log: Path, text: str, at_s: int) -> None:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler.layout import LayoutConfig, run
-from runtime.artifact.checks import check_manifest
-from runtime.artifact.errors import FieldError
-from runtime.budget import refit, used_bytes
-from schemas.base import ArrayFile
-from schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
-from schemas.layout import SECTION_ALIGN_BYTES, Layout, placed_parts
-from schemas.order import FamilyOrder, GapCost, Order
+from coldpress.compiler.stages.layout import LayoutConfig, run
+from coldpress.runtime.artifact.checks import check_manifest
+from coldpress.runtime.artifact.errors import FieldError
+from coldpress.runtime.plan.budget import refit, used_bytes
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
+from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Layout, placed_parts
+from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from tests.support.methods import fitted
 from tests.support.records import manifest_of, tiny_placement, tiny_predictors, tiny_sparsity
 from tests.support.tiny import describe, tensor_shapes, tiny_device, tiny_spec

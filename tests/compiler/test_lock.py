@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler import lock
-from compiler.lock import BUILD_VARIABLE, build_lock, job_lock
-from schemas.errors import ColdpressError
+from coldpress.compiler import lock
+from coldpress.compiler.lock import BUILD_VARIABLE, build_lock, job_lock
+from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from compiler.lock import build_lock, job_lock
+from coldpress.compiler.lock import build_lock, job_lock
 with build_lock(Path(sys.argv[1])) if sys.argv[2] == "build" else job_lock(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
     time.sleep(60)

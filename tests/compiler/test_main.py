@@ -1,4 +1,4 @@
-"""compiler/job.py: what a job does beside running its stage; `python -m compiler` without what it needs."""
+"""compiler/job.py: what a job does beside running its stage; `python -m coldpress.compiler` without what it needs."""
 
 import sys
 from pathlib import Path
@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import __main__, tokenize
-from compiler.__main__ import main
-from compiler._io import Workspace, load_arrays
-from compiler.job import execute
-from schemas.corpus import Corpus
-from schemas.errors import ColdpressError
-from schemas.model import Model
+from coldpress.compiler import __main__
+from coldpress.compiler.__main__ import main
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.job import execute
+from coldpress.compiler.stages import tokenize
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
 from tests.support.models import write_model
 
 

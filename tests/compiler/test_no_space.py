@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import __main__ as command
-from compiler._io import save_arrays
+from coldpress.compiler import __main__ as command
+from coldpress.compiler.io import save_arrays
 
 ROOM_BYTES = 256 << 10
 

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler._io import Workspace, load_arrays
-from compiler.activity.packed_bits import adjacent_share
-from compiler.order import OrderConfig, auto
-from compiler.order import run as run_stage
-from compiler.order.ripple import arrange
-from schemas.activations import Activations
-from schemas.errors import ColdpressError, UnknownNameError
-from schemas.order import FamilyOrder, Order
-from schemas.sparsity import Sparsity
+from coldpress.compiler.activity.packed_bits import adjacent_share
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages.order import OrderConfig, auto
+from coldpress.compiler.stages.order import run as run_stage
+from coldpress.compiler.stages.order.ripple import arrange
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from coldpress.schemas.order import FamilyOrder, Order
+from coldpress.schemas.sparsity import Sparsity
 from tests.support.statistics import (
     activations_of,
     device_of,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compiler.order import auto, collapse, misses, ripple
-from compiler.order._task import Task
+from coldpress.compiler.stages.order import auto, collapse, misses, ripple
+from coldpress.compiler.stages.order._task import Task
 from tests.support.statistics import device_of, task_of, topical
 
 FLASH = device_of(latency_s=1e-6).flash

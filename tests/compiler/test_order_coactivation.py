@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compiler.order import _coactivation
-from compiler.order._coactivation import (
+from coldpress.compiler.stages.order import _coactivation
+from coldpress.compiler.stages.order._coactivation import (
     dense_pair_counts,
     gpu_pair_counts,
     num_increments,
     pair_counts,
     sparse_pair_counts,
 )
-from schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError
 from tests.support.statistics import pack
 
 WAYS = (pair_counts, dense_pair_counts, sparse_pair_counts)

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compiler.allocate import AllocateConfig
-from compiler.allocate import run as allocate
-from compiler.layout import LayoutConfig
-from compiler.layout import run as lay_out
-from compiler.order import OrderConfig, OrderInputs
-from compiler.order import run as order_units
-from compiler.order._misses import read_bits
-from compiler.order._seconds import gap_candidates, modelled
-from compiler.place import PlaceConfig
-from compiler.place import run as place
-from runtime import planner
-from schemas.device import Flash, flash_seconds
+from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.stages.allocate import run as allocate
+from coldpress.compiler.stages.layout import LayoutConfig
+from coldpress.compiler.stages.layout import run as lay_out
+from coldpress.compiler.stages.order import OrderConfig, OrderInputs
+from coldpress.compiler.stages.order import run as order_units
+from coldpress.compiler.stages.order._misses import read_bits
+from coldpress.compiler.stages.order._seconds import gap_candidates, modelled
+from coldpress.compiler.stages.place import PlaceConfig
+from coldpress.compiler.stages.place import run as place
+from coldpress.runtime.store import planner
+from coldpress.schemas.device import Flash, flash_seconds
 from tests.support.caches import RUNNABLE, empty
 from tests.support.statistics import activations_of, device_of, model_of, pack, task_of, topical, workspace
 

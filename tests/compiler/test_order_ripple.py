@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compiler.activity.packed_bits import adjacent_share
-from compiler.order._coactivation import pair_counts
-from compiler.order.ripple import arrange, join_links
+from coldpress.compiler.activity.packed_bits import adjacent_share
+from coldpress.compiler.stages.order._coactivation import pair_counts
+from coldpress.compiler.stages.order.ripple import arrange, join_links
 from tests.support.statistics import pack, task_of, topical
 
 

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compiler.order import _local_search, closest_friend, cold, collapse, jaccard, lift, misses, ripple
-from compiler.order._coactivation import pair_counts, to_words
-from compiler.order._friends import nearest_friends
-from compiler.order._local_search import SCALE, gap_step, improve, total_cost
-from compiler.order._misses import read_bits
-from compiler.order._pair_weights import HIGHEST
-from compiler.order._pair_weights import jaccard as jaccard_weights
-from compiler.order._pair_weights import lift as lift_weights
+from coldpress.compiler.stages.order import _local_search, closest_friend, cold, collapse, jaccard, lift, misses, ripple
+from coldpress.compiler.stages.order._coactivation import pair_counts, to_words
+from coldpress.compiler.stages.order._friends import nearest_friends
+from coldpress.compiler.stages.order._local_search import SCALE, gap_step, improve, total_cost
+from coldpress.compiler.stages.order._misses import read_bits
+from coldpress.compiler.stages.order._pair_weights import HIGHEST
+from coldpress.compiler.stages.order._pair_weights import jaccard as jaccard_weights
+from coldpress.compiler.stages.order._pair_weights import lift as lift_weights
 from tests.support.statistics import pack, task_of, topical
 
 ACTIVE = st.tuples(st.integers(3, 24), st.integers(1, 150)).flatmap(lambda shape: arrays(bool, shape))
@@ -105,7 +105,7 @@ def test_pinned_units_lie_last_and_the_others_cost_less_than_algorithm_1() -> No
     gap_cost = collapse.gap_cost(task, task.judge(cold.arrange(task).order).gap_bytes)
     found = {module.__name__: module.arrange(task).order for module in (ripple, cold, collapse, jaccard, lift, misses)}
     for name in ("cold", "collapse", "jaccard", "lift", "misses"):
-        assert found[f"compiler.order.{name}"][-24:].tolist() == sorted(pinned)
+        assert found[f"coldpress.compiler.stages.order.{name}"][-24:].tolist() == sorted(pinned)
     costs = {name.rpartition(".")[2]: reads_cost(read, order, gap_cost) for name, order in found.items()}
     assert costs["collapse"] < costs["cold"] < costs["ripple"]
 

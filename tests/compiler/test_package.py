@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from compiler import _publishing
-from compiler._io import load_arrays, replacing, save_arrays
-from compiler.package import _flash, _hashing, _mapped
-from compiler.package._hashing import HashingFile
-from compiler.package._mapped import MappedArray
-from runtime.artifact.reader import open_artifact
-from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
-from schemas.manifest import FLASH_FILE, MANIFEST_FILE
+from coldpress.compiler import publishing
+from coldpress.compiler.io import load_arrays, replacing, save_arrays
+from coldpress.compiler.stages.package import flash, hashing
+from coldpress.compiler.stages.package import mapped as _mapped
+from coldpress.compiler.stages.package.hashing import HashingFile
+from coldpress.compiler.stages.package.mapped import MappedArray
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
+from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE
 from tests.support.records import Build, contents
 from tests.support.tiny import tiny_spec
 
@@ -45,7 +46,7 @@ def hidden(folder: Path) -> list[str]:
     ("method", "layers_per_group"), [("dense", 1), ("relu", 1), ("predictor", 1), ("topk", 1), ("topk", 2), ("relu", 3)]
 )
 def test_units_lie_in_flash_order_with_zeros_behind(tmp_path, method, layers_per_group, monkeypatch):
-    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 4096)  # units lie across blocks
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", 4096)  # units lie across blocks
     spec = tiny_spec(num_hidden_layers=5)
     build = Build(tmp_path, method=method, format_name="int4_group32", spec=spec, layers_per_group=layers_per_group)
     build.package()
@@ -65,7 +66,7 @@ def test_units_lie_in_flash_order_with_zeros_behind(tmp_path, method, layers_per
 
 @pytest.mark.parametrize("block_bytes", [65536, 8 << 20])
 def test_page_checksums_and_file_digests_are_of_what_lies_on_disk(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(_hashing, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", block_bytes)
     build = Build(tmp_path, page_bytes=512)
     package = build.package()
     manifest = json.loads((build.artifact / MANIFEST_FILE).read_text())
@@ -117,7 +118,7 @@ def resident_bytes_of(path: Path) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc/self/smaps")
 def test_memory_does_not_grow_with_the_section(tmp_path, monkeypatch):
-    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", 1 << 20)
     monkeypatch.setattr(_mapped, "RELEASE_BYTES", 1 << 20)
     units = np.random.default_rng(0).integers(0, 256, (1024, 8192), np.uint8)
     source = save_arrays(tmp_path / "codes.safetensors", {"units": units})
@@ -125,7 +126,7 @@ def test_memory_does_not_grow_with_the_section(tmp_path, monkeypatch):
     file = HashingFile(tmp_path / "image", lambda _: peaks.append(resident_bytes_of(Path(source.array_file))))
     order = np.random.default_rng(1).permutation(len(units)).astype(np.int32)
     mapped = MappedArray(source, "units")
-    _flash._append_units(file, (mapped,), order)
+    flash._append_units(file, (mapped,), order)
     file.write(mapped.values, mapped.copied)
     file.finish()
     file.close()
@@ -149,7 +150,7 @@ def test_another_build_replaces_the_artifact(tmp_path, monkeypatch, exchange):
     build = Build(tmp_path)
     build.package()
     if not exchange:
-        monkeypatch.setattr(_publishing, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(publishing, "_exchange", lambda first, second: False)
     other = Build(tmp_path / "other", format_name="int4_group32")
     result = other.package()
     shutil.rmtree(other.artifact)
@@ -235,7 +236,7 @@ def _arm(step: int) -> None:
 
     for name in ("pwrite", "truncate", "fsync", "mkdir", "rename", "unlink", "rmdir"):
         setattr(os, name, counted(getattr(os, name)))
-    _publishing._exchange = counted(_publishing._exchange)
+    publishing._exchange = counted(publishing._exchange)
 
 
 def test_killed_at_any_step_the_visible_artifact_is_whole(tmp_path):
@@ -267,7 +268,7 @@ def test_killed_at_any_step_the_visible_artifact_is_whole(tmp_path):
 def watch_the_disk(monkeypatch) -> list[tuple[str, str]]:
     """What is synced and renamed from now on, in order: ("fsync", path) and ("rename", new path)."""
     seen: list[tuple[str, str]] = []
-    fsync, rename, replace, exchange = os.fsync, os.rename, os.replace, _publishing._exchange
+    fsync, rename, replace, exchange = os.fsync, os.rename, os.replace, publishing._exchange
 
     def synced(descriptor):
         seen.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
@@ -283,7 +284,7 @@ def watch_the_disk(monkeypatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "rename", named(rename))
     monkeypatch.setattr(os, "replace", named(replace))
-    monkeypatch.setattr(_publishing, "_exchange", named(exchange))
+    monkeypatch.setattr(publishing, "_exchange", named(exchange))
     return seen
 
 
@@ -309,7 +310,7 @@ def test_a_moved_artifact_is_on_the_disk_in_both_folders(tmp_path, monkeypatch):
     build = Build(tmp_path, name="package/artifact")
     build.package()
     seen = watch_the_disk(monkeypatch)
-    _publishing.move(build.artifact, tmp_path / "final.coldpress")
+    publishing.move(build.artifact, tmp_path / "final.coldpress")
     assert seen[0] == ("rename", str(tmp_path / "final.coldpress"))
     assert set(seen[1:]) == {("fsync", str(tmp_path)), ("fsync", str(tmp_path / "package"))}
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import _io
-from compiler._io import load_arrays, save_arrays
-from compiler.package import _flash, _hashing
-from compiler.package._hashing import HashingFile
-from compiler.package._mapped import MappedArray
-from schemas.errors import ColdpressError
-from schemas.manifest import FLASH_FILE, MANIFEST_FILE
+from coldpress.compiler import io
+from coldpress.compiler.io import load_arrays, save_arrays
+from coldpress.compiler.stages.package import flash, hashing
+from coldpress.compiler.stages.package.hashing import HashingFile
+from coldpress.compiler.stages.package.mapped import MappedArray
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE
 from tests.support.records import Build, contents
 from tests.support.tiny import tiny_spec
 
@@ -35,7 +35,7 @@ def test_same_records_same_bytes_in_any_folder_and_chunking(tmp_path, monkeypatc
     first = Build(tmp_path / "a", method="predictor", layers_per_job=2)
     second = Build(tmp_path / "some" / "other place", method="predictor", layers_per_job=1)
     first.package()
-    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", 65536)
     identity = second.package(order=second.order[::-1], quantized=second.quantized[::-1]).manifest_sha256
     assert contents(first.artifact) == contents(second.artifact)
     assert identity == hashlib.sha256((first.artifact / MANIFEST_FILE).read_bytes()).hexdigest()
@@ -45,7 +45,7 @@ def test_same_records_same_bytes_in_any_folder_and_chunking(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("block_bytes", [65536, 8 << 20])
 def test_units_longer_than_what_is_left_of_a_block_are_cut_and_joined(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(_hashing, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", block_bytes)
     spec = tiny_spec(intermediate_size=1100, num_hidden_layers=1)
     build = Build(tmp_path, method="dense", format_name="fp16", spec=spec)  # 384 bytes a unit: 65536 is no multiple
     build.package()
@@ -58,7 +58,7 @@ def test_units_longer_than_what_is_left_of_a_block_are_cut_and_joined(tmp_path, 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 65535, 65536, 65537, 5 * 65536 + 4097])
 def test_a_file_is_what_was_appended_with_its_digest(tmp_path, monkeypatch, size, direct):
-    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", 65536)
     if not direct:
         refuse_direct_writes(monkeypatch)
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
@@ -87,7 +87,7 @@ def refuse_direct_writes(monkeypatch) -> None:
 
 def test_a_write_that_takes_less_than_it_was_given_goes_on(tmp_path, monkeypatch):
     """As near the end of a disk's room, or where a signal comes."""
-    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", 65536)
     whole = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, place: whole(descriptor, data[:8192], place))
     data = np.random.default_rng(3).integers(0, 256, 3 * 65536 + 5000, np.uint8)
@@ -107,7 +107,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_told(tmp_path):
     try:
         for reads in (
             lambda: mapped.values,
-            lambda: _flash._append_units(file, (mapped,), np.arange(len(units), dtype=np.int32)),
+            lambda: flash._append_units(file, (mapped,), np.arange(len(units), dtype=np.int32)),
             lambda: mapped.copied(1),
         ):
             with pytest.raises(ColdpressError, match=r"codes\.safetensors: the file has 8192 bytes and had 10\d{5} "):
@@ -142,13 +142,13 @@ def test_arrays_that_the_system_refuses_are_told(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError("Permission denied (os error 13)")
 
-    monkeypatch.setattr(_io, "safe_open", refuse)
+    monkeypatch.setattr(io, "safe_open", refuse)
     with pytest.raises(ColdpressError, match=r"arrays\.safetensors: cannot read .* \(Permission denied .*build again"):
         load_arrays(source)
 
 
 def test_a_failed_write_ends_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(_hashing, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", 65536)
 
     def full(descriptor, data, place):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -156,7 +156,7 @@ def test_a_failed_write_ends_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", full)
     file = HashingFile(tmp_path / "file")
     with pytest.raises(OSError, match="No space left"):
-        file.write(np.zeros(2 * _hashing.NUM_BLOCKS * 65536, np.uint8))
+        file.write(np.zeros(2 * hashing.NUM_BLOCKS * 65536, np.uint8))
     file.close()
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compiler.activity.packed_bits import adjacent_share, population
+from coldpress.compiler.activity.packed_bits import adjacent_share, population
 
 
 def test_population_counts_rows() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler._io import load_arrays
-from compiler.place import PlaceConfig, pulp_highs, run
-from compiler.place._counts import Window, head_counts, split_tokens, traces_of
-from compiler.place._problem import Problem, bytes_of, make_group, units_of
-from compiler.place._share import choose_share
-from compiler.place._solve import search
-from compiler.place._tiers import min_units, worth
-from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.placement import PinnedShare, Placement
+from coldpress.compiler.io import load_arrays
+from coldpress.compiler.stages.place import PlaceConfig, pulp_highs, run
+from coldpress.compiler.stages.place._counts import Window, head_counts, split_tokens, traces_of
+from coldpress.compiler.stages.place._problem import Problem, bytes_of, make_group, units_of
+from coldpress.compiler.stages.place._share import choose_share
+from coldpress.compiler.stages.place._solve import search
+from coldpress.compiler.stages.place._tiers import min_units, worth
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.placement import PinnedShare, Placement
 from tests.support.statistics import activations_of, device_of, model_of, sparsity_of, workspace
 
 LAYERS, UNITS, TOKENS = 3, 160, 64

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from compiler._io import load_arrays, save_arrays
-from compiler.activity.predictor_network import Weights
-from compiler.predict import PredictConfig, ladder_ranks, run
-from compiler.predict import _training as training
-from runtime._plugins import load, names
-from runtime.sparsity import predictor
-from schemas.activations import Activations
-from schemas.errors import ColdpressError
-from schemas.families import FormatName
-from schemas.model import Model, TensorSource
-from schemas.predictors import Ladder, Ladders, Point
+from coldpress.compiler.activity.predictor_network import Weights
+from coldpress.compiler.io import load_arrays, save_arrays
+from coldpress.compiler.stages.predict import PredictConfig, ladder_ranks, run
+from coldpress.compiler.stages.predict import training as training
+from coldpress.runtime.plugins import load, names
+from coldpress.runtime.sparsity import predictor
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FormatName
+from coldpress.schemas.model import Model, TensorSource
+from coldpress.schemas.predictors import Ladder, Ladders, Point
 from tests.support.methods import nothing_cached
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
 
@@ -156,12 +156,12 @@ def test_skewed_layers_begin_with_smaller_predictors(setting: Setting) -> None:
     assert training.skewness(whole) == 1
 
 
-@pytest.mark.parametrize("format_name", names("runtime.quantization"))
+@pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
 def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName) -> None:
     """The figures of the record are those of the stored codes with the stored threshold, token by token."""
     (ladder,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
     entry, found = ladder.rungs[-1], best(ladder)
-    stored, nbytes = load_arrays(entry.arrays), load("runtime.quantization", format_name).nbytes
+    stored, nbytes = load_arrays(entry.arrays), load("coldpress.runtime.quantization", format_name).nbytes
     assert {name: (a.dtype, a.shape) for name, a in stored.items()} == {
         "fc1": (np.uint8, (entry.rank, nbytes(HIDDEN))),
         "fc2": (np.uint8, (UNITS, nbytes(entry.rank))),
@@ -180,7 +180,7 @@ def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName
     assert (predicted & active).sum() / active.sum() == pytest.approx(found.recall, abs=0.01)
 
 
-@pytest.mark.parametrize("format_name", names("runtime.quantization"))
+@pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
 def test_rounding_is_final(format_name: FormatName) -> None:
     """Weights that were chosen as they are stored are stored as they were chosen."""
     generator = torch.Generator().manual_seed(3)

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from compiler._io import load_arrays, save_arrays
-from compiler.activity.forward import LayerStream
-from compiler.activity.predictor_network import Weights, over_all, scores
-from compiler.checkpoint.tensors import read_role
-from compiler.cost_model import predictor_bytes
-from compiler.predict import PredictConfig, run
-from compiler.predict import _experts as experts_of
-from compiler.predict import _training as training
-from compiler.size._passes import _mlp as mlp_of
-from compiler.size._passes import network_of, nll_with
-from runtime.artifact.contents import layout_bytes, predictor_tensors
-from runtime.sparsity import predictor
-from schemas.families import num_units
-from schemas.manifest import LayerPredictorInfo, Manifest
-from schemas.model import Model, TensorSource
-from schemas.predictors import Ladder, Ladders, Point, Rung, matrix_shapes
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.predictor_network import Weights, over_all, scores
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.cost_model import predictor_bytes
+from coldpress.compiler.io import load_arrays, save_arrays
+from coldpress.compiler.stages.predict import PredictConfig, run
+from coldpress.compiler.stages.predict import _experts as experts_of
+from coldpress.compiler.stages.predict import training as training
+from coldpress.compiler.stages.size.passes import _mlp as mlp_of
+from coldpress.compiler.stages.size.passes import network_of, nll_with
+from coldpress.runtime.artifact.contents import layout_bytes, predictor_tensors
+from coldpress.runtime.sparsity import predictor
+from coldpress.schemas.families import num_units
+from coldpress.schemas.manifest import LayerPredictorInfo, Manifest
+from coldpress.schemas.model import Model, TensorSource
+from coldpress.schemas.predictors import Ladder, Ladders, Point, Rung, matrix_shapes
 from tests.support.methods import nothing_cached
 from tests.support.product import source_of
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace

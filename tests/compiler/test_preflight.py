@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import calibrate, ingest, layout, predict, preflight, quantize, size
-from compiler._io import Workspace, save_arrays
-from compiler.calibrate import CalibrateConfig
-from compiler.device import host
-from compiler.ingest import IngestConfig
-from compiler.job import Job, config_of
-from compiler.place import _counts
-from compiler.preflight import PreflightConfig, _needs, _trial
-from compiler.profiles import device_file, load_device
-from compiler.quantize import QuantizeConfig
-from compiler.workflow.settings import of_all_stages, resolve
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.model import Model
-from schemas.preflight import Preflight, StageNeeds
-from schemas.sparsity import Budget, Densities, Sparsity
+from coldpress.compiler.device import host
+from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.job import Job, config_of
+from coldpress.compiler.profiles import device_file, load_device
+from coldpress.compiler.stages import calibrate, ingest, layout, predict, preflight, quantize, size
+from coldpress.compiler.stages.calibrate import CalibrateConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.place import _counts
+from coldpress.compiler.stages.preflight import PreflightConfig, trial
+from coldpress.compiler.stages.preflight import needs as _needs
+from coldpress.compiler.stages.quantize import QuantizeConfig
+from coldpress.compiler.workflow.settings import of_all_stages, resolve
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import Preflight, StageNeeds
+from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 from tests.support.data import ROOT
 from tests.support.models import write_model
 
@@ -190,7 +191,7 @@ def test_when_there_is_a_trial(
     expected: int,
 ) -> None:
     monkeypatch.setattr(preflight, "LARGE_BYTES", 1 if large else 1 << 60)
-    monkeypatch.setattr(_trial, "run", lambda *_: 2)
+    monkeypatch.setattr(trial, "run", lambda *_: 2)
     assert run(model, corpus, tmp_path, mode=mode).trial_layers == expected
 
 
@@ -346,7 +347,7 @@ def test_the_trial_has_the_settings_of_the_build(
 ) -> None:
     """Each stage is given what its rule will give it, whatever keys a user set, and records of the right stages."""
     jobs: dict[str, Job] = {}
-    monkeypatch.setattr(_trial, "run_job", lambda job: jobs.setdefault(job.stage, job))
+    monkeypatch.setattr(trial, "run_job", lambda job: jobs.setdefault(job.stage, job))
     keys = {"order": "ripple", "pinned_share": 0.25, "target_recall": 0.5, "cache": "lfu", "seed": 7}
     run(model, corpus, tmp_path / "build", mode="always", distill=True, **keys)
     assert (jobs["order"].settings["heuristic"], jobs["order"].settings["cache"]) == ("ripple", "lfu")
@@ -379,7 +380,7 @@ def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_p
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**config, "layer_types": ["full_attention"] * LAYERS}))
     other = model.model_copy(update={"folder": str(folder), "private_files": ()})
-    few = _trial.slice_model(other, tmp_path / "slice")
+    few = trial.slice_model(other, tmp_path / "slice")
     cut = json.loads((tmp_path / "slice" / "config.json").read_text())
     assert (cut["num_hidden_layers"], cut["layer_types"]) == (2, ["full_attention"] * 2)
     layers = {role.split(".")[1] for role in few.tensors if role.startswith("layers.")}
@@ -389,11 +390,11 @@ def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_p
 
 
 def test_the_slice_has_the_room_per_layer_that_the_build_has(model: Model, tmp_path: Path) -> None:
-    few = _trial.slice_model(model, tmp_path / "slice")
+    few = trial.slice_model(model, tmp_path / "slice")
     allocate = {"method": "predictor", "format": "int8_group32", "context_length": 64, "kv_cache": "fp16"} | {
         "layers_per_group": 1
     }
-    build = _trial.Build({"allocate": allocate}, dram_budget_bytes=0, distill=False, threads=1)
-    least, slice_least = (_trial.least_bytes(one, build, 4096) for one in (model, few))
+    build = trial.Build({"allocate": allocate}, dram_budget_bytes=0, distill=False, threads=1)
+    least, slice_least = (trial.least_bytes(one, build, 4096) for one in (model, few))
     roomy = dataclasses.replace(build, dram_budget_bytes=least + 12_000)
-    assert _trial.slice_budget(model, few, roomy, 4096) == slice_least + 2_000
+    assert trial.slice_budget(model, few, roomy, 4096) == slice_least + 2_000

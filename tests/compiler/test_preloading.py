@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler import preloading
-from compiler.profiles import PROFILES, load_device
-from runtime.budget import used_bytes
-from runtime.preload_room import NOTHING, Ahead
-from schemas.base import ArrayFile
-from schemas.errors import ColdpressError
-from schemas.order import FamilyOrder, GapCost, Order
+from coldpress.compiler.profiles import PROFILES, load_device
+from coldpress.compiler.stages.layout import preloading
+from coldpress.runtime.plan.budget import used_bytes
+from coldpress.runtime.store.ahead_room import NOTHING, Ahead
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from tests.compiler.test_layout import lay_out, records
 from tests.support.alike import Alike
 from tests.support.records import tiny_activations
@@ -115,7 +115,7 @@ MAP = [
     ("macbook-m1-max", "silu", 0.5, 0.95, 0.5, False),
     ("macbook-m1-max", "relu", 0.1, 0.2, 0.5, False),
 ]
-"""Cells of `python -m tests.benchmarks.preload_map`, of four layers."""
+"""Cells of `python -m benchmarks.preload_map`, of four layers."""
 
 
 @pytest.mark.parametrize(("device", "act", "density", "similarity", "share", "pays"), MAP)

@@ -1,22 +1,22 @@
 """Every architecture, every selector and every format at least once: compiled by the stages, run, and held against the
-evaluation. `python -m tests.benchmarks.product` is the whole product."""
+evaluation. `python -m benchmarks.product` is the whole product."""
 
 from pathlib import Path
 
 import pytest
 
-from compiler import verify
-from compiler._io import load_record
-from compiler.verify import VerifyConfig
-from runtime import _plugins
-from runtime.artifact.reader import open_artifact
-from schemas.corpus import Corpus
-from schemas.package import Package
-from schemas.predictors import Predictors
+from coldpress.compiler.io import load_record
+from coldpress.compiler.stages import verify
+from coldpress.compiler.stages.verify import VerifyConfig
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.package import Package
+from coldpress.schemas.predictors import Predictors
 from tests.support.models import MIXTURES, MODEL_TYPES
 from tests.support.product import Case, Source, compiled, difference, source_of
 
-METHODS, FORMATS = _plugins.names("runtime.sparsity"), _plugins.names("runtime.quantization")
+METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("coldpress.runtime.quantization")
 ONE_MLP = [name for name in MODEL_TYPES if name not in MIXTURES]
 CASES = [
     Case(ONE_MLP[number % len(ONE_MLP)], method, FORMATS[number % len(FORMATS)])
@@ -46,7 +46,7 @@ def test_the_runtime_computes_what_is_evaluated(
         sources[key] = source_of(tmp_path_factory.mktemp("source"), *key)
     found = difference(compiled(sources[key], case, tmp_path / "build"), sources[key], tmp_path / "codes")
     assert found.equal, found
-    if not _plugins.load("runtime.sparsity", case.method).EXACT:
+    if not plugins.load("coldpress.runtime.sparsity", case.method).EXACT:
         assert found.left_out > 10 * found.median, found
 
 

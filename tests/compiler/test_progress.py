@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from compiler.workflow.progress import shorten
+from coldpress.compiler.workflow.progress import shorten
 
 RUN = """Building DAG of jobs...
 rule order:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from compiler import _publishing, publish
-from compiler.publish import PublishConfig, check_gates, logit_limit
-from runtime._plugins import load, names
-from runtime.artifact.reader import open_artifact
-from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
-from schemas.manifest import MANIFEST_FILE
-from schemas.metrics import Verification
+from coldpress.compiler import publishing
+from coldpress.compiler.stages import publish
+from coldpress.compiler.stages.publish import PublishConfig, check_gates, logit_limit
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.plugins import load, names
+from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
+from coldpress.schemas.manifest import MANIFEST_FILE
+from coldpress.schemas.metrics import Verification
 from tests.support.records import Build, contents, tiny_verification
 
 REPORTS = ("metrics.json", "report.html", "export.json", "final.gguf")
@@ -141,7 +142,7 @@ def other_run(other: Build, folder: Path, **gates):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_another_artifact_takes_the_place_and_old_reports_go(build, tmp_path, monkeypatch, exchange):
     if not exchange:
-        monkeypatch.setattr(_publishing, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(publishing, "_exchange", lambda first, second: False)
     run(build)
     write_reports(tmp_path, "of the earlier one")
     other = another(build, tmp_path)
@@ -154,7 +155,7 @@ def test_another_artifact_takes_the_place_and_old_reports_go(build, tmp_path, mo
 
 def test_an_artifact_that_was_deleted_must_be_packaged_again(build, tmp_path):
     run(build)
-    _publishing.remove(tmp_path / "final.coldpress")
+    publishing.remove(tmp_path / "final.coldpress")
     with pytest.raises(ColdpressError, match=r"nothing stands there, the package says [0-9a-f]{12}; run package again"):
         run(build)
 
@@ -221,7 +222,7 @@ def test_the_widest_format_says_what_rounding_may_cost(build):
     """An artifact of several formats may lose what the coarsest of them does."""
     manifest = open_artifact(build.artifact).manifest
     (family, *_) = manifest.families
-    limits = {name: load("runtime.quantization", name).MAX_LOGIT_ERROR for name in ("fp16", "int4_group32")}
+    limits = {name: load("coldpress.runtime.quantization", name).MAX_LOGIT_ERROR for name in ("fp16", "int4_group32")}
     assert limits["fp16"] < limits["int4_group32"]
     for formats in (("fp16", "int4_group32"), ("int4_group32", "fp16")):
         families = tuple(family.model_copy(update={"format": name}) for name in formats)
@@ -231,7 +232,10 @@ def test_the_widest_format_says_what_rounding_may_cost(build):
 
 
 def test_every_format_says_what_rounding_may_cost():
-    limits = {name: load("runtime.quantization", name).MAX_LOGIT_ERROR for name in names("runtime.quantization")}
+    limits = {
+        name: load("coldpress.runtime.quantization", name).MAX_LOGIT_ERROR
+        for name in names("coldpress.runtime.quantization")
+    }
     assert limits["fp16"] < limits["int8_group32"] < limits["int4_group32"] < 1
 
 
@@ -255,7 +259,7 @@ def killed_at(step: int, action) -> bool:
             count = iter(range(step))
             for name in CHANGES:
                 setattr(os, name, counted(getattr(os, name), count))
-            _publishing._exchange = counted(_publishing._exchange, count)
+            publishing._exchange = counted(publishing._exchange, count)
             action()
         except ColdpressError:
             pass

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import calibrate, ingest, recalibrate
-from compiler._io import Workspace, load_arrays
-from compiler.activity.forward import LayerStream
-from compiler.calibrate import CalibrateConfig
-from compiler.checkpoint.tensors import read_role
-from compiler.ingest import IngestConfig
-from compiler.recalibrate import RecalibrateConfig
-from runtime.sparsity import topk
-from schemas.activations import Activations
-from schemas.corpus import Corpus
-from schemas.families import FamilyName, Method
-from schemas.model import Model
-from schemas.sparsity import Budget, Densities, Sparsity
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages import calibrate, ingest, recalibrate
+from coldpress.compiler.stages.calibrate import CalibrateConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.recalibrate import RecalibrateConfig
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.families import FamilyName, Method
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 from tests.support.methods import families_of, fit, fitted, nothing_cached
 from tests.support.models import write_model
 from tests.support.statistics import few_blocks

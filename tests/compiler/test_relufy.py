@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from compiler import ingest, relufy
-from compiler._io import Workspace
-from compiler.activity.forward import LayerStream
-from compiler.checkpoint.tensors import read_role
-from compiler.ingest import IngestConfig
-from compiler.relufy import RelufyConfig
-from compiler.training.loop import _Judge
-from compiler.training.memory import Size
-from compiler.workflow import settings
-from schemas.errors import ColdpressError, DoesNotFitError
-from schemas.model import Model
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest, relufy
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.relufy import RelufyConfig
+from coldpress.compiler.training.loop import _Judge
+from coldpress.compiler.training.memory import Size
+from coldpress.compiler.workflow import settings
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.model import Model
 from tests.compiler.test_distill_recipes import SEVEN_BILLION, size_of
 from tests.compiler.test_distill_resume import Killed, dying
 from tests.support.distilling import corpus_at, load, model_at
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
         patched.setattr(Workspace, "save", dying(1))
         with pytest.raises(Killed):
             made(config, source, tmp_path, "killed")
-    monkeypatch.setattr("compiler.training.memory.KEPT_BYTES", 0)
+    monkeypatch.setattr("coldpress.compiler.training.memory.KEPT_BYTES", 0)
     resumed = made(config, source, tmp_path, "killed", threads=3)
     assert resumed.weights_sha256 == whole.weights_sha256
     assert resumed.relufication == whole.relufication
@@ -236,7 +236,7 @@ def test_adapters_of_seven_billion_parameters_fit_into_24_gb() -> None:
 def test_a_model_too_large_to_be_trained_whole_is_told_of_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compiler.device.host.free_dram_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("coldpress.compiler.device.host.free_dram_bytes", lambda: 1 << 20)
     with pytest.raises(DoesNotFitError, match=r"relufy=relu, .* build with relufy_rank=32, a smaller block_tokens"):
         made(QUICK, model_at(tmp_path), tmp_path)
 

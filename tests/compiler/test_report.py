@@ -7,15 +7,15 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from compiler._io import save_arrays
-from compiler.report import ReportConfig, _charts, _figures, run
-from runtime.quantities import show_bytes
-from schemas.activations import Activations, FamilyStatistics, LayerStatistics
-from schemas.errors import ColdpressError
-from schemas.metrics import Sample
-from schemas.model import Distillation, DistillationPoint
-from schemas.placement import PinnedShare
-from schemas.predictors import SizesTried
+from coldpress.compiler.io import save_arrays
+from coldpress.compiler.stages.report import ReportConfig, charts, figures, run
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.metrics import Sample
+from coldpress.schemas.model import Distillation, DistillationPoint
+from coldpress.schemas.placement import PinnedShare
+from coldpress.schemas.predictors import SizesTried
 from tests.support.records import Build, tiny_activations, tiny_verification
 from tests.support.statistics import sparsity_of
 
@@ -85,13 +85,13 @@ def test_the_figures_by_hand(build, tmp_path):
 def test_the_budget_is_divided_without_rest(tmp_path, method):
     build = Build(tmp_path, method=method)
     layout = build.layout
-    parts = _figures.budget_parts(build.model.spec, layout)
+    parts = figures.budget_parts(build.model.spec, layout)
     assert sum(part.bytes for part in parts) == layout.plans[0].dram_budget_bytes
     assert all(part.bytes > 0 for part in parts)
 
 
 def test_hot_units_by_hand():
-    curve = _figures.FrequencyCurve(0, "neuron", np.array([0.5, 0.3, 0.1, 0.1, 0.0]))
+    curve = figures.FrequencyCurve(0, "neuron", np.array([0.5, 0.3, 0.1, 0.1, 0.0]))
     assert curve.hot_units == 0.4  # two of five make 0.8 of the sum 1.0
 
 
@@ -205,7 +205,7 @@ def test_hot_units_of_parts_of_the_text(tmp_path):
     family = FamilyStatistics(family="neuron", num_units=10, density=0.3, arrays=saved)
     layer = LayerStatistics(layer=11, families=(family,), inputs=saved, input_similarity=None)
     activations = Activations(num_tokens=20, exact_zeros=True, layers=(layer,))
-    (found,) = _figures.hot_overlaps(activations, sparsity_of("relu", {"neuron": (1.0,) * 11 + (0.3,)}))
+    (found,) = figures.hot_overlaps(activations, sparsity_of("relu", {"neuron": (1.0,) * 11 + (0.3,)}))
     assert (found.layer, found.context, found.task) == (11, 0.75, 0.0)
 
 
@@ -222,7 +222,7 @@ def test_what_each_mechanism_brings_is_drawn_from_where_the_best_before_led(buil
     """Of 250, then 125 that are left out, then 375 tokens per second."""
     bars = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_charts, "waterfall", lambda _, found: bars.extend(found) or "<svg></svg>")
+        patched.setattr(charts, "waterfall", lambda _, found: bars.extend(found) or "<svg></svg>")
         metrics, html = report(build, tmp_path)
     assert bars == [("naive", 0.0, 250.0, True), ("+window", 250.0, 125.0, False), ("+ordering", 250.0, 375.0, True)]
     assert "What each mechanism brings" in html

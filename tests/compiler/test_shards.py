@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import calibrate, ingest, recalibrate
-from compiler._io import Workspace, load_arrays, load_record, save_arrays, save_record
-from compiler.activity.shards import merge, shard_text, task_tokens
-from compiler.calibrate import CalibrateConfig
-from compiler.ingest import IngestConfig
-from compiler.job import execute
-from compiler.recalibrate import RecalibrateConfig
-from schemas.activations import Activations
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.errors import ColdpressError
-from schemas.model import Model
+from coldpress.compiler.activity.shards import merge, shard_text, task_tokens
+from coldpress.compiler.io import Workspace, load_arrays, load_record, save_arrays, save_record
+from coldpress.compiler.job import execute
+from coldpress.compiler.stages import calibrate, ingest, recalibrate
+from coldpress.compiler.stages.calibrate import CalibrateConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.recalibrate import RecalibrateConfig
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
 from tests.support.methods import families_of, fitted
 from tests.support.models import write_model
 from tests.support.statistics import sparsity_of

@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 
-from compiler.activity.packed_bits import population
-from compiler.activity.signals import (
-    magnitude_edges,
-    magnitude_histogram,
-    pack_nonzero,
-    shared_top,
-)
-from runtime.sparsity import topk
+from coldpress.compiler.activity.packed_bits import population
+from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histogram, pack_nonzero, shared_top
+from coldpress.runtime.sparsity import topk
 from tests.support.methods import nothing_cached
 
 

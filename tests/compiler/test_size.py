@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from compiler import ingest
-from compiler._io import Workspace, load_arrays, save_arrays
-from compiler.activity.forward import LayerStream
-from compiler.checkpoint.tensors import read_role
-from compiler.ingest import IngestConfig
-from compiler.size import SizeConfig, choose, run
-from compiler.size._passes import Network, Networks, effects_alone, network_of, nll_with
-from compiler.size._search import Options, first_that_meets, path_of, scaled_effects
-from runtime.quantization import fp16
-from runtime.sparsity import predictor
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.errors import ColdpressError
-from schemas.model import Model
-from schemas.predictors import Ladder, Ladders, Point, Rung
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.io import Workspace, load_arrays, save_arrays
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.size import SizeConfig, choose, run
+from coldpress.compiler.stages.size.passes import Network, Networks, effects_alone, network_of, nll_with
+from coldpress.compiler.stages.size.search import Options, first_that_meets, path_of, scaled_effects
+from coldpress.runtime.quantization import fp16
+from coldpress.runtime.sparsity import predictor
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
+from coldpress.schemas.predictors import Ladder, Ladders, Point, Rung
 from tests.support.methods import nothing_cached
 from tests.support.models import write_model
 from tests.support.statistics import sparsity_of

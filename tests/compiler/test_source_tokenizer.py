@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler import ingest, tokenize
-from compiler._io import Workspace
-from compiler.ingest import IngestConfig
-from compiler.tokenize import TokenizeConfig
-from runtime._tokenizer_process import LimitedEngine
-from schemas.errors import CheckpointError
-from schemas.model import Model
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest, tokenize
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.tokenize import TokenizeConfig
+from coldpress.runtime.text.process import LimitedEngine
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import Model
 from tests.support.models import write_model
 
 

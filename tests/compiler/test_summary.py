@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler._io import load_record, save_record
-from compiler.workflow import summary
-from schemas.errors import ColdpressError
-from schemas.metrics import DenseRun, Metrics, Sample
-from schemas.package import Package
+from coldpress.compiler.io import load_record, save_record
+from coldpress.compiler.workflow import summary
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.metrics import DenseRun, Metrics, Sample
+from coldpress.schemas.package import Package
 
 IDENTITY = "0123456789abcdef" * 4
 PROMPT = "It's a cat; $HOME"
@@ -108,7 +108,7 @@ def test_the_command_names_a_program_that_is_there(folder: Path, monkeypatch: py
     monkeypatch.setattr(sys, "prefix", str(folder / "env"))
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     end = " generate 'my demo.coldpress' --prompt="
-    assert f"\n  env/bin/python -m runtime{end}" in summary.show(folder)
+    assert f"\n  env/bin/python -m coldpress.runtime{end}" in summary.show(folder)
     beside.with_name("coldpress-run").touch()
     assert f"\n  env/bin/coldpress-run{end}" in summary.show(folder)
     monkeypatch.setenv("VIRTUAL_ENV", str(folder / "env"))

@@ -11,15 +11,16 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from compiler import ingest, tasks
-from compiler._io import Workspace
-from compiler.activity.forward import LayerStream
-from compiler.evaluate import Masks, Sparse
-from compiler.ingest import IngestConfig
-from compiler.tasks import read_items, right_answers
-from runtime.sparsity import topk
-from schemas.errors import ColdpressError
-from schemas.families import num_units
+from benchmarks.evaluation import tasks
+from benchmarks.evaluation.evaluate import Masks, Sparse
+from benchmarks.evaluation.tasks import read_items, right_answers
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import num_units
 from tests.support.methods import families_of, fit
 from tests.support.models import TEXT, write_model
 

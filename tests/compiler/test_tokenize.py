@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import ingest, tokenize
-from compiler._io import Workspace, load_arrays
-from compiler.ingest import IngestConfig
-from compiler.tokenize import TokenizeConfig, _text
-from compiler.tokenize._text import pieces, read_corpus
-from compiler.workflow.keys import config_keys
-from schemas.corpus import SPLITS, Corpus
-from schemas.errors import ColdpressError
-from schemas.model import Model
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages import ingest, tokenize
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.tokenize import TokenizeConfig
+from coldpress.compiler.stages.tokenize import text as _text
+from coldpress.compiler.stages.tokenize.text import pieces, read_corpus
+from coldpress.compiler.workflow.keys import config_keys
+from coldpress.schemas.corpus import SPLITS, Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
 from tests.support.data import data_folder
 from tests.support.models import documents, write_corpus, write_model
 
@@ -178,7 +179,7 @@ def test_real_corpora(model: Model, corpus: str, tmp_path: Path) -> None:
 def test_the_text_that_comes_with_python_has_its_own_splits(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compiler.tokenize import pydoc as corpus
+    from coldpress.compiler.stages.tokenize import pydoc as corpus
 
     pages = {split: documents(90)[index::3] for index, split in enumerate(SPLITS)}
     monkeypatch.setattr(corpus, "documents", pages.__getitem__)

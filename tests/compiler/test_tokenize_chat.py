@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from compiler.tokenize import _chat
-from compiler.tokenize._chat import ChatTemplate
-from compiler.tokenize._rows import Messages, RowReader
-from compiler.tokenize._text import read_corpus
-from schemas.corpus import SPLITS
-from schemas.errors import ColdpressError
+from coldpress.compiler.stages.tokenize import chat as _chat
+from coldpress.compiler.stages.tokenize.chat import ChatTemplate
+from coldpress.compiler.stages.tokenize.rows import Messages, RowReader
+from coldpress.compiler.stages.tokenize.text import read_corpus
+from coldpress.schemas.corpus import SPLITS
+from coldpress.schemas.errors import ColdpressError
 from tests.support.models import documents, write_tokenizer
 
 PAGES = documents(40)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compiler.tokenize._text import read_corpus
-from schemas.errors import ColdpressError
+from coldpress.compiler.stages.tokenize.text import read_corpus
+from coldpress.schemas.errors import ColdpressError
 
 
 def test_a_line_feed_in_a_name_leaves_no_file_out(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import zstandard
 
-from compiler.tokenize._rows import RowReader
-from compiler.tokenize._text import read_corpus
-from compiler.tokenize.files import read_text
-from schemas.corpus import SPLITS
-from schemas.errors import ColdpressError
+from coldpress.compiler.stages.tokenize.files import read_text
+from coldpress.compiler.stages.tokenize.rows import RowReader
+from coldpress.compiler.stages.tokenize.text import read_corpus
+from coldpress.schemas.corpus import SPLITS
+from coldpress.schemas.errors import ColdpressError
 from tests.support.models import documents
 
 PAGES = documents(40)
@@ -207,7 +207,7 @@ def test_records_of_a_file_that_is_cut(tmp_path: Path, monkeypatch: pytest.Monke
     rows = [{"text": page} for page in PAGES]
     (tmp_path / f"a{kind}").write_bytes(jsonl(rows) if kind == ".jsonl" else json.dumps(rows).encode())
     for size in range(1500, 1540):
-        monkeypatch.setattr("compiler.tokenize._text.MAX_TEXT_BYTES", size)
+        monkeypatch.setattr("coldpress.compiler.stages.tokenize.text.MAX_TEXT_BYTES", size)
         texts = found(tmp_path / f"a{kind}")
         assert set(texts) <= set(PAGES)
         assert 900 < sum(map(len, texts)) < size

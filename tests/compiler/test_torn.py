@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import _publishing, publish
-from compiler._io import Workspace, load_arrays, load_record, save_arrays, save_record
-from compiler.job import Job, run_job
-from compiler.publish import PublishConfig
-from runtime.artifact.integrity import verify_artifact
-from runtime.artifact.reader import open_artifact
-from schemas.errors import ArtifactError, ColdpressError
-from schemas.quantized import Quantized
+from coldpress.compiler import publishing
+from coldpress.compiler.io import Workspace, load_arrays, load_record, save_arrays, save_record
+from coldpress.compiler.job import Job, run_job
+from coldpress.compiler.stages import publish
+from coldpress.compiler.stages.publish import PublishConfig
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.errors import ArtifactError, ColdpressError
+from coldpress.schemas.quantized import Quantized
 from tests.support import torn
 from tests.support.records import Build, tiny_verification
 from tests.support.torn import State, below, restore, states, watch
@@ -83,7 +84,7 @@ def torn_states(
 def test_a_torn_package_is_the_old_artifact_or_the_new(builds, artifacts, monkeypatch, way):
     (_, new), (old_files, new_files) = builds, artifacts
     if way == "two renames":
-        monkeypatch.setattr(_publishing, "_exchange", lambda *_: False)
+        monkeypatch.setattr(publishing, "_exchange", lambda *_: False)
     whole = [{}, new_files] if way == "nothing stands" else [old_files, new_files]
     begin = beginning() if way == "nothing stands" else beginning(packaged=old_files)
     found, after = torn_states(new, begin, new.package, monkeypatch)
@@ -113,7 +114,7 @@ def refused(build: Build) -> None:
 def test_what_is_published_is_whole_and_has_no_other_report(builds, artifacts, monkeypatch, way):
     (_, new), (old_files, new_files) = builds, artifacts
     if way == "two renames":
-        monkeypatch.setattr(_publishing, "_exchange", lambda *_: False)
+        monkeypatch.setattr(publishing, "_exchange", lambda *_: False)
     begin = beginning(packaged=new_files)
     if way != "nothing stands":
         begin = beginning(packaged=new_files, final=old_files) | dict.fromkeys(REPORTS, b"of the old one")
@@ -232,7 +233,7 @@ def nothing(*_: Any) -> None:
     ("without", "faulty"),
     [
         ("any sync", lambda patched: patched.setattr(torn.Recording, "note_sync", nothing)),
-        ("sync of folders", lambda patched: patched.setattr(_publishing, "sync_folder", nothing)),
+        ("sync of folders", lambda patched: patched.setattr(publishing, "sync_folder", nothing)),
     ],
 )
 def test_the_model_sees_what_is_not_synced(builds, artifacts, monkeypatch, without, faulty):

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import ingest
-from compiler._io import Workspace
-from compiler.activity import unit_statistics
-from compiler.activity.unit_statistics import UnitStatistics, unit_norms
-from compiler.checkpoint.tensors import read_role, read_rows
-from compiler.ingest import IngestConfig
-from schemas.errors import CheckpointError
+from coldpress.compiler.activity import unit_statistics
+from coldpress.compiler.activity.unit_statistics import UnitStatistics, unit_norms
+from coldpress.compiler.checkpoint.tensors import read_role, read_rows
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.schemas.errors import CheckpointError
 from tests.support.models import write_model
 from tests.support.statistics import model_of
 

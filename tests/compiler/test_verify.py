@@ -11,26 +11,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import _decoded, ingest, verify
-from compiler._decoded import Replayed, adapting, decode
-from compiler._io import Workspace, load_arrays
-from compiler.block_statistics import perplexity, with_error
-from compiler.divergence import Watch
-from compiler.run_command import run_command
-from compiler.verify import (
+from coldpress.compiler.block_statistics import perplexity, with_error
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.run_command import run_command
+from coldpress.compiler.stages import ingest, verify
+from coldpress.compiler.stages.verify import (
     SourceLogits,
     VerifyConfig,
     blocks_of_test_text,
+    decoded,
     first_words,
     num_measured,
     run,
 )
-from runtime.artifact.reader import open_artifact
-from runtime.generate import Session
-from runtime.likelihood import sum_nll
-from runtime.trace import FETCH, Recorder
-from schemas.errors import ArtifactError, ColdpressError, CorruptPageError
-from schemas.manifest import FLASH_FILE
+from coldpress.compiler.stages.verify.decoded import Replayed, adapting, decode
+from coldpress.compiler.stages.verify.divergence import Watch
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.generate.likelihood import sum_nll
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.trace import FETCH, Recorder
+from coldpress.schemas.errors import ArtifactError, ColdpressError, CorruptPageError
+from coldpress.schemas.manifest import FLASH_FILE
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.data import ROOT, data_folder
 from tests.support.records import Build
@@ -194,7 +195,7 @@ def test_the_sample_is_what_a_user_gets(build):
     """The same prompt and options on the command line give the same text."""
     sample = run(CONFIG, build.model, build.model, build.corpus, build.package()).sample
     assert sample is not None
-    command = run_command([sys.executable, "-m", "runtime"], str(build.artifact), sample) + " --json"
+    command = run_command([sys.executable, "-m", "coldpress.runtime"], str(build.artifact), sample) + " --json"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["text"] == sample.text
 
@@ -230,24 +231,24 @@ def test_another_artifact_in_its_place(build):
 @pytest.mark.parametrize("decision", ["evictions", "extents_sha256"])
 def test_a_simulation_that_differs_is_noticed(build, monkeypatch, decision):
     blocks = blocks_of_test_text(build.corpus, 64)
-    monkeypatch.setattr(_decoded, "MAX_TOKENS", 40)
+    monkeypatch.setattr(decoded, "MAX_TOKENS", 40)
     replayed = Replayed(str(build.artifact))
     replayed.session.perplexity(blocks, sparse=True, on_logits=replayed)
     assert replayed.equals()
     assert replayed._decisions["misses"] < replayed.session.store.counters.misses, "the first 40 tokens alone"
-    simulate = _decoded.simulate
+    simulate = decoded.simulate
 
     def wrong(*arguments):
         found = simulate(*arguments)
         return found.model_copy(update={decision: getattr(found, decision) * 2 or 1})
 
-    monkeypatch.setattr(_decoded, "simulate", wrong)
+    monkeypatch.setattr(decoded, "simulate", wrong)
     assert not replayed.equals()
 
 
 def test_what_several_tokens_at_once_give_is_what_one_by_one_gives(build, monkeypatch):
     """And what a run takes is told by tokens that were decoded one by one."""
-    monkeypatch.setattr(_decoded, "MAX_TOKENS", 40)
+    monkeypatch.setattr(decoded, "MAX_TOKENS", 40)
     blocks = blocks_of_test_text(build.corpus, 64)[:4]
     source = SourceLogits(build.model, blocks)
     watches = [Watch(source, blocks), Watch(source, blocks)]

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import ingest
-from compiler._io import Workspace
-from compiler.activity.forward import Hooks, LayerStream
-from compiler.activity.layer_counts import exact_families
-from compiler.checkpoint.tensors import read_role, rotary_inv_freq
-from compiler.ingest import IngestConfig
-from compiler.workflow import settings
-from runtime._plugins import load, names
-from schemas.errors import CheckpointError
-from schemas.model import Model, role_shape
+from coldpress.compiler.activity.forward import Hooks, LayerStream
+from coldpress.compiler.activity.layer_counts import exact_families
+from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.workflow import settings
+from coldpress.runtime.plugins import load, names
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import Model, role_shape
 from tests.support.hf import load_hf
 from tests.support.models import MODEL_TYPES, write_model
 
-ARCHITECTURES = names("compiler.architectures")
+ARCHITECTURES = names("coldpress.compiler.architectures")
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -208,7 +208,7 @@ def test_an_activation_that_is_not_named_is_that_of_transformers(kind: str, tmp_
             made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
         return
     model = made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
-    assert model.spec.hidden_act == load("compiler.architectures", kind).MODULES.activation
+    assert model.spec.hidden_act == load("coldpress.compiler.architectures", kind).MODULES.activation
     assert settings.resolve({"model": str(tmp_path / "tiny")}).model.exact_zeros == model.spec.exact_zeros
 
 

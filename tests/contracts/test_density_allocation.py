@@ -1,11 +1,12 @@
-"""Every rule of compiler/allocate divides the asked density, to a unit, and runs no more of the model than it says."""
+"""Every rule of compiler/stages/allocate divides the asked density, to a unit, and runs no more of the model than it
+says."""
 
 import pytest
 
-from runtime._plugins import load, names
+from coldpress.runtime.plugins import load, names
 from tests.support.allocation import separable, used_bytes
 
-RULES = names("compiler.allocate")
+RULES = names("coldpress.compiler.stages.allocate")
 
 
 def test_the_known_rules_are_found() -> None:
@@ -15,7 +16,7 @@ def test_the_known_rules_are_found() -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("density", [0.15, 0.5, 0.9])
 def test_the_mean_over_bytes_is_what_was_asked_for(rule: str, density: float) -> None:
-    plugin = load("compiler.allocate", rule)
+    plugin = load("coldpress.compiler.stages.allocate", rule)
     task, losses = separable(density, units=40)
     found = plugin.densities(task)
     assert set(found) == set(task.keys)

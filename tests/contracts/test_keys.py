@@ -6,9 +6,9 @@ import json
 import jsonschema
 import pytest
 
-from compiler.job import STAGES, config_of
-from compiler.workflow import key_documents
-from compiler.workflow.keys import (
+from coldpress.compiler.job import STAGES, config_of
+from coldpress.compiler.workflow import key_documents
+from coldpress.compiler.workflow.keys import (
     ConfigKey,
     WorkflowKeys,
     config_keys,
@@ -17,10 +17,10 @@ from compiler.workflow.keys import (
     option_keys,
     plugin_keys,
 )
-from compiler.workflow.settings import resolve
-from runtime import _plugins
-from schemas.base import Record
-from schemas.config import Key
+from coldpress.compiler.workflow.settings import resolve
+from coldpress.runtime import plugins
+from coldpress.schemas.base import Record
+from coldpress.schemas.config import Key
 
 NO_KEYS = {
     "ingest": {"model", "name", "revision", "license", "offline"},
@@ -35,7 +35,7 @@ NO_KEYS = {
     "export": {"file"},
 }
 """Settings that only the workflow knows: paths, shards, and `tiers`, of which the runtime serves one."""
-PLUGINS = [(package, name) for package in plugin_keys() for name in _plugins.names(package)]
+PLUGINS = [(package, name) for package in plugin_keys() for name in plugins.names(package)]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -69,7 +69,7 @@ def test_a_default_is_a_value(name: str) -> None:
 
 @pytest.mark.parametrize(("package", "name"), PLUGINS)
 def test_a_plugin_s_options_are_a_record_with_defaults(package: str, name: str) -> None:
-    options = getattr(_plugins.load(package, name), "Options", None)
+    options = getattr(plugins.load(package, name), "Options", None)
     if options is not None:
         assert issubclass(options, Record)
         assert options() == options.model_validate({})
@@ -86,7 +86,7 @@ def test_an_option_belongs_to_one_package_and_is_no_key() -> None:
 
 def test_the_documents_are_up_to_date() -> None:
     outdated = [path.name for path, text in key_documents.documents().items() if path.read_text() != text]
-    assert outdated == [], "run python -m compiler.workflow.key_documents --fix"
+    assert outdated == [], "run python -m coldpress.compiler.workflow.key_documents --fix"
 
 
 def test_the_table_and_the_schema_have_every_key() -> None:

@@ -20,8 +20,8 @@ FILES = {
 import numpy as np
 from pydantic import Field
 
-from runtime.sparsity import Kept
-from schemas.base import Record
+from coldpress.runtime.sparsity import Kept
+from coldpress.schemas.base import Record
 
 CHOOSES = ("mlp_mid",)
 KEPT = {"threshold": Kept("float32")}
@@ -60,7 +60,7 @@ def select_many(activity, arrays):
     "runtime/cache/mru.py": '''
 """Gives up the unit that was used last."""
 
-from runtime.cache._policy import Policy, smallest
+from coldpress.runtime.cache._policy import Policy, smallest
 
 
 class Cache(Policy):
@@ -73,7 +73,7 @@ class Cache(Policy):
 
 import numpy as np
 
-from runtime.quantization._groups import decode_blocks, encode_blocks
+from coldpress.runtime.quantization._groups import decode_blocks, encode_blocks
 
 MAX_LOGIT_ERROR = 0.1
 MAX_WEIGHT_ERROR = 0.02
@@ -103,12 +103,12 @@ def _decode(codes, values):
     halves = np.ascontiguousarray(codes).view("<u2").astype("<u4")
     values[...] = (halves << 16).view("<f4")
 ''',
-    "compiler/order/backwards.py": '''
+    "compiler/stages/order/backwards.py": '''
 """Ids from the last to the first."""
 
 import numpy as np
 
-from compiler.order._task import Arranged
+from coldpress.compiler.stages.order._task import Arranged
 
 COUNT_SQUARES = 0
 
@@ -116,10 +116,10 @@ COUNT_SQUARES = 0
 def arrange(task):
     return Arranged(np.arange(task.activity.totals.size, dtype=np.int32)[::-1].copy(), "backwards")
 ''',
-    "compiler/place/scipy_milp.py": '''
+    "compiler/stages/place/scipy_milp.py": '''
 """The placement program with scipy."""
 
-from compiler.place._program import Answer
+from coldpress.compiler.stages.place._program import Answer
 
 
 def solve(program, gap):
@@ -146,7 +146,7 @@ def solve(program, gap):
     "compiler/architectures/seed_oss.py": '''
 """Seed-OSS: Llama with biases, which config.json names one by one, and dropout that only training has."""
 
-from compiler.architectures import _common
+from coldpress.compiler.architectures import _common
 
 KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "attention_out_bias", "mlp_bias", "residual_dropout"}
 MODULES = _common.llama_modules("SeedOss")

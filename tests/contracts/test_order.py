@@ -1,4 +1,4 @@
-"""Every heuristic in compiler/order gives a permutation, the same one each time, whatever the activations.
+"""Every heuristic in compiler/stages/order gives a permutation, the same one each time, whatever the activations.
 
 Of one layer or of a group, and it says whose order that is and how much memory it takes.
 """
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from runtime._plugins import load, names
+from coldpress.runtime.plugins import load, names
 from tests.support.statistics import device_of, task_of
 
-HEURISTICS = names("compiler.order")
+HEURISTICS = names("coldpress.compiler.stages.order")
 ACTIVE = st.tuples(st.integers(1, 3), st.integers(1, 24), st.integers(1, 70)).flatmap(lambda shape: arrays(bool, shape))
 
 
@@ -26,7 +26,7 @@ def test_the_known_heuristics_are_found() -> None:
 @settings(max_examples=40, deadline=None)
 @given(active=ACTIVE)
 def test_gives_a_permutation(heuristic: str, active: np.ndarray) -> None:
-    order, chosen = load("compiler.order", heuristic).arrange(task_of(active))
+    order, chosen = load("coldpress.compiler.stages.order", heuristic).arrange(task_of(active))
     assert order.dtype == np.int32
     assert sorted(order.tolist()) == list(range(active.shape[1]))
     assert chosen in HEURISTICS
@@ -39,7 +39,7 @@ def test_holds_no_more_squares_than_it_says(heuristic: str) -> None:
     num_units = 1200
     active = np.random.default_rng(0).random((num_units, 512)) < 0.1
     task = task_of(active, (5, 6), flash=device_of(latency_s=1e-6).flash)
-    plugin = load("compiler.order", heuristic)
+    plugin = load("coldpress.compiler.stages.order", heuristic)
     tracemalloc.start()
     plugin.arrange(task)
     _, peak_bytes = tracemalloc.get_traced_memory()
@@ -54,6 +54,6 @@ def test_is_deterministic_and_leaves_its_input_alone(heuristic: str) -> None:
     active = np.random.default_rng(3).random((200, 500)) < 0.2
     task = task_of(active)
     before = task.activity.bits.copy()
-    arrange = load("compiler.order", heuristic).arrange
+    arrange = load("coldpress.compiler.stages.order", heuristic).arrange
     assert arrange(task).order.tobytes() == arrange(task).order.tobytes()
     assert (task.activity.bits == before).all()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from compiler.profiles import PROFILES, device_names, load_device, load_model, model_names
-from compiler.workflow.settings import resolve
-from runtime import _plugins
-from schemas.device import DeviceProfile, flash_seconds
+from coldpress.compiler.profiles import PROFILES, device_names, load_device, load_model, model_names
+from coldpress.compiler.workflow.settings import resolve
+from coldpress.runtime import plugins
+from coldpress.schemas.device import DeviceProfile, flash_seconds
 from tests.support.data import ROOT
 
 SOURCES = (
@@ -101,7 +101,7 @@ def test_model(name: str) -> None:
     profile = load_model(name)
     assert profile.name == name
     assert profile.license
-    assert profile.model_type in _plugins.names("compiler.architectures")
+    assert profile.model_type in plugins.names("coldpress.compiler.architectures")
     if profile.source.startswith("./"):
         assert profile.revision is None
     else:

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from compiler.job import STAGES
+from coldpress.compiler.job import STAGES
 from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
@@ -19,14 +19,16 @@ TORCH_ON_REQUEST = {"order": {"_coactivation.py"}, "allocate": {"_losses.py"}}
 
 
 def module_of(stage: str) -> Path:
-    single, package = ROOT / "compiler" / f"{stage}.py", ROOT / "compiler" / stage / "__init__.py"
+    stages = ROOT / "compiler" / "stages"
+    single, package = stages / f"{stage}.py", stages / stage / "__init__.py"
     assert single.exists() != package.exists(), f"{stage} must be a module or a package"
     return single if single.exists() else package
 
 
 def imported(code: str) -> set[str]:
-    """Top packages that a fresh interpreter has loaded after running `code`."""
-    script = f"import sys\n{code}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    """Packages, whole and by their first two names, that a fresh interpreter has loaded after running `code`."""
+    names = "{'.'.join(name.split('.')[:length]) for name in sys.modules for length in (1, 2)}"
+    script = f"import sys\n{code}\nprint(*sorted({names}))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
@@ -69,12 +71,11 @@ def _functions(text: str) -> list[tuple[str, int]]:
     return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in nodes]
 
 
-@pytest.mark.parametrize("top", ["compiler", "runtime", "schemas", "demo", "tests"])
-def test_files_and_functions_are_short(top: str) -> None:
-    """What is read in one go: files of at most 400 lines, functions of at most 60, half of them of at most 12."""
+@pytest.mark.parametrize("top", ["compiler", "runtime", "schemas", "demo", "tests", "benchmarks", "tools"])
+def test_functions_are_short(top: str) -> None:
+    """A function has at most 60 lines, half of them at most 12. Files have no limit: they end where a thought does."""
     sources = _sources(top)
     assert sources
-    assert not [name for name, text in sources.items() if len(text.splitlines()) > 400]
     functions = [(file, *found) for file, text in sources.items() for found in _functions(text)]
     assert not [found for found in functions if found[2] > 60]
     assert median(lines for _, _, lines in functions) <= 12
@@ -90,7 +91,7 @@ def test_the_snakefile_has_no_logic() -> None:
 def test_help_is_enough_and_imports_no_torch(stage: str) -> None:
     code = (
         "import contextlib, io\n"
-        "from compiler.__main__ import main\n"
+        "from coldpress.compiler.__main__ import main\n"
         "out = io.StringIO()\n"
         "with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
         f"    main(['{stage}', '--help'])\n"
@@ -110,11 +111,18 @@ def test_no_torch_in_stages_that_decide_or_write(stage: str) -> None:
 
 
 def test_the_runtime_imports_neither_torch_nor_the_compiler() -> None:
-    assert not imported("import runtime.__main__") & {"torch", "transformers", "compiler", "datasets", "numba", "pulp"}
+    assert not imported("import coldpress.runtime.cli.main") & {
+        "torch",
+        "transformers",
+        "coldpress.compiler",
+        "datasets",
+        "numba",
+        "pulp",
+    }
 
 
 def test_parsing_the_workflow_imports_no_torch() -> None:
-    assert not imported("from compiler.workflow.settings import resolve; resolve({})") & {
+    assert not imported("from coldpress.compiler.workflow.settings import resolve; resolve({})") & {
         "torch",
         "transformers",
         "datasets",

@@ -5,14 +5,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from runtime import _plugins
-from runtime.quantization import fp16
-from runtime.sparsity import DensitySource, Residency
-from schemas.families import FAMILIES, num_units, slice_length, slices
+from coldpress.runtime import plugins
+from coldpress.runtime.quantization import fp16
+from coldpress.runtime.sparsity import DensitySource, Residency
+from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from tests.support.artifacts import small_spec
 from tests.support.methods import fit, nothing_cached
 
-METHODS = _plugins.names("runtime.sparsity")
+METHODS = plugins.names("coldpress.runtime.sparsity")
 NUM_UNITS, HIDDEN, RANK = 96, 32, 8
 DENSITIES = [1e-6, 0.05, 0.3, 0.5, 0.999, 1.0]
 
@@ -20,7 +20,7 @@ DENSITIES = [1e-6, 0.05, 0.3, 0.5, 0.999, 1.0]
 def fitted(name, density):
     random = np.random.default_rng(0)
     arrays = fit(name, NUM_UNITS, density)
-    if _plugins.load("runtime.sparsity", name).NEEDS_PREDICTORS:
+    if plugins.load("coldpress.runtime.sparsity", name).NEEDS_PREDICTORS:
         arrays |= {
             "fc1": fp16.encode(random.normal(size=(RANK, HIDDEN))),
             "fc2": fp16.encode(random.normal(size=(NUM_UNITS, RANK))),
@@ -53,7 +53,7 @@ def test_the_methods_of_this_version_are_there():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_declares_what_it_drives_and_needs(name):
-    method = _plugins.load("runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", name)
     assert method.CHOOSES
     assert set(method.CHOOSES) <= set(FAMILIES)
     for spec in (small_spec(), small_spec(gated_mlp=False)):
@@ -76,7 +76,7 @@ def test_a_method_declares_what_it_drives_and_needs(name):
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("density", [0.05, 0.3, 0.6, 0.9, 1.0])
 def test_divided_densities_are_that_of_all_weights_together(name, gated, density):
-    method = _plugins.load("runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", name)
     assert hasattr(method, "divide") == ("divided" in {method.densities(exact) for exact in (True, False)})
     if not hasattr(method, "divide"):
         return
@@ -94,7 +94,7 @@ def test_divided_densities_are_that_of_all_weights_together(name, gated, density
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_choice_hangs_on_residency_where_the_method_says_so(name):
-    method = _plugins.load("runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", name)
     arrays = fitted(name, 0.5)
     some = [method.select(signal, arrays, residency(0.4)).tolist() for signal in signals(method)]
     none = [method.select(signal, arrays, residency(0.0)).tolist() for signal in signals(method)]
@@ -105,7 +105,7 @@ def test_a_choice_hangs_on_residency_where_the_method_says_so(name):
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("cached", [0.0, 0.4])
 def test_a_selection_is_distinct_ascending_ids(name, density, cached):
-    method = _plugins.load("runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", name)
     arrays = fitted(name, density)
     for signal in signals(method):
         before = signal.copy()
@@ -122,7 +122,7 @@ def test_a_selection_is_distinct_ascending_ids(name, density, cached):
 @pytest.mark.parametrize("density", DENSITIES)
 def test_many_tokens_at_once_are_decided_as_one_by_one(name, density):
     """A predictor's aim is a decision of its own: its signal has no entry per unit."""
-    method = _plugins.load("runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", name)
     arrays = fitted(name, density)
     random = np.random.default_rng(3)
     activity = np.round(random.normal(size=(20, NUM_UNITS)), 1).astype(np.float32)
@@ -139,7 +139,7 @@ def test_many_tokens_at_once_are_decided_as_one_by_one(name, density):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_left_out_is_nothing_where_the_method_says_so(name):
-    method = _plugins.load("runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", name)
     activity = np.maximum(np.random.default_rng(4).normal(size=(5, NUM_UNITS)), 0).astype(np.float32)
     left = np.where(method.select_many(activity, fitted(name, 0.25)), 0, activity)
     assert (np.abs(left).sum() == 0) == method.EXACT
@@ -147,7 +147,7 @@ def test_what_is_left_out_is_nothing_where_the_method_says_so(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_something_is_selected_unless_nothing_counts(name):
-    method, arrays = _plugins.load("runtime.sparsity", name), fitted(name, 1e-6)
+    method, arrays = plugins.load("coldpress.runtime.sparsity", name), fitted(name, 1e-6)
     for signal in signals(method):
         found = method.select(signal, arrays, residency(0.0)).size
         assert found >= 1 or (method.NEEDS_EXACT_ZEROS and not signal.any())

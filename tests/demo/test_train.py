@@ -1,6 +1,6 @@
 """Checks that the demo model's recipe still works and that the committed model is as described.
 
-Reads compiler.tokenize.pydoc, trains a tiny configuration for a few steps into a temporary folder, and
+Reads coldpress.compiler.stages.tokenize.pydoc, trains a tiny configuration for a few steps into a temporary folder, and
 loads demo/model the way any user of transformers would.
 """
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compiler.tokenize import pydoc as corpus
+from coldpress.compiler.stages.tokenize import pydoc as corpus
 from demo import train
 from demo.tokens import pack
 

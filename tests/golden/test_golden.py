@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.quantize import _units
-from schemas.manifest import MANIFEST_FILE
+from coldpress.compiler.stages.quantize import _units
+from coldpress.schemas.manifest import MANIFEST_FILE
 from tests.support.records import Build
 from tests.support.tiny import hashed
 

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from runtime import _native
+from coldpress.runtime import _native
 from tests.support.artifacts import Recipe, build_artifact
 
 

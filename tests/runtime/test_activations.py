@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from runtime.generate import Session
-from runtime.kernels import FEW_TOKENS
-from schemas.errors import UnknownNameError
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.schemas.errors import UnknownNameError
 from tests.support.artifacts import Recipe, build_artifact
 
 TOKENS = [1, 5, 9, 2, 7, 3, 11, 4]

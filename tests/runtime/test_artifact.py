@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from runtime.artifact import errors
-from runtime.artifact.reader import open_artifact
+from coldpress.runtime.artifact import errors
+from coldpress.runtime.artifact.reader import open_artifact
 from tests.support.artifacts import (
     Recipe,
     build_artifact,

@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 
-from runtime.artifact import errors, strict_json
-from runtime.artifact.integrity import verify_artifact
-from runtime.artifact.reader import open_artifact
-from schemas.sealed import KEY, seal
+from coldpress.runtime.artifact import errors, strict_json
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.sealed import KEY, seal
 from tests.support.artifacts import (
     change_manifest,
     refuse,

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from runtime.artifact import errors
+from coldpress.runtime.artifact import errors
 from tests.support.artifacts import (
     change_arrays,
     change_manifest,

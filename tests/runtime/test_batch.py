@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runtime._sampling import Sampling
-from runtime.batch import Prompt, Room, generate_batch, generate_each
-from runtime.generate import Session
-from runtime.model import decoder as decoder_module
-from runtime.renewal import Renewal
-from runtime.simulate import simulate
-from runtime.trace import FETCH, Recorder
-from schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.runtime.decoder import decoder as decoder_module
+from coldpress.runtime.generate.admission import Renewal
+from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, generate_each
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import FETCH, Recorder
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.runtime.test_decode_many import ALL_IN_DRAM, FORMATS, recipe_of
 from tests.support.artifacts import build_artifact
 

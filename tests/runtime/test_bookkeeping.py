@@ -6,18 +6,18 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from runtime import _plugins
-from runtime import bookkeeping as counted
-from runtime._sampling import Sampling
-from runtime.budget import refit, used_bytes
-from runtime.cache import Known, make
-from runtime.generate import Session
-from schemas.layout import Section
+from coldpress.runtime import plugins
+from coldpress.runtime.cache import Known, make
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan import bookkeeping as counted
+from coldpress.runtime.plan.budget import refit, used_bytes
+from coldpress.schemas.layout import Section
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 
 UNITS = 1000
 POLICIES = [
-    *((name, {}) for name in _plugins.names("runtime.cache") if name not in ("belady", "linked")),
+    *((name, {}) for name in plugins.names("coldpress.runtime.cache") if name not in ("belady", "linked")),
     ("window", {"window_tokens": 200}),
     *(("linked", {"linked_over": base}) for base in ("lfu", "lru", "s3fifo", "window")),
 ]

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from runtime.artifact.reader import open_artifact
-from runtime.bookkeeping import bookkeeping_bytes
-from runtime.budget import choose_plan, fixed_bytes, refit, used_bytes
-from runtime.flash import direct
-from runtime.kv_cache import kv_cache_bytes
-from runtime.store import Store
-from schemas.errors import DoesNotFitError
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.flash import direct
+from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
+from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_bytes
+from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.store.store import Store
+from coldpress.schemas.errors import DoesNotFitError
 
 
 def test_the_parts_are_those_that_the_brief_lists(relu_artifact):

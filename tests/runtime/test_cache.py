@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError
 from tests.support.caches import RUNNABLE, empty, missed
 
 NUM_UNITS = 60

@@ -5,15 +5,15 @@ import functools
 import numpy as np
 import pytest
 
-from runtime import planner
-from runtime.artifact.reader import open_artifact
-from runtime.budget import choose_plan
-from runtime.collapse import AdaptiveGap
-from runtime.flash import direct, simulated
-from runtime.generate import Session
-from runtime.simulate import simulate
-from runtime.store import Store
-from runtime.trace import Recorder
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.flash import direct, simulated
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.store import planner
+from coldpress.runtime.store.gap import AdaptiveGap
+from coldpress.runtime.store.store import Store
+from coldpress.runtime.trace import Recorder
 from tests.support.stores import ask, check_fetch, requests
 
 PAGE, NUM_UNITS = 4096, 4000

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from runtime.generate import Session
-from runtime.model import arithmetic, decoder
-from runtime.model.decoder import Decoder
-from runtime.model.mlp import Mlp
-from runtime.model.selection import Selection
-from schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
-from schemas.families import FAMILIES
+from coldpress.runtime.decoder import arithmetic, decoder
+from coldpress.runtime.decoder.decoder import Decoder
+from coldpress.runtime.decoder.mlp import Mlp
+from coldpress.runtime.decoder.selection import Selection
+from coldpress.runtime.generate.session import Session
+from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
+from coldpress.schemas.families import FAMILIES
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.data import data_folder
 from tests.support.hf import all_logits, greedy, load_hf, roles_of, spec_of

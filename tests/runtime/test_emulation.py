@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import emulation
-from runtime.__main__ import main
-from runtime.device_file import load_device
-from runtime.emulation import Caps, cgroup_v1, systemd
-from runtime.emulation._disk import Disk, Rates, disk_of
-from schemas.errors import ColdpressError
+from coldpress.runtime.cli import emulation
+from coldpress.runtime.cli.emulation import Caps, cgroup_v1, systemd
+from coldpress.runtime.cli.emulation.disk import Disk, Rates, disk_of
+from coldpress.runtime.cli.main import main
+from coldpress.runtime.profiles.devices import load_device
+from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import small_device
 from tests.support.data import ROOT
 
@@ -38,7 +38,7 @@ def capped(tmp_path):
 
 
 def run(*arguments, **options):
-    command = [sys.executable, "-m", "runtime", *map(str, arguments)]
+    command = [sys.executable, "-m", "coldpress.runtime", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes, **options) as process:
         stdout, stderr = process.communicate()
@@ -101,7 +101,19 @@ def test_too_much_memory_ends_in_a_sentence(capped):
 def test_a_signal_ends_the_command_and_leaves_nothing(capped):
     left = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(60)"
     script = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {left!r}]); time.sleep(60)"
-    command = [sys.executable, "-m", "runtime", "emulate", "pixel6", "--scale", "1", "--", sys.executable, "-c", script]
+    command = [
+        sys.executable,
+        "-m",
+        "coldpress.runtime",
+        "emulate",
+        "pixel6",
+        "--scale",
+        "1",
+        "--",
+        sys.executable,
+        "-c",
+        script,
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         grandchild = int(process.stdout.readline())
@@ -133,7 +145,18 @@ def test_what_a_killed_emulation_left_goes_when_the_next_begins(capped):
     image = capped / "image"
     image.write_bytes(bytes(1 << 20))
     flags = ("--scale", "0.001", "--place", str(capped))
-    command = [sys.executable, "-m", "runtime", "emulate", "pixel6", *flags, "--", sys.executable, "-c", READ_ON]
+    command = [
+        sys.executable,
+        "-m",
+        "coldpress.runtime",
+        "emulate",
+        "pixel6",
+        *flags,
+        "--",
+        sys.executable,
+        "-c",
+        READ_ON,
+    ]
     with subprocess.Popen([*command, str(image)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         reader = int(process.stdout.readline())
@@ -309,6 +332,6 @@ def test_bad_requests_are_refused_in_a_sentence(flags, words, capsys, monkeypatc
 
 def test_a_profile_in_yaml_without_a_reader_of_yaml(monkeypatch):
     assert load_device("pixel6").flash.iops == 100_000
-    monkeypatch.setitem(sys.modules, "runtime.yaml_records", None)
+    monkeypatch.setitem(sys.modules, "coldpress.runtime.profiles.yaml_records", None)
     with pytest.raises(ColdpressError, match=r"needs PyYAML, which is not installed; install coldpress\[compiler\]"):
         load_device("pixel6")

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runtime import _plugins
-from runtime.artifact.contents import layout_bytes, predictor_tensors
-from runtime.artifact.reader import open_artifact
-from runtime.generate import Session
-from runtime.kernels import gemv
-from runtime.model.selection import Selection
-from runtime.token_time import computed_bytes
-from runtime.trace import FETCH, PRELOAD, Recorder
-from schemas.errors import ArtifactError
-from schemas.manifest import PREDICTORS_FILE
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact.contents import layout_bytes, predictor_tensors
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.decoder.selection import Selection
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.kernels import gemv
+from coldpress.runtime.store.clock import computed_bytes
+from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
+from coldpress.schemas.errors import ArtifactError
+from coldpress.schemas.manifest import PREDICTORS_FILE
 from tests.support.artifacts import Recipe, build_artifact, change_arrays, change_manifest, small_spec
 
 EXPERTS, CHOSEN, WIDTH, LAYERS, RANK = 6, 2, 96, 3, 8
@@ -69,7 +69,7 @@ class Oracle:
         found = self.predictors.get(layer)
         if found is None:
             return own
-        plugin = _plugins.load("runtime.quantization", found.format)
+        plugin = plugins.load("coldpress.runtime.quantization", found.format)
         fc1, fc2 = plugin.decode(found.fc1, x.size), plugin.decode(found.fc2, RANK)
         scores = fc2.astype(np.float64)[own] @ np.maximum(fc1.astype(np.float64) @ x, 0)
         if count:

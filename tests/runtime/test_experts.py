@@ -6,13 +6,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from runtime._inspect import describe, render
-from runtime.artifact.reader import open_artifact
-from runtime.generate import Session
-from runtime.model.experts import given, routed, taken
-from runtime.trace import FETCH, PRELOAD, Recorder
-from schemas.errors import ArtifactError, ColdpressError
-from schemas.families import num_units
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli.inspect import describe, render
+from coldpress.runtime.decoder.experts import given, routed, taken
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
+from coldpress.schemas.errors import ArtifactError, ColdpressError
+from coldpress.schemas.families import num_units
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 
 EXPERTS, CHOSEN, WIDTH, LAYERS = 6, 2, 96, 3

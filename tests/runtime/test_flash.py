@@ -12,13 +12,13 @@ import warnings
 import numpy as np
 import pytest
 
-from runtime import _native
-from runtime._extents import Extents
-from runtime.artifact.errors import DeviceError
-from runtime.artifact.reader import Artifact, open_artifact
-from runtime.flash import direct, io_uring, serial, simulated
-from schemas.device import flash_seconds
-from schemas.errors import CorruptPageError
+from coldpress.runtime import _native
+from coldpress.runtime.artifact.errors import DeviceError
+from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.runtime.extents import Extents
+from coldpress.runtime.flash import direct, io_uring, serial, simulated
+from coldpress.schemas.device import flash_seconds
+from coldpress.schemas.errors import CorruptPageError
 from tests.support.artifacts import open_descriptors
 from tests.support.data import ROOT
 
@@ -161,7 +161,7 @@ code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step 
 program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
 libc = ctypes.CDLL(None)
 assert libc.prctl(38, 1, 0, 0, 0) == libc.prctl(22, 2, program, 0, 0) == 0
-from runtime.__main__ import main
+from coldpress.runtime.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 """coldpress-run behind a filter such as containers have: the system call io_uring_setup, 425, gives EPERM."""

@@ -7,16 +7,16 @@ import time
 import numpy as np
 import pytest
 
-from runtime._sampling import Sampling
-from runtime.artifact.reader import open_artifact
-from runtime.budget import fixed_bytes, used_bytes
-from runtime.cache import show_choice
-from runtime.generate import Session
-from runtime.opening import choose_plan
-from runtime.simulate import simulate
-from runtime.token_statistics import Spread, Token, spreads
-from runtime.trace import Recorder, load_trace
-from schemas.errors import ColdpressError, CorruptPageError, DoesNotFitError, UnknownNameError
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cache import show_choice
+from coldpress.runtime.generate.choice import choose_plan
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.statistics import Spread, Token, spreads
+from coldpress.runtime.plan.budget import fixed_bytes, used_bytes
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import Recorder, load_trace
+from coldpress.schemas.errors import ColdpressError, CorruptPageError, DoesNotFitError, UnknownNameError
 from tests.support.artifacts import Recipe, build_artifact, change_arrays, change_manifest, small_device, small_spec
 from tests.support.data import ROOT
 from tests.support.hf import all_logits, load_hf, roles_of, spec_of
@@ -355,11 +355,11 @@ def test_perplexity_needs_something_to_predict(relu_artifact, shape, prefilled):
 def test_the_runtime_needs_neither_torch_nor_transformers():
     """Nor does anything but the harness, which loads what it likes."""
     code = (
-        "import pkgutil, importlib, sys, runtime\n"
-        "for module in pkgutil.walk_packages(runtime.__path__, 'runtime.'):\n"
-        "    if module.name not in ('runtime.__main__', 'runtime.harness'): importlib.import_module(module.name)\n"
-        "import runtime.__main__\n"
-        "heavy = {'torch', 'transformers', 'numba', 'pulp', 'sklearn', 'datasets', 'scipy', 'compiler'}\n"
+        "import pkgutil, importlib, sys\n"
+        "from coldpress import runtime\n"
+        "for module in pkgutil.walk_packages(runtime.__path__, 'coldpress.runtime.'):\n"
+        "    if not module.name.endswith(('.__main__', '.harness')): importlib.import_module(module.name)\n"
+        "heavy = {'torch', 'transformers', 'numba', 'pulp', 'sklearn', 'datasets', 'scipy', 'coldpress.compiler'}\n"
         "sys.exit(', '.join(sorted(heavy & sys.modules.keys())) or 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -5,12 +5,12 @@ from collections import deque
 import numpy as np
 import pytest
 
-from runtime.artifact.integrity import verify_artifact
-from runtime.artifact.reader import open_artifact
-from runtime.generate import Session
-from runtime.simulate import simulate
-from runtime.trace import Recorder
-from schemas.errors import CorruptPageError
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import Recorder
+from coldpress.schemas.errors import CorruptPageError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 
 SPEC = small_spec(num_hidden_layers=11, hidden_act="silu")

@@ -11,10 +11,10 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
-from runtime.generate import Session
-from runtime.harness import ArtifactModel, main
-from runtime.tokenizer import TextCodec
-from schemas.errors import ArtifactError, ColdpressError
+from coldpress.runtime.cli.harness import ArtifactModel, main
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.errors import ArtifactError, ColdpressError
 from tests.support.records import Build
 from tests.support.tiny import tiny_spec
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from runtime.artifact.integrity import verify_artifact
-from runtime.artifact.reader import open_artifact
-from schemas.errors import ArtifactError
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.errors import ArtifactError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec, write_manifest
 
 NUM_MUTANTS = 150

@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from runtime.__main__ import main
-from runtime.artifact import errors
-from runtime.artifact.reader import open_artifact
-from runtime.generate import Session
+from coldpress.runtime.artifact import errors
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli.main import main
+from coldpress.runtime.generate.session import Session
 from tests.support.artifacts import Recipe, build_artifact, refuse, small_spec
 
 OTHER = "0" * 64

@@ -5,11 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-from runtime import _native
-from runtime.artifact import errors
-from runtime.artifact.integrity import verify_artifact
-from runtime.artifact.reader import open_artifact
-from schemas.errors import CorruptPageError
+from coldpress.runtime import _native
+from coldpress.runtime.artifact import errors
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.errors import CorruptPageError
 from tests.support.artifacts import Recipe, build_artifact, change_arrays, change_manifest, small_spec
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from runtime import _native
-from runtime.kernels.intervals import STEPS, Times, best_intervals, intervals_at, reference_best_intervals
+from coldpress.runtime import _native
+from coldpress.runtime.kernels.intervals import STEPS, Times, best_intervals, intervals_at, reference_best_intervals
 
 
 def reads_of(read: tuple[bool, ...]) -> int:

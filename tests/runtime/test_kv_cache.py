@@ -6,16 +6,16 @@ from shutil import copytree
 import numpy as np
 import pytest
 
-from compiler._decoded import decode
-from runtime.__main__ import main
-from runtime.artifact.reader import open_artifact
-from runtime.batch import generate_batch
-from runtime.generate import Session
-from runtime.kernels import attention
-from runtime.kernels.encode import encode_heads, reference_encode_heads
-from runtime.kv_cache import head_bytes
-from runtime.quantization import int8_group32
-from schemas.errors import ArtifactError, ColdpressError
+from coldpress.compiler.stages.verify.decoded import decode
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli.main import main
+from coldpress.runtime.generate.batch import generate_batch
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.kernels import attention
+from coldpress.runtime.kernels.encode import encode_heads, reference_encode_heads
+from coldpress.runtime.plan.kv_cache import head_bytes
+from coldpress.runtime.quantization import int8_group32
+from coldpress.schemas.errors import ArtifactError, ColdpressError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest
 from tests.support.shapes import small_spec
 

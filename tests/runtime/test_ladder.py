@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import ladder
-from runtime.__main__ import main
-from runtime.artifact.reader import open_artifact
-from runtime.budget import used_bytes
-from runtime.opening import choose_plan
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli import ladder
+from coldpress.runtime.cli.main import main
+from coldpress.runtime.generate.choice import choose_plan
+from coldpress.runtime.plan.budget import used_bytes
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_spec
 

@@ -10,16 +10,16 @@ import tomllib
 
 import pytest
 
-from compiler.__main__ import main as compiler_main
-from runtime.__main__ import main
-from runtime.generate import Session
-from runtime.quantities import parse_bytes, show_bytes, table
-from schemas.errors import ColdpressError
-from schemas.metrics import RunMetrics
-from tests.fuzz.limited import run_limited
+from coldpress.compiler.__main__ import main as compiler_main
+from coldpress.runtime.cli.main import main
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.quantities import parse_bytes, show_bytes, table
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.metrics import RunMetrics
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
 from tests.support.command_line import run, speaking_artifact
 from tests.support.data import ROOT
+from tools.fuzz.limited import run_limited
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def artifact(tmp_path_factory):
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "runtime", *map(str, arguments)]
+    return [sys.executable, "-m", "coldpress.runtime", *map(str, arguments)]
 
 
 # generate

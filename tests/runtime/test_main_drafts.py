@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from runtime import _generate
-from runtime.draft_model import DraftModel
+from coldpress.runtime.cli import generate
+from coldpress.runtime.generate.draft_model import DraftModel
 from tests.support.command_line import run, speaking_artifact
 
 
@@ -52,7 +52,7 @@ def test_drafts_that_cannot_be_are_refused(capsys, artifact):
 
 def test_a_draft_keeps_keys_and_values_as_the_run_does(tmp_path, monkeypatch, capsys):
     artifact, opened = speaking_artifact(tmp_path, num_hidden_layers=2, head_dim=32, rotary_dim=32), []
-    monkeypatch.setattr(_generate, "DraftModel", lambda session, of: opened.append(session) or DraftModel(session, of))
+    monkeypatch.setattr(generate, "DraftModel", lambda session, of: opened.append(session) or DraftModel(session, of))
     prompt = ("--prompt", "The map was", "--max-new-tokens", 2)
     run(
         capsys,

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from runtime.__main__ import main
-from runtime._sampling import Sampling, candidates
+from coldpress.runtime.cli.main import main
+from coldpress.runtime.generate.sampling import Sampling, candidates
 from tests.support.artifacts import change_manifest, small_device
 from tests.support.command_line import speaking_artifact
 from tests.support.data import ROOT
@@ -73,7 +73,7 @@ def test_caps_without_a_device_are_refused(spoken, capsys, flags):
     [(">&-", "standard output is closed, expected a place"), ("> /dev/full", "standard output: No space left on")],
 )
 def test_an_output_that_takes_nothing(spoken, redirected, words):
-    command = f'"$0" -m runtime generate "$1" --prompt-ids 1 --max-new-tokens 2 {redirected}'
+    command = f'"$0" -m coldpress.runtime generate "$1" --prompt-ids 1 --max-new-tokens 2 {redirected}'
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     shell = ["/bin/sh", "-c", command, sys.executable, spoken]
     done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, env=buffered)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import _native
+from coldpress.runtime import _native
 
 PAGE = 4096
 PAGES = 400

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runtime import planner
-from runtime._extents import span_bytes
+from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.store import planner
 
 cases = st.fixed_dictionaries(
     {

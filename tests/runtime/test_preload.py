@@ -6,20 +6,20 @@ from collections import defaultdict, deque
 import numpy as np
 import pytest
 
-from runtime.artifact import errors
-from runtime.artifact.errors import DeviceError
-from runtime.artifact.integrity import verify_artifact
-from runtime.artifact.reader import open_artifact
-from runtime.budget import choose_plan, fixed_bytes, refit, used_bytes
-from runtime.drafts import lookup
-from runtime.flash import direct, simulated
-from runtime.generate import Session
-from runtime.preload_room import most_bytes
-from runtime.simulate import simulate
-from runtime.store import Store
-from runtime.token_time import FlashQueue
-from runtime.trace import FETCH, PRELOAD, Recorder, load_trace
-from schemas.errors import ColdpressError, CorruptPageError
+from coldpress.runtime.artifact import errors
+from coldpress.runtime.artifact.errors import DeviceError
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.drafts import lookup
+from coldpress.runtime.flash import direct, simulated
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_bytes
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.store.ahead_room import most_bytes
+from coldpress.runtime.store.clock import FlashQueue
+from coldpress.runtime.store.store import Store
+from coldpress.runtime.trace import FETCH, PRELOAD, Recorder, load_trace
+from coldpress.schemas.errors import ColdpressError, CorruptPageError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, refuse, small_device, small_spec
 from tests.support.similar import similar_weights
 from tests.support.stores import check_fetch
@@ -257,7 +257,7 @@ def test_reads_ahead_that_fail_are_made_again_when_asked_for(flaky):
 
 def test_a_fetch_that_is_given_up_keeps_nothing_that_it_did_not_give(flaky, monkeypatch):
     built, _, store = flaky
-    monkeypatch.setattr("runtime.store.ARRIVAL_BYTES", 4096)
+    monkeypatch.setattr("coldpress.runtime.store.store.ARRIVAL_BYTES", 4096)
     ids = np.arange(64, dtype=np.int32)
     for batches in (1, 2, 3):
         store.preload(6, "mlp_in", ids[::2])

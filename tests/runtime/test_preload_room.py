@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from runtime.artifact.reader import open_artifact
-from runtime.generate import Session
-from runtime.model.ahead import surest
-from runtime.preload_room import Reading, buffer_bytes, most_bytes
-from runtime.simulate import simulate
-from runtime.trace import PRELOAD, Recorder
-from schemas.layout import placed_parts
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.decoder.ahead import surest
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.store.ahead_room import Reading, buffer_bytes, most_bytes
+from coldpress.runtime.trace import PRELOAD, Recorder
+from coldpress.schemas.layout import placed_parts
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.similar import similar_weights
 

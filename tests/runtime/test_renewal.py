@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.renewal import Renewal
+from coldpress.runtime.generate.admission import Renewal
 
 
 def renewal(*prefills):

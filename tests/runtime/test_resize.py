@@ -9,20 +9,20 @@ import threading
 import numpy as np
 import pytest
 
-from runtime import _plugins
-from runtime._slot_memory import SlotMemory, moved
-from runtime.artifact.errors import DeviceError
-from runtime.artifact.reader import open_artifact
-from runtime.budget import fixed_bytes, refit
-from runtime.cache import Known, make
-from runtime.generate import Session
-from schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact.errors import DeviceError
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cache import Known, make
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import fixed_bytes, refit
+from coldpress.runtime.store.slot_memory import SlotMemory, moved
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.data import ROOT
 from tests.support.stores import check_fetch, open_store, requests
 
 PROMPT = [3, 14, 15]
-POLICIES = [name for name in _plugins.names("runtime.cache") if name != "belady"]
+POLICIES = [name for name in plugins.names("coldpress.runtime.cache") if name != "belady"]
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_rows_move_where_they_are_told():
 
 CHILD = """
 import sys, numpy as np
-from runtime._slot_memory import SlotMemory, moved
+from coldpress.runtime.store.slot_memory import SlotMemory, moved
 def rss():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) >> 10
 memory = SlotMemory(1600, 40000)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 
-from runtime._sampling import Chooser, Sampling, candidates, penalized
-from schemas.errors import ColdpressError
+from coldpress.runtime.generate.sampling import Chooser, Sampling, candidates, penalized
+from coldpress.schemas.errors import ColdpressError
 
 VOCAB = 400
 SETTINGS = (

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from runtime.batch import generate_batch
-from runtime.generate import Session
-from schemas.errors import ColdpressError
+from coldpress.runtime.generate.batch import generate_batch
+from coldpress.runtime.generate.session import Session
+from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import open_descriptors
 
 PROMPT = [3, 14, 15]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime.artifact.reader import open_artifact
-from runtime.budget import choose_plan, fixed_bytes
-from runtime.flash import direct, simulated
-from runtime.opening import on_device
-from runtime.simulate import replay, simulate
-from runtime.store import Store
-from runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace
-from schemas.errors import ArtifactError, ColdpressError
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.flash import direct, simulated
+from coldpress.runtime.generate.choice import on_device
+from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
+from coldpress.runtime.simulate import replay, simulate
+from coldpress.runtime.store.store import Store
+from coldpress.runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace
+from coldpress.schemas.errors import ArtifactError, ColdpressError
 from tests.support.caches import RUNNABLE
 from tests.support.stores import ask
 

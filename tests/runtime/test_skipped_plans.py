@@ -2,10 +2,10 @@
 
 import pytest
 
-from runtime._inspect import describe, render
-from runtime.artifact import errors
-from runtime.artifact.reader import open_artifact
-from runtime.generate import Session
+from coldpress.runtime.artifact import errors
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli.inspect import describe, render
+from coldpress.runtime.generate.session import Session
 from tests.support.artifacts import change_manifest, refuse
 
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from runtime import _plugins
-from runtime.kernels import gemv
-from runtime.sparsity import Residency, dense, dip, dip_ca, flash, glu, predictor, relu, threshold, topk, wina
-from runtime.sparsity._magnitudes import threshold as level_of
-from schemas.errors import ColdpressError
+from coldpress.runtime import plugins
+from coldpress.runtime.kernels import gemv
+from coldpress.runtime.sparsity import Residency, dense, dip, dip_ca, flash, glu, predictor, relu, threshold, topk, wina
+from coldpress.runtime.sparsity._magnitudes import threshold as level_of
+from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import small_spec
 from tests.support.methods import counted, fit, nothing_cached
 
@@ -56,10 +56,10 @@ def test_topk_is_a_stable_sort(signal, data):
     np.testing.assert_array_equal(topk.select(signal, {"num_selected": [k]}, NONE), expected)
 
 
-@pytest.fixture(params=_plugins.names("runtime.quantization"))
+@pytest.fixture(params=plugins.names("coldpress.runtime.quantization"))
 def network(request):
     """Codes of fc1 [16, 40] and fc2 [200, 16]: in groups of 32 neither fills its last one."""
-    random, plugin = np.random.default_rng(3), _plugins.load("runtime.quantization", request.param)
+    random, plugin = np.random.default_rng(3), plugins.load("coldpress.runtime.quantization", request.param)
     return {
         "fc1": plugin.encode(random.normal(size=(16, 40))),
         "fc2": plugin.encode(random.normal(size=(200, 16))),
@@ -69,7 +69,7 @@ def network(request):
 
 
 def scores_of(network, x):
-    plugin = _plugins.load("runtime.quantization", str(network["format"]))
+    plugin = plugins.load("coldpress.runtime.quantization", str(network["format"]))
     fc1, fc2 = plugin.decode(network["fc1"], 40), plugin.decode(network["fc2"], 16)
     return fc2.astype(np.float64) @ np.maximum(fc1.astype(np.float64) @ x.astype(np.float64), 0)
 
@@ -177,14 +177,14 @@ def test_threshold_takes_the_largest_where_none_reaches_it():
 
 @pytest.mark.parametrize(("name", "missing"), [("threshold", "magnitudes"), ("wina", "norms")])
 def test_what_calibration_alone_knows_is_asked_for_in_a_sentence(name, missing):
-    method = _plugins.load("runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", name)
     with pytest.raises(ColdpressError, match=f"needs the {missing} .* build with"):
         method.fit(4, 0.5, {}, method.Options())
 
 
 @pytest.mark.parametrize("name", ["gate", "up", "glu"])
 def test_an_oracle_is_no_artifact(name):
-    method = _plugins.load("runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", name)
     with pytest.raises(ColdpressError, match=f"method {name} with oracle=true decides by .* build with oracle=false"):
         method.families(small_spec(), method.Options(oracle=True))
     assert glu.families(small_spec(), glu.Options()) == ("mlp_mid",)

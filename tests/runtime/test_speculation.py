@@ -7,17 +7,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from runtime._plugins import load, names
-from runtime._sampling import Sampling
-from runtime.artifact.reader import open_artifact
-from runtime.budget import choose_plan, fixed_bytes
-from runtime.draft_model import DraftModel, beside_draft
-from runtime.drafts import lookup
-from runtime.generate import Session
-from runtime.simulate import simulate
-from runtime.token_statistics import Drafted, drafted
-from runtime.trace import Recorder, load_trace
-from schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.drafts import lookup
+from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.statistics import Drafted, drafted
+from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
+from coldpress.runtime.plugins import load, names
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import Recorder, load_trace
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.runtime.test_generate import DECISIONS
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.data import ROOT
@@ -152,11 +152,11 @@ def test_a_run_with_drafts_is_simulated_as_it_was(topk_artifact, tmp_path):
 # Drafts without a model
 
 
-@pytest.mark.parametrize("name", names("runtime.drafts"))
+@pytest.mark.parametrize("name", names("coldpress.runtime.drafts"))
 def test_a_draft_proposes_at_most_what_is_asked_for(name):
     random = np.random.default_rng(0)
     ids = random.integers(0, 4, 60).tolist()
-    with load("runtime.drafts", name).Draft().drafting(100) as propose:
+    with load("coldpress.runtime.drafts", name).Draft().drafting(100) as propose:
         for length, count in zip(range(1, 60), itertools.cycle((1, 3, 8)), strict=False):
             found = propose(ids[:length], count)
             assert len(found) <= count

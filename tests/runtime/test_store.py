@@ -6,15 +6,15 @@ import itertools
 import numpy as np
 import pytest
 
-from runtime import planner
-from runtime import store as store_module
-from runtime._incoming import MAX_READ_BYTES
-from runtime.artifact.reader import open_artifact
-from runtime.bookkeeping import bookkeeping_bytes
-from runtime.budget import choose_plan, fixed_bytes
-from runtime.flash import direct, simulated
-from runtime.store import Store
-from schemas.errors import CorruptPageError, DoesNotFitError
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.flash import direct, simulated
+from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
+from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
+from coldpress.runtime.store import planner
+from coldpress.runtime.store import store as store_module
+from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.store import Store
+from coldpress.schemas.errors import CorruptPageError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.stores import check_fetch, open_store, requests
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.text_stream import StopFinder, TextStream
-from runtime.tokenizer import TextCodec
-from schemas.errors import ColdpressError
+from coldpress.runtime.text.stream import StopFinder, TextStream
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.errors import ColdpressError
 from tests.support.models import write_tokenizer
 from tests.support.tokenizers import FakeArtifact
 

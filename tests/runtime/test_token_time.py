@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime.artifact.reader import open_artifact
-from runtime.token_time import FlashQueue, bytes_before, computed_bytes
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.store.clock import FlashQueue, bytes_before, computed_bytes
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_device, small_spec
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from runtime.tokenizer import TextCodec
-from schemas.errors import ArtifactError
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.errors import ArtifactError
 from tests.support.data import data_folder
 from tests.support.models import write_tokenizer
 from tests.support.tokenizers import FakeArtifact

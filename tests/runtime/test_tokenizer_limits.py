@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from runtime._tokenizer_engine import Engine
-from runtime._tokenizer_process import LimitedEngine
-from runtime._tokenizer_rules import PATTERNS, why_unbounded
-from runtime.artifact.errors import FileSizeError, JsonError
-from runtime.artifact.reader import open_artifact
-from runtime.tokenizer import TextCodec
-from schemas.errors import ArtifactError
+from coldpress.runtime.artifact.errors import FileSizeError, JsonError
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.text.engine import Engine
+from coldpress.runtime.text.process import LimitedEngine
+from coldpress.runtime.text.rules import PATTERNS, why_unbounded
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.errors import ArtifactError
 from tests.support.artifacts import change_manifest
 from tests.support.data import ROOT, data_folder
 from tests.support.models import write_tokenizer

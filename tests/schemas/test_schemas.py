@@ -7,15 +7,15 @@ import pkgutil
 import jsonschema
 import pytest
 
-import schemas
-from runtime._plugins import names as plugin_names
-from schemas import _generate
-from schemas.__main__ import main
-from schemas.base import ArrayFile, Record
-from schemas.device import Flash, ReadPoint
-from schemas.families import FAMILIES, num_units, slices
-from schemas.layout import SECTION_ALIGN_BYTES
-from schemas.manifest import (
+from coldpress import schemas
+from coldpress.runtime.plugins import names as plugin_names
+from coldpress.schemas import _generate
+from coldpress.schemas.__main__ import main
+from coldpress.schemas.base import ArrayFile, Record
+from coldpress.schemas.device import Flash, ReadPoint
+from coldpress.schemas.families import FAMILIES, num_units, slices
+from coldpress.schemas.layout import SECTION_ALIGN_BYTES
+from coldpress.schemas.manifest import (
     FLASH_FILE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
@@ -25,7 +25,7 @@ from schemas.manifest import (
     TABLES_FILE,
     Manifest,
 )
-from schemas.model import MLP_ROLES
+from coldpress.schemas.model import MLP_ROLES
 from tests.support.artifacts import build_artifact, small_device, small_spec
 
 
@@ -44,7 +44,7 @@ def without_digest(manifest):
 
 
 def test_the_schemas_are_up_to_date():
-    assert _generate.outdated() == [], "run python -m schemas --fix"
+    assert _generate.outdated() == [], "run python -m coldpress.schemas --fix"
 
 
 def test_the_ones_that_others_read_are_there():
@@ -56,7 +56,7 @@ def test_every_record_is_in_some_schema():
     defined = set()
     for module in pkgutil.iter_modules(schemas.__path__):
         if not module.name.startswith("_"):
-            members = vars(__import__(f"schemas.{module.name}", fromlist=["x"])).values()
+            members = vars(__import__(f"coldpress.schemas.{module.name}", fromlist=["x"])).values()
             defined |= {value.__name__ for value in members if inspect.isclass(value) and issubclass(value, Record)}
     described = {
         name.split("_")[0]
@@ -107,7 +107,7 @@ def test_a_stale_schema_is_noticed_and_fixed(tmp_path, monkeypatch):
 def test_the_command_reports_by_its_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(_generate, "FOLDER", tmp_path / "json")
     assert main([]) == 1
-    assert "manifest.schema.json: out of date; run python -m schemas --fix" in capsys.readouterr().out
+    assert "manifest.schema.json: out of date; run python -m coldpress.schemas --fix" in capsys.readouterr().out
     assert main(["--fix"]) == 0
     assert main([]) == 0
 
@@ -170,7 +170,13 @@ def test_record_text_is_canonical(manifest):
 
 def test_the_specification_names_what_the_code_has():
     text = (_generate.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
-    names = [*FAMILIES, *plugin_names("runtime.quantization"), PAGE_CHECKSUMS, *Manifest.model_fields, *MLP_ROLES]
+    names = [
+        *FAMILIES,
+        *plugin_names("coldpress.runtime.quantization"),
+        PAGE_CHECKSUMS,
+        *Manifest.model_fields,
+        *MLP_ROLES,
+    ]
     names += [FLASH_FILE, RESIDENT_FILE, TABLES_FILE, PREDICTORS_FILE, str(SECTION_ALIGN_BYTES)]
     assert [name for name in names if name not in text] == []
     assert f"format {FORMAT_MAJOR}.{FORMAT_MINOR}" in text

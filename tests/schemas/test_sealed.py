@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from schemas.sealed import KEY, seal, unseal
+from coldpress.schemas.sealed import KEY, seal, unseal
 
 BODY = json.dumps({"a": 1.5, "threshold": -1.6166, "words": "é ü"}, indent=2, ensure_ascii=False) + "\n"
 

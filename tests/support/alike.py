@@ -15,25 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from compiler import layout as layout_stage
-from compiler.cost_model import unit_bytes
-from runtime.artifact.reader import Artifact
-from runtime.budget import refit
-from runtime.flash import simulated
-from runtime.model.ahead import Ahead
-from runtime.model.selection import Selection
-from runtime.sparsity import topk
-from runtime.store import Store
-from runtime.token_time import computed_bytes, dram_seconds
-from schemas.activations import Activations, FamilyStatistics, LayerStatistics
-from schemas.base import ArrayFile
-from schemas.device import DeviceProfile
-from schemas.families import FamilyName, num_units
-from schemas.layout import Layout, Plan, placed_parts
-from schemas.model import Model
-from schemas.order import FamilyOrder, GapCost, Order
-from schemas.placement import LayerPlacement, Placement
-from schemas.sparsity import Sparsity
+from coldpress.compiler.cost_model import unit_bytes
+from coldpress.compiler.stages import layout as layout_stage
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.decoder.ahead import Ahead
+from coldpress.runtime.decoder.selection import Selection
+from coldpress.runtime.flash import simulated
+from coldpress.runtime.plan.budget import refit
+from coldpress.runtime.sparsity import topk
+from coldpress.runtime.store.clock import computed_bytes, dram_seconds
+from coldpress.runtime.store.store import Store
+from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FamilyName, num_units
+from coldpress.schemas.layout import Layout, Plan, placed_parts
+from coldpress.schemas.model import Model
+from coldpress.schemas.order import FamilyOrder, GapCost, Order
+from coldpress.schemas.placement import LayerPlacement, Placement
+from coldpress.schemas.sparsity import Sparsity
 from tests.support.records import manifest_of, tiny_sparsity
 from tests.support.shapes import spec_7b
 from tests.support.tiny import describe, tensor_shapes

@@ -1,6 +1,7 @@
 """Small valid artifacts written with numpy alone, without the compiler: random weights, any method and format.
 
-Not the product's writer (compiler/package), so that reader and writer are tested against the format, not each other.
+Not the product's writer (compiler/stages/package), so that reader and writer are tested against the format, not each
+other.
 """
 
 import contextlib
@@ -17,16 +18,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime import _native, _plugins
-from runtime.artifact.contents import model_tensors
-from runtime.artifact.reader import open_artifact
-from runtime.bookkeeping import counted_bytes
-from runtime.kv_cache import kv_cache_bytes
-from schemas.errors import ArtifactError
-from schemas.families import num_units, slice_length, slices, used_share
-from schemas.layout import KvCacheFormat, Section, SelectorArray
-from schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
-from schemas.model import ModelSpec, matrices
+from coldpress.runtime import _native, plugins
+from coldpress.runtime.artifact.contents import model_tensors
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.plan.bookkeeping import counted_bytes
+from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.schemas.errors import ArtifactError
+from coldpress.schemas.families import num_units, slice_length, slices, used_share
+from coldpress.schemas.layout import KvCacheFormat, Section, SelectorArray
+from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
+from coldpress.schemas.model import ModelSpec, matrices
 from tests.support.methods import families_of, kept
 from tests.support.shapes import small_device, small_spec
 
@@ -131,7 +132,7 @@ def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np
 
 def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, family: Any) -> np.ndarray:
     """uint8 [num_units, unit_bytes]."""
-    codec = _plugins.load("runtime.quantization", recipe.format)
+    codec = plugins.load("coldpress.runtime.quantization", recipe.format)
     parts: list[np.ndarray] = []
     for piece in slices(family, recipe.spec):
         names = [f"layers.{layer}.{name}.weight" for name in matrices(piece.role, recipe.spec)]
@@ -193,7 +194,7 @@ def write_resident(
             continue
         chosen = resident_format(role, recipe.format) if values.ndim == 2 else None
         entries.append({"role": role, "format": chosen, "shape": list(values.shape)})
-        arrays[role] = _plugins.load("runtime.quantization", chosen).encode(values) if chosen else values
+        arrays[role] = plugins.load("coldpress.runtime.quantization", chosen).encode(values) if chosen else values
     save_file(arrays, path / RESIDENT_FILE)
     return entries
 
@@ -212,7 +213,7 @@ def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) ->
     if recipe.method != "predictor":
         return []
     rank, spec = recipe.predictor_rank, recipe.spec
-    plugin = _plugins.load("runtime.quantization", recipe.predictor_format)
+    plugin = plugins.load("coldpress.runtime.quantization", recipe.predictor_format)
     arrays: dict[str, np.ndarray] = {}
     layers = predicted_layers(recipe)
     for layer in layers:

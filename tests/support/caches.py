@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from runtime import _plugins
-from runtime.cache import Known, Policy, make
+from coldpress.runtime import plugins
+from coldpress.runtime.cache import Known, Policy, make
 
 RUNNABLE = tuple(
-    name for name in _plugins.names("runtime.cache") if not _plugins.load("runtime.cache", name).Cache.looks_ahead
+    name
+    for name in plugins.names("coldpress.runtime.cache")
+    if not plugins.load("coldpress.runtime.cache", name).Cache.looks_ahead
 )
 """Policies that need not know the requests to come."""
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import ingest
-from compiler._io import Workspace
-from compiler.ingest import IngestConfig
-from schemas.errors import CheckpointError
-from schemas.model import Model
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import Model
 from tests.support.models import random_weights, write_weights
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"

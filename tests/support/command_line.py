@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runtime.__main__ import main
+from coldpress.runtime.cli.main import main
 from tests.support.artifacts import Built, Recipe, build_artifact, change_manifest, small_spec
 from tests.support.models import write_tokenizer
 

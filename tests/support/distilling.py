@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from compiler._io import save_arrays
-from compiler.distill import DistillConfig
-from compiler.ingest import IngestConfig
-from compiler.ingest import run as ingest
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.model import Model
-from schemas.sparsity import Sparsity
+from coldpress.compiler.io import save_arrays
+from coldpress.compiler.stages.distill import DistillConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.ingest import run as ingest
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Sparsity
 from tests.support.methods import fitted
 from tests.support.models import write_model
 from tests.support.statistics import sparsity_of, workspace

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.model import ModelSpec
+from coldpress.schemas.model import ModelSpec
 
 RENAMED = {
     "out_proj": "o_proj",

@@ -1,7 +1,7 @@
 """The heaviest Hamiltonian path of a small graph, proven by OR-Tools CP-SAT.
 
 In a process of its own: the wheels of OR-Tools and of highspy carry different HiGHS libraries of one name, and only the
-first one loads (compiler/place/cp_sat.py).
+first one loads (compiler/stages/place/cp_sat.py).
 """
 
 import multiprocessing

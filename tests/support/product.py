@@ -1,9 +1,9 @@
 """A tiny model of any architecture, compiled by the stages themselves for any selector and format, and held to account.
 
 The claim is one: the logits that the runtime decodes are those of the evaluation's masked forward pass over
-transformers' modules (compiler/evaluate.py), with the weights that the artifact holds and the arrays that it keeps.
-Codes are decoded from the artifact and written as a checkpoint of their own, so that rounding is no part of what
-differs; what may is the fp16 of the KV cache and, at the edge of a choice, a unit more or less.
+transformers' modules (benchmarks/evaluation/evaluate.py), with the weights that the artifact holds and the arrays that
+it keeps. Codes are decoded from the artifact and written as a checkpoint of their own, so that rounding is no part of
+what differs; what may is the fp16 of the KV cache and, at the edge of a choice, a unit more or less.
 """
 
 import shutil
@@ -14,28 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from compiler import ingest
-from compiler._io import Workspace, save_arrays, save_record
-from compiler.activity.choice import Arrays
-from compiler.activity.forward import LayerStream
-from compiler.candidates import families_for
-from compiler.checkpoint.tensors import read_role
-from compiler.cost_model import dense_footprint_bytes
-from compiler.evaluate import CacheSettings, Masks, Sparse
-from compiler.ingest import IngestConfig
-from compiler.job import Job, records_of, run_job, writer_of
-from compiler.reads import Placed, Reading
-from compiler.sections import bookkeeping_bytes, make_sections
-from compiler.workflow.settings import resolve
-from runtime import _plugins
-from runtime._incoming import MAX_READ_BYTES
-from runtime.generate import Session
-from runtime.planner import Strided
-from runtime.sparsity import uses_read_units
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.families import FAMILIES
-from schemas.layout import placed_parts
-from schemas.model import Model
+from benchmarks.evaluation.evaluate import CacheSettings, Masks, Sparse
+from benchmarks.evaluation.reads import Placed, Reading
+from coldpress.compiler.activity.choice import Arrays
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.candidates import families_for
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.cost_model import dense_footprint_bytes
+from coldpress.compiler.io import Workspace, save_arrays, save_record
+from coldpress.compiler.job import Job, records_of, run_job, writer_of
+from coldpress.compiler.sections import bookkeeping_bytes, make_sections
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.workflow.settings import resolve
+from coldpress.runtime import plugins
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.sparsity import uses_read_units
+from coldpress.runtime.store.planner import Strided
+from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.families import FAMILIES
+from coldpress.schemas.layout import placed_parts
+from coldpress.schemas.model import Model
 from tests.support.dense_codes import flash_values, resident_values
 from tests.support.models import RELU_TYPES, encode, write_model, write_safetensors
 from tests.support.stages import between
@@ -69,7 +69,9 @@ class Case:
     @property
     def relu(self) -> bool:
         """Whether the model has exact zeros: it must where the selector needs them, and some have no choice."""
-        return self.architecture in RELU_TYPES or _plugins.load("runtime.sparsity", self.method).NEEDS_EXACT_ZEROS
+        return (
+            self.architecture in RELU_TYPES or plugins.load("coldpress.runtime.sparsity", self.method).NEEDS_EXACT_ZEROS
+        )
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def source_of(folder: Path, architecture: str, relu: bool, **overrides: Any) -> 
 
 def compiled(source: Source, case: Case, folder: Path) -> Path:
     """The artifact, made by the stages as jobs make it."""
-    selector = _plugins.load("runtime.sparsity", case.method)
+    selector = plugins.load("coldpress.runtime.sparsity", case.method)
     chosen: dict[str, Any] = {"method": case.method, "format": case.format, "context_length": BLOCK_TOKENS}
     if selector.densities(case.relu) in ("budget", "capped", "divided"):
         chosen["density"] = DENSITY_OF_ACTIVE if case.relu and _sees_activations(selector) else DENSITY
@@ -209,7 +211,7 @@ def difference(artifact: Path, source: Source, folder: Path) -> Difference:
         decoded.append(np.stack([session.decoder.decode(int(token)) for token in block]))
     model = with_codes(session, source.model, folder)
     families = tuple(entry.family for entry in session.artifact.manifest.families)
-    selector = _plugins.load("runtime.sparsity", session.plan.method)
+    selector = plugins.load("coldpress.runtime.sparsity", session.plan.method)
     masks = Masks(Sparse(selector, families, arrays_of(session)), model.spec, reading=reading_of(session))
     if selector.SEES_RESIDENCY:
         masks.cache = CacheSettings(session.plan.cache, slots_of(session), session.plan.cache_options)

@@ -11,41 +11,43 @@ from typing import Any
 
 import numpy as np
 
-from compiler import layout as layout_stage
-from compiler._io import Workspace, save_arrays
-from compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
-from compiler.package import PackageConfig, make_manifest
-from compiler.package import run as run_package
-from compiler.package._documents import Inputs
-from compiler.package._hashing import Written
-from compiler.package._joined import Codes
-from compiler.quantize import QuantizeConfig
-from compiler.quantize import run as run_quantize
-from compiler.quantize._resident import layer_resident, shared_resident
-from compiler.sections import bookkeeping_bytes, make_sections
-from runtime._plugins import load
-from schemas.activations import Activations, FamilyStatistics, LayerStatistics
-from schemas.base import ArrayFile
-from schemas.corpus import Corpus
-from schemas.device import DeviceProfile
-from schemas.families import FormatName, Method, num_units
-from schemas.layout import Collapse, KvCacheFormat, Layout
-from schemas.manifest import (
-    FLASH_FILE,
-    PREDICTORS_FILE,
-    RESIDENT_FILE,
-    TABLES_FILE,
-    ArtifactFile,
-    Manifest,
+from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
+from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.sections import bookkeeping_bytes, make_sections
+from coldpress.compiler.stages import layout as layout_stage
+from coldpress.compiler.stages.package import PackageConfig, make_manifest
+from coldpress.compiler.stages.package import run as run_package
+from coldpress.compiler.stages.package.documents import Inputs
+from coldpress.compiler.stages.package.hashing import Written
+from coldpress.compiler.stages.package.joined import Codes
+from coldpress.compiler.stages.quantize import QuantizeConfig
+from coldpress.compiler.stages.quantize import run as run_quantize
+from coldpress.compiler.stages.quantize._resident import layer_resident, shared_resident
+from coldpress.runtime.plugins import load
+from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FormatName, Method, num_units
+from coldpress.schemas.layout import Collapse, KvCacheFormat, Layout
+from coldpress.schemas.manifest import FLASH_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, ArtifactFile, Manifest
+from coldpress.schemas.metrics import (
+    DenseRun,
+    Divergence,
+    LadderStep,
+    MeasuredBlock,
+    Protocol,
+    RunMetrics,
+    Sample,
+    Verification,
 )
-from schemas.metrics import DenseRun, Divergence, LadderStep, MeasuredBlock, Protocol, RunMetrics, Sample, Verification
-from schemas.model import Model, ModelSpec
-from schemas.order import FamilyOrder, Order
-from schemas.package import Package
-from schemas.placement import LayerPlacement, Placement
-from schemas.predictors import LayerPredictor, Predictors
-from schemas.quantized import LayerCodes, Quantized
-from schemas.sparsity import Budget, Densities, Sparsity
+from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.order import FamilyOrder, Order
+from coldpress.schemas.package import Package
+from coldpress.schemas.placement import LayerPlacement, Placement
+from coldpress.schemas.predictors import LayerPredictor, Predictors
+from coldpress.schemas.quantized import LayerCodes, Quantized
+from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 from tests.support.methods import families_of, fitted
 from tests.support.tiny import hashed, shuffled, tiny_corpus, tiny_device, tiny_model, tiny_spec
 
@@ -148,7 +150,7 @@ def tiny_predictors(folder: Path, model: Model, sparsity: Sparsity) -> Predictor
     layers: list[LayerPredictor] = []
     if sparsity.predictor_format is None:
         return Predictors(weights_sha256=model.weights_sha256, layers=())
-    plugin = load("runtime.quantization", sparsity.predictor_format)
+    plugin = load("coldpress.runtime.quantization", sparsity.predictor_format)
     for layer, rank in ((layer, rank) for layer, rank in enumerate(sparsity.predictor_rank) if rank):
         arrays = {
             "fc1": plugin.encode(hashed(f"fc1 {layer}", rank, model.spec.hidden_size)),

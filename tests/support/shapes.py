@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from schemas.device import DeviceProfile
-from schemas.model import ModelSpec
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.model import ModelSpec
 
 
 def small_spec(**changes: Any) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from schemas.model import ModelSpec
+from coldpress.schemas.model import ModelSpec
 from tests.support.artifacts import random_weights
 
 FIRST_SIZE = 0.05

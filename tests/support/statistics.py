@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from compiler._io import Workspace, save_arrays
-from compiler.order._task import Activity, Demand, Task
-from schemas.activations import Activations, FamilyStatistics, LayerStatistics
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.device import DeviceProfile
-from schemas.families import FamilyName, FormatName, Method
-from schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource, matrices
-from schemas.placement import LayerPlacement, Placement
-from schemas.sparsity import Budget, Densities, Sparsity
+from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.stages.order._task import Activity, Demand, Task
+from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FamilyName, FormatName, Method
+from coldpress.schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource, matrices
+from coldpress.schemas.placement import LayerPlacement, Placement
+from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 
 
 def workspace(folder: Path) -> Workspace:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.artifact.reader import open_artifact
-from runtime.budget import choose_plan
-from runtime.flash import direct
-from runtime.store import Store
-from runtime.trace import Recorder
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.flash import direct
+from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.store.store import Store
+from coldpress.runtime.trace import Recorder
 from tests.support.artifacts import Built
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler._io import save_arrays
-from schemas.corpus import SPLITS, Corpus, TokenBlocks
-from schemas.device import DeviceProfile, Figure, Flash, ReadPoint
-from schemas.families import resident_roles
-from schemas.model import Model, ModelSpec, SourceFile, TensorSource, role_shape
+from coldpress.compiler.io import save_arrays
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.device import DeviceProfile, Figure, Flash, ReadPoint
+from coldpress.schemas.families import resident_roles
+from coldpress.schemas.model import Model, ModelSpec, SourceFile, TensorSource, role_shape
 from tests.support.models import write_safetensors
 from tests.support.shapes import small_spec
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from runtime.tokenizer import SETTINGS_FILE, TOKENIZER_FILE
+from coldpress.runtime.text.tokenizer import SETTINGS_FILE, TOKENIZER_FILE
 
 
 class FakeArtifact:

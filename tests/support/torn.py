@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from compiler import _publishing
+from coldpress.compiler import publishing
 
 ROOT = 0
 """The number of the folder that is watched; every other file and folder gets the next one when it is first seen."""
@@ -127,7 +127,7 @@ def watch(root: Path, action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
         for name in ("open", "mkdir", "rename", "replace", "link", "unlink", "rmdir"):
             patched.setattr(os, name, watched(getattr(os, name)))
         patched.setattr(os, "fsync", watched(os.fsync, lambda descriptor: os.fstat(descriptor).st_ino))
-        patched.setattr(_publishing, "_exchange", watched(_publishing._exchange))
+        patched.setattr(publishing, "_exchange", watched(publishing._exchange))
         action()
         recording.note(in_one_step=False)
     return recording

@@ -25,7 +25,7 @@ from tests.support.models import write_corpus, write_model
 NUM_LAYERS = 4
 IMATRIX = "tiny.imatrix"
 """Beside the model."""
-COPIED = ("Snakefile", "rules", "profiles", "compiler", "runtime", "schemas")
+COPIED = ("Snakefile", "rules", "profiles", "coldpress", "compiler", "runtime", "schemas")
 # An editable install puts its own finder before PYTHONPATH; the copy must win in these tests.
 STRIP_EDITABLE = "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
 
@@ -108,11 +108,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in COPIED:
         source, target = ROOT / name, top / "tree" / name
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copy(source, target)
-    native = importlib.util.find_spec("runtime._native")
+    native = importlib.util.find_spec("coldpress.runtime._native")
     assert native is not None
     assert native.origin is not None
     (top / "tree" / "runtime" / Path(native.origin).name).symlink_to(native.origin)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compiler._io import load_record
-from schemas.metrics import Metrics
+from coldpress.compiler.io import load_record
+from coldpress.schemas.metrics import Metrics
 from tests.support.workflow import Workflow
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler._io import load_record, sha256_of
-from schemas.metrics import Metrics
+from coldpress.compiler.io import load_record, sha256_of
+from coldpress.schemas.metrics import Metrics
 from tests.support.stages import DEFAULT
 from tests.support.workflow import Workflow
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.artifact.integrity import verify_artifact
-from runtime.artifact.reader import open_artifact
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
 from tests.support.workflow import Workflow
 
 

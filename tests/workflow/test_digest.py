@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.code_digest import KERNELS, NATIVE_SOURCES, RUNS_THE_ARTIFACT, source_files
-from compiler.job import STAGES
-from compiler.workflow.settings import resolve
+from coldpress.compiler.code_digest import KERNELS, NATIVE_SOURCES, RUNS_THE_ARTIFACT, source_files
+from coldpress.compiler.job import STAGES
+from coldpress.compiler.workflow.settings import resolve
 from tests.support.workflow import Workflow
 
 WATCHED = """
 import json, sys, threading
 from pathlib import Path
-import compiler.job
+import coldpress.compiler.job
 OPTIMIZED = 1  # code flag of functions; modules and classes, which imports run, have it not
 called = set()
 def note(frame, event, argument):
@@ -26,19 +26,19 @@ def note(frame, event, argument):
         called.add(frame.f_code.co_filename)
 threading.setprofile(note)
 sys.setprofile(note)
-compiler.job.execute(sys.argv[1], sys.argv[2:])
+coldpress.compiler.job.execute(sys.argv[1], sys.argv[2:])
 sys.setprofile(None)
 imported = {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
 print(json.dumps([sorted(imported), sorted(called)]))
 """
 RUNNER = {
-    "compiler/job.py",
-    "compiler/code_digest.py",
-    "compiler/lock.py",
+    "coldpress/compiler/job.py",
+    "coldpress/compiler/code_digest.py",
+    "coldpress/compiler/lock.py",
 }
 """What loads records and calls a stage; that it changes no result, the tests of jobs hold."""
 
-ASKED_FOR_OTHER_THINGS = {"preflight": {"compiler/device/host.py"}}
+ASKED_FOR_OTHER_THINGS = {"preflight": {"coldpress/compiler/device/host.py"}}
 """Modules that call the native core in other functions than those that the stage calls: free memory, here."""
 
 
@@ -49,7 +49,7 @@ def commands(built: Workflow) -> dict[str, list[str]]:
     # only the first has `gram` and `importance`; the build's own jobs are those of the last
     for settings in ({"algorithm": "gptq", "imatrix": built.imatrix}, {"algorithm": "rtn"}):
         done = built.run("--dry-run", "--printshellcmds", "--forceall", **settings)
-        found += re.findall(r"-m compiler (\w+) (.*?) 2> ", done.stdout + done.stderr)
+        found += re.findall(r"-m coldpress.compiler (\w+) (.*?) 2> ", done.stdout + done.stderr)
     return {stage: shlex.split(arguments) for stage, arguments in found}
 
 

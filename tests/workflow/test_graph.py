@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compiler.job import STAGES
-from compiler.profiles import device_names, model_names
+from coldpress.compiler.job import STAGES
+from coldpress.compiler.profiles import device_names, model_names
 from tests.support.data import ROOT
 from tests.support.stages import DEFAULT
 from tests.support.workflow import NUM_LAYERS, Workflow

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lock import JOBS_FILE, LOCK_FILE
+from coldpress.compiler.lock import JOBS_FILE, LOCK_FILE
 from tests.support.workflow import Workflow
 
 LOOKS = ("--dry-run", "--summary", "--dag", "--unlock")

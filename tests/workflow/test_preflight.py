@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from compiler._io import load_record
-from schemas.preflight import Preflight
+from coldpress.compiler.io import load_record
+from coldpress.schemas.preflight import Preflight
 from tests.support.workflow import Workflow
 
 

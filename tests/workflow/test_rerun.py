@@ -49,10 +49,10 @@ def test_a_changed_setting_reruns_exactly_what_hangs_on_it(
 @pytest.mark.parametrize(
     ("file", "reruns"),
     [
-        ("compiler/order/ripple.py", {"preflight"} | ORDERED),
-        ("compiler/package/__init__.py", PACKAGED),
-        ("compiler/report/__init__.py", {"report"}),
-        ("compiler/quantize/rtn.py", {"preflight", "quantize"} | PACKAGED),
+        ("compiler/stages/order/ripple.py", {"preflight"} | ORDERED),
+        ("compiler/stages/package/__init__.py", PACKAGED),
+        ("compiler/stages/report/__init__.py", {"report"}),
+        ("compiler/stages/quantize/rtn.py", {"preflight", "quantize"} | PACKAGED),
         ("runtime/native/src/attention.cpp", {"verify", "publish", "report"}),
         ("runtime/native/src/crc32c.cpp", {"calibrate"} | ALLOCATED),
     ],
@@ -71,8 +71,8 @@ def test_an_edit_reruns_what_it_can_change_with_what_follows(
         ("runtime/cache/newest.py", "lru"),
         ("runtime/sparsity/newest.py", "topk"),
         ("runtime/quantization/newest.py", "int8_group32"),
-        ("compiler/order/newest.py", "frequency"),
-        ("compiler/place/newest.py", "pulp_highs"),
+        ("compiler/stages/order/newest.py", "frequency"),
+        ("compiler/stages/place/newest.py", "pulp_highs"),
         ("compiler/architectures/newest.py", "llama"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_plugin_that_is_not_chosen_reruns_nothing(built: Workflow, edited: Pat
 
 
 def test_a_touched_file_reruns_nothing(built: Workflow, edited: Path) -> None:
-    (edited / "compiler/order/ripple.py").touch()
+    (edited / "compiler/stages/order/ripple.py").touch()
     (edited / "profiles/devices/pixel6.yaml").touch()
     assert built.planned() == {}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.job import STAGES, config_of, flag
+from coldpress.compiler.job import STAGES, config_of, flag
 from tests.support.stages import OPTIONAL
 from tests.support.workflow import NUM_LAYERS, Workflow
 
@@ -276,7 +276,7 @@ def test_a_rule_gives_its_own_stage_its_own_settings(jobs: dict[str, list[Planne
         records = {flag(name) for name in expected_records("", "")[rule]}
         rest = {"--code", "--build", "--output", "--layers", "--threads"}
         for job in found:
-            assert job.command[2:5] == ["-m", "compiler", stage]
+            assert job.command[2:5] == ["-m", "coldpress.compiler", stage]
             assert set(job.flags) - records - fields <= rest | {"-m"}, rule
             codes[stage].add(job.flags["--code"][0])
     assert all(len(found) == 1 for found in codes.values())

@@ -79,7 +79,7 @@ def workers(folder: Path, output: str) -> list[int]:
             here = (path / "cwd").readlink() == folder
         except OSError:
             continue
-        if here and command[1:3] == ["-m", "compiler"] and output in command:
+        if here and command[1:3] == ["-m", "coldpress.compiler"] and output in command:
             found.append(int(path.name))
     return found
 

@@ -1,4 +1,4 @@
-// Activation functions in plain loops that the compiler turns into vectors. They follow runtime/model/arithmetic.py.
+// Activation functions in plain loops that the compiler turns into vectors. They follow runtime/decoder/arithmetic.py.
 // As kernels_body.h, which comes first: all in an anonymous namespace.
 
 namespace coldpress {

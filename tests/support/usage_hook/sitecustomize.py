@@ -1,7 +1,7 @@
 """Found by every Python whose PYTHONPATH has this folder: a stage's process notes at its end what it took.
 
-`python -m compiler <stage> …` under any pipeline engine leaves one JSON file in the folder that COLDPRESS_USAGE names
-(tests/benchmarks/compile.py reads them). Other processes leave nothing.
+`python -m coldpress.compiler <stage> …` under any pipeline engine leaves one JSON file in the folder that
+COLDPRESS_USAGE names (benchmarks/compile.py reads them). Other processes leave nothing.
 """
 
 import atexit
@@ -32,5 +32,5 @@ def _note() -> None:
         file.write(text)
 
 
-if "COLDPRESS_USAGE" in os.environ and sys.orig_argv[1:3] == ["-m", "compiler"] and len(sys.orig_argv) > 3:
+if "COLDPRESS_USAGE" in os.environ and sys.orig_argv[1:3] == ["-m", "coldpress.compiler"] and len(sys.orig_argv) > 3:
     atexit.register(_note)

@@ -1,0 +1,1 @@
+"""Benchmarks: each module answers one question and ends in one JSON object."""

@@ -1,0 +1,122 @@
+"""A small real model with its text in token blocks, for the benchmarks that score one on the other."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.model import Model
+from tests.support.data import find_data_folder
+
+BLOCK_TOKENS = 256
+MODELS = {
+    "prose7m": "wikitext-2",
+    "tinystories656k": "tinystories",
+    "stories260k": "tinystories",
+    "prose7m-relu": "wikitext-2",
+}
+"""Model -> the corpus that it is calibrated and scored on."""
+WITH_MIXTURES = MODELS | {"tinystories-mixtral-8x": "tinystories"}
+"""The same and mixtures of experts, for benchmarks whose densities are shares of what a router picks."""
+Parts = Mapping[str, tuple[str, slice]]
+"""Split -> the text that it is of, `fit` or `test`, and which of its blocks."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its text."""
+
+    name: str
+    model: Model
+    stream: LayerStream
+    splits: Mapping[str, np.ndarray]
+    """int32 token ids [num_blocks, BLOCK_TOKENS]."""
+    folder: Path
+    """For what is made of it."""
+
+    @property
+    def source(self) -> Path:
+        """The checkpoint."""
+        return _data() / "models" / self.name
+
+    def corpus(self, calibration: str = "calibration") -> Corpus:
+        """The text as the build's stages take it, with the named part as calibration text."""
+        parts = {**self.splits, "calibration": self.splits[calibration]}
+        splits = tuple(
+            TokenBlocks(
+                split=split,
+                arrays=save_arrays(self.folder / f"{calibration}-{split}.safetensors", {"tokens": parts[split]}),
+                num_blocks=len(parts[split]),
+                block_tokens=BLOCK_TOKENS,
+            )
+            for split in SPLITS
+        )
+        return Corpus(name="benchmark", text_sha256="0" * 64, splits=splits)
+
+
+class Replaced(LayerStream):
+    """A model whose matrices are replaced, by role, as they are read."""
+
+    def __init__(self, model: Model, matrices: Mapping[str, np.ndarray], threads: int) -> None:
+        super().__init__(model, threads)
+        self._matrices = matrices
+
+    def _of_role(self, role: str):
+        import torch
+
+        return torch.from_numpy(self._matrices[role]) if role in self._matrices else super()._of_role(role)
+
+
+def case_of(name: str, folder: Path, parts: Parts) -> Case:
+    """The model, and its text in blocks."""
+    source = _data() / "models" / name
+    model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
+    blocks = blocks_of(source, _data() / "corpora" / WITH_MIXTURES[name])
+    splits = {split: blocks[text][part] for split, (text, part) in parts.items()}
+    return Case(name, model, LayerStream(model, len(os.sched_getaffinity(0))), splits, folder)
+
+
+def blocks_of(source: Path, corpus: Path) -> dict[str, np.ndarray]:
+    """All whole blocks int32 [n, BLOCK_TOKENS] of the text that is fitted to and of the text that is scored."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    found = {}
+    for name, text in texts(corpus).items():
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        found[name] = ids[: ids.size // BLOCK_TOKENS * BLOCK_TOKENS].reshape(-1, BLOCK_TOKENS)
+    return found
+
+
+def texts(corpus: Path) -> Mapping[str, str]:
+    """Calibration and test text; WikiText's marks of a tokenized text are taken out."""
+    if corpus.name == "wikitext-2":
+        return {
+            name: _plain((corpus / f"{file}.txt").read_text()) for name, file in (("fit", "valid"), ("test", "test"))
+        }
+    return {name: _stories(corpus / f"{file}.jsonl") for name, file in (("fit", "calib"), ("test", "eval"))}
+
+
+def _plain(text: str) -> str:
+    for mark, plain in ((" <unk>", ""), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")):
+        text = text.replace(mark, plain)
+    return text
+
+
+def _stories(path: Path) -> str:
+    return "\n\n".join(json.loads(line)["text"] for line in path.read_text().splitlines())
+
+
+def _data() -> Path:
+    data = find_data_folder()
+    if data is None:
+        raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder")
+    return data

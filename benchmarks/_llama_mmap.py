@@ -1,0 +1,56 @@
+"""llama.cpp on a planted artifact's weights, mapped into memory: the baseline under the caps of an emulated device.
+
+The export is the product's own (compiler/stages/export/gguf.py) in Q4_0, with the activation that llama.cpp's
+architecture has: it computes the same products of the same matrices and reads the same bytes, whatever it makes of
+their sums. Its weights are pages of the file, which the kernel keeps as long as there is memory. So that they get the
+budget that our runtime has, the cap on memory is the budget and what else this process needs, which is measured before.
+"""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.runtime.artifact.reader import open_artifact
+
+CONTEXT_LENGTH = 64
+SLACK_BYTES = 16 << 20
+"""For what the kernel keeps of a process beside its pages."""
+
+
+def export(artifact: Path, file: Path) -> None:
+    """Writes the GGUF file, unless it is there."""
+    if file.exists():
+        return
+    from coldpress.compiler.stages.export import gguf
+    from coldpress.compiler.stages.export._gguf_options import Options
+    from coldpress.compiler.stages.export._stored import StoredModel
+
+    opened = open_artifact(artifact)
+    spec = opened.manifest.model.model_copy(update={"hidden_act": "silu"})
+    as_llama = replace(opened, manifest=opened.manifest.model_copy(update={"model": spec}))
+    temporary = file.with_suffix(".part")
+    gguf.write(StoredModel(as_llama), Options(gguf_type="Q4_0"), temporary)
+    temporary.rename(file)
+
+
+def measure(file: Path, passages: np.ndarray, num_tokens: int) -> dict[str, float]:
+    """Decodes some tokens behind the beginning of each passage: the median speed, and what memory is not the file's."""
+    from benchmarks._llama import LlamaCpp
+
+    engine = LlamaCpp(str(file), CONTEXT_LENGTH, os.cpu_count() or 1, mapped_alone=True)
+    speeds = [engine.generate(passage[:2].tolist(), num_tokens, ignore_eos=True)[1] for passage in passages]
+    return {"tokens_per_s": float(np.median(speeds[1:])), "own_bytes": own_bytes(file)}
+
+
+def own_bytes(file: Path) -> int:
+    """Resident bytes of this process without those of a mapped file."""
+    total, name = 0, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("^[0-9a-f]+-[0-9a-f]+ ", line):
+            name = " ".join(line.split()[5:])
+        elif line.startswith("Rss:") and name != str(file):
+            total += int(line.split()[1]) << 10
+    return total

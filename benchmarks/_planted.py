@@ -1,0 +1,211 @@
+"""Planted layers of a 7B (tests/support/planted.py) as artifacts, for benchmarks on emulated devices.
+
+Neurons fire by the topic of the text and by how hot they are; matrices are int4. Units lie on flash by their number, or
+as the order stage's own choice puts them (compiler/stages/order/auto.py) where a tenth of them is pinned, from activity
+drawn by the law that was planted, which is not the measured text's; what is pinned first are the units that fired most
+often in it. ReLU models have a predictor for each layer, planted as
+well: its scores have the law of the gate's outputs, topic and frequency, and noise of their own, so that as many units
+are used as the gate's would be, in the same way from token to token. They are not those that the gate would choose: it
+is time that is measured here. `silu` models use the largest of their inputs and of their inner activations.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.compiler.cost_model import unit_bytes
+from coldpress.compiler.stages.order import auto
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.plan import budget
+from coldpress.runtime.profiles.devices import load_device
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.model import ModelSpec
+from tests.support.artifacts import Recipe, build_artifact, change_manifest
+from tests.support.methods import families_of
+from tests.support.models import write_tokenizer
+from tests.support.planted import COMMON_WORDS_SHARE, TOPIC_STRENGTH, Plant, plant_of, thresholds
+from tests.support.shapes import spec_7b
+from tests.support.statistics import task_of
+
+CASES = {
+    "relu-3": ("predictor", "relu", 0.03),
+    "relu-10": ("predictor", "relu", 0.1),
+    "swiglu-50": ("topk", "silu", 0.5),
+}
+"""Case -> selector, activation, density."""
+STRUCTURAL, ORDERED, GROUPED = ORDERS = ("structural", "ordered", "grouped")
+"""By number; by what fires together; the latter of groups of layers."""
+GROUP_LAYERS = 2
+ORDERED_FOR, PINNED_WHERE_ORDERED = "pixel6", 0.1
+FORMAT = "int4_group32"
+PINNED_SHARE = 0.4
+"""Of the units in DRAM, those that are pinned."""
+VOCAB_SIZE, NUM_TOPICS, TOPIC = 2048, 64, 5
+PREDICTOR_RANK, THRESHOLD = 256, 0.1
+CALIBRATION_TOKENS, DOCUMENT_TOKENS = 2048, 128
+READ_BUFFER_BYTES = 8 << 20
+ByFamily = Mapping[tuple[int, str], np.ndarray]
+
+
+def artifact_of(case: str, order: str, folder: Path) -> Path:
+    """Where the artifact of a case lies."""
+    return folder / f"{case}-{order}"
+
+
+def write_artifacts(case: str, layers: int, folder: Path, orders: Sequence[str] = ORDERS) -> None:
+    """The case's artifacts, one for each order, where they are not there yet."""
+    missing = [order for order in orders if not artifact_of(case, order, folder).exists()]
+    if not missing:
+        return
+    method, act, density = CASES[case]
+    plant = plant_of("mistral-7b", layers, density, hidden_act=act, vocab_size=VOCAB_SIZE, num_topics=NUM_TOPICS)
+    spec, weights = spec_7b(layers, VOCAB_SIZE, act), planted_weights(plant)
+    keys = [(layer, family) for layer in range(layers) for family in families_of(method, spec)]
+    actives = {key: activity(plant, *key) for key in keys}
+    rank = {
+        key: np.argsort(-np.count_nonzero(active, axis=1), kind="stable").astype(np.int32)
+        for key, active in actives.items()
+    }
+    recipe = Recipe(
+        spec=spec,
+        method=method,
+        format=FORMAT,
+        pinned_share=0,
+        cache="lfu",
+        slots_share=0.5,
+        read_buffer_bytes=READ_BUFFER_BYTES,
+        collapse_gap_bytes=16384,
+        context_length=64,
+        density=density,
+        rank=rank,
+        predictors={layer: predictor_of(plant, layer) for layer in range(layers)} if method == "predictor" else None,
+        predictor_rank=PREDICTOR_RANK,
+    )
+    for order in missing:
+        per_group = GROUP_LAYERS if order == GROUPED else 1
+        places = orders_of(order, actives, rank, per_group, spec)
+        path = artifact_of(case, order, folder)
+        build_artifact(path, replace(recipe, order=places, layers_per_group=per_group), weights)
+        (path / "tokenizer").mkdir()
+        write_tokenizer(path / "tokenizer", VOCAB_SIZE)  # llama.cpp's server begins with none
+        change_manifest(path, lambda _: None, relist=True)
+
+
+def orders_of(
+    order: str, actives: ByFamily, rank: ByFamily, layers_per_group: int, spec: ModelSpec
+) -> dict[tuple[int, str], np.ndarray]:
+    """Per first layer of a group and family, int32 ids by place on flash."""
+    found: dict[tuple[int, str], np.ndarray] = {}
+    for first, family in actives:
+        if order == STRUCTURAL:
+            found[first, family] = np.arange(len(rank[first, family]), dtype=np.int32)
+        elif first % layers_per_group == 0:
+            group = [(layer, family) for layer in range(first, first + layers_per_group)]
+            size = unit_bytes(family, spec, FORMAT)
+            found[first, family] = arranged([actives[key] for key in group], [rank[key] for key in group], size)
+    return found
+
+
+def arranged(actives: Sequence[np.ndarray], ranks: Sequence[np.ndarray], bytes_per_unit: int) -> np.ndarray:
+    """int32 ids by place on flash, from the activity of units in each layer of a group, where the most frequent ones
+    are pinned."""
+    pinned = np.zeros((len(ranks), len(ranks[0])), bool)
+    for own, rank in zip(pinned, ranks, strict=True):
+        own[rank[: round(PINNED_WHERE_ORDERED * len(rank))]] = True
+    flash = load_device(ORDERED_FOR).flash
+    return auto.arrange(task_of(np.stack(actives), pinned, unit_bytes=bytes_per_unit, flash=flash)).order
+
+
+def planted_weights(plant: Plant) -> dict[str, np.ndarray]:
+    """Role -> float32, of a planted model."""
+    from tests.support._planted_tensors import layer_tensors, shared_tensors
+
+    tensors = shared_tensors(plant)
+    for layer in range(plant.shape.num_hidden_layers):
+        tensors |= layer_tensors(plant, layer)
+    roles = {
+        name.removeprefix("model.").replace("mlp.", "").replace("self_attn.", ""): tensor.float().numpy()
+        for name, tensor in tensors.items()
+    }
+    return roles | {"rotary.inv_freq": (1 / 10000 ** (np.arange(64) / 64)).astype(np.float32)}
+
+
+def activity(plant: Plant, layer: int, family: str) -> np.ndarray:
+    """bool [num_units, CALIBRATION_TOKENS]: what documents of all topics use, drawn by the planted law."""
+    random = np.random.default_rng([plant.seed, layer, 3])
+    topics = np.repeat(random.integers(NUM_TOPICS, size=CALIBRATION_TOKENS // DOCUMENT_TOKENS), DOCUMENT_TOKENS)
+    topics = with_strays(topics, random)
+    if family == "mlp_in":
+        directions = plant.directions().numpy() * plant.shape.hidden_size**0.5
+        noise = random.standard_normal((CALIBRATION_TOKENS, plant.shape.hidden_size))
+        return largest_half(directions[topics] + directions[-1] + noise).T
+    count = plant.shape.intermediate_size
+    shifts = thresholds(plant.frequencies(layer), NUM_TOPICS)[:, None]
+    gate = TOPIC_STRENGTH * (plant.home_topics(layer)[:, None] == topics) - shifts
+    gate = gate + random.standard_normal((count, CALIBRATION_TOKENS))
+    if family == "neuron":
+        return gate > 0
+    return largest_half((gate / (1 + np.exp(-gate)) * random.standard_normal(gate.shape)).T).T
+
+
+def largest_half(values: np.ndarray) -> np.ndarray:
+    """Where the larger half of each row of [T, n] is, by magnitude."""
+    magnitudes = np.abs(values)
+    return magnitudes > np.median(magnitudes, axis=1, keepdims=True)
+
+
+def predictor_of(plant: Plant, layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """fc1 float32 [rank, hidden_size] and fc2 [intermediate_size, rank] whose scores have the law of the gate's.
+
+    Inputs are in equal parts a topic's direction, the constant one and noise. Both are seen by units of fc1 of their
+    own; directions of noise by two each, since only what is positive passes: z = relu(z) - relu(-z).
+    """
+    random, directions = np.random.default_rng([plant.seed, layer, 4]), plant.directions().numpy()
+    count = (PREDICTOR_RANK - len(directions)) // 2
+    noise = random.standard_normal((count, plant.shape.hidden_size))
+    noise -= (noise @ directions.T) @ directions
+    noise = np.linalg.qr(noise.T)[0].T
+    fc1 = np.zeros((PREDICTOR_RANK, plant.shape.hidden_size))
+    fc1[: len(directions) + 2 * count] = np.concatenate([directions, noise, -noise])
+    shifts = thresholds(plant.frequencies(layer), NUM_TOPICS)
+    per_noise = random.standard_normal((plant.shape.intermediate_size, count)) * (3 / count) ** 0.5
+    fc2 = np.zeros((plant.shape.intermediate_size, PREDICTOR_RANK))
+    scale = (3 / plant.shape.hidden_size) ** 0.5
+    fc2[np.arange(len(fc2)), plant.home_topics(layer)] = TOPIC_STRENGTH * scale
+    fc2[:, len(directions) - 1] = (THRESHOLD - shifts) * scale
+    fc2[:, len(directions) :][:, : 2 * count] = np.concatenate([per_noise, -per_noise], axis=1)
+    return fc1.astype(np.float32), fc2.astype(np.float32)
+
+
+def with_strays(topics: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Topics of words [...], some of which are another one's."""
+    strays = random.random(topics.shape) < COMMON_WORDS_SHARE
+    return np.where(strays, random.integers(NUM_TOPICS, size=topics.shape), topics)
+
+
+def topic_tokens(num_passages: int, num_tokens: int) -> np.ndarray:
+    """int64 [num_passages, num_tokens]: passages of one document."""
+    random = np.random.default_rng(3)
+    topics = with_strays(np.full((num_passages, num_tokens), TOPIC), random)
+    return topics + NUM_TOPICS * random.integers(1, VOCAB_SIZE // NUM_TOPICS, topics.shape)
+
+
+def plan_of(path: Path, dram: float) -> tuple[Manifest, Plan]:
+    """The manifest, and its plan with that share of the units in DRAM."""
+    manifest = open_artifact(path).manifest
+    plan = manifest.plans[0]
+    counts = {section.family: section.num_units for section in manifest.flash.sections}
+    parts = tuple(
+        part.model_copy(
+            update={
+                "num_pinned": round(dram * PINNED_SHARE * counts[part.family]),
+                "cache_slots": round(dram * (1 - PINNED_SHARE) * counts[part.family]),
+            }
+        )
+        for part in plan.parts
+    )
+    changed = plan.model_copy(update={"parts": parts})
+    return manifest, changed.model_copy(update={"dram_budget_bytes": budget.used_bytes(manifest, changed)})

@@ -1,0 +1,54 @@
+"""Predictors of a model whose activations are not exact zeros: they aim at the largest neurons of each token."""
+
+from pathlib import Path
+
+from benchmarks._cases import Case
+from benchmarks.evaluation.evaluate import Sparse
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.choice import Choice
+from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages.predict import FAMILY, PredictConfig
+from coldpress.compiler.stages.predict import run as predict
+from coldpress.runtime.plugins import load
+from coldpress.schemas.families import FormatName, num_units, used_share
+from coldpress.schemas.model import ModelSpec
+from tests.support.statistics import sparsity_of
+
+FORMAT: FormatName = "int8_group32"
+
+
+def aiming(spec: ModelSpec, density: float, topk_ratio: float = 0.0) -> Choice:
+    """The selector, whose aim is `density` of what a token may use, in every layer."""
+    selector = load("coldpress.runtime.sparsity", "predictor")
+    share = used_share(FAMILY, spec) * density
+    arrays = selector.fit(num_units(FAMILY, spec), share, {}, selector.Options(topk_ratio=topk_ratio))
+    return Choice(selector, {(layer, FAMILY): arrays for layer in range(spec.num_hidden_layers)}, spec)
+
+
+def largest_rank(spec: ModelSpec) -> int:
+    """At which a predictor has as many parameters as the matrix whose sign it would predict; of a mixture's, the rows
+    of one token's experts."""
+    inner = spec.intermediate_size * spec.num_experts_per_tok
+    return spec.hidden_size * inner // (spec.hidden_size + inner) // 32 * 32
+
+
+def predicting(case: Case, density: float, folder: Path) -> Sparse:
+    """Every token uses as many units as it would of the largest, those that each layer's largest predictor says."""
+    choice, spec = aiming(case.model.spec, density, topk_ratio=1.0), case.model.spec
+    layers = tuple(range(spec.num_hidden_layers))
+    activity, work = Activity(frozenset(), choice), Workspace(folder / f"aim-{density}", "benchmark")
+    counted = count_activity(PassConfig(), case.model, case.corpus(), (FAMILY,), activity, work, case.stream.threads)
+    asked = sparsity_of(
+        "predictor",
+        {FAMILY: (used_share(FAMILY, spec) * density,) * len(layers)},
+        predictor_rank=(largest_rank(spec),) * len(layers),
+        predictor_format=FORMAT,
+    )
+    work = Workspace(folder / f"predict-{density}", "benchmark")
+    arrays = dict(choice.arrays)
+    for ladder in predict(PredictConfig(), case.model, counted, asked, layers, work, 1).layers:
+        rung = ladder.rungs[-1]
+        network = {**load_arrays(rung.arrays), "format": ladder.format, "threshold": rung.points[0].threshold}
+        arrays[ladder.layer, FAMILY] = {**arrays[ladder.layer, FAMILY], **network}
+    return Sparse(choice.selector, (FAMILY,), arrays)

@@ -1,0 +1,48 @@
+"""Weights of the MLP that are left out for all tokens alike: rows that are no selectors, for the tables.
+
+The score is Wanda's (Sun et al. 2024, Eq. 1): a weight's magnitude times the norm of the input that it meets on
+calibration text, compared among the inputs of one output. Norms are those of the dense model, of all layers at once.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.schemas.model import MLP_ROLES, Model
+
+KEPT, OF = 2, 4
+"""Two of each four weights that follow each other in a row, as NVIDIA's sparse tensor cores take them."""
+
+
+def pruned(
+    model: Model, norms: Mapping[str, np.ndarray], density: float, semi_structured: bool
+) -> dict[str, np.ndarray]:
+    """Role -> the matrix with zeros, float32 in the checkpoint's order, of every matrix of the MLPs.
+
+    Args:
+        model: The checkpoint.
+        norms: Role -> norms of its inputs, float32 [inputs].
+        density: Share of each row that is kept; a half for 2:4.
+        semi_structured: Whether two of every four are kept, rather than any of a row.
+    """
+    found = {}
+    for role in model.tensors:
+        if role.split(".")[-2] in MLP_ROLES and role.endswith(".weight"):
+            weight = read_role(model, role)
+            score = np.abs(weight) * norms[role]
+            keep = _of_four(score) if semi_structured else _of_row(score, round(density * weight.shape[1]))
+            found[role] = np.where(keep, weight, np.float32(0))
+    return found
+
+
+def _of_row(score: np.ndarray, count: int) -> np.ndarray:
+    """The `count` highest of each row, of equal ones the first."""
+    keep = np.zeros(score.shape, bool)
+    np.put_along_axis(keep, np.argsort(-score, axis=1, kind="stable")[:, :count], True, axis=1)
+    return keep
+
+
+def _of_four(score: np.ndarray) -> np.ndarray:
+    rows, inputs = score.shape
+    return _of_row(score.reshape(-1, OF), KEPT).reshape(rows, inputs)

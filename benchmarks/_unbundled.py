@@ -1,0 +1,179 @@
+"""Units whose slices lie apart: the layout that row-column bundling is measured against (LLM in a flash, 3.2).
+
+A section of flash.img is `[unit][slice]`; the image that `write` makes of it is `[slice][unit]`, of the same length at
+the same place. `Flash` is a device with that image: asked for units it gives the same bytes, by reads for each of their
+slices, and everything above it is the same code. Slices that have come are put together to units, which kernels would
+not need that take each slice from where it is: the seconds of that are counted apart.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.runtime import _native, plugins
+from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.runtime.extents import Extents
+from coldpress.runtime.flash import Landing, direct
+from coldpress.runtime.store import planner
+from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.schemas.families import slice_length
+from coldpress.schemas.layout import Section
+from coldpress.schemas.manifest import FLASH_FILE, Manifest
+
+
+def write(artifact: Path, image: Path) -> None:
+    """Writes the image of an artifact's units, and beside it the checksums of its pages."""
+    manifest = open_artifact(artifact).manifest
+    found = np.fromfile(artifact / FLASH_FILE, np.uint8)
+    sizes = slice_sizes(manifest)
+    for section in manifest.flash.sections:
+        own = found[section.offset_bytes : section.offset_bytes + section.length_bytes]
+        units = own.reshape(section.num_units, section.unit_bytes)
+        parts = np.split(units, np.cumsum(sizes[section.family])[:-1], axis=1)
+        own[:] = np.concatenate([part.ravel() for part in parts])
+    checksums = _native.crc32c_pages(found, manifest.flash.page_bytes)
+    np.save(checksums_of(image), checksums)
+    found.tofile(image)
+
+
+def checksums_of(image: Path) -> Path:
+    """The file of an image's checksums, uint32 [pages]."""
+    return image.with_suffix(".npy")
+
+
+def slice_sizes(manifest: Manifest) -> Mapping[str, list[int]]:
+    """Family -> bytes of each slice of a unit."""
+    return {
+        entry.family: [
+            plugins.load("coldpress.runtime.quantization", entry.format).nbytes(slice_length(piece, manifest.model))
+            for piece in entry.slices
+        ]
+        for entry in manifest.families
+    }
+
+
+class Done:
+    """A ticket of reads that are over; see `coldpress.runtime.flash.Ticket`."""
+
+    def __init__(self, seconds: float) -> None:
+        """Seconds that were waited."""
+        self._seconds = seconds
+
+    def wait(self, count: int) -> None:
+        """Nothing is left."""
+
+    def finish(self) -> float:
+        """What was waited."""
+        return self._seconds
+
+    def abandon(self) -> None:
+        """Nothing is left."""
+
+
+class Flash:
+    """The image of an artifact, on its device; whoever asks waits until all is in memory, as with serial.py."""
+
+    moves_data = True
+    direct = True
+
+    def __init__(self, artifact: Artifact, queue_depth: int, image: Path, is_counted: Callable[[], bool]) -> None:
+        """Opens the image; `is_counted` says whether the next reads are."""
+        self._is_counted = is_counted
+        self._page_bytes, self._sizes = artifact.manifest.flash.page_bytes, slice_sizes(artifact.manifest)
+        self._sections = artifact.manifest.flash.sections
+        self._starts = np.array([section.offset_bytes for section in self._sections])
+        self._checksums = np.load(checksums_of(image))
+        self._num_threads = min(queue_depth, direct.MAX_THREADS)
+        self._scratch = _native.aligned_buffer(1)
+        self._file = os.open(image, os.O_RDONLY | os.O_DIRECT)
+        self.forget()
+
+    def forget(self) -> None:
+        """Counts from here on: reads, their bytes, and the seconds in which slices were put together."""
+        self.reads, self.read_bytes, self.moved_s = 0, 0, 0.0
+
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Done:
+        """See `coldpress.runtime.flash.Reader`: the units that lie whole in `extents` of flash.img, from the image."""
+        if not len(extents):
+            return Done(0.0)
+        section = self._sections[int(np.searchsorted(self._starts, extents.offsets[0], side="right")) - 1]
+        whole = joined(extents)
+        units = planner.Strided(section.offset_bytes, section.unit_bytes, section.stride_bytes)
+        positions = planner.brought(units, section.num_units, whole)
+        plans = self._plans(section, positions)
+        seconds = self._read([plan.extents for plan in plans])
+        start = time.perf_counter()
+        self._put_together(section, plans, whole, planner.inside(units, positions, whole), into)
+        if landing:
+            rows = np.lib.stride_tricks.sliding_window_view(into, section.unit_bytes)
+            landing.rows[landing.slots] = rows[landing.offsets]
+        if self._is_counted():
+            self.moved_s += time.perf_counter() - start
+        return Done(seconds)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+    def _plans(self, section: Section, positions: np.ndarray) -> list[planner.ReadPlan]:
+        """The reads of each slice of the units at `positions`."""
+        found, first = list[planner.ReadPlan](), section.offset_bytes
+        for size in self._sizes[section.family]:
+            units = planner.Strided(first, size, size)
+            found.append(planner.plan_reads(units, positions, self._page_bytes, 0, MAX_READ_BYTES))
+            first += section.num_units * size
+        return found
+
+    def _read(self, parts: list[Extents]) -> float:
+        """Has all of them in the scratch memory, one after another; the seconds that took."""
+        offsets, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("offsets", "lengths"))
+        together = Extents(offsets, lengths)
+        if self._scratch.size < together.num_bytes:
+            self._scratch = _native.aligned_buffer(together.num_bytes)
+        if self._is_counted():
+            self.reads += len(together)
+            self.read_bytes += together.num_bytes
+        start = time.perf_counter()
+        reads = _native.start_reads(
+            self._file,
+            offsets.astype(np.uint64),
+            lengths.astype(np.uint64),
+            self._scratch,
+            together.buffer_offsets.astype(np.uint64),
+            self._page_bytes,
+            self._checksums,
+            self._num_threads,
+        )
+        bad_page = reads.finish()
+        if bad_page >= 0:
+            raise SystemExit(f"page {bad_page} of the image without bundles is damaged; remove it, it is made again")
+        return time.perf_counter() - start
+
+    def _put_together(
+        self,
+        section: Section,
+        plans: list[planner.ReadPlan],
+        whole: Extents,
+        wanted: planner.ReadPlan,
+        into: np.ndarray,
+    ) -> None:
+        """Copies slices from the scratch memory to where the units belong."""
+        places = whole.buffer_offsets[wanted.unit_extent] + wanted.unit_offset
+        rows = np.lib.stride_tricks.sliding_window_view(into, section.unit_bytes, writeable=True)
+        before = within = 0
+        for size, plan in zip(self._sizes[section.family], plans, strict=True):
+            starts = before + plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset
+            rows[places, within : within + size] = np.lib.stride_tricks.sliding_window_view(self._scratch, size)[starts]
+            before += plan.extents.num_bytes
+            within += size
+
+
+def joined(extents: Extents) -> Extents:
+    """Reads that follow each other, in the file as in memory, as one."""
+    opens = np.ones(len(extents), bool)
+    opens[1:] = extents.offsets[1:] != extents.offsets[:-1] + extents.lengths[:-1]
+    first = np.flatnonzero(opens)
+    return Extents(extents.offsets[first], np.add.reduceat(extents.lengths, first))

@@ -1,0 +1,298 @@
+"""Cache-aware masking: perplexity against hit rate by gamma, and modelled tokens per second against DIP (DIP Fig. 11).
+
+`python -m benchmarks.dip_ca [--models …] [--devices …] [--slots 0.5 …] [--blocks N]`. The model is in the loop: a
+choice sees what its layer's cache holds, token by token, in blocks one after another, the first of which warm the
+caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's cache holds a stated share of its
+units; there are as many units as the model has, each as large as a 7B's in int4. A token takes the device's seconds for
+the reads of what it misses, and memory's for computing with all it uses. What DIP chooses hangs on no cache, so each
+policy replays its choices, and `belady` knows them all beforehand. `along` is `dip_ca` with `use_read_units`, and
+`flash` that selector, both with an LRU cache. A curve has one point per density and is linear in log perplexity. Gamma
+and the cache beside it are chosen on validation text, at the perplexity that DIP has there at half of the weights; the
+last line has `throughput_gain_at_equal_ppl` on test text, by case and policy: tokens per second of `dip_ca`, of `along`
+and of `flash` over DIP with that policy, at DIP's perplexity at each of EQUAL_TO; and `rows`.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks._cases import BLOCK_TOKENS, MODELS, Case
+from benchmarks._flash_prices import fitted
+from benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, known_of
+from benchmarks._report import finish, show
+from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
+from benchmarks.evaluation.reads import Placed, Reading, reads_of
+from coldpress.compiler.profiles import load_device
+from coldpress.runtime.sparsity import Residency, dip_ca, flash, topk
+from coldpress.runtime.store.clock import dram_seconds
+from coldpress.runtime.store.planner import Strided
+from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import num_units
+from tests.support.caches import empty, missed
+
+GAMMAS = (0.0, 0.1, 0.2, 0.35, 0.6)
+ALONG_GAMMAS = (0.2, 0.5, 1.0)
+DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.75)
+ALONG_DENSITIES = (0.15, 0.25, 0.35, 0.5, 0.65)
+"""What is in DRAM is used besides."""
+EQUAL_TO = (0.5, 0.4)
+"""Densities of DIP whose perplexity the others are held to; gamma is chosen for the first."""
+POLICIES = ("static", "lru", "lfu", "belady")
+AWARE = ("lru", "lfu")
+"""Caches that a choice is made with."""
+WARM_UP_BLOCKS = 1
+Key = tuple[int, str]
+Row = dict[str, Any]
+
+
+@dataclass
+class Asked:
+    """What tokens used, in order, and what of it they missed: ids of each layer and family."""
+
+    used: dict[Key, list[np.ndarray]] = field(default_factory=dict)
+    missed: dict[Key, list[np.ndarray]] = field(default_factory=dict)
+
+    def add(self, key: Key, used: np.ndarray, missed: np.ndarray) -> None:
+        """A token's."""
+        self.used.setdefault(key, []).append(used)
+        self.missed.setdefault(key, []).append(missed)
+
+    def scored(self) -> "Asked":
+        """Behind the warm-up."""
+        first = WARM_UP_BLOCKS * BLOCK_TOKENS
+        return Asked(*({key: ids[first:] for key, ids in all_ids.items()} for all_ids in (self.used, self.missed)))
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the uses."""
+        used, missed = (sum(ids.size for part in found.values() for ids in part) for found in (self.used, self.missed))
+        return 1 - missed / used
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, text, and the share of each layer's units that a cache holds."""
+
+    known: Known
+    tokens: np.ndarray
+    slots: float
+
+    @property
+    def case(self) -> Case:
+        """The model."""
+        return self.known.case
+
+    def cache(self, policy: str) -> CacheSettings:
+        """Of that size."""
+        return CacheSettings(policy, {name: round(self.slots * self.units(name)) for name in UNIT_BYTES})
+
+    def units(self, family: str) -> int:
+        """Of a layer."""
+        return num_units(family, self.case.model.spec)  # type: ignore[arg-type]
+
+    def arrays(self, density: float, gamma: float) -> dict[Key, dict[str, Any]]:
+        """The selector's, and `key`."""
+        spec, options = self.case.model.spec, dip_ca.Options(gamma=gamma)
+        return {
+            (layer, family): {**dip_ca.fit(self.units(family), share, {}, options), "key": (layer, family)}
+            for family, share in dip_ca.divide(density, spec, options).items()
+            for layer in range(spec.num_hidden_layers)
+        }
+
+    def reading(self, device: DeviceProfile, use_read_units: bool) -> Reading:
+        """In the model's own order."""
+        layers = range(self.case.model.spec.num_hidden_layers)
+        placed = {
+            (layer, name): Placed(Strided(0, size, size), np.arange(self.units(name)))
+            for name, size in UNIT_BYTES.items()
+            for layer in layers
+        }
+        gap_bytes = device.flash.break_even_gap_bytes // 4
+        return Reading(device.flash, gap_bytes, MAX_READ_BYTES, use_read_units, placed)
+
+
+def choose(work: Work, density: float, gamma: float, policy: str | None) -> tuple[float, Asked]:
+    """Perplexity, and what was asked for: by `dip_ca` with that cache, or where there is none by DIP."""
+    asked = Asked()
+
+    def select(signal: np.ndarray, kept: Mapping[str, Any], residency: Residency) -> np.ndarray:
+        ids = dip_ca.select(signal, kept, residency)
+        asked.add(kept["key"], ids, ids[~residency.present[ids]])
+        return ids
+
+    def select_many(values: np.ndarray, kept: Mapping[str, Any]) -> np.ndarray:
+        mask = topk.select_many(values, kept)
+        for row in mask:
+            ids = np.flatnonzero(row)
+            asked.add(kept["key"], ids, ids)
+        return mask
+
+    selector: Any = SimpleNamespace(select=select, select_many=select_many, SEES_RESIDENCY=True)
+    sparse = Sparse(selector, FAMILIES_PRUNED, work.arrays(density, gamma))
+    cache = work.cache(policy) if policy else None
+    return evaluate(work.case.stream, work.tokens, sparse, cache, WARM_UP_BLOCKS).ppl, asked
+
+
+def using_along(work: Work, sparse: Sparse, device: DeviceProfile) -> Row:
+    """With `use_read_units` and an LRU cache; memory moves what the MLPs' density says."""
+    reading = work.reading(device, use_read_units=True)
+    found = evaluate(work.case.stream, work.tokens, sparse, work.cache("lru"), WARM_UP_BLOCKS, reading)
+    scored = work.tokens[WARM_UP_BLOCKS:].size
+    whole = sum(UNIT_BYTES[family] * work.units(family) for _, family in reading.placed)
+    used_bytes = round(scored * found.mlp_density * whole)
+    seconds = found.flash_s + dram_seconds(device, 0, scored, used_bytes, found.read_bytes)
+    hit_rate = found.hits / (found.hits + found.misses)
+    return {"ppl": found.ppl, "hit_rate": hit_rate, "tokens_per_s": scored / seconds}
+
+
+def rows_along(work: Work, device: DeviceProfile) -> list[Row]:
+    """Of `along` and `flash`."""
+    ways = [
+        ("along", gamma, density, Sparse(dip_ca, FAMILIES_PRUNED, work.arrays(density, gamma)))
+        for gamma, density in itertools.product(ALONG_GAMMAS, ALONG_DENSITIES)
+    ]
+    setting = Setting(work.known, device, 1, {}, work.slots)
+    ways += [
+        (
+            "flash",
+            1.0,
+            density,
+            Sparse(flash, FAMILIES_PRUNED, fitted(setting, dict.fromkeys(work.known.keys, density))),
+        )
+        for density in ALONG_DENSITIES
+    ]
+    common = {"device": device.name, "slots": work.slots, "policy": "lru"}
+    return [
+        {**common, "method": method, "gamma": gamma, "density": density} | using_along(work, sparse, device)
+        for method, gamma, density, sparse in ways
+    ]
+
+
+def replayed(work: Work, asked: Asked, policy: str) -> Asked:
+    """The same uses with that cache."""
+    found = Asked(asked.used)
+    for key, requests in asked.used.items():
+        units, capacity = work.units(key[1]), round(work.slots * work.units(key[1]))
+        found.missed[key] = missed(empty(policy, units, capacity, requests=requests), requests)
+    return found
+
+
+def tokens_per_s(work: Work, asked: Asked, device: DeviceProfile) -> float:
+    """By the device's law for each request, and memory's."""
+    seconds, used_bytes, missed_bytes, num_tokens = 0.0, 0, 0, 0
+    reading = work.reading(device, use_read_units=False)
+    for key, requests in asked.missed.items():
+        size, wanted = UNIT_BYTES[key[1]], np.zeros((len(requests), work.units(key[1])), bool)
+        for row, ids in zip(wanted, requests, strict=True):
+            row[ids] = True
+        seconds += math.fsum(reads_of(wanted, reading.placed[key], reading).seconds)
+        missed_bytes += size * int(wanted.sum())
+        used_bytes += size * sum(ids.size for ids in asked.used[key])
+        num_tokens = len(requests)
+    return num_tokens / (seconds + dram_seconds(device, 0, num_tokens, used_bytes, missed_bytes))
+
+
+def rows_of(work: Work, devices: list[DeviceProfile]) -> list[Row]:
+    """A row per device, way and density."""
+    rows: list[Row] = []
+    for density in DENSITIES:
+        ppl, asked = choose(work, density, 1.0, None)
+        ways = [("dip", policy, 1.0, ppl, replayed(work, asked, policy)) for policy in POLICIES]
+        ways += [
+            ("dip_ca", policy, gamma, *choose(work, density, gamma, policy)) for gamma in GAMMAS for policy in AWARE
+        ]
+        for method, policy, gamma, ppl, uses in ways:
+            scored, label = uses.scored(), {"method": method, "policy": policy, "gamma": gamma, "density": density}
+            for device in devices:
+                row = {"device": device.name, "slots": work.slots} | label | {"ppl": ppl, "hit_rate": scored.hit_rate}
+                rows.append(row | {"tokens_per_s": tokens_per_s(work, scored, device)})
+    rows += [row for device in devices for row in rows_along(work, device)]
+    for row in rows:
+        print(json.dumps(row))
+    return rows
+
+
+def speed_at(rows: list[Row], ppl: float) -> float:
+    """Tokens per second where a curve has that perplexity; NaN outside of it."""
+    points = sorted((math.log(row["ppl"]), math.log(row["tokens_per_s"])) for row in rows)
+    x, y = zip(*points, strict=True)
+    return math.exp(float(np.interp(math.log(ppl), x, y))) if x[0] <= math.log(ppl) <= x[-1] else math.nan
+
+
+def curves(rows: list[Row], device: str, method: str) -> dict[tuple[str, float], list[Row]]:
+    """The points of a method by policy and gamma."""
+    found: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        if (row["device"], row["method"]) == (device, method):
+            found.setdefault((row["policy"], row["gamma"]), []).append(row)
+    return found
+
+
+def ppl_of_dip(rows: list[Row], density: float) -> float:
+    """At that density of the MLP."""
+    return next(row["ppl"] for row in rows if (row["density"], row["method"]) == (density, "dip"))
+
+
+def best(rows: list[Row], device: str, method: str) -> tuple[str, float]:
+    """Policy and gamma that are fastest at DIP's perplexity at the first of EQUAL_TO."""
+    target = ppl_of_dip(rows, EQUAL_TO[0])
+    speeds = {way: speed_at(points, target) for way, points in curves(rows, device, method).items()}
+    reaching = (way for way, speed in speeds.items() if not math.isnan(speed))
+    return max(reaching, key=lambda way: speeds[way], default=next(iter(speeds)))
+
+
+def gains(test: list[Row], validation: list[Row], device: str) -> list[dict[str, Any]]:
+    """Over DIP by policy, at each perplexity, of what is best on validation text."""
+    found: list[dict[str, Any]] = []
+    for method, density in itertools.product(("dip_ca", "along", "flash"), EQUAL_TO):
+        way, ppl = best(validation, device, method), ppl_of_dip(test, density)
+        ours = speed_at(curves(test, device, method)[way], ppl)
+        plain = curves(test, device, "dip")
+        gain = {policy: ours / speed_at(plain[policy, 1.0], ppl) for policy in POLICIES}
+        found.append({"device": device, "as_dip_at": density, "method": method, "chosen": way} | gain)
+    return found
+
+
+def main() -> None:
+    """Prints the table and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(MODELS))
+    parser.add_argument("--devices", nargs="+", default=["pixel6", "iphone-a18"])
+    parser.add_argument("--slots", nargs="+", type=float, default=[0.5, 0.3], help="shares of the units in the cache")
+    parser.add_argument("--blocks", type=int, default=5, help="of 256 tokens of each text, the warm-up among them")
+    arguments = parser.parse_args()
+    devices = [load_device(Path("profiles/devices") / f"{name}.yaml") for name in arguments.devices]
+    rows: list[Row] = []
+    found: list[dict[str, Any]] = []
+    for name in arguments.models:
+        with tempfile.TemporaryDirectory() as folder:
+            known = known_of(name, Path(folder), arguments.blocks)
+            for slots in arguments.slots:
+                validation, test = (
+                    rows_of(Work(known, known.case.splits[split][: arguments.blocks], slots), devices)
+                    for split in ("validation", "test")
+                )
+                rows += [{"model": name} | row for row in test]
+                for device in devices:
+                    case_gains = gains(test, validation, device.name)
+                    found += [{"model": name, "slots": slots} | gain for gain in case_gains]
+                    print(json.dumps(found[-len(case_gains) :]), flush=True)
+    columns = ["model", "device", "slots", "method", "policy", "gamma", "density", "ppl", "hit_rate", "tokens_per_s"]
+    show("dip_ca by gamma (1 is dip)", columns, [[row[column] for column in columns] for row in rows])
+    columns = ["model", "slots", "device", "as_dip_at", "method", "chosen", *POLICIES]
+    show("gain over dip by its policy", columns, [[row[column] for column in columns] for row in found])
+    finish({"throughput_gain_at_equal_ppl": found, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

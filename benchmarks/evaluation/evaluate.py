@@ -1,0 +1,261 @@
+"""How well a model predicts text when a selector leaves units out: the source's arithmetic, the runtime's choices.
+
+Reads a model, token blocks and a fitted selector; returns perplexity with the share of the MLP's weights that was used.
+A selector that decides for many tokens at once does so. One that sees residency, or whose signal comes before there is
+an entry per unit, chooses token by token, as in the runtime: with a cache of its own for every layer and family, which
+stays from block to block, so that the first blocks are a warm-up that no score contains. Of a mixture of experts it
+chooses among the units of those that the router picks. Layers need not wait for each other for that: what a cache holds
+hangs on the choices in its own layer alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.evaluation.reads import Reading, reads_of
+from coldpress.compiler.activity.choice import Arrays, of_experts, used_experts
+from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
+from coldpress.runtime.cache import Known, make
+from coldpress.runtime.sparsity import Residency, select_of
+from coldpress.schemas.base import Options
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import Signal, activity_of, num_experts, num_units, signal_of, slice_length, slices
+from coldpress.schemas.model import MLP_ROLES, ModelSpec, matrices, role_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coldpress.compiler.activity.taps import Change
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A selector for every family of every layer."""
+
+    selector: ModuleType
+    families: tuple[str, ...]
+    arrays: Arrays
+    """Fitted; a predictor's network, too."""
+    oracle: bool = False
+    """Whether the matrices that decide count as left out, too (DIP, Table 1: GLU pruning)."""
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The cache that a choice sees."""
+
+    policy: str
+    slots: Mapping[str, int]
+    """Family -> units that each layer keeps."""
+    options: Options = field(default_factory=dict)
+    """The policy's own."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What text costs and shows."""
+
+    nll: float
+    """Nats, summed."""
+    num_predicted: int
+    mlp_density: float
+    """Share of the MLPs' weights that a token used, on average over tokens and layers, all matrices counted."""
+    hits: int
+    """Uses of a unit that the cache had, warm-up left out; 0 without a cache."""
+    misses: int
+    reads: int = 0
+    """What scored tokens make the flash read, and the modelled seconds of that; 0 where nothing says how units lie."""
+    read_bytes: int = 0
+    flash_s: float = 0.0
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity."""
+        return math.exp(self.nll / self.num_predicted)
+
+
+def evaluate(
+    stream: LayerStream,
+    tokens: np.ndarray,
+    sparse: Sparse,
+    cache: CacheSettings | None = None,
+    warm_up_blocks: int = 0,
+    reading: Reading | None = None,
+) -> Score:
+    """Scores int token ids [num_blocks, T] but for the first `warm_up_blocks`; the first token of each is given.
+
+    With `reading` it is also known where units lie: choices that hang on that see it, reads are counted, and what they
+    bring is used where the reading says so.
+
+    Raises:
+        ColdpressError: if nothing is left to score, or blocks would run side by side although one cache sees them all.
+    """
+    if warm_up_blocks >= len(tokens):
+        raise ColdpressError(f"{len(tokens)} blocks with a warm-up of {warm_up_blocks} leave none to score; give more")
+    if cache is not None and stream.threads > 1:
+        raise ColdpressError(f"a cache sees one block after another, found {stream.threads} threads; use one")
+    masks = Masks(sparse, stream.spec, cache, warm_up_blocks, reading)
+    nll = stream.block_nll(tokens, masks.layer)[warm_up_blocks:]
+    scored = tokens[warm_up_blocks:]
+    return Score(
+        nll=float(sum(nll.tolist())),
+        num_predicted=scored[:, 1:].size,
+        mlp_density=mlp_density(sparse, stream.spec, masks.used_share(scored.size)),
+        hits=sum(masks.hits.values()),
+        misses=sum(masks.misses.values()),
+        reads=sum(found.reads for found in masks.read.values()),
+        read_bytes=sum(found.bytes for found in masks.read.values()),
+        flash_s=math.fsum(found.seconds for found in masks.read.values()),
+    )
+
+
+def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> float:
+    """Share of the MLP's weights in use where each family uses that share of its units.
+
+    Matrices that no family holds are used whole, of experts by the tokens that a router sends them, unless the selector
+    is an oracle: then nothing outside it counts.
+    """
+    total = sum(
+        math.prod(role_shape(spec, f"{role}.weight")) * len(matrices(role, spec))
+        for role in MLP_ROLES
+        if spec.gated_mlp or role != "gate_proj"
+    )
+    held, active = 0, 0.0
+    for family, share in used.items():
+        pieces = [piece for piece in slices(family, spec) if piece.role in MLP_ROLES]
+        weights = num_units(family, spec) * sum(slice_length(piece, spec) for piece in pieces)
+        held, active = held + weights, active + weights * share
+    of_whole = spec.num_experts_per_tok / spec.num_experts
+    return active / held if sparse.oracle else (active + (total - held) * of_whole) / total
+
+
+class _Read(NamedTuple):
+    reads: int
+    bytes: int
+    seconds: float
+
+
+@dataclass
+class Masks:
+    """What a selector leaves of the signals of every layer, and counts of it."""
+
+    sparse: Sparse
+    spec: ModelSpec
+    cache: CacheSettings | None = None
+    warm_up_blocks: int = 0
+    reading: Reading | None = None
+    used: dict[tuple[int, str], dict[int, int]] = field(default_factory=dict)
+    """Units that each block used, by layer and family: a dictionary, since blocks run in any order."""
+    hits: dict[tuple[int, str], int] = field(default_factory=dict)
+    misses: dict[tuple[int, str], int] = field(default_factory=dict)
+    read: dict[tuple[int, str, int], _Read] = field(default_factory=dict)
+    """What each block read, by layer, family and block."""
+
+    def layer(self, layer: int) -> BlockHooks:
+        """The hooks of a layer's blocks (compiler/activity/forward.py); its caches begin empty."""
+        chosen = {family: self._chooser(layer, family) for family in self.sparse.families}
+        return lambda block: self._hooks(layer, block, chosen)
+
+    def used_share(self, num_tokens: int) -> dict[str, float]:
+        """Mean share of each family's units that scored tokens use."""
+        layers = self.spec.num_hidden_layers
+        return {
+            family: sum(sum(self.used[layer, family].values()) for layer in range(layers))
+            / (layers * num_tokens * num_units(family, self.spec))
+            for family in self.sparse.families
+        }
+
+    def _hooks(self, layer: int, block: int, chosen: Mapping[str, "_Chooser"]) -> Hooks:
+        found: dict[Signal, Change] = {}
+        seen: dict[str, np.ndarray] = {}
+        for name, choose in chosen.items():
+            signal, activity = signal_of(name, self.spec), activity_of(name, self.spec)
+            if signal != activity:
+                found[signal] = _keeping(seen, signal)
+
+            def change(part: "Tensor", name: str = name, choose: "_Chooser" = choose) -> "Tensor":
+                import torch
+
+                rows = part.float().cpu().numpy()
+                values = rows.reshape(-1, rows.shape[-1])
+                experts = num_experts(name, self.spec)
+                own = used_experts(values, experts) if experts > 1 else None
+                mask = choose(block, seen.get(signal_of(name, self.spec), values), own)
+                if block >= self.warm_up_blocks:
+                    self.used.setdefault((layer, name), {})[block] = int(np.count_nonzero(mask))
+                return torch.where(torch.from_numpy(mask).reshape(part.shape).to(part.device), part, 0.0)
+
+            found[activity] = change
+        return found
+
+    def _chooser(self, layer: int, family: str) -> "_Chooser":
+        arrays, selector = self.sparse.arrays[layer, family], self.sparse.selector
+        sees_places = selector.SEES_RESIDENCY and self.reading is not None
+        if signal_of(family, self.spec) != activity_of(family, self.spec) or self.cache or sees_places:
+            return self._one_by_one(layer, family, arrays)
+
+        def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:
+            mask = selector.select_many(values, arrays)
+            mask = mask if own is None else mask & of_experts(own, mask.shape[1])
+            return mask | self._brought(layer, family, block, mask)
+
+        return choose
+
+    def _one_by_one(self, layer: int, family: str, arrays: Mapping[str, np.ndarray]) -> "_Chooser":
+        units = num_units(family, self.spec)
+        slots = self.cache.slots[family] if self.cache else 0
+        position = np.arange(units, dtype=np.int32)
+        if self.reading:
+            position = self.reading.placed[layer, family].position
+        known = Known(units, slots, np.zeros(0, np.int64), position)
+        policy = make(self.cache.policy, self.cache.options, known) if self.cache else make("static", {}, known)
+
+        def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:
+            mask = np.zeros((len(values), units), bool)
+            here = np.empty_like(mask)
+            each = [None] * len(values) if own is None else own
+            for row, before, signal, experts in zip(mask, here, values, each, strict=True):
+                before[:] = policy.present
+                ids = select_of(self.sparse.selector, signal, arrays, Residency(before, position), experts)
+                row[ids] = True
+                present = policy.serve(ids)
+                if block >= self.warm_up_blocks and self.cache:
+                    hits = int(np.count_nonzero(present))
+                    self.hits[layer, family] = self.hits.get((layer, family), 0) + hits
+                    self.misses[layer, family] = self.misses.get((layer, family), 0) + ids.size - hits
+            brought = self._brought(layer, family, block, mask & ~here)
+            return mask | brought | (here if self._uses_read_units else False)
+
+        return choose
+
+    @property
+    def _uses_read_units(self) -> bool:
+        return self.reading is not None and self.reading.use_read_units
+
+    def _brought(self, layer: int, family: str, block: int, missing: np.ndarray) -> np.ndarray:
+        """Counts the reads for `missing`, bool [T, num_units]; what they bring to be used, alike."""
+        if self.reading is None:
+            return missing
+        found = reads_of(missing, self.reading.placed[layer, family], self.reading)
+        if block >= self.warm_up_blocks:
+            self.read[layer, family, block] = _Read(
+                int(found.num_reads.sum()), int(found.num_bytes.sum()), math.fsum(found.seconds)
+            )
+        return found.brought if self._uses_read_units else missing
+
+
+_Chooser = Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]
+"""(block, signals float32 [T, n], the experts that a router picked, bool [T, E], or None where there are none) -> which
+units its tokens use, bool [T, num_units]."""
+
+
+def _keeping(seen: dict[str, np.ndarray], signal: str) -> "Change":
+    def keep(part: "Tensor") -> Any:
+        rows = part.float().cpu().numpy()
+        seen[signal] = rows.reshape(-1, rows.shape[-1])
+
+    return keep

@@ -1,0 +1,83 @@
+"""What a choice makes the flash read, for many tokens at once: the runtime's own planner, and the device's law.
+
+Reads where units lie and which of them each token has to read; returns reads, bytes and modelled seconds per token, and
+the units that those reads bring whole. Each token is laid out on a flash of its own, a lap behind the one before, so
+that one plan has the very reads that the runtime would make one token after another.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from coldpress.runtime.store import planner
+from coldpress.schemas.device import Flash, flash_seconds
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the units of one family of one layer lie."""
+
+    units: planner.Strided
+    order: np.ndarray
+    """Integers [num_units]: the unit at each flash position."""
+
+    @property
+    def position(self) -> np.ndarray:
+        """int32 [num_units], the flash position of each unit."""
+        found = np.empty(self.order.size, np.int32)
+        found[self.order] = np.arange(self.order.size, dtype=np.int32)
+        return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How units are read, and what a token makes of it."""
+
+    flash: Flash
+    gap_bytes: int
+    """Reads whose pages are at most this far apart become one."""
+    max_read_bytes: int
+    use_read_units: bool
+    """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
+    placed: Mapping[tuple[int, str], Placed]
+    """By layer and family."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page."""
+        return self.flash.page_bytes.value
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Per token; a family of a layer is one request, which the read buffer holds."""
+
+    num_reads: np.ndarray
+    """int64 [T]."""
+    num_bytes: np.ndarray
+    """int64 [T]."""
+    seconds: np.ndarray
+    """float64 [T], by the device's law."""
+    brought: np.ndarray
+    """bool [T, num_units], by unit id: what lies whole inside a token's reads."""
+
+
+def reads_of(wanted: np.ndarray, placed: Placed, reading: Reading) -> Reads:
+    """The reads that bring `wanted`, bool [T, num_units] by unit id, from flash."""
+    num_tokens, num_units = wanted.shape
+    units, page_bytes = placed.units, reading.page_bytes
+    token, place = np.nonzero(wanted[:, placed.order])
+    between = -(-(reading.gap_bytes + 3 * page_bytes) // units.stride_bytes)
+    even = page_bytes // math.gcd(units.stride_bytes, page_bytes)  # positions until pages are cut the same way again
+    lap = -(-(num_units + between) // even) * even
+    plan = planner.plan_reads(units, token * lap + place, page_bytes, reading.gap_bytes, reading.max_read_bytes)
+    token_of = token[np.searchsorted(plan.unit_extent, np.arange(len(plan.extents)))]
+    num_reads = np.bincount(token_of, minlength=num_tokens)
+    num_bytes = np.bincount(token_of, plan.extents.lengths, num_tokens).astype(np.int64)
+    found = planner.brought(units, num_tokens * lap, plan.extents)
+    found = found[found % lap < num_units]  # a page at the end of a section has nothing behind it
+    brought = np.zeros(wanted.shape, bool)
+    brought[found // lap, placed.order[found % lap]] = True
+    return Reads(num_reads, num_bytes, flash_seconds(reading.flash, num_reads, num_bytes), brought)

@@ -1,0 +1,128 @@
+"""Tasks with one right answer, scored by a model under a selector: endings to choose from, and words to be found.
+
+A line of a task's file is `{"context": …, "choices": […], "label": …}`, where the model's choice is the ending that it
+finds likeliest, or `{"context": …, "target": …}`, where greedy decoding must give the target. Both are what
+lm-evaluation-harness makes of such items (`multiple_choice`, and `loglikelihood` with its `acc`); an artifact is scored
+by the harness itself (runtime/cli/harness.py), this is for models under masks, which the harness cannot run layer by
+layer.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.evaluation.evaluate import Masks, Sparse
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.schemas.errors import ColdpressError
+
+BATCH_TOKENS = 1 << 15
+"""Positions that go through the layers together; a layer's weights are read once for them."""
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question."""
+
+    context: str
+    choices: tuple[str, ...]
+    label: int
+
+
+def read_items(path: Path) -> tuple[Item, ...]:
+    """The items of a JSON-lines file; one with a target is one with a single choice.
+
+    Raises:
+        ColdpressError: for a line that is neither kind of item, by its number.
+    """
+    items = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            items.append(_item(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ColdpressError(
+                f"{path}:{number}: no item of a task, expected context with choices and label, or context with target; "
+                "correct the line"
+            ) from error
+    if not items:
+        raise ColdpressError(f"{path} has no items, expected a line for each; give another file")
+    return tuple(items)
+
+
+def _item(values: dict[str, Any]) -> Item:
+    if "target" in values:
+        found = Item(values["context"], (values["target"],), 0)
+    else:  # endings follow their context after a blank, as with the harness's own default
+        found = Item(values["context"], tuple(f" {choice}" for choice in values["choices"]), values["label"])
+    texts = (found.context, *found.choices)
+    if not all(isinstance(text, str) and text for text in texts) or found.label not in range(len(found.choices)):
+        raise ValueError(values)
+    return found
+
+
+def right_answers(
+    stream: LayerStream, items: Sequence[Item], encode: Encode, sparse: Sparse | None = None
+) -> np.ndarray:
+    """Which items the model answers rightly, bool [num_items]: their mean is its accuracy.
+
+    Args:
+        stream: The model.
+        items: The questions.
+        encode: A text's token ids, special tokens included.
+        sparse: A fitted selector, at work on every token; None for the dense model. One that sees residency chooses as
+            if nothing were in DRAM.
+
+    Raises:
+        ColdpressError: if an ending is no token of its own.
+    """
+    pairs = [
+        (index, choice, _encoded(encode, item, choice)) for index, item in enumerate(items) for choice in item.choices
+    ]
+    scored: dict[tuple[int, str], tuple[float, bool]] = {}
+    for batch in _batches(pairs):
+        length = max(len(ids) for _, _, (ids, _) in batch)
+        tokens = np.zeros((len(batch), length), np.int64)
+        for row, (_, _, (ids, _)) in zip(tokens, batch, strict=True):
+            row[: len(ids)] = ids  # what comes behind a text cannot change what is predicted in it
+        hooks = Masks(sparse, stream.spec).layer if sparse else None
+        found = stream.token_nll(tokens, hooks)
+        for row, (index, choice, (ids, given)) in enumerate(batch):
+            part = slice(given - 1, len(ids) - 1)
+            scored[index, choice] = float(found.nll[row, part].sum()), bool(found.likeliest[row, part].all())
+    return np.array(
+        [_is_right(item, [scored[index, choice] for choice in item.choices]) for index, item in enumerate(items)]
+    )
+
+
+def _is_right(item: Item, scored: Sequence[tuple[float, bool]]) -> bool:
+    if len(scored) == 1:
+        return scored[0][1]
+    return int(np.argmin([nll for nll, _ in scored])) == item.label
+
+
+def _encoded(encode: Encode, item: Item, choice: str) -> tuple[list[int], int]:
+    """(ids of context and ending, how many of them are the context's); blanks at the seam belong to the ending."""
+    context = item.context.rstrip()
+    ids = list(encode(item.context + choice))
+    given = len(encode(context))
+    if not 0 < given < len(ids):
+        raise ColdpressError(f"the ending '{choice[:40]}' of a task is no token of its own behind its context")
+    return ids, given
+
+
+_Pair = tuple[int, str, tuple[list[int], int]]
+
+
+def _batches(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
+    """Texts of similar length together, so that little is filled up."""
+    batch: list[_Pair] = []
+    for pair in sorted(pairs, key=lambda pair: len(pair[2][0])):
+        if batch and (len(batch) + 1) * len(pair[2][0]) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(pair)
+    yield batch

@@ -1,0 +1,163 @@
+"""Our readers of flash against what the disk gives to a program that only reads: sizes × reads in flight.
+
+`python -m benchmarks.flash_io [--sizes 4096 …] [--depths 1 …] [--rounds 5] [--reads-s 0.1] [--file-bytes N]`.
+Reads of one size at random multiples of it, from a file of this machine's disk, past the page cache. `direct` (threads
+with `pread`) and `io_uring` are the files of runtime/flash as the store uses them: every page is held against its
+checksum, and one submission has all reads of a round. `bare` is bare_reads.c, compiled here: as many threads, the same
+offsets, huge pages as in our read buffer, no checksums; `fio` is the Debian package with io_uring where it is
+installed, at offsets and with memory of its own.
+
+A disk has moods, caches and bursts: in every round all take turns, in an order of the round's own, and a share is the
+median over rounds of our bytes per second over bare's in the same round. The last line is {rows: [{bytes, depth,
+direct_bytes_per_s, io_uring_bytes_per_s, bare_bytes_per_s, fio_bytes_per_s, direct_share, io_uring_share, best_share}],
+worst_share, worst_share_direct, worst_share_io_uring}.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks._report import finish, show
+from coldpress.runtime import _native, plugins
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.extents import Extents
+
+PAGE = 4096
+SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
+DEPTHS = (1, 4, 16, 64)
+OURS = ("direct", "io_uring")
+ROUND_BYTES = 256 << 20
+"""The most that one round reads: its buffer."""
+MIN_READS_PER_DEPTH = 4
+"""Reads of a round for each one in flight: fewer would measure the beginning and the end."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The file that is read, and what reads it."""
+
+    path: Path
+    page_crc32c: np.ndarray
+    bare: Path
+    """bare_reads.c, compiled."""
+    buffer: np.ndarray
+    random: np.random.Generator
+
+    def artifact(self) -> Artifact:
+        """As much of an open artifact as a reader of flash looks at."""
+
+        def opened(name: str, flags: int = 0) -> int:
+            return os.open(self.path, os.O_RDONLY | flags)
+
+        manifest = SimpleNamespace(flash=SimpleNamespace(page_bytes=PAGE, sections=()))
+        return cast(Artifact, SimpleNamespace(manifest=manifest, page_crc32c=self.page_crc32c, open=opened))
+
+    def offsets(self, size: int, count: int) -> np.ndarray:
+        """int64 [count]: random multiples of `size` in the file."""
+        return self.random.integers(0, self.path.stat().st_size // size, count) * size
+
+
+def write_file(path: Path, num_bytes: int) -> np.ndarray:
+    """Writes the file that is read and returns the checksums of its pages: one random block over and over."""
+    block = np.random.default_rng(0).integers(0, 256, 64 << 20, np.uint8)
+    repeats = -(-num_bytes // block.size)
+    with path.open("wb") as file:
+        for _ in range(repeats):
+            file.write(block.data)
+        file.flush()
+        os.fsync(file.fileno())
+    return np.tile(_native.crc32c_pages(block, PAGE), repeats)
+
+
+def ours(disk: Disk, name: str, offsets: np.ndarray, size: int, depth: int) -> float:
+    """Seconds that a reader of runtime/flash takes."""
+    flash = plugins.load("coldpress.runtime.flash", name).Flash(disk.artifact(), depth)
+    assert flash.direct
+    seconds = flash.submit(Extents(offsets, np.full(offsets.size, size)), disk.buffer).finish()
+    flash.close()
+    return seconds
+
+
+def bare(disk: Disk, offsets: np.ndarray, size: int, depth: int) -> float:
+    """Seconds that bare_reads.c takes for the reads alone."""
+    done = subprocess.run(
+        [disk.bare, disk.path, str(size), str(depth), "1"],
+        input=offsets.astype(np.uint64).tobytes(),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return float(done.stdout)
+
+
+def fio(disk: Disk, size: int, depth: int, seconds: float) -> float | None:
+    """fio's bytes per second, if there is one."""
+    program = shutil.which("fio")
+    if program is None:
+        return None
+    what = {"name": "reads", "filename": disk.path, "rw": "randread", "direct": 1, "bs": size, "iodepth": depth}
+    how = {"ioengine": "io_uring", "time_based": 1, "runtime": f"{1000 * seconds:.0f}ms", "output-format": "json"}
+    flags = [f"--{name}={value}" for name, value in (what | how).items()]
+    done = subprocess.run([program, *flags], capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
+
+
+def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> dict[str, Any]:
+    """One row."""
+    least = MIN_READS_PER_DEPTH * depth
+    first_s = bare(disk, disk.offsets(size, least), size, depth)
+    count = max(least, min(int(least * reads_s / first_s), ROUND_BYTES // size))
+    rates: dict[str, list[float]] = {name: [] for name in (*OURS, "bare", "fio")}
+    for _ in range(rounds):
+        for name in disk.random.permutation(list(rates)).tolist():
+            offsets = disk.offsets(size, count)
+            if name == "fio":
+                found = fio(disk, size, depth, reads_s)
+            else:
+                seconds = bare(disk, offsets, size, depth) if name == "bare" else ours(disk, name, offsets, size, depth)
+                found = count * size / seconds
+            if found is not None:
+                rates[name].append(found)
+    medians = {f"{name}_bytes_per_s": float(np.median(found)) if found else None for name, found in rates.items()}
+    shares = {f"{name}_share": float(np.median(np.divide(rates[name], rates["bare"]))) for name in OURS}
+    return {"bytes": size, "depth": depth, **medians, **shares, "best_share": max(shares.values())}
+
+
+def main() -> None:
+    """Prints the table and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
+    parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), metavar="N")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--reads-s", type=float, default=0.1, help="seconds of one reader in one round, about")
+    parser.add_argument("--file-bytes", type=int, default=4 << 30)
+    parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to be measured")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        program = Path(name) / "bare_reads"
+        source = Path(__file__).with_name("bare_reads.c")
+        subprocess.run(["cc", "-O2", "-pthread", "-o", program, source], check=True)
+        image = Path(name) / "flash.img"
+        sums = write_file(image, arguments.file_bytes)
+        buffer = _native.aligned_buffer(ROUND_BYTES)
+        buffer[::PAGE] = 1  # memory that is there, as a store's read buffer is
+        disk = Disk(image, sums, program, buffer, np.random.default_rng(1))
+        cells = [(size, depth) for size in arguments.sizes for depth in arguments.depths]
+        rows = [measure(disk, size, depth, arguments.rounds, arguments.reads_s) for size, depth in cells]
+    columns = list(rows[0])
+    scaled = [[(value / 1e9 if "per_s" in key and value else value) for key, value in row.items()] for row in rows]
+    show("reads of flash, GB/s", [name.replace("_bytes_per_s", "") for name in columns], scaled)
+    worst = {f"worst_share_{name}": min(row[f"{name}_share"] for row in rows) for name in OURS}
+    finish({"rows": rows, "worst_share": min(row["best_share"] for row in rows), **worst})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""Records and arrays on disk, content hashes, and the resumable workspace of a stage.
+
+A record is one JSON file; its arrays lie in the folder of the same name without `.json`. Everything is written to a
+temporary name, synced and renamed, so a file that exists is whole. What a stage wrote is held against a digest by the
+stage that loads it: a record carries its own (schemas/sealed.py), and those of its array files. `Workspace.once` is how
+a long stage resumes: Snakemake deletes a failed rule's declared outputs, but not these array files, and beside each
+lies what it was made from and what it holds.
+"""
+
+import errno
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from coldpress.schemas.base import ArrayFile, Record, Sha256
+from coldpress.schemas.errors import ColdpressError, clipped
+from coldpress.schemas.sealed import seal, unseal
+
+log = logging.getLogger(__name__)
+PATH_KEYS = ("array_file", "file", "folder")
+"""Record fields that hold paths: absolute in memory, relative to the record's folder on disk."""
+R = TypeVar("R", bound=Record)
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_HASHING = threading.Lock()
+"""One array file is hashed at a time, so that threads that want the same one do not each read all of it."""
+
+
+@functools.lru_cache(maxsize=8192)
+def _content(path: Path, inode: int, size_bytes: int, changed_ns: int) -> str:
+    return sha256_of(path)
+
+
+def _file_digest(path: Path) -> str:
+    """Hex digest of a file; one that this process has hashed and nobody has touched is not read again."""
+    status = path.stat()
+    with _HASHING:
+        return _content(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def checked_path(source: ArrayFile) -> Path:
+    """The path of an array file whose content is what its record says.
+
+    Raises:
+        ColdpressError: if the file is missing or has changed since its stage ended.
+    """
+    path = Path(source.array_file)
+    return checked_file(path, source.sha256, f"{path.parent}.json")
+
+
+def checked_file(path: Path, sha256: str, record: str) -> Path:
+    """The path of a file that a finished stage left, if its content is what the stage's `record` says.
+
+    Raises:
+        ColdpressError: if the file is missing or has changed since.
+    """
+    remedy = f"delete {record}, then build again"
+    try:
+        found = _file_digest(path)
+    except OSError as error:
+        raise ColdpressError(
+            f"{path}: a file of a finished stage cannot be read ({error.strerror}); {remedy}"
+        ) from error
+    if found != sha256:
+        raise ColdpressError(
+            f"{path}: the sha256 begins with {found[:12]}, expected {sha256[:12]} as its record says: the file "
+            f"was damaged or changed after its stage ended; {remedy}"
+        )
+    return path
+
+
+def digest(*parts: str) -> str:
+    """Hex digest of texts; the boundaries between them count."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the system that knows only a descriptor, as fsync's does, gets the name of its file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and (error.filename is None or isinstance(error.filename, int)):
+            error.filename = str(path)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Brings a folder's entries to the disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with naming(folder):
+            os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it that are missing, each on the disk before anything lies in it."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; on success it is synced and renamed to `path`, else removed.
+
+    Its folder is synced after it: a record that outlives a power cut finds the arrays that were finished before it.
+    """
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with naming(path):
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        sync_folder(path.parent)
+    finally:
+        with suppress(OSError):  # it would hide what went wrong; the next run of the job takes it away
+            temporary.unlink(missing_ok=True)
+
+
+def save_record(record: Record, path: Path) -> None:
+    """Writes `record` as JSON with its paths made relative to `path`'s folder, its digest in the second line."""
+    folder = path.resolve().parent
+    data = _map_paths(record.model_dump(mode="json"), lambda value: os.path.relpath(value, folder))
+    text = seal(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def load_record(path: Path, kind: type[R]) -> R:
+    """Reads a record; its paths become absolute.
+
+    Raises:
+        ColdpressError: if the file is missing, has changed since it was written, or is not a `kind`.
+    """
+    folder = path.resolve().parent
+    try:
+        opened = unseal(path.read_bytes())
+    except OSError as error:
+        sentence = f"no such {kind.__name__} record" if error.errno == errno.ENOENT else f"{error.strerror}"
+        raise ColdpressError(f"{path}: {sentence}; run the stage that writes it first") from error
+    if opened.stated != opened.found:
+        raise ColdpressError(
+            f"{path}: the sha256 of the record begins with {opened.found[:12]}, expected "
+            f"{opened.stated[:12] if opened.stated else 'one in its second line'}: the file was damaged or changed "
+            "after its stage ended; delete it, then build again"
+        )
+    try:
+        absolute = _map_paths(json.loads(opened.body), lambda value: os.path.normpath(folder / value))
+        return kind.model_validate_json(json.dumps(absolute))
+    except ValidationError as error:
+        raise ColdpressError(f"{path}: not a {kind.__name__} record of this version; delete it and rebuild") from error
+
+
+def _map_paths(data: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(data, dict):
+        return {
+            key: change(value) if key in PATH_KEYS and isinstance(value, str) else _map_paths(value, change)
+            for key, value in data.items()
+        }
+    if isinstance(data, list):
+        return [_map_paths(value, change) for value in data]
+    return data
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
+    """Writes arrays to one safetensors file."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+    with replacing(path) as temporary:
+        try:
+            save_file(contiguous, temporary)
+        except SafetensorError as error:  # it tells of what the system refused in words only
+            told = re.search(r"\(os error (\d+)\)", str(error))
+            if told is None:
+                raise
+            raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
+    return array_file(path)
+
+
+def array_file(path: Path) -> ArrayFile:
+    """A finished array file as a record names it."""
+    return ArrayFile(array_file=str(path.resolve()), sha256=_file_digest(path))
+
+
+def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
+    """The named arrays of a file, or all of them.
+
+    Raises:
+        ColdpressError: if the file is missing or damaged, or has no such array.
+    """
+    path = checked_path(source)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in names or file.keys()}
+    except (SafetensorError, OSError) as error:  # what the system refuses, it tells in words only
+        raise ColdpressError(
+            f"{path}: cannot read the arrays of a finished stage ({clipped(str(error))}); see to its disk, or delete "
+            f"{path.parent}.json, then build again"
+        ) from error
+
+
+class Finished(Record):
+    """Beside an array file of a stage that may still be running: `<key>.done.json`."""
+
+    fingerprint: str
+    """Of everything that the arrays were made from."""
+    sha256: Sha256 | None
+    """Of the array file; None of one whose rows carry checksums, which are checked as they are read."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a stage keeps its array files: one folder, guarded by a fingerprint of all inputs."""
+
+    folder: Path
+    fingerprint: str
+
+    def once(self, key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> ArrayFile:
+        """The array file `key`: the one an interrupted run of the same inputs left, else `make()` saved."""
+        return self.current(key) or self.save(key, make())
+
+    def record(self, key: str, kind: type[R], make: Callable[[], R]) -> R:
+        """The record beside the array file `key`: the one an interrupted run of the same inputs left, else `make()`.
+
+        `make` saves the array file, whose fingerprint then guards both: the record is written after it and goes first.
+        """
+        path = self.folder / f"{key}.json"
+        if path.exists() and self.current(key):
+            return load_record(path, kind)
+        path.unlink(missing_ok=True)
+        made = make()
+        save_record(made, path)
+        return made
+
+    def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
+        """Writes the array file `key`."""
+        self.begin(key)
+        save_arrays(self.path(key), arrays)
+        return self.finish(key)
+
+    def begin(self, key: str) -> Path:
+        """Where the array file `key` is to be written, by `replacing`; what was said of an earlier one goes first, on
+        the disk too: with it, the new file would count as whatever the earlier one was."""
+        if self._done(key).exists():
+            self._done(key).unlink()
+            sync_folder(self.folder)
+        return self.path(key)
+
+    def finish(self, key: str) -> ArrayFile:
+        """Says that the array file `key`, which has been written, is whole."""
+        found = array_file(self.path(key))
+        save_record(Finished(fingerprint=self.fingerprint, sha256=found.sha256), self._done(key))
+        return found
+
+    def finish_checked_rows(self, key: str) -> None:
+        """As `finish`, of a file that need not be read for it, since its rows carry checksums."""
+        save_record(Finished(fingerprint=self.fingerprint, sha256=None), self._done(key))
+
+    def path(self, key: str) -> Path:
+        """Where the array file `key` lies."""
+        return self.folder / f"{key}.safetensors"
+
+    def remove(self, key: str) -> None:
+        """Takes the array file `key` away, if there is one."""
+        self.begin(key).unlink(missing_ok=True)
+
+    def current(self, key: str) -> ArrayFile | None:
+        """The array file `key` if a run of the same inputs left it whole; one that was damaged since is made again."""
+        done = self._finished(key)
+        if done is None:
+            return None
+        found = array_file(self.path(key))
+        if found.sha256 == done.sha256:
+            return found
+        log.warning("%s: damaged since an interrupted run wrote it; it is made again", self.path(key))
+        return None
+
+    def has(self, key: str) -> bool:
+        """Whether a run of the same inputs left the array file `key`; its content is not read."""
+        return self._finished(key) is not None
+
+    def _finished(self, key: str) -> Finished | None:
+        if not (self._done(key).exists() and self.path(key).exists()):
+            return None
+        done = load_record(self._done(key), Finished)
+        return done if done.fingerprint == self.fingerprint else None
+
+    def _done(self, key: str) -> Path:
+        return self.folder / f"{key}.done.json"

@@ -1,0 +1,70 @@
+"""Settings that several stages take, each declared once; a stage's own record inherits them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from coldpress.schemas.base import Options, PositiveCount, Record
+from coldpress.schemas.config import Key, OptionsOf
+from coldpress.schemas.families import Method
+
+
+class MethodSetting(Record):
+    """For stages that hang on how active units are found, before `allocate` has written it down."""
+
+    method: Annotated[
+        Method,
+        Key(
+            plugins="coldpress.runtime.sparsity",
+            auto=True,
+            default="`auto`: dense, unless another method decodes held-out tokens clearly faster",
+        ),
+    ] = Field(description="how active units are found")
+    options: Annotated[Options, OptionsOf("method")] = Field(
+        default={}, description="the selector's own options, as JSON"
+    )
+
+
+class CacheSetting(Record):
+    """For stages that count on the cache of the runtime."""
+
+    cache: Annotated[str, Key(plugins="coldpress.runtime.cache")] = Field(
+        default="lfu",
+        description="cache policy that manages the DRAM that is not pinned; belady is for simulations alone",
+    )
+    cache_options: Annotated[Options, OptionsOf("cache")] = Field(
+        default={}, description="the cache policy's own options, as JSON"
+    )
+
+
+class SeedSetting(Record):
+    """For stages that draw."""
+
+    seed: Annotated[int, Key()] = Field(
+        default=0, ge=0, description="what everything that is drawn derives from: text, weights, orders"
+    )
+
+
+class TrainingSetting(SeedSetting):
+    """For stages that train the model."""
+
+    blocks_per_step: Annotated[PositiveCount, Key("distill_blocks")] = Field(
+        default=8, description="calibration blocks per update in distillation and relufication"
+    )
+    validation_blocks: Annotated[PositiveCount, Key()] = Field(
+        default=16, description="validation blocks that decide which trained weights are kept"
+    )
+    evaluations: Annotated[PositiveCount, Key("distill_evaluations")] = Field(
+        default=8, description="how often distillation and relufication look at validation text"
+    )
+    patience: Annotated[PositiveCount, Key("distill_patience")] = Field(
+        default=3, description="evaluations in a row that bring nothing before training ends"
+    )
+
+
+class DeviceSetting(Record):
+    """For stages that run the source model."""
+
+    compute_device: Annotated[str, Key()] = Field(
+        default="auto", description="torch's name of the device that calibration and distillation run on, or auto"
+    )

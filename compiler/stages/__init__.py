@@ -1,0 +1,1 @@
+"""The pipeline: each module or package is one stage and one rule."""

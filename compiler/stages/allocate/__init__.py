@@ -1,0 +1,333 @@
+"""Decides what the DRAM budget buys: density per layer and family, predictor sizes, and the bytes of every use.
+
+Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte. The memory
+equation is resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2
+and 8, with what this runtime keeps besides); where densities come from, and what is fitted to them, the selector says
+(runtime/sparsity).
+"""
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from coldpress.compiler.activity.unit_statistics import fit_all
+from coldpress.compiler.candidates import AUTO, candidates, own_options
+from coldpress.compiler.checkpoint.private import private_folder
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
+from coldpress.compiler.cost_model import (
+    DramBudget,
+    flash_bytes,
+    kv_cache_bytes,
+    predictor_bytes,
+    read_units,
+    resident_bytes,
+    unit_bytes,
+    weight_bytes,
+    whole_rank,
+)
+from coldpress.compiler.dense_run import buffer_of
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
+from coldpress.compiler.shared_settings import CacheSetting, MethodSetting
+from coldpress.compiler.stages.allocate import _densities
+from coldpress.compiler.stages.allocate._auto import choose
+from coldpress.compiler.stages.allocate._densities import Question
+from coldpress.compiler.stages.allocate._expected import log_expected
+from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationConfig, Inputs, Method, allocated
+from coldpress.runtime.plugins import load, options_of
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import ArrayFile, Options, PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.families import FamilyName, FormatName, used_share
+from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.sparsity import Budget, Densities, Sparsity
+
+LOG = logging.getLogger(__name__)
+MIN_RANK = 8
+"""Raised to what fills a group of the predictors' format: 32 in 8 bits."""
+PREDICTOR_FREE_SHARE = 0.6
+"""Predictors take at most this share of the DRAM that could hold units instead."""
+
+
+class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting):
+    """Settings of `allocate`."""
+
+    format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
+        default="int4_group32", description="how weights are stored"
+    )
+    dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
+        description="bytes, 3GB, 1.5GiB, or a share of weights and KV cache such as 50%, and bookkeeping on top"
+    )
+    context_length: Annotated[PositiveCount, Key(default="the model's, at most 1024")] = Field(
+        description="tokens that the KV cache holds; it is part of the budget"
+    )
+    kv_cache: Annotated[KvCacheFormat, Key()] = Field(
+        default="fp16",
+        description="how keys and values are kept; int8 takes 17/32 of the bytes of fp16, for a little quality",
+    )
+    density: Annotated[float | None, Key(default="derived from the budget; measured where zeros are exact")] = Field(
+        default=None, gt=0, le=1, description="share of units used per token"
+    )
+    predictor_format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
+        default="int8_group32", description="how predictors are stored"
+    )
+    layers_per_group: Annotated[PositiveCount, Key()] = Field(
+        default=1, description="consecutive layers whose units lie together on flash"
+    )
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """Bytes that do not depend on how many units are kept."""
+
+    resident: int
+    kv_cache: int
+    bookkeeping: int
+    predictors: int
+    buffers: int
+
+
+@dataclass(frozen=True)
+class _PredictorSizes:
+    """What `size` and `predict` may do."""
+
+    largest: tuple[int, ...]
+    """The rank that no layer's predictor exceeds, 0 where it has none."""
+    limit_bytes: int
+    """What all of them take at most."""
+    expected_bytes: int
+
+
+def run(
+    config: AllocateConfig,
+    model: Model,
+    activations: Activations,
+    device: DeviceProfile,
+    work: Workspace,
+    corpus: Corpus | None = None,
+    threads: int = 1,
+) -> Sparsity:
+    """Divides the budget; with `auto` among the candidates for the fastest, dense unless another is clearly faster.
+
+    A corpus is needed where density_allocation measures losses.
+
+    Raises:
+        ColdpressError: if a setting does not go with the model, the device or the other settings.
+        DoesNotFitError: if the budget cannot hold what must be in DRAM whatever the sparsity.
+    """
+    spec = model.spec
+    load("coldpress.runtime.cache", config.cache)
+    load("coldpress.runtime.quantization", config.predictor_format)
+    if config.context_length > spec.max_position_embeddings:
+        raise ColdpressError(
+            f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
+            f"{model.name}{_why_shorter(model)}; use a shorter one"
+        )
+    inputs = Inputs(model, activations, device, work, corpus, threads)
+    sparsity = _fastest(config, inputs) if config.method == AUTO else _divided(config, inputs)
+    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, inputs)})
+    log_expected(spec, activations, device, sparsity)
+    return sparsity
+
+
+def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
+    """The candidates' divisions held against each other (_auto.py); those that do not fit are left out.
+
+    They have densities that are the same in all layers: what a rule of allocation makes of them, it makes of the one
+    that is chosen.
+
+    Raises:
+        DoesNotFitError: if none fits.
+    """
+    found: list[Sparsity] = []
+    refusals: list[ColdpressError] = []
+    configs: dict[str, AllocateConfig] = {}
+    for method in candidates(inputs.model.spec):
+        own = {"options": own_options(method, config.options), "density": _density_for(method, config.density)}
+        configs[method] = config.model_copy(update={"method": method, **own})
+        try:
+            found.append(_divided(configs[method].model_copy(update={"density_allocation": UNIFORM}), inputs))
+        except ColdpressError as error:  # too large for the budget, or with nothing to leave out
+            refusals.append(error)
+            LOG.info("allocate: %s is no candidate: %s", method, error)
+    if not found:
+        raise refusals[-1]
+    chosen = choose(found, inputs.model, inputs.activations, inputs.device)
+    if config.density_allocation == UNIFORM:
+        return chosen
+    return _divided(configs[chosen.method], inputs).model_copy(update={"tried": chosen.tried})
+
+
+def _density_for(method: str, density: float | None) -> float | None:
+    """What the user asked for, where that is a choice."""
+    return density if load("coldpress.runtime.sparsity", method).densities(False) == "budget" else None
+
+
+def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
+    """What one method makes of the budget."""
+    model, device, spec = inputs.model, inputs.device, inputs.model.spec
+    budget = _budget_bytes(config, model, device)
+    method = _method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
+    bookkeeping = _bookkeeping_bytes(config, spec, tuple(method.unit_bytes), device)
+    shares = _shares(config, inputs, method, budget - bookkeeping)
+    resident = resident_bytes(model, tuple(shares), config.format)
+    kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache)
+    free = budget - resident - kv_cache - bookkeeping
+    sizes = _predictor_ranks(config, model, shares, free)
+    predictors = sizes.expected_bytes
+    sparsity = Sparsity(
+        method=config.method,
+        options=config.options,
+        format=config.format,
+        context_length=config.context_length,
+        kv_cache=config.kv_cache,
+        densities=tuple(Densities(family=family, per_layer=values) for family, values in shares.items()),
+        predictor_rank=sizes.largest,
+        predictor_limit_bytes=sizes.limit_bytes,
+        predictor_format=config.predictor_format if sizes.largest else None,
+        budget=Budget(
+            dram_budget_bytes=budget,
+            resident_bytes=resident,
+            predictor_bytes=predictors,
+            kv_cache_bytes=kv_cache,
+            bookkeeping_bytes=bookkeeping,
+            buffer_bytes=0,
+            cache_bytes=0,
+        ),
+        layers_per_group=config.layers_per_group,
+    )
+    buffers = buffer_of(model, sparsity, free - predictors, device)
+    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
+    divided = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": cache})
+    return sparsity.model_copy(update={"budget": divided})
+
+
+def _bookkeeping_bytes(
+    config: AllocateConfig, spec: ModelSpec, families: tuple[FamilyName, ...], device: DeviceProfile
+) -> int:
+    sections = make_sections(spec, families, config.format, config.layers_per_group)
+    return bookkeeping_bytes(spec, sections, config.method, device.flash.page_bytes.value)
+
+
+def _budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> int:
+    shape = (config.format, config.context_length, config.kv_cache)
+    budget = asked_budget_bytes(config.dram_budget, model, *shape, device.flash.page_bytes.value)
+    if budget > device.dram_bytes.value:
+        raise DoesNotFitError(
+            f"a DRAM budget of {budget:,} bytes was asked for, device {device.name} has {device.dram_bytes.value:,}; "
+            "lower dram_budget"
+        )
+    return budget
+
+
+def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) -> dict[str, tuple[float, ...]]:
+    model, activations = inputs.model, inputs.activations
+    question = Question(
+        method=config.method,
+        families=tuple(method.unit_bytes),
+        spec=model.spec,
+        density=config.density,
+        activations=activations,
+        m_max=m_max,
+        s_m=weight_bytes(model, config.format),
+        allocate=lambda density: allocated(config, inputs, method, density),
+    )
+    return _densities.densities(question, method.selector.densities(activations.exact_zeros))
+
+
+def _method_of(name: str, options: Options, format_name: str, layers_per_group: int, inputs: Inputs) -> Method:
+    selector = load("coldpress.runtime.sparsity", name)
+    own, spec = options_of(selector, options), inputs.model.spec
+    sizes = {family: unit_bytes(family, spec, format_name) for family in selector.families(spec, own)}
+    reads = {family: read_units(inputs.device.flash, size, layers_per_group) for family, size in sizes.items()}
+    return Method(name, selector, own, sizes, reads)
+
+
+def _why_shorter(model: Model) -> str:
+    """What to add where config.json promises more tokens than the model can be built for."""
+    promised = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)["max_position_embeddings"]
+    if promised <= model.spec.max_position_embeddings:
+        return ""
+    return (
+        f" (config.json has {promised}, but of longrope only the short factors are supported, which "
+        "hold up to original_max_position_embeddings)"
+    )
+
+
+def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
+    """What the selector keeps for each family of each layer; None where it keeps nothing."""
+    method = _method_of(sparsity.method, sparsity.options, sparsity.format, sparsity.layers_per_group, inputs)
+    densities = {entry.family: entry.per_layer for entry in sparsity.densities}
+    held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, inputs.model.spec, sparsity.format)
+    statistics = method.statistics(inputs, min(1.0, held))
+    fitted = fit_all(method.selector, method.options, densities, inputs.model.spec, statistics)
+    arrays = {
+        f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()
+    }
+    return inputs.work.once("selector", lambda: arrays) if arrays else None
+
+
+def _predictor_ranks(
+    config: AllocateConfig, model: Model, densities: dict[FamilyName, tuple[float, ...]], free_bytes: int
+) -> "_PredictorSizes":
+    """What predictors may take and are expected to; nothing where the method needs none.
+
+    Expected is what each layer's density suggests (PowerInfer Fig. 9), as far as all of it fits. Any one may be as
+    large as the others' least sizes leave room for, but has no more parameters than the matrix whose sign it predicts,
+    which would be the better predictor. A layer all of whose units are used has none. Of a mixture of experts all of
+    this is of what one token uses: its experts' units, and the rows that are theirs.
+
+    Raises:
+        ColdpressError: if every unit of every layer is used.
+    """
+    if not load("coldpress.runtime.sparsity", config.method).NEEDS_PREDICTORS:
+        return _PredictorSizes((), 0, 0)
+    spec, least = model.spec, whole_rank(MIN_RANK, config.predictor_format)
+    ((family, shares),) = densities.items()
+    per_layer = [share / used_share(family, spec) for share in shares]
+    if min(per_layer) >= 1:
+        raise ColdpressError(
+            f"method {config.method} has nothing to predict: at a density of 1 every unit of {model.name} is used; use "
+            "method=dense, or a lower density or dram_budget"
+        )
+
+    def stored(ranks: Iterable[int]) -> int:
+        return sum(predictor_bytes(spec, rank, config.predictor_format) for rank in ranks)
+
+    def wanted(density: float) -> int:
+        return max(least, whole_rank(math.ceil(density * spec.hidden_size), config.predictor_format))
+
+    predicted = sum(density < 1 for density in per_layer)
+    smallest = stored([least] * predicted)
+    limit = max(smallest, int(PREDICTOR_FREE_SHARE * free_bytes))
+    alone = limit - stored([least] * (predicted - 1))
+    inner = spec.intermediate_size * spec.num_experts_per_tok
+    parity = spec.hidden_size * inner // (spec.hidden_size + inner)
+    largest = least
+    while largest + least <= parity and stored([largest + least]) <= alone:
+        largest += least
+    expected = min(limit, stored(min(largest, wanted(density)) for density in per_layer if density < 1))
+    return _PredictorSizes(tuple(largest if density < 1 else 0 for density in per_layer), limit, expected)
+
+
+def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:
+    """What is left for units (Eqs. 2 and 8)."""
+    needed = needs.resident + needs.kv_cache + needs.bookkeeping + needs.predictors + needs.buffers
+    if needed > budget:
+        raise DoesNotFitError(
+            f"a DRAM budget of {budget:,} bytes was asked for, {needed:,} are needed before any unit is kept: "
+            f"{needs.resident:,} resident tensors in {config.format}, {needs.kv_cache:,} KV cache of "
+            f"{config.context_length} tokens, {needs.bookkeeping:,} bookkeeping, {needs.predictors:,} predictors, "
+            f"{needs.buffers:,} buffers; "
+            "use a shorter context_length or a smaller format, or raise dram_budget"
+        )
+    return budget - needed

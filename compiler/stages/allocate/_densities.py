@@ -1,0 +1,116 @@
+"""What a density can follow from: the user, the budget (ActiveFlow 4.1), or what was measured (exact zeros).
+
+Which of them it is, the selector says (runtime/sparsity: `densities`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from coldpress.compiler.activity.counted import counted
+from coldpress.compiler.cost_model import llm_sparsity
+from coldpress.runtime.sparsity import DensitySource
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import used_share
+from coldpress.schemas.model import ModelSpec
+
+MIN_DENSITY = 0.05
+"""Below it no published method keeps a model usable; a budget that asks for less gets slower, not sparser."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that densities are decided by."""
+
+    method: str
+    families: tuple[str, ...]
+    spec: ModelSpec
+    density: float | None
+    """What the user asked for."""
+    activations: Activations
+    m_max: int
+    """The DRAM budget in bytes."""
+    s_m: int
+    """All weights in the chosen format, in bytes."""
+    allocate: Callable[[float], Mapping[str, tuple[float, ...]]]
+    """What density_allocation makes of the density of all units together."""
+
+
+def densities(question: Question, source: DensitySource) -> dict[str, tuple[float, ...]]:
+    """Per family, the density of every layer.
+
+    Raises:
+        ColdpressError: if the user's density does not go with the method, or the model has no exact zeros.
+    """
+    found = {
+        "whole": _whole,
+        "measured": _measured,
+        "budget": _allocated,
+        "divided": _allocated,
+        "capped": _capped,
+    }
+    return found[source](question)
+
+
+def _whole(question: Question) -> dict[str, tuple[float, ...]]:
+    """1 everywhere; of experts, those that a router picks for a token."""
+    if question.density not in (None, 1):
+        raise ColdpressError(
+            f"density={question.density} was asked for, but method {question.method} uses every unit; leave density "
+            "out, or use method=topk"
+        )
+    return {
+        family: (used_share(family, question.spec),) * question.spec.num_hidden_layers for family in question.families
+    }
+
+
+def _wanted(question: Question) -> float:
+    """The user's density, else 1 - sp with sp = 1 - M_max / S_m; of a mixture of experts, that share of all experts as
+    one of those that a token uses.
+
+    The paper's S_m is the whole model, all of it sparse. Here attention and embeddings stay dense in DRAM; taking them
+    out of both terms would leave the MLP a far lower density at the same budget, and the budget is kept either way,
+    since units that do not fit are read again.
+    """
+    if question.density is not None:
+        return question.density
+    used = min(used_share(family, question.spec) for family in question.families)
+    return max(MIN_DENSITY, min(1.0, (1 - llm_sparsity(question.m_max, question.s_m)) / used))
+
+
+def _allocated(question: Question) -> dict[str, tuple[float, ...]]:
+    """As density_allocation says."""
+    return dict(question.allocate(_wanted(question)))
+
+
+def _capped(question: Question) -> dict[str, tuple[float, ...]]:
+    """The same, or what is not zero where that is less."""
+    _need_exact_zeros(question)
+    return {
+        family: tuple(map(min, shares, _measured_family(question, family)))
+        for family, shares in _allocated(question).items()
+    }
+
+
+def _measured(question: Question) -> dict[str, tuple[float, ...]]:
+    """The share of units that are not exactly zero, layer by layer."""
+    if question.density is not None:
+        raise ColdpressError(
+            f"density={question.density} was asked for, but method {question.method} uses exactly the units that are "
+            "not zero; leave density out, or use method=topk"
+        )
+    _need_exact_zeros(question)
+    return {family: _measured_family(question, family) for family in question.families}
+
+
+def _need_exact_zeros(question: Question) -> None:
+    if not question.activations.exact_zeros:
+        raise ColdpressError(
+            f"method {question.method} needs activations that are exactly zero (ReLU), and this model has none; "
+            "use method=topk"
+        )
+
+
+def _measured_family(question: Question, family: str) -> tuple[float, ...]:
+    found = (counted(question.activations, layer, family).density for layer in range(question.spec.num_hidden_layers))
+    return tuple(density for density in found if density is not None)

@@ -1,0 +1,159 @@
+"""Asks the rule that `density_allocation` names for the density of each family in each layer.
+
+The model runs only for rules that measure its loss: on the first calibration blocks, with validation blocks to decide.
+"""
+
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
+from coldpress.compiler.activity.unit_statistics import UnitStatistics, all_statistics
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages.allocate._losses import MeasuredLosses
+from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
+from coldpress.compiler.stages.allocate._task import Key, Task
+from coldpress.runtime.plugins import load
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.config import Key as ConfigKey
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import num_units, used_share
+from coldpress.schemas.model import Model
+
+LOG = logging.getLogger(__name__)
+UNIFORM = "uniform"
+
+
+class AllocationConfig(ComputeConfig):
+    """How densities are divided among families and layers."""
+
+    density_allocation: Annotated[str, ConfigKey(plugins="coldpress.compiler.stages.allocate")] = Field(
+        default="greedy",
+        description="how the density is divided among families and layers, where it is a choice; greedy passes "
+        "allocation_tokens through a model of 32 layers 74 times at half density (hours on two cores at 7B), dip 22 "
+        "times, global_threshold and uniform never",
+    )
+    allocation_tokens: Annotated[PositiveCount, ConfigKey()] = Field(
+        default=512, description="calibration tokens that the loss of densities is measured on; whole blocks"
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the stage reads, and where it works."""
+
+    model: Model
+    activations: Activations
+    device: DeviceProfile
+    work: Workspace
+    corpus: Corpus | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class Method:
+    """A selector with its options and what its units cost."""
+
+    name: str
+    selector: ModuleType
+    options: Any
+    unit_bytes: Mapping[str, int]
+    """By family, in the order of its families."""
+    read_units: Mapping[str, np.ndarray]
+    """See compiler/cost_model.py."""
+
+    def statistics(self, inputs: Inputs, resident_share: float = 0.0) -> dict[Key, UnitStatistics]:
+        """What the selector is fitted to, where DRAM holds that share of all units."""
+        return all_statistics(inputs.model, inputs.activations, self.unit_bytes, self.read_units, resident_share)
+
+
+def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density: float) -> dict[str, tuple[float, ...]]:
+    """Per family the density of every layer, where `density` is that of all bytes; all of everything is not divided.
+
+    Where the selector's own options divide it, that is a choice that no rule overrules. Of a mixture of experts rules
+    divide what a token's experts have: `density` is the share of that, and what comes back the share of all experts'.
+
+    Raises:
+        ColdpressError: if the rule needs what is not there.
+    """
+    name, known = config.density_allocation, _Known(config, inputs, method)
+    if density >= 1 or known.options_divide(density):
+        LOG.info("allocate: density_allocation=%s has nothing to divide, options or a density of 1 say it all", name)
+        name = UNIFORM
+    rule, spec = load("coldpress.compiler.stages.allocate", name), inputs.model.spec
+    task = Task(
+        density=density,
+        num_layers=spec.num_hidden_layers,
+        num_units={family: round(used_share(family, spec) * num_units(family, spec)) for family in method.unit_bytes},
+        unit_bytes=method.unit_bytes,
+        own=known.own,
+        magnitudes=known.magnitudes,
+        losses=lambda: known.losses,
+    )
+    shares = rule.densities(task)
+    return {
+        family: tuple(used_share(family, spec) * shares[layer, family] for layer in range(spec.num_hidden_layers))
+        for family in method.unit_bytes
+    }
+
+
+class _Known:
+    """What rules ask for, made when they do."""
+
+    def __init__(self, config: AllocationConfig, inputs: Inputs, method: Method) -> None:
+        self._config, self._inputs, self._method = config, inputs, method
+
+    def own(self, density: float) -> Mapping[str, float]:
+        """Density of each family as the selector divides it; the same for all where it does not."""
+        selector, families = self._method.selector, self._method.unit_bytes
+        if selector.densities(self._inputs.activations.exact_zeros) != "divided":
+            return dict.fromkeys(families, density)
+        return selector.divide(density, self._inputs.model.spec, self._method.options)
+
+    def options_divide(self, density: float) -> bool:
+        """Whether the division is another than without the options that were given."""
+        without = replace(self._method, options=self._method.selector.Options())
+        return self.own(density) != _Known(self._config, self._inputs, without).own(density)
+
+    @functools.cached_property
+    def statistics(self) -> dict[Key, UnitStatistics]:
+        """What the selector is fitted to."""
+        return self._method.statistics(self._inputs)
+
+    @functools.cache  # noqa: B019 - it lives as long as its rule runs
+    def magnitudes(self, key: Key) -> Magnitudes:
+        """Of a family of a layer."""
+        used = used_share(key[1], self._inputs.model.spec)
+        return Magnitudes(self.statistics[key], f"layer {key[0]}, family {key[1]}", used)
+
+    @functools.cached_property
+    def losses(self) -> MeasuredLosses:
+        """The model under the selector.
+
+        Raises:
+            ColdpressError: if there is no text.
+        """
+        inputs, selector = self._inputs, self._method.selector
+        if inputs.corpus is None:
+            raise ColdpressError(
+                f"density_allocation={self._config.density_allocation} measures what densities cost on text, and no "
+                "corpus was given; give --corpus, or use density_allocation=uniform"
+            )
+
+        def fit(key: Key, share: float) -> Mapping[str, np.ndarray]:
+            units, used = num_units(key[1], inputs.model.spec), used_share(key[1], inputs.model.spec)
+            return selector.fit(units, used * share, self.statistics[key], self._method.options)
+
+        blocks = [load_arrays(inputs.corpus.split(name).arrays)["tokens"] for name in ("calibration", "validation")]
+        count = max(1, self._config.allocation_tokens // blocks[0].shape[1])
+        stream, _ = stream_of(self._config, inputs.model, inputs.threads)
+        return MeasuredLosses(stream, selector, fit, blocks[0][:count], blocks[1][:count], inputs.work)

@@ -1,0 +1,116 @@
+"""Repairs what sparsity costs: the model learns from its own dense self under the masks of the build's selector.
+
+Model in, model out, so all later stages work on either. How it learns is a recipe, a file of this package: `self` moves
+all weights (ActiveFlow 5), `lora` adapters that are fused at the end (DIP 4). Calibration blocks are trained on,
+validation blocks decide when it ends, which weights are kept, and how far those go back towards the source's, so that
+the student stays good where it runs dense, as over a prompt. Off by default; what does not fit into this machine's
+memory is refused with figures, before anything is loaded.
+"""
+
+import logging
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from coldpress.compiler.activity.forward import choose_device
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.shared_settings import DeviceSetting, TrainingSetting
+from coldpress.compiler.training.course import Course
+from coldpress.compiler.training.memory import PROCESS_BYTES, Size, check_memory, check_one_mlp
+from coldpress.runtime.plugins import load, options_of
+from coldpress.schemas.base import Options, PositiveCount
+from coldpress.schemas.config import Key, OptionsOf
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Sparsity
+
+LOG = logging.getLogger(__name__)
+RECIPES = "coldpress.compiler.stages.distill"
+
+
+class DistillConfig(DeviceSetting, TrainingSetting):
+    """Settings of `distill`."""
+
+    recipe: Annotated[str, Key(plugins=RECIPES)] = Field(
+        default="self", description="what learns; self: all weights, lora: adapters on what is pruned"
+    )
+    options: Annotated[Options, OptionsOf("recipe")] = Field(
+        default={}, description="the recipe's own options, as JSON"
+    )
+    steps: Annotated[PositiveCount, Key("distill_steps")] = Field(
+        default=80, description="updates of the weights in distillation"
+    )
+    learning_rate: Annotated[float, Key()] = Field(
+        default=5e-4, gt=0, description="AdamW's first step size in distillation"
+    )
+    dense_share: Annotated[float, Key("distill_dense_share")] = Field(
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="share of the blocks of an update that the student runs without masks, so that it stays good dense",
+    )
+    kept_gain: Annotated[float, Key("distill_kept_gain")] = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="share of what distillation wins on validation text that has to stay when weights are moved back "
+        "towards the source's, so that the student stays good dense; 1 moves nothing",
+    )
+
+
+def run(
+    config: DistillConfig, model: Model, corpus: Corpus, sparsity: Sparsity, work: Workspace, threads: int
+) -> Model:
+    """The distilled model, its weights in a folder that transformers can load; the source where nothing is left out.
+
+    Raises:
+        UnknownNameError: if there is no such recipe.
+        DoesNotFitError: if the model does not fit into memory that often.
+        ColdpressError: if the model is a mixture of experts, there is no such device, or the loss is no number.
+    """
+    check_one_mlp(model.spec, "distill=true", "distill=false")
+    recipe = load(RECIPES, config.recipe)
+    options = options_of(recipe, config.options)
+    from coldpress.compiler.stages.distill._masks import masks_of
+
+    masks = masks_of(model.spec, sparsity)
+    if not masks:
+        LOG.info("distill: method %s leaves nothing out, so the model stays as it is", sparsity.method)
+        return model
+    device = choose_device(config.compute_device)
+    course = Course(
+        stage="distill",
+        key="recipe",
+        recipe=config.recipe,
+        without="distill=false",
+        rate_key="learning_rate",
+        learning_rate=config.learning_rate,
+        steps=config.steps,
+        shared=config,
+        threads=threads if device == "cpu" else 1,
+    )
+    size = Size.of(model, corpus, course.threads, sparsity.families, sparsity.format)
+    others = "" if config.recipe == "lora" else "recipe=lora, "
+    check_memory(course, ram_bytes(size, config.recipe, config.options), size, device, others)
+    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.training.loop import learned
+    from coldpress.compiler.training.source import Source
+
+    source = Source.of(model)
+    lesson = recipe.prepare(Task(source, sparsity, masks, config.seed, device, size.recompute), options)
+    lesson = replace(lesson, dense_share=config.dense_share, kept_gain=config.kept_gain)
+    written, found = learned(course, lesson, source, corpus, work)
+    return written.model_copy(update={"distillation": found})
+
+
+def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
+    """The most that distilling holds in memory, of the machine or of the accelerator that computes."""
+    found = load(RECIPES, recipe)
+    return PROCESS_BYTES + found.ram_bytes(size, options_of(found, options))
+
+
+def disk_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
+    """The most that distilling leaves in the build folder."""
+    found = load(RECIPES, recipe)
+    return size.disk_bytes(found.state_bytes(size, options_of(found, options)))

@@ -1,0 +1,86 @@
+"""Adapters fused and rounded as the build will hold them, while only they learn.
+
+A student whose base stays as it is stored runs with decode(encode(W + A B)) in place of W + A B. Codes are made once
+for all blocks of a step, and decoded where they are used, so that what is added in memory is a matrix in the build's
+format. Gradients pass straight through: with own(x) = x A B,
+
+    y = x decode(codes) + own(x') - own(x''),    x' = x without gradient, x'' and own without gradient
+
+has the value of the first term, sends to x what that sends, and to A and B what x A B would.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from peft.tuners.lora import Linear
+from torch import Tensor, nn
+
+from coldpress.compiler.stages.distill._rounding import Stored
+
+Codes = list[np.ndarray]
+
+
+@dataclass
+class RoundedAdapters:
+    """Every matrix of a student's layers as a format holds it, with what is learned."""
+
+    adapter: str
+    matrices: dict[str, tuple[nn.Module, Stored]]
+    """By name."""
+    codes: dict[str, Codes] = field(default_factory=dict)
+    """Of matrices that have no adapters, from the beginning; of the others while they are applied."""
+    on: bool = False
+
+    @staticmethod
+    def of(student: nn.Module, stored: dict[str, Stored], adapter: str) -> "RoundedAdapters":
+        """Has the student's matrices obey `applied` from now on."""
+        matrices = {name: (student.get_submodule(name.removesuffix(".weight")), how) for name, how in stored.items()}
+        found = RoundedAdapters(adapter, matrices)
+        for name, (module, how) in matrices.items():
+            if not isinstance(module, Linear):
+                found.codes[name] = how.encode(_weight(module).float())
+            setattr(module, "forward", found._forward(name, module, module.forward))  # noqa: B010
+        return found
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the student runs with what codes say; what codes are made of is what adapters are when it begins."""
+        adapted = {name: module for name, (module, _) in self.matrices.items() if isinstance(module, Linear)}
+        try:
+            with torch.no_grad():
+                for name, module in adapted.items():
+                    fused = _weight(module).float() + module.get_delta_weight(self.adapter)
+                    self.codes[name] = self.matrices[name][1].encode(fused)
+            self.on = True
+            yield
+        finally:
+            self.on = False
+            for name in adapted:
+                self.codes.pop(name, None)
+
+    def _forward(self, name: str, module: nn.Module, exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        how = self.matrices[name][1]
+        base: Any = module.get_base_layer() if isinstance(module, Linear) else module
+
+        def forward(x: Tensor) -> Tensor:
+            if not self.on:
+                return exact(x)
+            weight = how.decode(self.codes[name], x.shape[-1], x.device).to(x.dtype)
+            out = nn.functional.linear(x, weight, base.bias)
+            if not isinstance(module, Linear):
+                return out
+            down, up = module.lora_A[self.adapter], module.lora_B[self.adapter]
+            own = up(down(x.detach())) * module.scaling[self.adapter]
+            return out + (own - own.detach())
+
+        return forward
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """Of a matrix, or of what its adapters are on, as it is stored."""
+    base: Any = module.get_base_layer() if isinstance(module, Linear) else module
+    return base.weight

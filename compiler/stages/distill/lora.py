@@ -1,0 +1,84 @@
+"""lora: adapters of low rank on the matrices that are pruned learn what sparsity costs (DIP 4, Eq. 9; Hu et al. 2021).
+
+W + A B takes W's place before inputs are selected, so a token reads as many columns as without, and the adapters are
+fused into the weights at the end (compiler/training/adapters.py). The teacher is the same model with adapters and masks
+off. With `rounded=true` the student runs with the fused matrices as the build's format will hold them, and gradients
+pass straight through that.
+"""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from coldpress.compiler.training import adapters
+from coldpress.compiler.training.memory import Size
+from coldpress.schemas.base import PositiveCount, Record
+from coldpress.schemas.families import FamilyName, slices
+from coldpress.schemas.model import ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.training.lesson import Lesson
+
+
+class Options(Record):
+    """The adapters."""
+
+    lora_rank: PositiveCount = Field(default=32, description="rank of the adapters (DIP: 32)")
+    lora_alpha: PositiveCount = Field(
+        default=64, description="what adapters add is multiplied by lora_alpha / lora_rank"
+    )
+    rounded: bool = Field(
+        default=False, description="true or false: whether the student runs with weights in the build's format"
+    )
+
+
+def ram_bytes(size: Size, options: Options) -> int:
+    """Bytes of memory: what adapters take, and codes of all layers where the student runs with rounded weights."""
+    codes = size.code_bytes if options.rounded else 0
+    return adapters.ram_bytes(size, _pruned(size.spec, size.families), options.lora_rank, codes)
+
+
+def state_bytes(size: Size, options: Options) -> int:
+    """Bytes of one state that training goes on from."""
+    return adapters.state_bytes(size, _pruned(size.spec, size.families), options.lora_rank)
+
+
+def prepare(task: "Task", options: Options) -> "Lesson":
+    """One model with adapters and masks that can be turned off."""
+    from coldpress.compiler.stages.distill._masks import attach
+    from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
+    from coldpress.compiler.stages.distill._rounding import stored_matrices
+    from coldpress.compiler.training.lesson import Lesson, Switch, as_it_is
+    from coldpress.compiler.training.source import recompute_layers
+
+    source, roles = task.source, _pruned(task.source.model.spec, task.sparsity.families)
+    found = adapters.Adapters.of(source, task.device, roles, options.lora_rank, options.lora_alpha, task.seed)
+    running = as_it_is
+    if options.rounded:
+        running = RoundedAdapters.of(found.model, stored_matrices(source, task.sparsity), adapters.ADAPTER).applied
+    recompute_layers(found.model, source.modules)
+    switch = Switch()
+    attach(found.model, source.modules, task.masks, switch)
+
+    def teach(begins: bool) -> None:
+        switch.on = not begins
+        found.turn(on=not begins)
+
+    return Lesson(
+        teacher=found.model,
+        student=found.model,
+        parameters=found.parameters,
+        weight=found.weight,
+        teach=teach,
+        running=running,
+        masks=switch,
+        at_share=found.at_share,
+    )
+
+
+def _pruned(spec: ModelSpec, families: "Iterable[FamilyName]") -> list[str]:
+    """Roles of the matrices that slices are left out of, each once."""
+    return sorted({piece.role for family in families for piece in slices(family, spec)})

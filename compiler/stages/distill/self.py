@@ -1,0 +1,80 @@
+"""self: all weights learn to be sparse from their own dense selves (ActiveFlow 5): KL on logits.
+
+Teacher and student are two models in float32, so this is for models that fit several times into memory. With
+`rounded=true` the student runs with matrices as the build's format will hold them, and gradients pass straight through
+that, too; embeddings and head are left as they are.
+"""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from coldpress.compiler.training.memory import Size
+from coldpress.schemas.base import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.training.lesson import Lesson
+
+
+class Options(Record):
+    """What is learned from, and how."""
+
+    cross_entropy: float = Field(
+        default=0.0, ge=0, le=1, description="share of the loss that is the text's own next tokens, not the teacher's"
+    )
+    straight_through: bool = Field(
+        default=True, description="true or false: whether what is left out gets a gradient, too"
+    )
+    rounded: bool = Field(
+        default=False, description="true or false: whether the student runs with weights in the build's format"
+    )
+
+
+def ram_bytes(size: Size, options: Options) -> int:
+    """Bytes of memory: two models, and with `rounded` the matrices as the format holds them."""
+    return size.two_models_bytes + 4 * size.num_parameters * options.rounded
+
+
+def state_bytes(size: Size, options: Options) -> int:
+    """Bytes of one state that training goes on from."""
+    return size.two_models_state_bytes
+
+
+def prepare(task: "Task", options: Options) -> "Lesson":
+    """Two models, the student with masks."""
+    import torch
+
+    from coldpress.compiler.stages.distill._masks import attach
+    from coldpress.compiler.stages.distill._rounding import Rounding
+    from coldpress.compiler.training.lesson import Lesson, Switch, as_it_is
+    from coldpress.compiler.training.source import recompute_layers
+
+    teacher, student = (task.source.build(task.device) for _ in range(2))
+    teacher.requires_grad_(False)
+    if task.recompute:
+        recompute_layers(student, task.source.modules)
+    switch = Switch()
+    attach(student, task.source.modules, task.masks, switch, options.straight_through)
+    rounded = Rounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
+
+    def at_share(trained: "Sequence[Tensor]", share: float) -> None:
+        parameters = zip(student.parameters(), teacher.parameters(), trained, strict=True)
+        with torch.no_grad():
+            for parameter, begin, end in parameters:
+                parameter.copy_(torch.lerp(begin, end, share))
+
+    return Lesson(
+        teacher=teacher,
+        student=student,
+        parameters=list(student.parameters()),
+        weight=student.get_parameter,
+        cross_entropy=options.cross_entropy,
+        running=rounded,
+        masks=switch,
+        at_share=at_share,
+    )

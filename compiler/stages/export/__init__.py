@@ -1,0 +1,64 @@
+"""export: the compiled model as a file that another engine loads; a file of this package is a format.
+
+Reads the published artifact and nothing else, so that what another engine runs is what our users get: codes as they
+were quantized, after distillation. Tensors are read and written one at a time. Off by default; a model that the other
+engine would run as something else is refused in one sentence.
+"""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from coldpress.compiler.io import replacing, sha256_of
+from coldpress.compiler.publishing import standing
+from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.plugins import load, options_of
+from coldpress.schemas.base import Options, Record
+from coldpress.schemas.config import Key, OptionsOf
+from coldpress.schemas.export import Export
+from coldpress.schemas.package import Package
+
+LOG = logging.getLogger(__name__)
+TARGETS = "coldpress.compiler.stages.export"
+
+
+class ExportConfig(Record):
+    """Settings of `export`."""
+
+    target: Annotated[str | None, Key("export", plugins=TARGETS, default="none")] = Field(
+        default=None, description="a file for another engine beside the artifact; gguf: for llama.cpp"
+    )
+    options: Annotated[Options, OptionsOf("target")] = Field(
+        default={}, description="the format's own options, as JSON"
+    )
+    file: str = Field(description="path of the file to write")
+
+
+def run(config: ExportConfig, package: Package) -> Export:
+    """Writes the file, whole or not at all; one that stands there is replaced.
+
+    Raises:
+        UnknownNameError: if there is no such format.
+        ColdpressError: if the format cannot say what the model is, or the artifact has changed.
+        ArtifactError: if the reader refuses the artifact.
+    """
+    target = load(TARGETS, config.target or "")
+    options = options_of(target, config.options)
+    artifact = open_artifact(standing(package, None), package.manifest_sha256)
+    path = Path(config.file).absolute()
+    with replacing(path) as temporary:
+        rounded = target.write(StoredModel(artifact), options, temporary)
+        size_bytes = temporary.stat().st_size
+    if rounded:
+        LOG.info("export: %d tensors were rounded again, the first is %s", len(rounded), rounded[0])
+    return Export(
+        target=target.__name__.rpartition(".")[2],
+        file=str(path),
+        sha256=sha256_of(path),
+        size_bytes=size_bytes,
+        artifact_sha256=package.manifest_sha256,
+        rounded=tuple(rounded),
+    )

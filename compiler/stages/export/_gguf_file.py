@@ -1,0 +1,148 @@
+"""What is in a GGUF file and how it is written; which types there are, and what is exact, is said in gguf.py."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from coldpress.compiler.stages.export import _gguf_vocabulary, _llama_cpp
+from coldpress.compiler.stages.export._gguf_options import BLOCK, FORMATS, Options, TypeName, own_type
+from coldpress.compiler.stages.export._llama_cpp import Architecture
+from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
+from coldpress.runtime import plugins
+
+FILE_TYPES: dict[TypeName, gguf.LlamaFileType] = {
+    "F32": gguf.LlamaFileType.ALL_F32,
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One tensor of the file."""
+
+    name: str
+    roles: tuple[str, ...]
+    """What it holds; of a mixture the matrices of all experts."""
+    stored: StoredTensor
+    """The first of them; the others are alike."""
+    type: TypeName
+    rotated_heads: int
+    """Heads whose rows llama.cpp wants in another order; 0 for most tensors."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns, of several matrices behind their number."""
+        return self.stored.shape if len(self.roles) == 1 else (len(self.roles), *self.stored.shape)
+
+    @property
+    def copied(self) -> bool:
+        """Whether codes are taken as they are stored."""
+        return (
+            self.stored.format is not None
+            and self.stored.format == FORMATS.get(self.type)
+            and not self.stored.by_column
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether its values are the artifact's."""
+        lossless = {("F32", None), ("F16", "fp16")}
+        return self.copied or (self.type, self.stored.format) in lossless
+
+
+def write(model: StoredModel, options: Options, path: Path) -> list[str]:
+    """Writes the file; gives the names of the tensors whose values were rounded again.
+
+    Raises:
+        ColdpressError: if llama.cpp has no such architecture, tokenizer or weights.
+    """
+    architecture = _llama_cpp.architecture_of(model.spec)
+    writer = gguf.GGUFWriter(path, architecture.name)
+    try:
+        _llama_cpp.add_shape(writer, model)
+        planned = [_planned(model, architecture, roles, options) for roles in _llama_cpp.roles(model)]
+        rounded = [tensor.name for tensor in planned if not tensor.exact]
+        _add_facts(writer, model, planned, rounded)
+        if options.gguf_tokenizer:
+            _gguf_vocabulary.add(writer, model.artifact)
+        else:
+            writer.add_tokenizer_model("none")
+        extra = _llama_cpp.rope_factors(model)
+        for tensor in planned:
+            _declare(writer, tensor)
+        for name, values in extra.items():
+            writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in planned:
+            _append(writer, (_encoded(model, tensor, role) for role in tensor.roles))
+        for values in extra.values():
+            _append(writer, (values,))
+    finally:
+        writer.close()
+    return rounded
+
+
+def _planned(model: StoredModel, architecture: Architecture, roles: tuple[str, ...], options: Options) -> Planned:
+    stored = model.tensors[roles[0]]
+    heads = architecture.rotated_heads(model.spec, roles[0])
+    return Planned(_llama_cpp.tensor_name(architecture, roles[0]), roles, stored, _type_of(stored, options), heads)
+
+
+def _type_of(stored: StoredTensor, options: Options) -> TypeName:
+    if stored.format is None:
+        return "F32"
+    wanted = own_type(stored.role, stored.format) if options.gguf_type == "stored" else options.gguf_type
+    return "F16" if wanted in ("Q8_0", "Q4_0") and stored.shape[1] % BLOCK else wanted
+
+
+def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planned], rounded: list[str]) -> None:
+    """What the file is, where it comes from, and what is not exact in it."""
+    manifest = model.artifact.manifest
+    writer.add_name(manifest.source.name)
+    if manifest.source.license:
+        writer.add_license(manifest.source.license)
+    types: Counter[TypeName] = Counter(tensor.type for tensor in planned if tensor.stored.format is not None)
+    writer.add_file_type(FILE_TYPES[types.most_common(1)[0][0]])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_string("coldpress.artifact_sha256", model.artifact.sha256)
+    writer.add_uint32("coldpress.num_rounded_tensors", len(rounded))
+    writer.add_array("coldpress.rounded_tensors", rounded)
+
+
+def _declare(writer: gguf.GGUFWriter, tensor: Planned) -> None:
+    shape = tensor.shape
+    if tensor.type in ("F32", "F16"):
+        dtype = np.dtype(np.float32 if tensor.type == "F32" else np.float16)
+        writer.add_tensor_info(tensor.name, shape, dtype, prod(shape) * dtype.itemsize)
+        return
+    row_bytes = plugins.load("coldpress.runtime.quantization", FORMATS[tensor.type]).nbytes(shape[-1])
+    kind = gguf.GGMLQuantizationType[tensor.type]
+    coded = (*shape[:-1], row_bytes)
+    writer.add_tensor_info(tensor.name, coded, np.dtype(np.uint8), prod(coded), kind)
+
+
+def _append(writer: gguf.GGUFWriter, matrices: Iterable[np.ndarray]) -> None:
+    """Writes the next tensor, a matrix at a time: all experts of a layer may be many times what fits in memory."""
+    file = (writer.fout or [])[0]
+    writer.write_padding(file, file.tell())
+    for matrix in matrices:
+        matrix.tofile(file)
+    writer.write_padding(file, file.tell())
+
+
+def _encoded(model: StoredModel, tensor: Planned, role: str) -> np.ndarray:
+    if tensor.copied:
+        return np.ascontiguousarray(_llama_cpp.neighbours(model.codes(role), tensor.rotated_heads))
+    values = _llama_cpp.neighbours(model.values(role), tensor.rotated_heads)
+    if tensor.type == "F32":
+        return np.ascontiguousarray(_llama_cpp.norm_weights(model.spec, role, values), "<f4")
+    return plugins.load("coldpress.runtime.quantization", FORMATS[tensor.type]).encode(np.ascontiguousarray(values))

@@ -1,0 +1,239 @@
+"""What llama.cpp makes of a model: its name for the architecture, the arithmetic that name stands for, shapes, tensors.
+
+Names come from the tables of the package `gguf`. The arithmetic is not in a GGUF file but in llama.cpp's own code
+(src/models/*.cpp, src/llama-model.cpp), so that it is said here, and a model that differs is refused: its file would
+load, and write other text.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+
+from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Activation, ModelSpec
+
+TENSOR = gguf.MODEL_TENSOR
+MODULES = {
+    "embed_tokens": TENSOR.TOKEN_EMBD,
+    "norm": TENSOR.OUTPUT_NORM,
+    "lm_head": TENSOR.OUTPUT,
+    "input_layernorm": TENSOR.ATTN_NORM,
+    "q_proj": TENSOR.ATTN_Q,
+    "k_proj": TENSOR.ATTN_K,
+    "v_proj": TENSOR.ATTN_V,
+    "o_proj": TENSOR.ATTN_OUT,
+    "q_norm": TENSOR.ATTN_Q_NORM,
+    "k_norm": TENSOR.ATTN_K_NORM,
+    "post_attention_layernorm": TENSOR.FFN_NORM,
+    "gate_proj": TENSOR.FFN_GATE,
+    "up_proj": TENSOR.FFN_UP,
+    "down_proj": TENSOR.FFN_DOWN,
+    "router": TENSOR.FFN_GATE_INP,
+}
+"""Our names of modules, without their layer."""
+STACKED = {
+    "gate_proj": TENSOR.FFN_GATE_EXP,
+    "up_proj": TENSOR.FFN_UP_EXP,
+    "down_proj": TENSOR.FFN_DOWN_EXP,
+}
+"""Those of experts, whose matrices lie in one tensor, one expert's after another's."""
+MAX_EXPERTS = 1024
+"""llama.cpp ends where a file has more (LLAMA_MAX_EXPERTS of src/llama-hparams.h)."""
+FREQUENCIES = "rotary.inv_freq"
+NORMS = ("norm", "input_layernorm", "post_attention_layernorm")
+PRECISION = 4e-7
+"""Relative, of what a float32 frequency says of the base that it was computed from."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One of llama.cpp's."""
+
+    name: str
+    activation: Activation
+    gated: bool
+    neighbours: bool
+    """Whether dimensions 2i and 2i + 1 of a head are rotated together, and not i and i + head_dim / 2."""
+    biases: frozenset[str] = frozenset()
+    """Modules that may have one."""
+    scaled: bool = False
+    """Whether it reads a factor for each frequency."""
+    own_head: bool = False
+    """Whether it cannot take the embedding for a head."""
+
+    def rotated_heads(self, spec: ModelSpec, role: str) -> int:
+        """The heads of a tensor whose rows are to be reordered; 0 for none."""
+        heads = {"q_proj": spec.num_attention_heads, "k_proj": spec.num_key_value_heads}
+        return heads.get(role.split(".")[-2], 0) if self.neighbours else 0
+
+
+QKV = frozenset(("q_proj", "k_proj", "v_proj"))
+ATTENTION = QKV | {"o_proj"}
+MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
+ARCHITECTURES = {
+    "llama": Architecture("llama", "silu", gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
+    "mistral": Architecture("llama", "silu", gated=True, neighbours=True, scaled=True),
+    "mixtral": Architecture("llama", "silu", gated=True, neighbours=True, scaled=True),
+    "qwen2": Architecture("qwen2", "silu", gated=True, neighbours=False, biases=QKV),
+    "qwen3": Architecture("qwen3", "silu", gated=True, neighbours=False),
+    "arcee": Architecture("arcee", "relu2", gated=False, neighbours=True),
+    "nemotron": Architecture("nemotron", "relu2", gated=False, neighbours=False, own_head=True),
+}
+"""By Hugging Face's model_type."""
+
+
+def architecture_of(spec: ModelSpec) -> Architecture:
+    """The architecture of llama.cpp that computes what the model does.
+
+    Raises:
+        ColdpressError: if there is none.
+    """
+    found = ARCHITECTURES.get(spec.model_type)
+    if found is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ColdpressError(f"a GGUF file cannot hold the architecture '{spec.model_type}', expected one of {known}")
+    if spec.hidden_act != found.activation or spec.gated_mlp != found.gated:
+        raise ColdpressError(
+            f"the model's activation is {spec.hidden_act}, and llama.cpp computes {found.activation} in every model of "
+            f"the architecture '{found.name}': it would write other text; leave export out"
+        )
+    if spec.tie_word_embeddings and found.own_head:
+        raise ColdpressError(
+            f"the model's head is its embedding, and llama.cpp's architecture '{found.name}' wants one of its own; it "
+            "cannot be exported"
+        )
+    if spec.rotary_scaling != 1.0 or (found.neighbours and spec.rotary_dim != spec.head_dim):
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' rotates whole heads without a factor, and this model rotates "
+            f"{spec.rotary_dim} of {spec.head_dim} dimensions with the factor {spec.rotary_scaling}; it cannot be "
+            "exported"
+        )
+    if spec.num_experts > MAX_EXPERTS:
+        raise ColdpressError(
+            f"a layer of the model has {spec.num_experts} experts, and llama.cpp takes at most {MAX_EXPERTS}; it "
+            "cannot be exported"
+        )
+    return found
+
+
+def roles(model: StoredModel) -> list[tuple[str, ...]]:
+    """The roles of each tensor, one or those of all experts, in the file's order: outside the layers, then layer by
+    layer."""
+    tensors: dict[tuple[int, str], list[str]] = {}
+    for role in model.tensors:
+        if role != FREQUENCIES:
+            layer, *module = role.split(".")[1:] if role.startswith("layers.") else ("-1", role)
+            tensors.setdefault((int(layer), ".".join(_without_expert(module))), []).append(role)
+    return [tuple(tensors[key]) for key in sorted(tensors)]
+
+
+def _without_expert(module: list[str]) -> list[str]:
+    return module[2:] if module[0] == "experts" else module
+
+
+def tensor_name(architecture: Architecture, role: str) -> str:
+    """llama.cpp's name of a role's tensor, or of the one that all experts' are in.
+
+    Raises:
+        ColdpressError: if the architecture has no such tensor.
+    """
+    *before, module, kind = role.split(".")
+    tensor = (STACKED if "experts" in before else MODULES).get(module)
+    known = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    has_bias = module in architecture.biases or (module in NORMS and architecture.name == "nemotron")
+    if tensor is None or tensor not in gguf.MODEL_TENSORS[known] or (kind == "bias" and not has_bias):
+        raise ColdpressError(
+            f"llama.cpp's architecture '{architecture.name}' has no tensor for {role}; this model cannot be exported"
+        )
+    return f"{gguf.TENSOR_NAMES[tensor].format(bid=before[1] if before else 0)}.{kind}"
+
+
+def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows [heads * head_dim, …] with those that are rotated together side by side; as they are where `heads` is 0."""
+    if not heads:
+        return rows
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def norm_weights(spec: ModelSpec, role: str, values: np.ndarray) -> np.ndarray:
+    """The weights of a norm as llama.cpp has them, from 0, where the model's count from 1; other values as they are."""
+    counts_from_one = spec.norm == "layer_norm_1p" and role.split(".")[-2] in NORMS and role.endswith("weight")
+    return values + np.float32(1) if counts_from_one else values
+
+
+def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
+    """The sizes and constants that llama.cpp reads; behind a sliding window it would attend to more than the model."""
+    spec = model.spec
+    writer.add_vocab_size(spec.vocab_size)
+    writer.add_context_length(min(spec.max_position_embeddings, spec.sliding_window or spec.max_position_embeddings))
+    writer.add_embedding_length(spec.hidden_size)
+    writer.add_block_count(spec.num_hidden_layers)
+    writer.add_feed_forward_length(spec.intermediate_size)
+    if spec.is_mixture:
+        writer.add_expert_count(spec.num_experts)
+        writer.add_expert_used_count(spec.num_experts_per_tok)
+    writer.add_head_count(spec.num_attention_heads)
+    writer.add_head_count_kv(spec.num_key_value_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    if spec.norm == "rms_norm":
+        writer.add_layer_norm_rms_eps(spec.norm_eps)
+    else:
+        writer.add_layer_norm_eps(spec.norm_eps)
+    writer.add_rope_dimension_count(spec.rotary_dim)
+    base, scale = _rope(model)
+    writer.add_rope_freq_base(base)
+    if scale != 1:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(1 / scale)
+
+
+def rope_factors(model: StoredModel) -> dict[str, np.ndarray]:
+    """A factor float32 [rotary_dim / 2] that divides each frequency, where a base alone does not say it.
+
+    Raises:
+        ColdpressError: if the architecture reads none.
+    """
+    frequencies = _frequencies(model)
+    base, scale = _rope(model)
+    expected = _geometric(base, scale, frequencies.size)
+    if np.allclose(expected, frequencies, rtol=PRECISION, atol=0):
+        return {}
+    architecture = architecture_of(model.spec)
+    if not architecture.scaled:
+        raise ColdpressError(
+            f"the model scales its rotary frequencies one by one, and llama.cpp's architecture '{architecture.name}' "
+            "reads no factors for them; this model cannot be exported"
+        )
+    return {f"{gguf.TENSOR_NAMES[TENSOR.ROPE_FREQS]}.weight": (expected / frequencies).astype(np.float32)}
+
+
+def _frequencies(model: StoredModel) -> np.ndarray:
+    return model.values(FREQUENCIES).astype(np.float64)
+
+
+def _rope(model: StoredModel) -> tuple[float, float]:
+    """(base, factor on all frequencies) of a geometric sequence; of another one, the base that its beginning has."""
+    frequencies = _frequencies(model)
+    count, scale = frequencies.size, float(frequencies[0])
+    if count == 1:
+        return 10000.0, scale
+    base = float((frequencies[-1] / scale) ** (-count / (count - 1)))
+    for rounded in _rounded(base):
+        if np.allclose(_geometric(rounded, scale, count), frequencies, rtol=PRECISION, atol=0):
+            return rounded, scale
+    base = float(frequencies[1] ** -count)
+    return next(rounded for rounded in _rounded(base) if np.isclose(rounded, base, rtol=count * PRECISION)), 1.0
+
+
+def _rounded(base: float) -> Iterator[float]:
+    """The number, the roundest form first: what frequencies in float32 say of it is no more precise."""
+    yield from (float(f"{base:.{digits}g}") for digits in range(1, 10))
+
+
+def _geometric(base: float, scale: float, count: int) -> np.ndarray:
+    return scale * base ** (-np.arange(count) / count)

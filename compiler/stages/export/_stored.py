@@ -1,0 +1,128 @@
+"""An artifact's weights by role, one at a time: the codes as they are stored, in natural order.
+
+Units lie on flash in the order that was found for them, several slices in each, several layers in a group, an expert's
+among those of others. The files are mapped, not loaded; their digests are checked before anything is read.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.compiler.io import checked_file
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact import contents, tensor_files
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.schemas.families import FormatName, slice_length
+from coldpress.schemas.layout import Section
+from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE
+from coldpress.schemas.model import matrices, role_shape
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """How one tensor is stored."""
+
+    role: str
+    shape: tuple[int, ...]
+    """As in the checkpoint."""
+    format: FormatName | None
+    """None: float32."""
+    by_column: bool = False
+    """Whether a column is what was encoded, as one slice, and not a row."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where on flash the slices of one matrix lie."""
+
+    section: Section
+    layer: int
+    units: range
+    """Whose slices they are: all of the family's, or those of one expert."""
+    start_bytes: int
+    """Of the slice in its unit."""
+    stop_bytes: int
+
+
+class StoredModel:
+    """The weights of one artifact."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Checks the files.
+
+        Raises:
+            ColdpressError: if their content is not what the manifest says.
+        """
+        self.artifact, self.spec = artifact, artifact.manifest.model
+        self._files = {name: self._mapped(name) for name in (FLASH_FILE, RESIDENT_FILE)}
+        self._places: dict[str, _Place] = {}
+        self.tensors = {
+            tensor.role: StoredTensor(tensor.role, tuple(tensor.shape), tensor.format)
+            for tensor in artifact.manifest.resident
+        }
+        for section in artifact.manifest.flash.sections:
+            self._find(section)
+
+    def _mapped(self, name: str) -> np.ndarray:
+        path = Path(self.artifact.path) / name
+        checked_file(path, self.artifact.entry(name).sha256, f"{self.artifact.path}/{MANIFEST_FILE}")
+        return np.memmap(path, np.uint8, "r")
+
+    def _find(self, section: Section) -> None:
+        family = next(entry for entry in self.artifact.manifest.families if entry.family == section.family)
+        for layer in section.layers:
+            start = 0
+            for piece in family.slices:
+                stop = start + contents.nbytes(family.format, slice_length(piece, self.spec))
+                names = matrices(piece.role, self.spec)
+                each = section.num_units // len(names)
+                for expert, name in enumerate(names):
+                    role, units = f"layers.{layer}.{name}.weight", range(expert * each, (expert + 1) * each)
+                    shape = role_shape(self.spec, role)
+                    self.tensors[role] = StoredTensor(role, shape, family.format, piece.axis == "column")
+                    self._places[role] = _Place(section, layer, units, start, stop)
+                start = stop
+
+    @cached_property
+    def _resident(self) -> dict[str, np.ndarray]:
+        """Views of the mapped file."""
+        entry, opened = self.artifact.entry(RESIDENT_FILE), self.artifact.open(RESIDENT_FILE)
+        with open(opened, "rb") as file:
+            header = tensor_files.read_header(file.fileno(), RESIDENT_FILE, entry.size_bytes)
+        buffer = self._files[RESIDENT_FILE]
+        return {
+            tensor.name: np.ndarray(tensor.shape, tensor_files.numpy_dtype(tensor), buffer, tensor.start_bytes)
+            for tensor in header.tensors
+        }
+
+    def codes(self, role: str) -> np.ndarray:
+        """What is stored of a tensor: codes uint8 [slices, slice_bytes], slice i being row or column i, or float32."""
+        if role not in self._places:
+            return self._resident[role]
+        place = self._places[role]
+        section, wanted = place.section, place.units
+        units = np.ndarray(
+            (section.num_units, section.unit_bytes),
+            np.uint8,
+            self._files[FLASH_FILE],
+            section.part_offset_bytes(place.layer),
+            (section.stride_bytes, 1),
+        )
+        order = self.artifact.order(section)
+        (lying,) = np.nonzero((order >= wanted.start) & (order < wanted.stop))
+        found = np.empty((len(wanted), place.stop_bytes - place.start_bytes), np.uint8)
+        found[order[lying] - wanted.start] = units[lying, place.start_bytes : place.stop_bytes]
+        return found
+
+    def values(self, role: str) -> np.ndarray:
+        """The values of a tensor, float32 in the checkpoint's shape."""
+        tensor, codes = self.tensors[role], self.codes(role)
+        if tensor.format is None:
+            return codes
+        length = tensor.shape[0] if tensor.by_column else tensor.shape[-1]
+        found = plugins.load("coldpress.runtime.quantization", tensor.format).decode(
+            np.ascontiguousarray(codes), length
+        )
+        return found.T if tensor.by_column else found

@@ -1,0 +1,54 @@
+"""gguf: the model as one GGUF file, which llama.cpp loads.
+
+F16, Q8_0 and Q4_0 have the values and the layout of `fp16`, `int8_group32` and `int4_group32`: rows that are stored in
+one of these are copied, bit for bit. A matrix whose columns were encoded, since they are read one by one, is decoded
+and encoded again along its input, which rounds 8-bit and 4-bit values a second time; the file names such tensors under
+`coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose rows are no multiple of 32 values long becomes F16.
+All experts of a layer are one tensor of their matrices, named where one of them was rounded. Norms, biases and routers
+are F32, as llama.cpp keeps them. What llama.cpp computes for which architecture is in `_llama_cpp.py`.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+from coldpress.compiler.cost_model import slice_bytes, stored_format
+from coldpress.compiler.stages.export._gguf_options import BLOCK, FORMATS, Options, own_type
+from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.schemas.families import FormatName
+
+
+def write(model: StoredModel, options: Options, path: Path) -> list[str]:
+    """Writes the file; gives the names of the tensors whose values were rounded again.
+
+    Raises:
+        ColdpressError: if llama.cpp has no such architecture, tokenizer or weights.
+    """
+    from coldpress.compiler.stages.export import (
+        _gguf_file,  # with the package gguf, which nobody needs to know the options
+    )
+
+    return _gguf_file.write(model, options, path)
+
+
+def disk_bytes(shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: Options) -> int:
+    """Bytes of the tensors of a file.
+
+    Args:
+        shapes: Role -> shape, of all tensors that a model is made of; a tied head is its embedding.
+        stored: The build's format.
+        options: How the weights are written.
+
+    Raises:
+        ColdpressError: if GGUF has no type for what is to be taken as it is stored.
+    """
+    total = 0
+    for role, shape in shapes.items():
+        kept = stored_format(role, stored)
+        if kept is None or len(shape) == 1:
+            total += 4 * prod(shape)
+        else:
+            chosen = kept if options.gguf_type == "stored" else FORMATS[options.gguf_type]
+            own_type(role, chosen)
+            total += prod(shape[:-1]) * slice_bytes(shape[-1], "fp16" if shape[-1] % BLOCK else chosen)
+    return total

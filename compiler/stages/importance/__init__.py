@@ -1,0 +1,110 @@
+"""importance: what a llama.cpp importance matrix says of the model's matrices, by role, for `quantize` to round by.
+
+Reads the file that `llama-imatrix` wrote, of either form (compiler/stages/importance/files.py), and gives an array file
+per layer: the mean square of every input of every matrix. Names are llama.cpp's for every architecture, and a tensor
+that the checkpoint stores fused is fused there, too. A build has this stage only where it names a file. It goes early:
+a file of another model is refused before anything long.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.io import Workspace, sha256_of
+from coldpress.compiler.stages.importance.files import Imatrix, open_imatrix
+from coldpress.schemas.base import Record
+from coldpress.schemas.config import Key
+from coldpress.schemas.errors import ColdpressError, clipped
+from coldpress.schemas.importance import Importance, LayerImportance
+from coldpress.schemas.model import Model
+
+NAMES: Mapping[frozenset[str], str] = {
+    frozenset({"q_proj"}): "attn_q",
+    frozenset({"k_proj"}): "attn_k",
+    frozenset({"v_proj"}): "attn_v",
+    frozenset({"q_proj", "k_proj", "v_proj"}): "attn_qkv",
+    frozenset({"o_proj"}): "attn_output",
+    frozenset({"gate_proj"}): "ffn_gate",
+    frozenset({"up_proj"}): "ffn_up",
+    frozenset({"gate_proj", "up_proj"}): "ffn_up",
+    frozenset({"down_proj"}): "ffn_down",
+}
+"""Roles that a tensor holds -> its name in GGUF, behind `blk.<layer>.`; of all experts with `_exps` behind it."""
+HEAD = "output.weight"
+
+
+class ImportanceConfig(Record):
+    """Settings of `importance`."""
+
+    imatrix: Annotated[str | None, Key(default="none")] = Field(
+        default=None,
+        min_length=1,
+        description="a file of llama-imatrix, .gguf or .dat: how much each input counts when scales are chosen",
+    )
+
+
+def run(config: ImportanceConfig, model: Model, work: Workspace) -> Importance:
+    """The importance of every input of the model's matrices.
+
+    Raises:
+        ColdpressError: if the file cannot be read, or is not of this model; the text is one sentence.
+    """
+    if config.imatrix is None:
+        raise ColdpressError("importance has no file to read; give imatrix")
+    path = Path(config.imatrix)
+    found = open_imatrix(path)
+    layers = tuple(
+        LayerImportance(layer=layer, arrays=work.save(f"layer-{layer}", _layer(found, model, layer)))
+        for layer in range(model.spec.num_hidden_layers)
+    )
+    size = 0 if model.spec.tie_word_embeddings else model.tensors["lm_head.weight"].shape[1]
+    head = {"lm_head": _of(found, HEAD, model, size)} if size and HEAD in found.entries else None
+    return Importance(imatrix_sha256=sha256_of(path), layers=layers, shared=work.save("shared", head) if head else None)
+
+
+def _layer(found: Imatrix, model: Model, layer: int) -> dict[str, np.ndarray]:
+    """Matrix of the layer -> mean squares of its inputs, float32 [inputs]."""
+    prefix = f"layers.{layer}."
+    matrices = {
+        role.removeprefix(prefix).removesuffix(".weight"): source
+        for role, source in model.tensors.items()
+        if role.startswith(prefix) and role.endswith("_proj.weight")
+    }
+    fused: dict[str, tuple[str, ...]] = {}
+    for role, source in matrices.items():
+        fused[source.tensor] = (*fused.get(source.tensor, ()), role)
+    read: dict[str, np.ndarray] = {}
+    values: dict[str, np.ndarray] = {}
+    for roles in fused.values():
+        *expert, _ = roles[0].split(".")
+        held = frozenset(role.rpartition(".")[2] for role in roles)
+        name = f"blk.{layer}.{NAMES[held]}{'_exps' if expert else ''}.weight"
+        size, start = matrices[roles[0]].shape[1], 0
+        if expert:
+            start = int(expert[1]) * size
+        if name not in read:
+            read[name] = _of(found, name, model, size * (model.spec.num_experts if expert else 1))
+        values |= dict.fromkeys(roles, read[name][start : start + size])
+    return values
+
+
+def _of(found: Imatrix, name: str, model: Model, size: int) -> np.ndarray:
+    """The values of an entry, float32 [size].
+
+    Raises:
+        ColdpressError: if there is no such entry, or it has more or fewer values.
+    """
+    if name not in found.entries:
+        raise ColdpressError(
+            f"the imatrix {found.path} has no entry {name}, expected one for every matrix of {model.name}; its "
+            f"{len(found.entries)} entries begin with {clipped(min(found.entries))}; make it of this model"
+        )
+    if (count := found.entries[name].num_values) != size:
+        raise ColdpressError(
+            f"the imatrix {found.path} has {count} values for {name}, expected {size}, as {model.name} has inputs "
+            "there; make it of this model"
+        )
+    return found.read(name)

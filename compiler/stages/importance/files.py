@@ -1,0 +1,253 @@
+"""The two forms of llama.cpp's importance matrices (tools/imatrix): which tensors a file knows, and what of each.
+
+Both give, for each matrix by its name in GGUF, the mean square of every input: of all experts one after another where
+there are several. A GGUF file holds sums of squares (`<name>.in_sum2`) and numbers of tokens (`<name>.counts`), one for
+each expert; the older form, little-endian, without a magic number, means times a number of calls:
+
+    int32 entries, then for each: int32 length, name, int32 calls, int32 values, float32 values
+
+and behind them the number of chunks and the text's name, which nobody has to write. The package gguf is not used: its
+reader goes round and round in a file that promises an array of 2^60 numbers.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from struct import unpack
+
+import numpy as np
+
+from coldpress.schemas.errors import ColdpressError, clipped
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+KIND = "imatrix"
+SUMS, COUNTS = ".in_sum2", ".counts"
+MAX_FILE_BYTES = 4 << 30
+"""A mixture of 256 experts in 60 layers takes one."""
+MAX_ENTRIES = 1 << 16
+MAX_EXPERTS = 1 << 12
+MAX_NAME_BYTES = 1 << 16
+MAX_DIMENSIONS = 4
+FLOAT32 = 0
+"""GGML's number of it."""
+SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""GGUF's types of metadata, by their numbers, that are no texts and no arrays."""
+UINT32, TEXT, ARRAY = 4, 8, 9
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where the values of one matrix or of all experts' lie."""
+
+    at_bytes: int
+    num_values: int
+    counts: tuple[float, ...]
+    """What the values of each expert are to be divided by; 0 where it was never used."""
+
+
+@dataclass(frozen=True)
+class Imatrix:
+    """An importance matrix on disk."""
+
+    path: Path
+    entries: Mapping[str, Entry]
+
+    def read(self, name: str) -> np.ndarray:
+        """Mean squares float32 [inputs], of all experts one after another; those of an expert that no token was sent to
+        are all alike, as llama.cpp has it.
+
+        Raises:
+            ColdpressError: if one is no finite number that is at least 0.
+        """
+        entry = self.entries[name]
+        with self.path.open("rb") as file:
+            values = _Bytes(file, self.path, entry.at_bytes).floats(entry.num_values)
+        counts = np.array(entry.counts, np.float32)[:, None]
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = np.where(counts > 0, values.reshape(len(counts), -1) / np.maximum(counts, 1), np.float32(1))
+        if not (np.isfinite(means) & (means >= 0)).all():
+            what = f"{clipped(name)} holds NaN, infinity or a number below 0, expected mean squares"
+            raise _refused(self.path, what)
+        return means.reshape(-1)
+
+
+def open_imatrix(path: Path) -> Imatrix:
+    """What a file holds, without its values.
+
+    Raises:
+        ColdpressError: if it cannot be read, or is neither form; the text is one sentence.
+    """
+    try:
+        with path.open("rb") as file:
+            source = _Bytes(file, path)
+            if source.size_bytes > MAX_FILE_BYTES:
+                raise _refused(path, f"it has {source.size_bytes} bytes, expected {MAX_FILE_BYTES} at most")
+            found = _gguf(source) if file.peek(len(MAGIC)).startswith(MAGIC) else _legacy(source)
+    except OSError as error:
+        raise ColdpressError(
+            f"the imatrix {path} cannot be read ({error.strerror}); name the file that llama-imatrix wrote"
+        ) from error
+    if not found:
+        raise _refused(path, "it has no entries, expected one for each matrix")
+    return Imatrix(path, found)
+
+
+def _refused(path: Path, what: str) -> ColdpressError:
+    return ColdpressError(f"the imatrix {path}: {what}; make it again with llama-imatrix")
+
+
+class _Bytes:
+    """Reads a file from front to back and never beyond its end."""
+
+    def __init__(self, file: BufferedReader, path: Path, at_bytes: int = 0) -> None:
+        self.path, self.at = path, at_bytes
+        self.size_bytes = file.seek(0, 2)
+        self._file = file
+        file.seek(at_bytes)
+
+    def refused(self, what: str) -> ColdpressError:
+        return _refused(self.path, what)
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        self._check(count)
+        data = self._file.read(count)
+        if len(data) != count:
+            raise self.refused(f"it ends at byte {self.at + len(data)} while it is read")
+        self.at += count
+        return data
+
+    def skip(self, count: int) -> None:
+        """Leaves bytes out."""
+        self._check(count)
+        self.at += count
+        self._file.seek(self.at)
+
+    def number(self, code: str) -> int:
+        """One little-endian whole number: i int32, I uint32, Q uint64."""
+        return unpack(f"<{code}", self.take({"i": 4, "I": 4, "Q": 8}[code]))[0]
+
+    def floats(self, count: int) -> np.ndarray:
+        return np.frombuffer(self.take(4 * count), "<f4").astype(np.float32)
+
+    def text(self, code: str) -> str:
+        """A text behind its length."""
+        length = self.number(code)
+        if not 0 <= length <= MAX_NAME_BYTES:
+            raise self.refused(f"a text of {length} bytes is promised at byte {self.at}, expected names")
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise self.refused(f"the text before byte {self.at} is not UTF-8") from error
+
+    def _check(self, count: int) -> None:
+        if count > self.size_bytes - self.at:
+            raise self.refused(
+                f"{count} bytes are promised at byte {self.at} and the file has {self.size_bytes}: it is cut short, or "
+                "no importance matrix"
+            )
+
+
+def _legacy(source: _Bytes) -> dict[str, Entry]:
+    """The entries of the older form; what stands behind them says nothing of the model."""
+    count = source.number("i")
+    if not 0 < count <= MAX_ENTRIES:
+        raise source.refused("it is neither GGUF nor llama.cpp's older form, which begins with the number of entries")
+    found: dict[str, Entry] = {}
+    for _ in range(count):
+        name = source.text("i")
+        calls, values = source.number("i"), source.number("i")
+        if calls < 0 or values < 1 or name in found:
+            raise source.refused(
+                f"entry {clipped(name)} has {calls} calls and {values} values, expected one such entry with values"
+            )
+        found[name] = Entry(source.at, values, (float(max(calls, 1)),))
+        source.skip(4 * values)
+    return found
+
+
+def _gguf(source: _Bytes) -> dict[str, Entry]:
+    """The entries of a GGUF file."""
+    source.take(len(MAGIC))
+    if (version := source.number("I")) not in VERSIONS:
+        raise source.refused(f"it is GGUF of version {version}, expected 2 or 3, little-endian")
+    num_tensors, num_keys = source.number("Q"), source.number("Q")
+    if not max(num_tensors, num_keys) <= 4 * MAX_ENTRIES:
+        raise source.refused(f"it promises {num_tensors} tensors and {num_keys} keys, expected {4 * MAX_ENTRIES}")
+    metadata = dict(_pair(source) for _ in range(num_keys))
+    if (kind := metadata.get("general.type")) != KIND:
+        raise source.refused(f"it is GGUF of the type {clipped(str(kind))}, expected {KIND}")
+    tensors: dict[str, tuple[int, int]] = {}
+    for _ in range(num_tensors):
+        name, *described = _tensor(source)
+        if name in tensors:
+            raise source.refused(f"it has two tensors {clipped(name)}, expected one")
+        tensors[name] = (described[0], described[1])
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise source.refused(f"its alignment is {alignment}, expected at least 1")
+    return _matched(source, tensors, -(-source.at // alignment) * alignment)
+
+
+def _matched(source: _Bytes, tensors: Mapping[str, tuple[int, int]], data: int) -> dict[str, Entry]:
+    """Sums with their counts, from each tensor's number of values and offset behind byte `data`."""
+    found: dict[str, Entry] = {}
+    for name, (count, offset) in tensors.items():
+        if data + offset + 4 * count > source.size_bytes:
+            raise source.refused(
+                f"{clipped(name)} ends at byte {data + offset + 4 * count} and the file has {source.size_bytes}: it is "
+                "cut short"
+            )
+        if not name.endswith(SUMS):
+            continue
+        matrix = name.removesuffix(SUMS)
+        matrices, at = tensors.get(matrix + COUNTS, (0, 0))
+        if not 0 < matrices <= MAX_EXPERTS or count < 1 or count % matrices:
+            raise source.refused(
+                f"{clipped(matrix)} has {count} sums and {matrices} counts, expected a count for each expert, at most "
+                f"{MAX_EXPERTS}, and as many sums for each"
+            )
+        source.skip(data + at - source.at)
+        counts = source.floats(matrices)
+        if not (np.isfinite(counts) & (counts >= 0)).all():
+            raise source.refused(f"the counts of {clipped(matrix)} are no numbers of tokens")
+        found[matrix] = Entry(data + offset, count, tuple(counts.tolist()))
+    return found
+
+
+def _pair(source: _Bytes) -> tuple[str, object]:
+    """A key of the metadata, with its value where that is a text or a whole number of 32 bits."""
+    key, kind = source.text("Q"), source.number("I")
+    if kind == TEXT:
+        return key, source.text("Q")
+    if kind == UINT32:
+        return key, source.number("I")
+    if kind == ARRAY:
+        kind, count = source.number("I"), source.number("Q")
+        if kind == TEXT:
+            if count > MAX_ENTRIES:
+                raise source.refused(f"{clipped(key)} promises {count} texts, expected {MAX_ENTRIES} at most")
+            for _ in range(count):
+                source.text("Q")
+            return key, None
+    else:
+        count = 1
+    if kind not in SCALAR_BYTES:
+        raise source.refused(f"the value of {clipped(key)} is of type {kind}, which GGUF has not")
+    source.skip(SCALAR_BYTES[kind] * count)
+    return key, None
+
+
+def _tensor(source: _Bytes) -> tuple[str, int, int]:
+    """(name, number of values, offset in bytes) of a tensor."""
+    name, dimensions = source.text("Q"), source.number("I")
+    if dimensions > MAX_DIMENSIONS:
+        raise source.refused(f"{clipped(name)} has {dimensions} dimensions, expected {MAX_DIMENSIONS} at most")
+    count = math.prod(source.number("Q") for _ in range(dimensions))
+    kind, offset = source.number("I"), source.number("Q")
+    if kind != FLOAT32:
+        raise source.refused(f"{clipped(name)} is of GGML's type {kind}, expected {FLOAT32}, float32")
+    return name, count, offset

@@ -1,0 +1,297 @@
+"""ingest: a Hugging Face checkpoint becomes a checked `Model` record.
+
+Resolves a hub model at a pinned commit, or a local folder. Reads config.json and the safetensors headers with our own
+strict parsers, checks them against each other and every weight for NaN, and writes a private folder with the believed
+part of the configuration and the tokenizer: all that transformers ever sees. Weights stay where they are.
+"""
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.headers import read_header
+from coldpress.compiler.checkpoint.hub import HUB_ID, snapshot
+from coldpress.compiler.checkpoint.source_config import check_value, checked_config
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.source_tokenizer import (
+    CHAT_TEMPLATE,
+    MAX_SETTINGS_BYTES,
+    MAX_TOKENIZER_BYTES,
+    SETTINGS,
+    TOKENIZER,
+    SourceTokenizer,
+)
+from coldpress.compiler.checkpoint.tensor_map import match_tensors
+from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
+from coldpress.compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan
+from coldpress.compiler.io import Workspace, digest, replacing, sha256_of
+from coldpress.schemas.base import Record
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import Model, ModelSpec, SourceFile, TensorSource
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+CARD = "README.md"
+MAX_TEXT_BYTES = 1 << 20
+OTHERS_MAY_READ = 0o044
+LICENSE_FILES = re.compile(r"LICENSE|LICENCE|NOTICE", re.IGNORECASE)
+LICENSE_NAME = re.compile(r"[A-Za-z0-9_.\-]{0,99}[A-Za-z0-9_\-]")
+FRONT_MATTER_LICENSE = re.compile(r"^license:\s*[\"']?([A-Za-z0-9][A-Za-z0-9.+\-]*)[\"']?\s*$", re.MULTILINE)
+SETTINGS_KEYS = frozenset(
+    [
+        "add_bos_token",
+        "add_eos_token",
+        "add_prefix_space",
+        "added_tokens_decoder",
+        "additional_special_tokens",
+        "bos_token",
+        "chat_template",
+        "clean_up_tokenization_spaces",
+        "eos_token",
+        "legacy",
+        "model_max_length",
+        "pad_token",
+        "padding_side",
+        "tokenizer_class",
+        "unk_token",
+        "use_default_system_prompt",
+    ]
+)
+SPECIAL_KEYS = frozenset(["additional_special_tokens", "bos_token", "eos_token", "pad_token", "unk_token"])
+GENERATION_KEYS = frozenset(("bos_token_id", "eos_token_id"))
+BELIEVED = {GENERATION: GENERATION_KEYS, SETTINGS: SETTINGS_KEYS, SPECIAL_TOKENS: SPECIAL_KEYS}
+"""Settings files that a checkpoint may have, and the keys that are taken over."""
+
+
+class IngestConfig(Record):
+    """Settings of `ingest`."""
+
+    model: str = Field(min_length=1, description="folder of a checkpoint, or hub id such as owner/name")
+    name: str | None = Field(
+        default=None, description="name of the model in records and artifacts; by default the last part of `model`"
+    )
+    revision: str | None = Field(default=None, description="40-hex commit of a hub model")
+    license: str | None = Field(default=None, description="licence; by default what the model card says")
+    offline: bool = Field(default=False, description="whether hub models are taken from the local cache only")
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """What was found out before weights are read."""
+
+    folder: Path
+    config: dict[str, Any]
+    spec: ModelSpec
+    tensors: dict[str, TensorSource]
+    weight_files: tuple[Path, ...]
+    chat_template: tuple[Path, ...]
+    """The file, if there is one."""
+    licenses: tuple[Path, ...]
+    license: str | None
+    """That the model card names."""
+    settings: dict[str, dict[str, Any]]
+    """What is believed of each settings file but config.json."""
+
+
+def run(config: IngestConfig, work: Workspace) -> Model:
+    """The checked model; its private folder is `source` in the workspace.
+
+    Raises:
+        CheckpointError: naming file and tensor or key, what was found and what was expected.
+    """
+    folder, hub_id = _resolve(config)
+    checkpoint = _check(folder)
+    if is_there(folder, TOKENIZER):
+        regular_file(folder, TOKENIZER)
+    SourceTokenizer(folder, checkpoint.spec.vocab_size)
+    files = _scan(checkpoint)
+    weights = [file for file in files if file.name.endswith(".safetensors")]
+    source = _write_private(checkpoint, work.folder / "source")
+    license_names = {path.name for path in checkpoint.licenses}
+    model = Model(
+        spec=checkpoint.spec,
+        name=config.name or (hub_id or folder.resolve().name).rpartition("/")[2],
+        source=hub_id or "local",
+        revision=config.revision if hub_id else None,
+        license=config.license or checkpoint.license,
+        folder=str(source.resolve()),
+        tensors=checkpoint.tensors,
+        files=files,
+        private_files=tuple(_source_file(path) for path in sorted(source.iterdir()) if path.name not in license_names),
+        license_files=tuple(_source_file(source / path.name) for path in checkpoint.licenses),
+        weights_sha256=digest(*(text for file in weights for text in (file.name, file.sha256))),
+        num_parameters=sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values()),
+    )
+    log.info("ingest: %s, %s with %d parameters", model.name, model.spec.model_type, model.num_parameters)
+    return model
+
+
+def _resolve(config: IngestConfig) -> tuple[Path, str | None]:
+    """(folder of the checkpoint, hub id or None)."""
+    folder = Path(config.model).expanduser()
+    if folder.is_dir():
+        return folder, None
+    if folder.exists():
+        raise CheckpointError(f"{config.model} is a file, expected the folder of a checkpoint")
+    if not HUB_ID.fullmatch(config.model):
+        raise CheckpointError(
+            f"there is no folder {config.model}, and it is no hub id such as owner/name; give one of both"
+        )
+    return snapshot(config.model, config.revision, config.offline), config.model
+
+
+def _check(folder: Path) -> _Checkpoint:
+    """Configuration and headers against each other."""
+    if not (folder / CONFIG).exists():
+        known = kind_of(folder)
+        text = f"{folder.name} {known}" if known else f"{CONFIG} is missing in {folder.name}"
+        raise CheckpointError(f"{text}, expected a Hugging Face checkpoint")
+    raw = read_object(regular_file(folder, CONFIG), MAX_CONFIG_BYTES)
+    architecture, believed = checked_config(raw)
+    settings = {name: _optional(folder, name, keys) for name, keys in BELIEVED.items()}
+    for key, value in settings[GENERATION].items():
+        check_value(key, value, GENERATION)
+    source = _common.source_config(architecture.MODULES, believed)
+    spec = _with_tokens(architecture.spec(source), settings[GENERATION])
+    located = locate(folder)
+    tensors = match_tensors(spec, architecture.parameters(source, spec), located)
+    return _Checkpoint(
+        folder=folder,
+        config=believed,
+        spec=spec,
+        tensors=tensors,
+        weight_files=tuple(sorted({found.path for found in located.values()})),
+        chat_template=_chat_template(folder),
+        licenses=_licenses(folder),
+        license=_license(folder),
+        settings=settings,
+    )
+
+
+def _licenses(folder: Path) -> tuple[Path, ...]:
+    """The licence files, which go into every artifact of the model: each must be the checkpoint's own, and its name
+    one that an artifact may have."""
+    found: dict[str, Path] = {}
+    for name in sorted(path.name for path in folder.iterdir() if LICENSE_FILES.match(path.name) and not path.is_dir()):
+        if not LICENSE_NAME.fullmatch(name):
+            raise CheckpointError(
+                f"the licence file {name[:120]!r} has a name that an artifact cannot have, expected up to 100 letters, "
+                "digits, '.', '_' and '-', the last no '.'; rename it in a copy of the checkpoint"
+            )
+        path = regular_file(folder, name)
+        _check_public(path, folder / CONFIG)
+        if name.casefold() in found:
+            raise CheckpointError(
+                f"the licence files {found[name.casefold()].name} and {name} differ in letter case alone, and only one "
+                "can go into an artifact; rename one in a copy of the checkpoint"
+            )
+        _check_size(path, MAX_TEXT_BYTES)
+        found[name.casefold()] = path
+    return tuple(found.values())
+
+
+def _chat_template(folder: Path) -> tuple[Path, ...]:
+    if not is_there(folder, CHAT_TEMPLATE):
+        return ()
+    path = regular_file(folder, CHAT_TEMPLATE)
+    _check_size(path, MAX_TEXT_BYTES)
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{CHAT_TEMPLATE}: not UTF-8 at byte {error.start}, expected text; convert it") from error
+    return (path,)
+
+
+def _check_public(path: Path, config: Path) -> None:
+    """A link or a second name may lead to what its owner keeps private; an artifact would make it public."""
+    if config.stat().st_mode & ~path.stat().st_mode & OTHERS_MAY_READ:
+        raise CheckpointError(
+            f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is kept from readers that "
+            f"may read {CONFIG}, but would be public in every artifact; give it the mode of {CONFIG}, or remove it"
+        )
+
+
+def _check_size(path: Path, limit: int) -> None:
+    if path.stat().st_size > limit:
+        raise CheckpointError(f"{path.name}: found {path.stat().st_size} bytes, expected at most {limit}")
+
+
+def _with_tokens(spec: ModelSpec, generation: Mapping[str, Any]) -> ModelSpec:
+    """The spec with all ids that end a text: config.json's and generation_config.json's."""
+    ids = dict.fromkeys((*spec.eos_token_ids, *_common.eos_ids(generation.get("eos_token_id"))))
+    for token in (*ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
+        if type(token) is not int or not 0 <= token < spec.vocab_size:
+            raise CheckpointError(
+                f"{CONFIG}: the special token id {str(token)[:40]} is out of range, expected 0 to {spec.vocab_size - 1}"
+            )
+    return spec.model_copy(update={"eos_token_ids": tuple(ids)})
+
+
+def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
+    """Digests of all files that count, every weight read once."""
+    files = []
+    for number, path in enumerate(checkpoint.weight_files, 1):
+        log.info("ingest: reading weights %d/%d", number, len(checkpoint.weight_files))
+        files.append(scan(path, list(read_header(path).values())))
+    for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS, CHAT_TEMPLATE):
+        if is_there(checkpoint.folder, name):
+            path = regular_file(checkpoint.folder, name)
+            files.append(_source_file(path))
+    return tuple(sorted(files, key=lambda file: file.name))
+
+
+def _source_file(path: Path) -> SourceFile:
+    return SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+def _optional(folder: Path, name: str, keys: frozenset[str]) -> dict[str, Any]:
+    """The believed keys of a settings file; empty where there is none."""
+    if not is_there(folder, name):
+        return {}
+    raw = read_object(regular_file(folder, name), MAX_SETTINGS_BYTES)
+    return {key: raw[key] for key in sorted(keys & raw.keys())}
+
+
+def _write_private(checkpoint: _Checkpoint, target: Path) -> Path:
+    """Writes what transformers and the artifact get of the checkpoint beside its weights."""
+    folder = checkpoint.folder
+    shutil.rmtree(target, ignore_errors=True)
+    for name, value in {CONFIG: checkpoint.config, **checkpoint.settings}.items():
+        if name == CONFIG or value:
+            text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+            _write(target / name, text.encode("utf-8", "surrogatepass") + b"\n")
+    tokenizer = regular_file(folder, TOKENIZER)
+    _check_size(tokenizer, MAX_TOKENIZER_BYTES)
+    for path in (tokenizer, *checkpoint.chat_template, *checkpoint.licenses):
+        _write(target / path.name, path.read_bytes())
+    return target
+
+
+def _write(path: Path, data: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def _license(folder: Path) -> str | None:
+    """The licence that the model card's front matter names."""
+    if not is_there(folder, CARD):
+        return None
+    path = regular_file(folder, CARD)
+    if path.stat().st_size > MAX_TEXT_BYTES:
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    parts = text.split("---", 2)
+    found = FRONT_MATTER_LICENSE.search(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
+    return found[1] if found else None

@@ -1,0 +1,261 @@
+"""Decides the order of every family's units on flash, layer by layer, from what is active together (Ripple 4).
+
+Reads packed activation bits, which units `place` pinned, and the device's flash; returns a permutation per layer and
+family with the share of activations that find their flash neighbour active too, and the modelled flash time on the last
+calibration tokens for each collapse gap, from which `layout` takes the plan's. A family that is always used whole has
+nothing to gain and keeps the model's order; experts that are used whole stay whole, and are what is ordered. Layers
+that lie together on flash (`sparsity.layers_per_group`, ActiveFlow 3) share one permutation: their activity is counted
+together, and its cost is the sum over the layers.
+
+A heuristic is a file of this package, whole:
+
+    arrange(task: Task) -> Arranged    the order and whose it is; what is given and taken is in _task.py
+    COUNT_SQUARES: int                 squares of pair counts that it holds at a time at most, for `preflight`
+"""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import ModuleType
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.activity.counted import counted
+from coldpress.compiler.activity.packed_bits import adjacent_share
+from coldpress.compiler.cost_model import unit_bytes
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.shared_settings import CacheSetting, SeedSetting
+from coldpress.compiler.stages.order import structural
+from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Task
+from coldpress.runtime.plan.budget import Claim, cache_slots
+from coldpress.runtime.plugins import load
+from coldpress.schemas.activations import Activations, FamilyStatistics
+from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName, num_experts, num_units, used_share
+from coldpress.schemas.model import Model
+from coldpress.schemas.order import FamilyOrder, GapCost, Order
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.sparsity import Sparsity
+
+LOG = logging.getLogger(__name__)
+
+
+class OrderConfig(CacheSetting, SeedSetting):
+    """Settings of `order`."""
+
+    heuristic: Annotated[str, Key("order", plugins="coldpress.compiler.stages.order")] = Field(
+        default="auto",
+        description="how units are ordered on flash; auto: the best on held-out tokens, Algorithm 1 of Ripple unless "
+        "another is clearly better",
+    )
+    max_tokens: Annotated[PositiveCount | None, Key("order_tokens", default="all")] = Field(
+        default=None, description="calibration tokens that orders are made from, evenly spread"
+    )
+    search_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=4096, description="tokens whose cache misses a search looks at, the last ones; other counts are of all"
+    )
+    counting: Annotated[Literal["cpu", "gpu"], Key()] = Field(
+        default="cpu", description="where co-activation is counted"
+    )
+
+
+def run(
+    config: OrderConfig,
+    model: Model,
+    activations: Activations,
+    sparsity: Sparsity,
+    placement: Placement,
+    device: DeviceProfile,
+    layers: tuple[int, ...],
+    work: Workspace,
+    threads: int = 1,
+) -> Order:
+    """Orders the families of `layers`, `threads` of them side by side; a group of layers is held at a time by each.
+
+    Raises:
+        UnknownNameError: if there is no such heuristic or cache policy.
+        ColdpressError: if a family that is used in part has no activation bits, flash is no tier of the placement, or
+            `layers` cut a group.
+    """
+    heuristic = load("coldpress.compiler.stages.order", config.heuristic)
+    load("coldpress.runtime.cache", config.cache)
+    if "flash" not in placement.tiers:
+        raise ColdpressError(f"the placement has tiers {', '.join(placement.tiers)} and no flash to order units on")
+    inputs = OrderInputs(config, model, activations, sparsity, placement, device)
+    groups = groups_of(sparsity, model, layers)
+    wanted: list[tuple[range, FamilyName]] = [(group, family) for group in groups for family in sparsity.families]
+    with ThreadPoolExecutor(threads) as pool:
+        done = [pool.submit(_order_family, inputs, heuristic, group, family, work) for group, family in wanted]
+        return Order(entries=tuple(entry.result() for entry in done))
+
+
+def groups_of(sparsity: Sparsity, model: Model, layers: tuple[int, ...]) -> list[range]:
+    """The groups that `layers` are, in their order.
+
+    Raises:
+        ColdpressError: if they cut one.
+    """
+    groups = [group for group in sparsity.groups(model.spec.num_hidden_layers) if set(group) & set(layers)]
+    for group in groups:
+        missing = sorted(set(group) - set(layers))
+        if missing:
+            raise ColdpressError(
+                f"layers {group[0]} to {group[-1]} lie together on flash and share one order, this job has no layer "
+                f"{missing[0]}; set layers_per_job to a multiple of layers_per_group={sparsity.layers_per_group}"
+            )
+    return sorted(groups, key=lambda group: min(map(layers.index, group)))
+
+
+@dataclass(frozen=True)
+class OrderInputs:
+    """The stage's settings and records."""
+
+    config: OrderConfig
+    model: Model
+    activations: Activations
+    sparsity: Sparsity
+    placement: Placement
+    device: DeviceProfile
+
+    @cached_property
+    def slots(self) -> dict[tuple[int, FamilyName], int]:
+        """Units that the dynamic cache holds, per layer and family."""
+        entries = self.placement.layers
+        claims = [
+            Claim(
+                density=self.sparsity.density(entry.family, entry.layer),
+                num_units=num_units(entry.family, self.model.spec),
+                unit_bytes=self.unit_bytes(entry.family),
+                num_pinned=entry.num_pinned,
+            )
+            for entry in entries
+        ]
+        counts = cache_slots(self.config.cache, claims, self.sparsity.budget.cache_bytes)
+        return {(entry.layer, entry.family): count for entry, count in zip(entries, counts, strict=True)}
+
+    def unit_bytes(self, family: FamilyName) -> int:
+        """Bytes of one layer's part of a unit."""
+        return unit_bytes(family, self.model.spec, self.sparsity.format)
+
+    def pinned(self, group: range, family: FamilyName) -> np.ndarray:
+        """bool [num_layers, num_units]: the units that each layer of a group keeps in DRAM."""
+        names = [f"{layer}.{family}" for layer in group]
+        tiers = load_arrays(self.placement.arrays, *names)
+        return np.stack([tiers[name] for name in names]) != self.placement.tiers.index("flash")
+
+    def task(self, group: range, family: FamilyName, activity: Activity, size: int = 1) -> Task:
+        """What a heuristic gets to know of one family of a group, `size` consecutive units for one."""
+        some = replace(activity, bits=np.ascontiguousarray(activity.bits[::size]))
+        pinned = self.pinned(group, family)
+        demand = Demand(
+            activity=thinned(some, self.config.max_tokens or activity.num_tokens),
+            pinned=np.logical_and.reduce(pinned.reshape(len(pinned), -1, size), axis=2),
+            cache=self.config.cache,
+            cache_slots=tuple(self.slots[layer, family] // size for layer in group),
+            cache_options=self.config.cache_options,
+            search_tokens=self.config.search_tokens,
+        )
+        return Task(demand, size * self.unit_bytes(family), self.device.flash, self.config.seed + group[0])
+
+    def activity(self, group: range, family: FamilyName) -> Activity:
+        """The layers' bits side by side; all units on one token, where they are always used whole and none has bits.
+
+        Raises:
+            ColdpressError: if a layer that is used in part has none.
+        """
+        found = [self._statistics(layer, family) for layer in group]
+        has_bits = any(statistics.density is not None for statistics in found)
+        num_tokens = self.activations.num_tokens if has_bits else 1
+        bits = [_bits(statistics, num_tokens) for statistics in found]
+        return Activity(
+            bits=bits[0] if len(bits) == 1 else np.concatenate(bits, axis=1),
+            num_tokens=num_tokens,
+            num_layers=len(group),
+            gpu=self.config.counting == "gpu",
+        )
+
+    def _statistics(self, layer: int, family: FamilyName) -> FamilyStatistics:
+        found = self.activations.layers[layer].family(family)
+        return (
+            found if found and self.sparsity.density(family, layer) >= 1 else counted(self.activations, layer, family)
+        )
+
+    def is_whole(self, group: range, family: FamilyName) -> bool:
+        """Whether every layer of a group uses all units on every token."""
+        return all(self.sparsity.density(family, layer) >= 1 for layer in group)
+
+    def used_together(self, group: range, family: FamilyName) -> int:
+        """How many consecutive units are used on the same tokens: those of an expert, where nothing but the router
+        leaves any out; else 1."""
+        share, experts = used_share(family, self.model.spec), num_experts(family, self.model.spec)
+        whole = experts > 1 and all(self.sparsity.density(family, layer) == share for layer in group)
+        return num_units(family, self.model.spec) // experts if whole else 1
+
+
+def _bits(statistics: FamilyStatistics, num_tokens: int) -> np.ndarray:
+    """Packed activations; ones where a layer that is always used whole has none."""
+    if statistics.density is not None:
+        return load_arrays(statistics.arrays, "bits")["bits"]
+    whole = np.packbits(np.ones(num_tokens, bool), bitorder="little")
+    return np.repeat(whole[None], statistics.num_units, axis=0)
+
+
+def thinned(activity: Activity, max_tokens: int) -> Activity:
+    """At most `max_tokens` tokens, in runs of eight that are evenly spread; all where there are no more."""
+    if activity.num_tokens <= max_tokens:
+        return activity
+    step = -(-activity.num_tokens // max(8, max_tokens))
+    kept = np.ascontiguousarray(activity.by_layer[:, :, : activity.num_tokens // 8 : step])
+    return replace(activity, bits=kept.reshape(len(kept), -1), num_tokens=8 * kept.shape[2])
+
+
+def _order_family(
+    inputs: OrderInputs, heuristic: ModuleType, group: range, family: FamilyName, work: Workspace
+) -> FamilyOrder:
+    """The entry of a group: the one that an interrupted run of the same inputs left, or a new one."""
+    name, chosen = f"{group[0]}.{family}", heuristic
+    if inputs.is_whole(group, family):
+        chosen = structural
+        LOG.info("order: %s %s is always used whole and keeps the model's order", _where(group), family)
+    entry = work.record(name, FamilyOrder, lambda: _arrange(inputs, chosen, group, family, work))
+    LOG.info(
+        "order: %s %s by %s, %.1f %% of activations beside another, %.3g ms of flash per token",
+        _where(group),
+        family,
+        entry.heuristic,
+        100 * entry.adjacent_coactivation,
+        1e3 * entry.flash_s_per_token,
+    )
+    return entry
+
+
+def _arrange(
+    inputs: OrderInputs, heuristic: ModuleType, group: range, family: FamilyName, work: Workspace
+) -> FamilyOrder:
+    activity = inputs.activity(group, family)
+    size = inputs.used_together(group, family)
+    task = inputs.task(group, family, activity, size)
+    arranged: Arranged = heuristic.arrange(task)
+    # experts stay whole, and as they are many times fewer than units, so is what a heuristic counts of pairs
+    order = (arranged.order[:, None] * size + np.arange(size)).reshape(-1).astype(np.int32)
+    of_units = task if size == 1 else inputs.task(group, family, activity)
+    costs = of_units.judge_gaps(order)
+    return FamilyOrder(
+        layer=group[0],
+        num_layers=len(group),
+        family=family,
+        heuristic=arranged.heuristic,
+        arrays=work.save(f"{group[0]}.{family}", {"order": order}),
+        adjacent_coactivation=adjacent_share(activity.bits[order]),
+        gap_costs=tuple(GapCost(gap_bytes=cost.gap_bytes, flash_s_per_token=cost.seconds) for cost in costs),
+    )
+
+
+def _where(group: range) -> str:
+    return f"layer {group[0]}" if len(group) == 1 else f"layers {group[0]} to {group[-1]}"

@@ -1,0 +1,50 @@
+"""The best order on text it was not made from: heuristics compete on the last calibration tokens.
+
+Each is fitted on the tokens before and judged by the modelled flash seconds of what the plan's cache misses, under the
+collapse gap that suits it best. Algorithm 1 as published (ripple) is kept unless another one beats it by MARGIN: what
+noise on a thousand tokens would decide is decided in its favour. Where it wins it is fitted again on all tokens.
+
+Candidates are those that have won anywhere (EXPERIMENTS.md): ripple, frequency, misses, and collapse, which starts from
+misses. There is headroom where DRAM keeps some units and reads are shorter than the gap that costs as much as a read;
+none is left where a layer is read within one latency or the bytes that are needed anyway take longest.
+"""
+
+import numpy as np
+
+from coldpress.compiler.stages.order import collapse, frequency, misses, ripple
+from coldpress.compiler.stages.order._task import Arranged, Task
+
+COUNT_SQUARES = 3
+"""Of the tokens to fit on, of what the cache misses of them, and of all tokens."""
+LEAST_JUDGED_TOKENS = 64
+MARGIN = 0.02
+"""Share of ripple's seconds that another order must save on the tokens at the end: what another text may take back."""
+
+
+def arrange(task: Task) -> Arranged:
+    """The winner's order.
+
+    Ripple's without a contest where there are too few tokens to judge by, or where no order at all could beat it by
+    MARGIN: a layer that is read within one latency, or whose needed bytes take all the time.
+    """
+    if task.demand.num_judged >= LEAST_JUDGED_TOKENS:
+        to_beat = (1 - MARGIN) * task.judge(ripple.arrange(task.fitting).order).seconds
+        if task.least_seconds < to_beat:
+            rivals = _rivals(task)
+            seconds = {name: task.judge(order).seconds for name, order in rivals.items()}
+            winner = min(seconds, key=lambda name: seconds[name])
+            if seconds[winner] <= to_beat:
+                return Arranged(rivals[winner], winner)
+    return ripple.arrange(task)
+
+
+def _rivals(task: Task) -> dict[str, np.ndarray]:
+    """Orders made without the tokens at the end, which only say how dear a gap is."""
+    fitting = task.fitting
+    start = misses.arrange(fitting).order
+    gap_bytes = task.judge(start).gap_bytes
+    return {
+        "frequency": frequency.arrange(fitting).order,
+        "misses": start,
+        "collapse": collapse.refine(fitting, start, collapse.gap_cost(task, gap_bytes)),
+    }

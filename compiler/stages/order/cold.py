@@ -1,0 +1,15 @@
+"""Algorithm 1 (order/ripple.py) over the units that are left on flash; pinned ones lie behind them.
+
+Published, it orders all units. The hottest are then in DRAM and leave holes in the middle of every link. In a group of
+layers a unit counts as pinned where all layers pin it.
+"""
+
+from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order.ripple import join_links
+
+COUNT_SQUARES = 1
+
+
+def arrange(task: Task) -> Arranged:
+    """The order on flash; pinned units last, by id."""
+    return Arranged(task.with_pinned_last(join_links(task.activity.counts, task.demand.left_on_flash)), "cold")

@@ -1,0 +1,12 @@
+"""Frequency order: the most active units first, ties by id. Keeps hot units together without looking at pairs."""
+
+import numpy as np
+
+from coldpress.compiler.stages.order._task import Arranged, Task
+
+COUNT_SQUARES = 0
+
+
+def arrange(task: Task) -> Arranged:
+    """Unit ids by falling activation count."""
+    return Arranged(np.argsort(-task.activity.totals, kind="stable").astype(np.int32), "frequency")

@@ -1,0 +1,17 @@
+"""Algorithm 1 by Jaccard likeness over the units left on flash: two units' common tokens over the tokens of either.
+
+Plain counts chain hot units with hot units, whatever else they do; normalised ones let cold units of one topic meet.
+"""
+
+from coldpress.compiler.stages.order._pair_weights import jaccard
+from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order.ripple import join_links
+
+COUNT_SQUARES = 2
+"""The weights beside the counts."""
+
+
+def arrange(task: Task) -> Arranged:
+    """The order on flash; pinned units last, by id."""
+    weights = jaccard(task.activity.counts, task.activity.totals)
+    return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "jaccard")

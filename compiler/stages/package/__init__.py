@@ -1,0 +1,213 @@
+"""package: the only writer of artifacts. Streams the units to flash.img in flash order, and everything else beside it.
+
+Reads all records of a build; writes the folder that schemas/FORMAT.md describes, into a place that is not its final
+name, and whole or not at all: `verify` works on it there, `publish` names it. Same records, same bytes: nothing depends
+on time, host, path, cores or chunks. The mirror image is runtime/artifact/reader.py, which opens the folder once before
+it can be seen.
+"""
+
+import errno
+import hashlib
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pydantic import Field
+
+from coldpress.compiler.publishing import publishing
+from coldpress.compiler.stages.package.documents import Inputs, input_digests, write_documents
+from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
+from coldpress.compiler.stages.package.hashing import Written
+from coldpress.compiler.stages.package.joined import (
+    UnitOrders,
+    check_predictors,
+    join_codes,
+    join_orders,
+    predictors_to_write,
+    resident_to_write,
+    tables_to_write,
+)
+from coldpress.compiler.stages.package.safetensors import write_tensors
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas import __version__
+from coldpress.schemas.base import Record
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import DoesNotFitError
+from coldpress.schemas.families import slices
+from coldpress.schemas.layout import Layout
+from coldpress.schemas.manifest import (
+    FLASH_FILE,
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    FORMAT_NAME,
+    MANIFEST_FILE,
+    PREDICTORS_FILE,
+    RESIDENT_FILE,
+    TABLES_FILE,
+    FamilyFormat,
+    FlashImage,
+    Format,
+    LayerPredictorInfo,
+    Manifest,
+    Source,
+    features_of,
+)
+from coldpress.schemas.model import Model
+from coldpress.schemas.order import Order
+from coldpress.schemas.package import Package
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.predictors import Predictors
+from coldpress.schemas.quantized import Quantized
+from coldpress.schemas.sealed import seal
+from coldpress.schemas.sparsity import Sparsity
+
+SLACK_BYTES = 64 << 20
+"""Room for tokenizer, documents, tables and the file system's own structures in the check before writing."""
+
+
+class PackageConfig(Record):
+    """Settings of `package`."""
+
+    artifact: str = Field(description="folder to write the artifact to")
+
+
+def run(
+    config: PackageConfig,
+    model: Model,
+    corpus: Corpus,
+    sparsity: Sparsity,
+    device: DeviceProfile,
+    layout: Layout,
+    order: tuple[Order, ...],
+    placement: Placement,
+    quantized: tuple[Quantized, ...],
+    predictors: Predictors | None,
+) -> Package:
+    """Writes the artifact; one that stands there is replaced, and kept if anything fails.
+
+    Raises:
+        ColdpressError: if the records do not belong together, or something else stands at the path.
+        DoesNotFitError: if the disk has too little room.
+        ArtifactError: if the reader refuses what was written, naming the field.
+    """
+    inputs = Inputs(
+        model=model,
+        corpus=corpus,
+        sparsity=sparsity,
+        device=device,
+        layout=layout,
+        order=order,
+        placement=placement,
+        codes=join_codes(quantized, model, sparsity.format),
+        predictors=check_predictors(predictors, model) if predictors else (),
+    )
+    target = Path(config.artifact).absolute()
+    _check_room(target, layout)
+    try:
+        with publishing(target) as folder:
+            package = _write(folder, target, inputs)
+            open_artifact(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DoesNotFitError(
+            f"no space left for {target.name} on its disk, which needs about {_needed_bytes(layout)} bytes; free some "
+            "or choose another build_dir"
+        ) from error
+    return package
+
+
+def _needed_bytes(layout: Layout) -> int:
+    plan = layout.largest_plan
+    return layout.flash_bytes + plan.resident_bytes + plan.predictor_bytes + SLACK_BYTES
+
+
+def _check_room(target: Path, layout: Layout) -> None:
+    existing = next(path for path in target.parents if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < _needed_bytes(layout):
+        raise DoesNotFitError(
+            f"{target.name} needs {_needed_bytes(layout)} bytes of disk, {free_bytes} are free; free some or choose "
+            "another build_dir"
+        )
+
+
+def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
+    """All files, the manifest last."""
+    written = Written(folder)
+    orders = join_orders(inputs.order)
+    page_crc32c = PageChecksums(inputs.layout.page_bytes)
+    with ThreadPoolExecutor(1) as beside:  # a digest cannot be shared by cores, two can
+        tensors = beside.submit(_write_tensors, written, inputs)
+        _write_image(written, inputs, orders, page_crc32c)
+        tensors.result()
+    with written.new(TABLES_FILE) as file:
+        write_tensors(
+            file, tables_to_write(inputs.layout, orders, inputs.placement, inputs.sparsity, page_crc32c.values)
+        )
+    digests = input_digests(inputs)
+    write_documents(written, inputs, digests)
+    manifest = seal(make_manifest(inputs, written, digests).to_json()).encode()
+    written.add(MANIFEST_FILE, manifest)
+    plan = inputs.layout.largest_plan
+    return Package(
+        folder=str(target),
+        manifest_sha256=hashlib.sha256(manifest).hexdigest(),
+        artifact_bytes=sum(file.size_bytes for file in written.files),
+        flash_bytes=inputs.layout.flash_bytes,
+        resident_bytes=plan.resident_bytes,
+        predictor_bytes=plan.predictor_bytes,
+    )
+
+
+def _write_image(written: Written, inputs: Inputs, orders: UnitOrders, page_crc32c: PageChecksums) -> None:
+    with written.new(FLASH_FILE, page_crc32c) as file:
+        write_flash(file, inputs.layout, inputs.codes.units, orders.order)
+
+
+def _write_tensors(written: Written, inputs: Inputs) -> None:
+    with written.new(RESIDENT_FILE) as file:
+        write_tensors(file, resident_to_write(inputs.codes))
+    if inputs.predictors:
+        with written.new(PREDICTORS_FILE) as file:
+            write_tensors(file, predictors_to_write(inputs.predictors))
+
+
+def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> Manifest:
+    """The manifest over the files that have been written."""
+    model, layout, format_name = inputs.model, inputs.layout, inputs.sparsity.format
+    unit_bytes = {section.family: section.unit_bytes for section in layout.sections}
+    families = tuple(
+        FamilyFormat(
+            family=family,
+            format=format_name,
+            slices=slices(family, model.spec),
+            unit_bytes=unit_bytes[family],
+        )
+        for family in inputs.sparsity.families
+    )
+    return Manifest(
+        format=Format(name=FORMAT_NAME, major=FORMAT_MAJOR, minor=FORMAT_MINOR),
+        features=features_of(families, inputs.codes.resident, layout.plans),
+        compiler_version=__version__,
+        model=model.spec,
+        source=Source(
+            name=model.name,
+            source=model.source,
+            revision=model.revision,
+            license=model.license,
+            weights_sha256=model.weights_sha256,
+        ),
+        device=inputs.device,
+        files=tuple(sorted(written.files, key=lambda file: file.path)),
+        flash=FlashImage(size_bytes=layout.flash_bytes, page_bytes=layout.page_bytes, sections=layout.sections),
+        families=families,
+        resident=inputs.codes.resident,
+        predictors=tuple(
+            LayerPredictorInfo(layer=entry.layer, rank=entry.rank, format=entry.format, threshold=entry.threshold)
+            for entry in inputs.predictors
+        ),
+        plans=layout.plans,
+        inputs=digests,
+    )

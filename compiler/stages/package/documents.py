@@ -1,0 +1,174 @@
+"""The files of an artifact that people and tools read: tokenizer, licence, provenance, and the model card.
+
+All of it is a function of the records and of files' contents: no time, host or path.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from coldpress.compiler.checkpoint.private import record_of
+from coldpress.compiler.io import checked_file, digest, load_arrays
+from coldpress.compiler.stages.package.hashing import Written
+from coldpress.compiler.stages.package.joined import Codes
+from coldpress.schemas import __version__
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import printable
+from coldpress.schemas.layout import Layout
+from coldpress.schemas.manifest import FLASH_FILE, RESIDENT_FILE
+from coldpress.schemas.model import Model, SourceFile
+from coldpress.schemas.order import Order
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.predictors import LayerPredictor
+from coldpress.schemas.sparsity import Sparsity
+
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+PROVENANCE_FILE = "provenance/build.json"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The records that an artifact is described by."""
+
+    model: Model
+    corpus: Corpus
+    sparsity: Sparsity
+    device: DeviceProfile
+    layout: Layout
+    order: tuple[Order, ...]
+    placement: Placement
+    codes: Codes
+    predictors: tuple[LayerPredictor, ...]
+
+
+def input_digests(inputs: Inputs) -> dict[str, str]:
+    """Digests of what the artifact was built from, by content.
+
+    The records' own files are not hashed: they hold paths.
+    """
+    found = {"text": inputs.corpus.text_sha256, "weights": inputs.model.weights_sha256}
+    for blocks in inputs.corpus.splits:
+        tokens = load_arrays(blocks.arrays, "tokens")["tokens"].astype("<i4")
+        found[f"{blocks.split}_tokens"] = hashlib.sha256(tokens.tobytes()).hexdigest()
+    settings = (
+        json.dumps(_without_paths(inputs.sparsity), sort_keys=True),
+        inputs.device.to_json(),
+        inputs.codes.algorithm,
+        inputs.placement.solver,
+    )
+    found["settings"] = digest(*settings, inputs.layout.to_json())
+    return found
+
+
+def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
+    """The record but for where its arrays lie: the tables hold them, by content."""
+    return sparsity.model_dump(mode="json", exclude={"arrays"})
+
+
+def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
+    """Tokenizer, licences, provenance and README.md; flash.img and resident.safetensors are there already."""
+    _copy_from_model(written, inputs.model)
+    provenance = json.dumps(_provenance(inputs, digests), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    written.add(PROVENANCE_FILE, provenance.encode())
+    written.add("README.md", _card(written, inputs).encode())
+
+
+def _copy_from_model(written: Written, model: Model) -> None:
+    """The tokenizer and the licence texts that `ingest` took; what else lies in any folder is nobody's to ship."""
+    for file in model.private_files:
+        if file.name in TOKENIZER_FILES:
+            written.add(f"tokenizer/{file.name}", _content(model, file))
+    for file in model.license_files:
+        written.add(file.name, _content(model, file))
+
+
+def _content(model: Model, file: SourceFile) -> bytes:
+    return checked_file(Path(model.folder) / file.name, file.sha256, record_of(model)).read_bytes()
+
+
+def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
+    entries = [entry for part in inputs.order for entry in part.entries]
+    placement = inputs.placement
+    return {
+        "compiler": {"name": "coldpress", "version": __version__},
+        "inputs": digests,
+        "corpus": inputs.corpus.name,
+        "source_files": [file.model_dump() for file in inputs.model.files],
+        "sparsity": _without_paths(inputs.sparsity),
+        "quantization": {"algorithm": inputs.codes.algorithm, "format": inputs.sparsity.format},
+        "placement": {
+            "solver": placement.solver,
+            "objective": placement.objective,
+            "gap": placement.gap,
+            "pinned_bytes": placement.pinned_bytes,
+        },
+        "order": [
+            {
+                "layer": entry.layer,
+                "num_layers": entry.num_layers,
+                "family": entry.family,
+                "heuristic": entry.heuristic,
+                "adjacent_coactivation": entry.adjacent_coactivation,
+            }
+            for entry in sorted(entries, key=lambda entry: (entry.layer, entry.family))
+        ],
+        "predictors": [
+            {key: getattr(entry, key) for key in ("layer", "rank", "recall", "precision", "predicted_density")}
+            for entry in inputs.predictors
+        ],
+    }
+
+
+def _card(written: Written, inputs: Inputs) -> str:
+    plan = inputs.layout.largest_plan
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_cell,
+    )
+    environment.filters["json"] = lambda value: Markup(json.dumps(value))  # which `_cell` leaves as it is
+    return environment.get_template("card.md.j2").render(
+        model=inputs.model,
+        sparsity=inputs.sparsity,
+        device=inputs.device,
+        layout=inputs.layout,
+        corpus=inputs.corpus,
+        plan=plan,
+        algorithm=inputs.codes.algorithm,
+        flash_bytes=written.size_bytes(FLASH_FILE),
+        resident_bytes=written.size_bytes(RESIDENT_FILE),
+        num_pinned=sum(part.num_pinned for part in plan.parts),
+        densities=[(family, sum(used) / len(used), min(used), max(used)) for family, used in _used(inputs)],
+    )
+
+
+def _cell(value: Any) -> Any:
+    """A value of the card: a stranger's text on one line, in a table's cell, of characters that can be seen."""
+    return printable(value).replace("|", "\\|").replace("<", "&lt;") if type(value) is str else value
+
+
+def _used(inputs: Inputs) -> Iterator[tuple[str, list[float]]]:
+    """Per family, the share of its units that a token uses in each layer: what predictors choose is more than what is
+    active."""
+    for entry in inputs.sparsity.densities:
+        predicted = [layer.predicted_density for layer in inputs.predictors]
+        yield entry.family, predicted or list(entry.per_layer)

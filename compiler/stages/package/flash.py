@@ -1,0 +1,120 @@
+"""flash.img, section by section: units gathered from natural order into flash order, densely packed, zeros behind.
+
+Units are copied once, from the page cache into the block that will be written; while a section is gathered, the next
+one is read. Every page's CRC32C is taken on the way, from the bytes that are written.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from coldpress.compiler.stages.package.hashing import HashingFile
+from coldpress.compiler.stages.package.mapped import MappedArray
+from coldpress.runtime import _native
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Layout, Section
+
+logger = logging.getLogger(__name__)
+
+
+class PageChecksums:
+    """CRC32C of every page of a file whose blocks it sees."""
+
+    def __init__(self, page_bytes: int) -> None:
+        """`page_bytes` divides every block but the last."""
+        self._page_bytes = page_bytes
+        self._parts: list[np.ndarray] = []
+
+    def __call__(self, block: np.ndarray) -> None:
+        """The next block, uint8 [n]."""
+        self._parts.append(_native.crc32c_pages(block, self._page_bytes))
+
+    @property
+    def values(self) -> np.ndarray:
+        """uint32 [num_pages]."""
+        return np.concatenate(self._parts)
+
+
+def write_flash(
+    file: HashingFile,
+    layout: Layout,
+    units_of: Callable[[Section], tuple[MappedArray, ...]],
+    order_of: Callable[[Section], np.ndarray],
+) -> None:
+    """Writes all sections.
+
+    Args:
+        file: The new image.
+        layout: Its sections, ascending and disjoint.
+        units_of: Codes of each layer of a section in natural order, uint8 [num_units, unit_bytes].
+        order_of: Unit id at each flash position, int32 [num_units].
+
+    Raises:
+        ColdpressError: if codes or order do not fit their section.
+    """
+    with ThreadPoolExecutor(1) as ahead:
+        asked = ahead.submit(_ask, units_of, layout.sections[0])
+        for section, following in zip(layout.sections, (*layout.sections[1:], None), strict=True):
+            layers = asked.result()
+            logger.info("package: %s of %d layers", section.name, layout.sections[-1].last_layer + 1)
+            if following:
+                asked = ahead.submit(_ask, units_of, following)
+            order = order_of(section)
+            _check(section, layers, order)
+            _append_units(file, layers, order)
+            file.write(np.zeros(-section.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
+    if file.size_bytes != layout.flash_bytes:
+        raise ColdpressError(
+            f"flash.img has {file.size_bytes} bytes, the layout says {layout.flash_bytes}; run layout again"
+        )
+
+
+def _ask(units_of: Callable[[Section], tuple[MappedArray, ...]], section: Section) -> tuple[MappedArray, ...]:
+    """A section's codes, held against their record and asked for: reading them twice is done beside the writing."""
+    layers = units_of(section)
+    for units in layers:
+        units.ask()
+    return layers
+
+
+def _append_units(file: HashingFile, layers: tuple[MappedArray, ...], order: np.ndarray) -> None:
+    """Units in the sequence `order`, the layers' parts of each one behind another; a unit may lie across two blocks."""
+    unit_bytes = layers[0].values.shape[1]
+    stride_bytes = len(layers) * unit_bytes
+    done = 0
+    while done < order.size:
+        room = file.room()
+        count = min(room.size // stride_bytes, order.size - done)
+        if count:
+            whole = room[: count * stride_bytes].reshape(count, len(layers), unit_bytes)
+            for number, units in enumerate(layers):
+                ids = order[done : done + count]
+                np.take(units.values, ids, axis=0, out=whole[:, number], mode="clip")  # `raise` would buffer
+                units.copied(count * unit_bytes)
+            file.advance(count * stride_bytes)
+            done += count
+        else:
+            for units in layers:
+                file.write(units.values[order[done]])
+            done += 1
+
+
+def _check(section: Section, layers: tuple[MappedArray, ...], order: np.ndarray) -> None:
+    for units in (found.values for found in layers):
+        if units.dtype != np.uint8 or units.shape != (section.num_units, section.unit_bytes):
+            raise ColdpressError(
+                f"{section.name}: the codes are {units.dtype} {list(units.shape)}, the layout says uint8 "
+                f"[{section.num_units}, {section.unit_bytes}]; run quantize and layout again"
+            )
+    if not is_permutation(order, section.num_units):
+        raise ColdpressError(
+            f"{section.name}: the order is no permutation of {section.num_units} units; run order again"
+        )
+
+
+def is_permutation(ids: np.ndarray, num_units: int) -> bool:
+    """Whether `ids`, integers, are 0 to num_units - 1, each once."""
+    in_range = ids.shape == (num_units,) and ids.min() >= 0 and ids.max() < num_units
+    return bool(in_range and np.bincount(ids, minlength=num_units).max() == 1)

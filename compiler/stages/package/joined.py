@@ -1,0 +1,164 @@
+"""What goes into an artifact's tensor files, and from which record each tensor comes.
+
+Checks that the records belong together: one method, one format, every layer once, predictors of these weights.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from coldpress.compiler.activity.choice import selector_arrays
+from coldpress.compiler.io import load_arrays
+from coldpress.compiler.stages.package.flash import is_permutation
+from coldpress.compiler.stages.package.mapped import MappedArray
+from coldpress.compiler.stages.package.safetensors import TensorToWrite, of_array
+from coldpress.runtime.artifact.contents import selector_tensor
+from coldpress.runtime.plugins import load
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.layout import Layout, Section
+from coldpress.schemas.model import Model
+from coldpress.schemas.order import FamilyOrder, Order
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.predictors import LayerPredictor, Predictors
+from coldpress.schemas.quantized import LayerCodes, Quantized, ResidentTensor
+from coldpress.schemas.sparsity import Sparsity
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The chunks of `quantize` put together."""
+
+    algorithm: str
+    layers: tuple[LayerCodes, ...]
+    """By layer number."""
+    shared: ArrayFile
+    shared_resident: tuple[ResidentTensor, ...]
+
+    @property
+    def resident(self) -> tuple[ResidentTensor, ...]:
+        """All tensors that stay in DRAM: what layers share, then layer by layer."""
+        return (*self.shared_resident, *(tensor for layer in self.layers for tensor in layer.resident))
+
+    def units(self, section: Section) -> tuple[MappedArray, ...]:
+        """uint8 [num_units, unit_bytes] of each layer of a section, in natural order."""
+        return tuple(MappedArray(self.layers[layer].arrays, f"units.{section.family}") for layer in section.layers)
+
+
+def join_codes(parts: tuple[Quantized, ...], model: Model, format_name: str) -> Codes:
+    """All layers' codes.
+
+    Raises:
+        ColdpressError: if a layer is missing or there twice, or chunks differ in algorithm or format.
+    """
+    layers = sorted((entry for part in parts for entry in part.layers), key=lambda entry: entry.layer)
+    shared = [part for part in parts if part.shared is not None]
+    found, expected = [entry.layer for entry in layers], list(range(model.spec.num_hidden_layers))
+    if found != expected or len(shared) != 1 or shared[0].shared is None:
+        raise ColdpressError(
+            f"the quantized records cover layers {found} and {len(shared)} of them hold the shared tensors, expected "
+            f"each of {len(expected)} layers once and one; give one record per chunk"
+        )
+    kinds = {(part.algorithm, part.format) for part in parts}
+    if len(kinds) != 1 or shared[0].format != format_name:
+        raise ColdpressError(
+            f"the quantized records are in {sorted(kinds)}, expected one algorithm and the format {format_name}; "
+            "run quantize again"
+        )
+    return Codes(shared[0].algorithm, tuple(layers), shared[0].shared, shared[0].shared_resident)
+
+
+def resident_to_write(codes: Codes) -> Iterator[TensorToWrite]:
+    """Every resident tensor under its role."""
+    yield from (_stored(tensor, codes.shared, tensor.role) for tensor in codes.shared_resident)
+    for layer in codes.layers:
+        prefix = f"layers.{layer.layer}."
+        yield from (_stored(tensor, layer.arrays, tensor.role.removeprefix(prefix)) for tensor in layer.resident)
+
+
+def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWrite:
+    def mapped() -> MappedArray:
+        return MappedArray(source, name)
+
+    if tensor.format is None:
+        return TensorToWrite(tensor.role, "float32", tensor.shape, mapped)
+    row_bytes = load("coldpress.runtime.quantization", tensor.format).nbytes(tensor.shape[-1])
+    return TensorToWrite(tensor.role, "uint8", (int(np.prod(tensor.shape[:-1])), row_bytes), mapped)
+
+
+@dataclass(frozen=True)
+class UnitOrders:
+    """The chunks of `order` put together."""
+
+    entries: dict[tuple[int, str], FamilyOrder]
+    """By first layer and family."""
+
+    def order(self, section: Section) -> np.ndarray:
+        """int32 [num_units], the unit at each flash position.
+
+        Raises:
+            ColdpressError: if no record orders this section.
+        """
+        entry = self.entries.get((section.first_layer, section.family))
+        if entry is None or entry.num_layers != len(section.layers):
+            found = f"one for {entry.num_layers} layers from there" if entry else "none"
+            raise ColdpressError(f"no order for {section.name}, found {found}; give one record per chunk of layers")
+        return load_arrays(entry.arrays, "order")["order"].astype(np.int32)
+
+
+def join_orders(parts: tuple[Order, ...]) -> UnitOrders:
+    """All sections' orders."""
+    return UnitOrders({(entry.layer, entry.family): entry for part in parts for entry in part.entries})
+
+
+def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
+    """int32 [num_units], a layer's unit ids in the order in which they deserve DRAM.
+
+    Raises:
+        ColdpressError: if the placement does not fit the section.
+    """
+    name = f"rank.{layer}.{section.family}"
+    found = load_arrays(placement.arrays, name)[name]
+    if not is_permutation(found, section.num_units):
+        raise ColdpressError(
+            f"placement of {name}: found {list(found.shape)} ids that are no permutation of {section.num_units} units; "
+            "run place again"
+        )
+    return found.astype(np.int32)
+
+
+def tables_to_write(
+    layout: Layout, orders: UnitOrders, placement: Placement, sparsity: Sparsity, page_crc32c: np.ndarray
+) -> Iterator[TensorToWrite]:
+    """Page checksums, unit orders, ranks, and what the selectors keep."""
+    yield of_array("page_crc32c", page_crc32c)
+    for section in layout.sections:
+        yield of_array(f"order.{section.first_layer}.{section.family}", orders.order(section))
+        for layer in section.layers:
+            yield of_array(f"rank.{layer}.{section.family}", rank(placement, layer, section))
+    fitted = selector_arrays(sparsity)
+    for index, plan in enumerate(layout.plans):
+        for array in plan.arrays:
+            yield of_array(selector_tensor(index, array), fitted[array.layer, array.family][array.name])
+
+
+def check_predictors(predictors: Predictors, model: Model) -> tuple[LayerPredictor, ...]:
+    """All layers' predictors.
+
+    Raises:
+        ColdpressError: if they were fitted to other weights.
+    """
+    if predictors.weights_sha256 != model.weights_sha256:
+        raise ColdpressError(
+            f"the predictors belong to weights {predictors.weights_sha256[:12]}, the model has "
+            f"{model.weights_sha256[:12]}; run predict again"
+        )
+    return predictors.layers
+
+
+def predictors_to_write(predictors: tuple[LayerPredictor, ...]) -> Iterator[TensorToWrite]:
+    """`<layer>.fc1` and `<layer>.fc2`, uint8 [rows, row_bytes]."""
+    for predictor in predictors:
+        arrays = load_arrays(predictor.arrays, "fc1", "fc2")
+        yield from (of_array(f"{predictor.layer}.{name}", arrays[name]) for name in ("fc1", "fc2"))

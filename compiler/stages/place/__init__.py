@@ -1,0 +1,203 @@
+"""Decides which memory tier keeps each unit: PowerInfer's integer program with all its constraints (6, Eqs. 1-8).
+
+Reads activation counts and bits, the DRAM that `allocate` left for units, and the device's bandwidths; returns the tier
+of every unit. On a phone the fast tier is DRAM, the slow one flash, and one synchronization is one flash round trip:
+pinning fewer units of a layer than a round trip is worth in reads does not pay (Eq. 4). How much of the DRAM is pinned
+and how much is left to the dynamic cache is decided by replaying held-out tokens (_share). The paper's own split of a
+model in host DRAM is `python -m coldpress.compiler place --tiers accelerator-dram`: for the study of the program, which
+benchmarks/place.py measures, and no key of a build, since the runtime has no accelerator and `order` refuses a
+placement without flash.
+"""
+
+import logging
+import math
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.cost_model import unit_bytes
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.shared_settings import CacheSetting
+from coldpress.compiler.stages.place import _solve
+from coldpress.compiler.stages.place._counts import Counts, all_counts, head_counts, split_tokens, traces_of
+from coldpress.compiler.stages.place._problem import (
+    Choice,
+    Group,
+    Problem,
+    bytes_of,
+    impact_of,
+    make_group,
+    rank_of,
+    tiers_of,
+    units_of,
+)
+from coldpress.compiler.stages.place._share import SHARES, choose_share, replay, whole_layers_seconds
+from coldpress.compiler.stages.place._tiers import accelerator_of, min_units, tiers_named, worth
+from coldpress.compiler.stages.place._whole import whole_layers
+from coldpress.runtime.plugins import load
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import PositiveCount, Share
+from coldpress.schemas.config import Key
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import DoesNotFitError
+from coldpress.schemas.families import used_share
+from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.placement import LayerPlacement, PinnedShare, Placement, Tier
+from coldpress.schemas.sparsity import Sparsity
+
+LOG = logging.getLogger(__name__)
+MAX_BATCH_UNITS = 64
+SINGLE_UNIT_ITEMS = 16384
+"""Models with no more units than this are solved unit by unit; batches only serve the solver's time (6.3.3)."""
+SHARE_GAP = 1e-3
+"""Near enough to the optimum for comparing shares."""
+
+
+class PlaceConfig(CacheSetting):
+    """Settings of `place`."""
+
+    solver: Annotated[str, Key("place", plugins="coldpress.compiler.stages.place")] = Field(
+        default="pulp_highs", description="what solves the placement's integer program"
+    )
+    pinned_share: Annotated[
+        Share | None, Key(default="the least with nearly the least modelled flash time; 1 where the cache is `static`")
+    ] = Field(default=None, description="share of the units' DRAM that is pinned")
+    batch_units: Annotated[PositiveCount | None, Key(default="64, or 1 for models of up to 16384 units")] = Field(
+        default=None, description="units of similar impact that are placed together"
+    )
+    gap: Annotated[float, Key("place_gap")] = Field(
+        default=1e-5, ge=0, lt=1, description="relative distance to the optimum at which placing ends"
+    )
+    tiers: str = Field(
+        default="dram-flash",
+        description="memory tiers, fastest first: dram-flash, accelerator-dram or accelerator-dram-flash",
+    )
+
+
+def run(
+    config: PlaceConfig,
+    model: Model,
+    activations: Activations,
+    sparsity: Sparsity,
+    device: DeviceProfile,
+    work: Workspace,
+) -> Placement:
+    """Solves the placement of all layers and families at once.
+
+    Raises:
+        ColdpressError: if counts are missing, a name is unknown, or a fast tier is not the faster one.
+        DoesNotFitError: if all tiers together do not hold the model (only where flash is none of them).
+    """
+    tiers = tiers_named(config.tiers)
+    counts = all_counts(model.spec, activations, sparsity)
+    share, whole, tried = _pinned_share(config, model.spec, activations, sparsity, device)
+    problem = _problem(config, model.spec, counts, sparsity, device, share)
+    solver = load("coldpress.compiler.stages.place", config.solver)
+    solution = whole_layers(problem) if whole else _solve.search(problem, solver.solve, config.gap)
+    pairs = list(zip(problem.groups, solution.choices, strict=True))
+    placement = Placement(
+        solver=config.solver,
+        tiers=tiers,
+        layers=tuple(_layer_placement(*pair) for pair in pairs),
+        arrays=work.once("placement", lambda: _arrays(pairs)),
+        objective=solution.value / problem.groups[0].worth[0] / activations.num_tokens,
+        gap=solution.gap,
+        pinned_bytes=sum(bytes_of(*pair) for pair in pairs),
+        pinned_share=share,
+        shares_tried=tried,
+    )
+    total = sum(int(values.sum()) for values in counts.values())
+    LOG.info(
+        "place: %s of %s bytes in %s, %.1f %% of all activations",
+        f"{placement.pinned_bytes:,}",
+        f"{sum(problem.fast_bytes):,}",
+        " and ".join(tiers[:-1]),
+        100 * sum(impact_of(*pair) for pair in pairs) / max(1, total),
+    )
+    return placement
+
+
+def _arrays(pairs: list[tuple[Group, Choice]]) -> dict[str, np.ndarray]:
+    """Tiers and ranks (schemas/placement.py)."""
+    tiers = {f"{group.layer}.{group.family}": tiers_of(group, choice) for group, choice in pairs}
+    return tiers | {f"rank.{group.layer}.{group.family}": rank_of(group, choice) for group, choice in pairs}
+
+
+def _problem(
+    config: PlaceConfig,
+    spec: ModelSpec,
+    counts: Counts,
+    sparsity: Sparsity,
+    device: DeviceProfile,
+    share: float | None,
+) -> Problem:
+    """The problem with `share` of the units' DRAM as its DRAM tier; None where DRAM is the slowest tier."""
+    tiers = tiers_named(config.tiers)
+    num_units = sum(values.size for values in counts.values())
+    batch_units = config.batch_units or (1 if num_units <= SINGLE_UNIT_ITEMS else MAX_BATCH_UNITS)
+    groups: list[Group] = []
+    for (layer, family), values in sorted(counts.items()):
+        size = unit_bytes(family, spec, sparsity.format)
+        least, weights = min_units(size, tiers, device), worth(size, tiers, device)
+        groups.append(make_group(layer, family, values, size, least, batch_units, weights))
+    room: dict[Tier, int] = {"dram": math.floor((1.0 if share is None else share) * sparsity.budget.cache_bytes)}
+    if "accelerator" in tiers:
+        room["accelerator"] = accelerator_of(device).memory_bytes.value
+    problem = Problem(tuple(groups), tuple(room[tier] for tier in tiers[:-1]), room.get(tiers[-1]))
+    if problem.least_fast_bytes > sum(problem.fast_bytes):
+        raise DoesNotFitError(
+            f"{problem.least_fast_bytes:,} bytes of units must lie on the {tiers[0]}, which has "
+            f"{sum(problem.fast_bytes):,}; raise dram_budget"
+        )
+    return problem
+
+
+def _pinned_share(
+    config: PlaceConfig, spec: ModelSpec, activations: Activations, sparsity: Sparsity, device: DeviceProfile
+) -> tuple[float | None, bool, tuple[PinnedShare, ...]]:
+    """The share of the units' DRAM that is pinned, whether by whole layers, and what it was chosen from."""
+    admits = load("coldpress.runtime.cache", config.cache).Cache.admits
+    if tiers_named(config.tiers)[-1] != "flash":
+        return None, False, ()  # nothing is read, so nothing is cached
+    if config.pinned_share is not None:
+        return config.pinned_share, sparsity.is_whole, ()
+    if not admits or sparsity.is_whole:  # what no policy may use has to be pinned, and what every token uses
+        return 1.0, sparsity.is_whole, ()
+    head, windows = split_tokens(activations.num_tokens)
+    counts = head_counts(spec, activations, sparsity, head)
+    traces = traces_of(spec, activations, sparsity, windows)
+    solve = load("coldpress.compiler.stages.place", config.solver).solve
+    tried: list[PinnedShare] = []
+    for share in SHARES:
+        problem = _problem(config, spec, counts, sparsity, device, share)
+        choices = _solve.search(problem, solve, SHARE_GAP).choices
+        seconds = replay(config.cache, config.cache_options, problem, choices, sparsity, device, traces)
+        tried.append(PinnedShare(share=share, flash_s_per_token=seconds))
+        LOG.info("place: %3.0f %% of the units' DRAM pinned: %.4g s of flash a token", 100 * share, seconds)
+    share = choose_share(tried)
+    if _experts_are_whole(spec, sparsity):
+        problem = _problem(config, spec, counts, sparsity, device, 1.0)
+        seconds = whole_layers_seconds(problem, whole_layers(problem).choices, sparsity, device, traces)
+        LOG.info("place: whole layers pinned: %.4g s of flash a token", seconds)
+        if seconds < next(entry.flash_s_per_token for entry in tried if entry.share == share):
+            return 1.0, True, tuple(tried)
+    return share, False, tuple(tried)
+
+
+def _experts_are_whole(spec: ModelSpec, sparsity: Sparsity) -> bool:
+    """Whether a token uses all units of the experts that a router picks."""
+    shares = ((used_share(found.family, spec), found.per_layer) for found in sparsity.densities)
+    return spec.is_mixture and all(density == used for used, per_layer in shares for density in per_layer)
+
+
+def _layer_placement(group: Group, choice: Choice) -> LayerPlacement:
+    held = tuple(units_of(group, choice, tier) for tier in range(len(choice.counts)))
+    return LayerPlacement(
+        layer=group.layer,
+        family=group.family,
+        num_pinned=sum(held),
+        min_pinned=group.min_units[0],
+        tier_units=held,
+        tier_min_units=group.min_units,
+    )

@@ -1,0 +1,56 @@
+"""The placement program with OR-Tools CP-SAT: integer arithmetic throughout, one thread.
+
+A second opinion on `pulp_highs`, from a solver that shares nothing with it; tests hold them to the same objective.
+It runs in a process of its own: the wheels of OR-Tools and of highspy carry different HiGHS libraries of one name, and
+whichever is loaded second fails.
+"""
+
+import functools
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+from coldpress.compiler.stages.place._program import Answer, Program
+from coldpress.schemas.errors import ColdpressError
+
+
+def solve(program: Program, gap: float) -> Answer | None:
+    """An answer whose value is within the relative `gap` of the optimum; None: there is no solution.
+
+    Raises:
+        ColdpressError: if the solver fails.
+    """
+    return _process().submit(_solve, program, gap).result()
+
+
+@functools.cache
+def _process() -> ProcessPoolExecutor:
+    """Kept for the next program: loading OR-Tools takes longer than most solutions."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _solve(program: Program, gap: float) -> Answer | None:
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    columns = [
+        model.new_int_var(least, most, f"x{i}")
+        for i, (least, most) in enumerate(zip(program.lower, program.upper, strict=True))
+    ]
+    for constraint in program.constraints:
+        form = sum(columns[index] * weight for index, weight in constraint.terms)
+        if constraint.least is not None:
+            model.add(form >= constraint.least)
+        if constraint.most is not None:
+            model.add(form <= constraint.most)
+    model.maximize(sum(x * value for x, value in zip(columns, program.value, strict=True)))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.linearization_level = 2  # without it the linear relaxation is too weak to prove a gap
+    solver.parameters.relative_gap_limit = gap
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        return None
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise ColdpressError(f"CP-SAT found no placement (status {solver.status_name(status)}); try place=pulp_highs")
+    return Answer(tuple(solver.value(x) for x in columns), solver.best_objective_bound)

@@ -1,0 +1,298 @@
+"""Trains low-rank activation predictors of several sizes for each layer (LLM in a flash 3.1, B; PowerInfer 5.1).
+
+Reads a layer's MLP inputs and activation bits; returns a ladder: per size fc1 and fc2, thresholds, and recall,
+precision and predicted density on tokens that neither training nor any choice has seen. All of these are of the weights
+as they are stored, in the format that `allocate` chose. A layer all of whose units are used gets no predictor. In a
+mixture of experts a layer has one for all experts, of which a token's own are scored.
+
+Sizes lie around what the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9), and end
+where a predictor finds what it should without predicting too much, where larger ones find no more, or at the rank that
+`allocate` allows. Which of them a layer gets, the model's perplexity decides (compiler/stages/size). PowerInfer trains
+one size, looks at the perplexity and trains the next; here all sizes are trained before any is chosen, so that layers
+can be trained apart from each other.
+"""
+
+import functools
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.activity.counted import counted
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.cost_model import predictor_bytes, whole_rank
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.shared_settings import SeedSetting
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.activations import Activations, LayerStatistics
+from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName, FormatName, num_units
+from coldpress.schemas.model import Model, matrices
+from coldpress.schemas.predictors import Ladder, Ladders, Point, Rung
+from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    import torch
+
+    from coldpress.compiler.activity.predictor_network import Weights
+
+LOG = logging.getLogger(__name__)
+FAMILY: FamilyName = "neuron"
+MIN_TOKENS = 64
+RANK_STEP = 8
+LOWEST = 0.3
+"""A ladder's first rank, as a share of the one that is expected."""
+LEAST_GAIN, PATIENCE = 0.005, 2
+"""A ladder ends, too, where this many sizes in a row find hardly more: the share of the active units that counts."""
+LEAST_DIRECTIONS = 256
+"""Directions to start from that are computed together."""
+QUALITY = ("recall", "precision", "predicted_density")
+SAFER_RECALLS = (0.97, 0.99, 0.997, 0.999)
+"""What a predictor finds at its further thresholds, however much it predicts for it."""
+
+
+class PredictConfig(SeedSetting):
+    """Settings of `predict`."""
+
+    target_recall: Annotated[float, Key()] = Field(
+        default=0.99, gt=0, le=1, description="share of the active units that the largest predictor tried should find"
+    )
+    overprediction: Annotated[float, Key()] = Field(
+        default=1.75, ge=1, description="predicted over true density that predictors keep to where DRAM allows"
+    )
+    steps: Annotated[PositiveCount, Key("predictor_steps")] = Field(
+        default=120, description="updates of each predictor that is trained"
+    )
+    batch_tokens: Annotated[PositiveCount, Key("predictor_batch_tokens")] = Field(
+        default=256, description="tokens per update of a predictor"
+    )
+    held_out_share: Annotated[float, Key()] = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="share of the calibration tokens kept for choosing predictors and for judging them",
+    )
+
+
+def run(
+    config: PredictConfig,
+    model: Model,
+    activations: Activations,
+    sparsity: Sparsity,
+    layers: tuple[int, ...],
+    work: Workspace,
+    threads: int,
+) -> Ladders:
+    """Trains the predictors of those of `layers` that get one, `threads` layers at a time with one core each.
+
+    None where the method that `allocate` chose needs none.
+
+    Raises:
+        ColdpressError: if bits are missing or of other weights, or tokens are too few.
+    """
+    if not sparsity.predictor_rank:
+        LOG.info("predict: method %s needs no predictors", sparsity.method)
+        return Ladders(weights_sha256=model.weights_sha256, layers=())
+    import torch
+
+    if activations.weights_sha256 not in (None, model.weights_sha256):
+        raise ColdpressError(
+            f"the activations are not those of {model.name}'s weights; "
+            "delete recalibrate.json from the build folder and build again"
+        )
+    entries = {entry.layer: entry for entry in activations.layers}
+    before = torch.get_num_threads()
+
+    def ladder(layer: int) -> Ladder:
+        torch.set_num_threads(1)  # holds per thread; sums in one order whatever the number of cores
+        return _ladder(config, model, activations, sparsity, entries[layer], work)
+
+    predicted = [layer for layer in layers if sparsity.predictor_rank[layer]]
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return Ladders(weights_sha256=model.weights_sha256, layers=tuple(pool.map(ladder, predicted)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _ladder(
+    config: PredictConfig,
+    model: Model,
+    activations: Activations,
+    sparsity: Sparsity,
+    entry: LayerStatistics,
+    work: Workspace,
+) -> Ladder:
+    """Size after size, until one finds what it should within the limit of what it may predict, or more find no more."""
+    from coldpress.compiler.stages.predict import training as training
+
+    layer, largest, format_name = entry.layer, sparsity.predictor_rank[entry.layer], sparsity.predictor_format
+    if format_name is None:
+        raise ColdpressError("the sparsity names no format of its predictors; delete allocate.json and build again")
+    trainer = Trainer(config, model, activations, entry, format_name, work)
+    skewness = training.skewness(trainer.fitted)
+    expected = trainer.fitted.density / trainer.fitted.used_share * (1 - skewness) * model.spec.hidden_size
+    rungs: list[Rung] = []
+    best, idle = 0.0, 0
+    for rank in ladder_ranks(expected, largest, format_name):
+        rung, enough = trainer.rung(rank)
+        rungs.append(rung)
+        LOG.info(
+            "predict: layer %d, rank %d of at most %d: recall %.3f, precision %.3f, density %.3f",
+            *(layer, rank, largest, *(getattr(rung.points[0], name) for name in QUALITY)),
+        )
+        recall = rung.points[0].recall
+        best, idle = max(best, recall), 0 if recall > best + LEAST_GAIN else idle + 1
+        if enough or idle == PATIENCE:
+            break
+    return Ladder(
+        layer=layer,
+        format=format_name,
+        density=trainer.judged_on.density,
+        skewness=skewness,
+        suggested_rank=min((rung.rank for rung in rungs), key=lambda rank: abs(rank - expected)),
+        rungs=tuple(rungs),
+    )
+
+
+class Trainer:
+    """One layer's data and what training a predictor of any rank begins with."""
+
+    def __init__(
+        self,
+        config: PredictConfig,
+        model: Model,
+        activations: Activations,
+        entry: LayerStatistics,
+        format_name: FormatName,
+        work: Workspace,
+    ) -> None:
+        """Reads inputs and bits."""
+        import torch
+
+        from coldpress.compiler.stages.predict import training as training
+
+        inputs, bits = _data(activations, entry)
+        experts = _experts(model, entry.layer, inputs, bits) if model.spec.is_mixture else None
+        parts = training.split(inputs, bits, config.held_out_share, experts)
+        self.fitted, self.chosen_by, self.judged_on = parts
+        self._config, self._model, self._layer = config, model, entry.layer
+        self._exact_zeros, self._format, self._work = activations.exact_zeros, format_name, work
+        self._found: tuple[int, torch.Tensor] | None = None
+        self._dtype = torch.bfloat16 if activations.compute_dtype == "bfloat16" else torch.float32
+
+    def rung(self, rank: int) -> tuple[Rung, bool]:
+        """(a predictor of a rank, whether it finds what it should within the limit of what it may predict)."""
+        from coldpress.compiler.activity.predictor_network import decode, encode
+
+        key = f"layer-{self._layer}.rank-{rank}"
+        arrays = self._work.once(key, lambda: encode(self._train(rank), self._format))
+        spec = self._model.spec
+        weights = decode(load_arrays(arrays, "fc1", "fc2"), self._format, spec.hidden_size)
+        points, enough = self._points(weights)
+        nbytes = predictor_bytes(spec, rank, self._format)
+        return Rung(rank=rank, arrays=arrays, nbytes=nbytes, points=points), enough
+
+    @functools.cached_property
+    def _gate(self) -> "torch.Tensor":
+        return _gate(self._model, self._exact_zeros, self._layer, self._config.seed)
+
+    def _train(self, rank: int) -> "Weights":
+        from coldpress.compiler.stages.predict import training as training
+
+        # as many as few ranks ask for: all of them take minutes at a hidden size of 4096
+        directions = self._directions(max(LEAST_DIRECTIONS, 1 << (rank - 1).bit_length()))
+        return training.train(
+            training.initial(rank, directions, self.fitted, self._gate),
+            self.fitted,
+            self.chosen_by,
+            self._config.steps,
+            self._config.batch_tokens,
+            self._config.target_recall,
+            self._config.seed + self._layer,
+            self._format,
+            self._dtype,
+        )
+
+    def _directions(self, count: int) -> "torch.Tensor":
+        from coldpress.compiler.stages.predict import training as training
+
+        if self._found is None or self._found[0] != count:
+            self._found = count, training.main_directions(self.fitted, self._gate, count)
+        return self._found[1]
+
+    def _points(self, weights: "Weights") -> tuple[tuple[Point, ...], bool]:
+        """The first point finds no more than it should, and less where it would predict too much for it."""
+        from coldpress.compiler.stages.predict import training as training
+
+        found = training.choose_threshold(weights, self.chosen_by, self._config.target_recall)
+        density = self.chosen_by.density
+        limit = training.limit_threshold(weights, self.chosen_by, self._config.overprediction * density)
+        first = max(found, limit)
+        safer = (training.choose_threshold(weights, self.chosen_by, recall) for recall in SAFER_RECALLS)
+        thresholds = sorted({first, *(min(first, threshold) for threshold in safer)}, reverse=True)
+        qualities = [training.quality(weights, threshold, self.judged_on) for threshold in thresholds]
+        points = (
+            Point(threshold=threshold, **{name: getattr(quality, name) for name in QUALITY})
+            for threshold, quality in zip(thresholds, qualities, strict=True)
+        )
+        return tuple(points), found >= limit
+
+
+def _data(activations: Activations, entry: LayerStatistics) -> tuple[np.ndarray, np.ndarray]:
+    """MLP inputs float16 [num_tokens, hidden_size] and packed activation bits."""
+    statistics, num_tokens = counted(activations, entry.layer, FAMILY), activations.num_tokens
+    if num_tokens < MIN_TOKENS:
+        raise ColdpressError(
+            f"layer {entry.layer}: {num_tokens} calibration tokens, a predictor needs at least {MIN_TOKENS}; "
+            "raise calibration_tokens"
+        )
+    inputs = load_arrays(entry.inputs, "mlp_inputs")["mlp_inputs"]
+    return inputs, load_arrays(statistics.arrays, "bits")["bits"]
+
+
+def _experts(model: Model, layer: int, inputs: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """The experts that each token uses, bool [num_tokens, num_experts]: those of which a unit is active, and further
+    ones as the router says.
+
+    Activity alone does not tell: of an expert that counts for little no unit may be among the largest. Nor do the
+    inputs, which are kept in fp16, where two logits are nearly equal.
+    """
+    spec = model.spec
+    any_active = np.bitwise_or.reduce(bits.reshape(spec.num_experts, spec.intermediate_size, -1), axis=1)
+    known = np.unpackbits(any_active, axis=1, count=len(inputs), bitorder="little").T.astype(bool)
+    logits = inputs.astype(np.float32) @ read_role(model, f"layers.{layer}.router.weight").T
+    return topk.largest(np.where(known, np.float32(np.inf), logits), spec.num_experts_per_tok)
+
+
+def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tuple[int, ...]:
+    """The ranks to try: 8, 12, 16, 24, … as far as they fill groups of the format, from well below what is `expected`
+    to the `largest`; and the least, which fits wherever `allocate` lets predictors be.
+
+    What is expected is density times hidden_size, less what skewness saves. LLM in a flash C.1 takes 128 for the first
+    28 layers of OPT-6.7B, as this rule does at their mean of 3 % (hidden size 4096), but 1024 for the last four, of
+    which the last has 5.4 % (Table 6) and this rule expects 220: larger ones are on every ladder.
+    """
+    steps = [size for power in range(3, largest.bit_length() + 1) for size in (1 << power, 3 << (power - 1))]
+    every = [min(largest, whole_rank(-(-size // RANK_STEP) * RANK_STEP, format_name)) for size in (*steps, largest)]
+    found = list(dict.fromkeys(every))
+    first = next(place for place, rank in enumerate(found) if rank >= min(largest, LOWEST * expected))
+    return tuple(dict.fromkeys((found[0], *found[first:])))
+
+
+def _gate(model: Model, exact_zeros: bool, layer: int, seed: int) -> "torch.Tensor":
+    """The matrix whose output's sign is the activity, float32 [num_units, hidden_size]; else a random one."""
+    import torch
+
+    from coldpress.compiler.stages.predict import training as training
+
+    spec = model.spec
+    if not exact_zeros:
+        return training.random_gate(num_units(FAMILY, spec), spec.hidden_size, seed + layer)
+    names = matrices("gate_proj" if spec.gated_mlp else "up_proj", spec)
+    parts = [torch.from_numpy(read_role(model, f"layers.{layer}.{name}.weight")).float() for name in names]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

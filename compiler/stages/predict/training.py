@@ -1,0 +1,314 @@
+"""Trains one layer's activation predictor: fc2 · relu(fc1 · x) against the layer's activation bits.
+
+The loss is binary cross-entropy with both classes in balance (LLM in a flash 3.1, B). A predictor starts from the
+directions of its input that its gates use most: the best linear map of its rank, for the inputs that occur, without the
+bend. The tokens a predictor is fitted on, chosen by and judged on are three parts of the calibration text. In a mixture
+of experts the units of those that a token does not use are no part of the loss, of thresholds or of what is judged: it
+has no scores of them. Densities are shares of all units all the same, as everywhere (schemas/families: `used_share`).
+Only torch and numpy, one thread, no files.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from coldpress.compiler.activity.predictor_network import Weights, rows_of, scores
+from coldpress.schemas.families import FormatName
+
+EVALUATIONS = 6
+LEARNING_RATE = 0.1
+"""Adam's first step size times sqrt(hidden_size): a share of the size that weights of such a layer have."""
+OVERSAMPLING, POWER_ITERATIONS = 32, 2
+"""More columns and rounds change no predictor's quality (EXPERIMENTS.md)."""
+RIDGE = 1e-3
+"""Added to the inputs' covariance, relative to its mean diagonal: directions that hardly occur get no weight."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens with their labels."""
+
+    inputs: torch.Tensor
+    """float32 [num_tokens, hidden_size]."""
+    active: torch.Tensor
+    """uint8 [num_tokens, n]: of all units, or of those of each token's experts, one expert's after another's."""
+    experts: torch.Tensor | None = None
+    """bool [num_tokens, E], in a mixture those that each token uses, as many of each; else None."""
+
+    @property
+    def used_share(self) -> float:
+        """Share of all units that `active` is about."""
+        return 1.0 if self.experts is None else int(self.experts[0].sum()) / self.experts.shape[1]
+
+    @property
+    def density(self) -> float:
+        """Share of all units that are active."""
+        return _share(self.active) * self.used_share
+
+    def scores(self, weights: Weights) -> torch.Tensor:
+        """Of the units that `active` is about, float32 alike."""
+        return scores(weights, self.inputs, self.experts)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What a threshold makes of a predictor's scores on some tokens; densities are of all units."""
+
+    recall: float
+    precision: float
+    predicted_density: float
+
+
+def _share(active: torch.Tensor) -> float:
+    return int(np.count_nonzero(active.numpy())) / active.numel()
+
+
+def _often(active: torch.Tensor) -> torch.Tensor:
+    """On which share of the tokens each unit is active, float64; numpy adds up bytes without a copy in 8 bytes each."""
+    return torch.from_numpy(active.numpy().sum(axis=0, dtype=np.int64)).double() / len(active)
+
+
+def split(
+    inputs: np.ndarray, bits: np.ndarray, held_out_share: float, experts: np.ndarray | None = None
+) -> tuple[Part, Part, Part]:
+    """The parts to fit on, to choose by and to judge on, in the order of the text; the last two share what is held out.
+
+    Args:
+        inputs: float16 [num_tokens, hidden_size].
+        bits: uint8 [num_units, ceil(num_tokens / 8)], packed along tokens.
+        held_out_share: Share of the tokens that is not fitted on.
+        experts: bool [num_tokens, E], as many of each token; None where there are none.
+    """
+    num_tokens = len(inputs)
+    active = _unpacked(bits, num_tokens).T if experts is None else _labels(bits, torch.from_numpy(experts))
+    held_out = max(2, round(num_tokens * held_out_share))
+    edges = [0, num_tokens - held_out, num_tokens - held_out // 2, num_tokens]
+    parts = [
+        Part(
+            torch.tensor(inputs[start:stop].astype(np.float32)),
+            torch.tensor(np.ascontiguousarray(active[start:stop])),
+            None if experts is None else torch.from_numpy(experts[start:stop]),
+        )
+        for start, stop in itertools.pairwise(edges)
+    ]
+    return parts[0], parts[1], parts[2]
+
+
+def _unpacked(bits: np.ndarray, num_tokens: int) -> np.ndarray:
+    return np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little")
+
+
+def _labels(bits: np.ndarray, experts: torch.Tensor) -> np.ndarray:
+    """`Part.active` of all tokens; unpacked is one expert at a time."""
+    num_tokens, count = experts.shape
+    found = np.empty((num_tokens, int(experts[0].sum()), len(bits) // count), np.uint8)
+    for units, tokens, places in rows_of(experts, len(bits)):
+        found[tokens, places] = _unpacked(bits[units], num_tokens).T[tokens]
+    return found.reshape(num_tokens, -1)
+
+
+def main_directions(part: Part, gate: torch.Tensor, count: int) -> torch.Tensor:
+    """Input directions by falling share in `gate` · x, float32 [at most count, hidden_size], each mostly positive.
+
+    The singular vectors of the gate for inputs of the covariance that `part` has: the first r rows span the best
+    linear predictor of rank r. `gate` is float32 [num_units, hidden_size].
+    """
+    inputs = part.inputs
+    covariance = inputs.T @ inputs / len(inputs)
+    covariance.diagonal().add_(RIDGE * float(covariance.diagonal().mean()) + torch.finfo(torch.float32).tiny)
+    root = torch.linalg.cholesky(covariance)
+    basis = _leading_basis(gate, root, count)
+    seen = gate @ (root @ basis)
+    _, turned = torch.linalg.eigh(seen.T @ seen)
+    vectors = (basis @ turned).flip(1)[:, :count]
+    directions = torch.linalg.solve_triangular(root.T, vectors, upper=True).T
+    flipped = (inputs @ directions.T).mean(dim=0) < 0
+    return torch.where(flipped[:, None], -directions, directions).contiguous()
+
+
+def _leading_basis(gate: torch.Tensor, root: torch.Tensor, count: int) -> torch.Tensor:
+    """Orthonormal columns that hold the first `count` right singular vectors of gate · root, nearly.
+
+    By power iteration on a random subspace (Halko, Martinsson and Tropp 2011, Algorithm 4.4), or all columns where that
+    has half of them.
+    """
+    size, width = len(root), count + OVERSAMPLING
+    if 2 * width >= size:
+        return torch.eye(size)
+    basis = torch.randn(size, width, generator=torch.Generator().manual_seed(0))
+    for _ in range(POWER_ITERATIONS):
+        basis, _ = torch.linalg.qr(root.T @ (gate.T @ (gate @ (root @ basis))))
+    return basis
+
+
+def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor) -> Weights:
+    """The linear predictor of `rank` to start from; beyond hidden_size directions, the first ones turned round."""
+    rows = directions[:rank]
+    if rank > len(directions):
+        rows = torch.cat([rows, -directions[: rank - len(directions)]])
+    covered = part.inputs.T @ (part.inputs @ rows.T) / len(part.inputs)  # covariance · rows.T
+    return Weights(rows.clone(), gate @ covered)
+
+
+def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
+    """Stands in for a gate where activity is not the sign of one matrix's output: float32 [num_units, hidden_size]."""
+    return torch.randn(num_units, hidden_size, generator=torch.Generator().manual_seed(seed)) / math.sqrt(hidden_size)
+
+
+def train(
+    start: Weights,
+    fitted: Part,
+    chosen_by: Part,
+    steps: int,
+    batch_tokens: int,
+    target_recall: float,
+    seed: int,
+    format_name: FormatName,
+    dtype: torch.dtype = torch.float32,
+) -> Weights:
+    """Adam from `start` with a cosine schedule; gives the weights that, as stored, predict least at `target_recall`.
+
+    Args:
+        start: Initial weights; left alone.
+        fitted: Tokens to learn from.
+        chosen_by: Tokens that decide which of the evaluated weights are kept.
+        steps: Updates; fewer where two evaluations in a row bring nothing.
+        batch_tokens: Tokens of an update.
+        target_recall: Recall at which weights are compared.
+        seed: Of the order in which tokens come.
+        format_name: How the weights will be stored.
+        dtype: What an update is computed in; weights, Adam's state and the scores that decide are float32.
+    """
+    fc1, fc2 = start.fc1.clone(), start.fc2.clone()
+    optimizer = torch.optim.Adam([fc1, fc2])
+    rate, weight = LEARNING_RATE / math.sqrt(fc1.shape[1]), _positive_weight(fitted)
+    batches = _Batches(len(fitted.inputs), batch_tokens, seed)
+    best, lowest, stale = start.rounded(format_name), math.inf, 0
+    for step in range(steps):
+        _set_gradients(fc1, fc2, fitted, batches.take(), weight, dtype)
+        optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        optimizer.step()
+        if (step + 1) % max(1, steps // EVALUATIONS) == 0:
+            weights = Weights(fc1, fc2).rounded(format_name)
+            density = quality(weights, choose_threshold(weights, chosen_by, target_recall), chosen_by).predicted_density
+            best, stale = (weights, 0) if density < lowest else (best, stale + 1)
+            lowest = min(lowest, density)
+            if stale == 2:
+                break
+    return best
+
+
+def _positive_weight(part: Part) -> float:
+    """Weight of active units that balances the two classes; bounded where one of them hardly occurs."""
+    density = _share(part.active)
+    return min(1e4, max(1e-4, (1 - density) / max(density, 1e-9)))
+
+
+class _Batches:
+    """Token indices in random order, every token once before any comes again."""
+
+    def __init__(self, num_tokens: int, batch_tokens: int, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._num_tokens, self._size = num_tokens, min(num_tokens, batch_tokens)
+        self._order, self._position = torch.empty(0, dtype=torch.int64), 0
+
+    def take(self) -> torch.Tensor:
+        if self._position + self._size > len(self._order):
+            self._order, self._position = torch.randperm(self._num_tokens, generator=self._generator), 0
+        self._position += self._size
+        return self._order[self._position - self._size : self._position]
+
+
+def _set_gradients(
+    fc1: torch.Tensor, fc2: torch.Tensor, part: Part, batch: torch.Tensor, weight: float, dtype: torch.dtype
+) -> None:
+    """Gradients of the mean balanced cross-entropy, by hand: autograd's passes over [tokens, units] cost twice as much.
+
+    d loss / d score = sigmoid(score) where a unit is not active, -weight · sigmoid(-score) where it is: in this form no
+    digits cancel, which bfloat16 could not afford.
+    """
+    inputs, active = part.inputs[batch].to(dtype), part.active[batch].to(dtype)
+    low = fc2.to(dtype)
+    inner = torch.relu_(inputs @ fc1.to(dtype).T)
+    if part.experts is None:
+        error = _error(inner @ low.T, active, weight)
+        fc2.grad, back = (error.T @ inner).float() / error.numel(), error @ low
+    else:
+        fc2.grad, back = torch.zeros_like(fc2), torch.zeros_like(inner)
+        each = active.unflatten(1, (int(part.experts[0].sum()), -1))
+        for units, tokens, places in rows_of(part.experts[batch], len(fc2)):
+            own = inner[tokens]
+            error = _error(own @ low[units].T, each[tokens, places], weight)
+            fc2.grad[units] = (error.T @ own).float() / active.numel()
+            back[tokens] += error @ low[units]  # each token once
+    fc1.grad = (back.mul_(inner > 0).T @ inputs).float() / active.numel()
+
+
+def _error(found: torch.Tensor, active: torch.Tensor, weight: float) -> torch.Tensor:
+    """d loss / d score, times the number of scores; in place of `found`, and `active` is lost."""
+    return found.mul_(1 - 2 * active).sigmoid_().mul_(active.mul_(-1 - weight).add_(1))
+
+
+def skewness(part: Part) -> float:
+    """How much of whether a unit is active its own frequency says: 0 nothing, 1 all of it (PowerInfer 5.1).
+
+    One minus the mean entropy of the units' activity over that of units which are all as likely to be active. A unit
+    that always or never is active needs no predictor. An expert's units count on the tokens that use it.
+    """
+    frequency, weights = _frequency(part)
+    entropy = torch.special.entr(frequency) + torch.special.entr(1 - frequency)
+    total = weights.sum()
+    mean = (weights * frequency).sum() / total
+    even = torch.special.entr(mean) + torch.special.entr(1 - mean)
+    return min(1.0, max(0.0, 1 - float((weights * entropy).sum() / total / even))) if even > 0 else 1.0
+
+
+def _frequency(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+    """(on which share of the tokens that may use it each unit is active, how many those are), float64 [num_units]; of
+    experts that none uses, nothing."""
+    if part.experts is None:
+        frequency = _often(part.active)
+        return frequency, torch.full_like(frequency, len(part.active))
+    num_units = round(part.active.shape[1] / part.used_share)
+    each = part.active.unflatten(1, (int(part.experts[0].sum()), -1))
+    rows = list(rows_of(part.experts, num_units))
+    frequency = torch.cat([_often(each[tokens, places]) for _, tokens, places in rows])
+    uses = torch.tensor([float(len(tokens)) for _, tokens, _ in rows], dtype=torch.float64)
+    return frequency, uses.repeat_interleave(each.shape[2])
+
+
+def limit_threshold(weights: Weights, part: Part, density: float) -> float:
+    """The smallest threshold at which at most `density` of all units are predicted."""
+    found = part.scores(weights).flatten()
+    kept = math.floor(min(1.0, density / part.used_share) * len(found))
+    if kept == len(found):
+        return float(found.min())
+    left_out = torch.kthvalue(found, len(found) - kept).values
+    return float(torch.nextafter(left_out, torch.tensor(math.inf)))
+
+
+def choose_threshold(weights: Weights, part: Part, target_recall: float) -> float:
+    """The largest threshold that finds at least `target_recall` of the active units of `part`.
+
+    Without any active unit, one above every score.
+    """
+    found = part.scores(weights)
+    positive = found[part.active.bool()]
+    if not len(positive):
+        return float(torch.nextafter(found.max(), torch.tensor(math.inf)))
+    missed = math.floor((1 - target_recall) * len(positive) + 1e-9)
+    return float(torch.kthvalue(positive, min(len(positive), missed + 1)).values)
+
+
+def quality(weights: Weights, threshold: float, part: Part) -> Quality:
+    """What is predicted of `part`; recall is 1 where nothing is active, precision 1 where nothing is predicted."""
+    predicted, active = part.scores(weights) >= threshold, part.active.bool()
+    hits, num_predicted, num_active = int((predicted & active).sum()), int(predicted.sum()), int(active.sum())
+    return Quality(
+        recall=hits / num_active if num_active else 1.0,
+        precision=hits / num_predicted if num_predicted else 1.0,
+        predicted_density=num_predicted / predicted.numel() * part.used_share,
+    )

@@ -1,0 +1,297 @@
+"""preflight: refuses early what would fail after hours, with numbers.
+
+Before the long stages it holds their needs (compiler/stages/preflight/needs.py) against the memory and disk that are
+free, the DRAM budget against what must be resident, the calibration tokens that were asked for against those of the
+corpus, and says what licence the model has; of a hub model, whatever its index and config.json tell is checked before
+it is downloaded (`check_download`, which compiler/workflow/download.py asks for). Then all stages run once on two
+layers (compiler/stages/preflight/trial.py): for models whose weights take 1 GB or more, since smaller ones are built
+about as fast, or for all with preflight=always.
+"""
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue
+
+from coldpress.compiler.checkpoint.shapes import Shapes
+from coldpress.compiler.cost_model import HasShapes
+from coldpress.compiler.device import host
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.sections import asked_budget_bytes
+from coldpress.compiler.stages import relufy
+from coldpress.compiler.stages.preflight import needs as _needs
+from coldpress.compiler.stages.preflight import trial
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas.base import PositiveCount, Record
+from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import Preflight, StageNeeds
+
+LOG = logging.getLogger(__name__)
+LARGE_BYTES = 10**9
+"""Weights, as they are stored, from which on a trial is made and too short a corpus is refused."""
+LEAST_TOKEN_SHARE = 0.5
+"""Of the calibration tokens that were asked for, the share that a large model's corpus must have."""
+PREDICTOR_TOKENS = 64
+"""Calibration tokens without which no predictor can be trained (compiler/stages/predict/__init__.py)."""
+REMEDY = "or set preflight=off to try all the same"
+
+
+@dataclass(frozen=True)
+class Download:
+    """What is yet to be fetched from the hub."""
+
+    num_bytes: int
+    folder: Path
+    """Where it goes."""
+
+
+NOTHING = Download(0, Path())
+
+
+class PreflightConfig(Record):
+    """Settings of `preflight`, among them those of all stages of the build, as they will be given to them."""
+
+    mode: Annotated[Literal["auto", "always", "off"], Key("preflight")] = Field(
+        default="auto",
+        description="before anything long, memory, disk, tokens, licence and budget are checked and all stages tried "
+        "on two layers; auto: tried for large models only; off: no check at all",
+    )
+    folder: str = Field(description="folder of the model's build, as build/<model>; its disk is what counts")
+    settings: dict[str, dict[str, JsonValue]] = Field(description="JSON: stage, to its settings by their names")
+    distill: bool = Field(default=False, description="whether the model is distilled")
+    shards: PositiveCount = Field(default=1, description="jobs that calibration text is shared out to")
+    jobs: PositiveCount = Field(
+        default=1, description="layer-wise jobs that share this machine's memory where there are as many cores"
+    )
+
+
+def run(
+    config: PreflightConfig, model: Model, corpus: Corpus, device: DeviceProfile, work: Workspace, threads: int
+) -> Preflight:
+    """What was found where the build may begin.
+
+    Raises:
+        DoesNotFitError: if memory, disk or the DRAM budget is too small.
+        ColdpressError: if there are too few tokens, or a stage fails in the trial.
+    """
+    blocks = corpus.split("calibration")
+    found_tokens = blocks.num_blocks * blocks.block_tokens
+    wanted = int(str(config.settings["tokenize"]["calibration_tokens"]))
+    free_ram, free_disk = host.free_dram_bytes(), _free_disk_bytes(Path(config.folder))
+    stages: tuple[StageNeeds, ...] = ()
+    trial_layers = 0
+    if config.mode != "off":
+        build, whole = _build_of(config, model, device, threads), trial.compiled(model, config.settings)
+        thorough = config.mode == "always" or _weight_bytes(model) >= LARGE_BYTES
+        _log_license(model)
+        _check_tokens(wanted, build.method, corpus.name, found_tokens, thorough)
+        _check_shards(config.shards, blocks.num_blocks)
+        _check_budget(build, whole, device)
+        stages = _needs_of(config, whole, blocks.num_blocks, blocks.block_tokens, build)
+        check_ram(stages, free_ram, min(config.jobs, threads))
+        check_disk(stages, free_disk, Path(config.folder), device.name)
+        if thorough:
+            trial_layers = trial.run(build, model, corpus, device, work.folder)
+    return Preflight(
+        stages=stages,
+        free_ram_bytes=free_ram,
+        free_disk_bytes=free_disk,
+        calibration_tokens=found_tokens,
+        wanted_calibration_tokens=wanted,
+        license=model.license,
+        trial_layers=trial_layers,
+    )
+
+
+def check_download(
+    config: PreflightConfig, model: Shapes, device: DeviceProfile, download: Download, threads: int | None
+) -> None:
+    """Refuses a build before its model is fetched, by what config.json and the hub's index say of it.
+
+    Args:
+        config: As the stage will have it.
+        model: The shapes.
+        device: As in the build.
+        download: What is yet to be fetched.
+        threads: Cores of this machine; None where jobs run on others, whose memory is not looked at.
+
+    Raises:
+        DoesNotFitError: if memory, disk or the DRAM budget is too small, with as much text as was asked for.
+    """
+    tokenize = config.settings["tokenize"]
+    block_tokens = min(int(str(tokenize["block_tokens"])), model.spec.max_position_embeddings)
+    num_blocks = max(1, int(str(tokenize["calibration_tokens"])) // block_tokens)
+    model = trial.compiled(model, config.settings)
+    build = _build_of(config, model, device, threads or 1)
+    _check_budget(build, model, device)
+    stages = _needs_of(config, model, num_blocks, block_tokens, build)
+    if threads is not None:
+        check_ram(stages, host.free_dram_bytes(), min(config.jobs, threads))
+    folder = Path(config.folder)
+    check_disk(stages, _free_disk_bytes(folder), folder, device.name, download)
+
+
+def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int, jobs: int = 1) -> None:
+    """Refuses if some stage needs more memory than is free.
+
+    Args:
+        stages: What one job of each needs.
+        free_bytes: Of this machine.
+        jobs: Jobs of a layer-wise stage that run here at a time.
+    """
+
+    def at_a_time(needs: StageNeeds) -> int:
+        return jobs if needs.stage in _needs.LAYERWISE else 1
+
+    most = max(stages, key=lambda needs: at_a_time(needs) * needs.ram_bytes)
+    count = at_a_time(most)
+    needed = count * most.ram_bytes
+    what = show_bytes(needed) + (f" of memory for {count} jobs at a time" if count > 1 else " of memory")
+    LOG.info("preflight: %s needs the most, %s; %s are free", most.stage, what, show_bytes(free_bytes))
+    if needed > free_bytes:
+        fewer = "run with fewer --cores, " if count > 1 else ""
+        shorter = "lower calibration_tokens, " if most.stage in _needs.TEXT_STAGES else ""
+        raise DoesNotFitError(
+            f"{most.stage} needs {what}, this machine has {show_bytes(free_bytes)} free; "
+            f"free some, {fewer}{shorter}{REMEDY}"
+        )
+
+
+def check_disk(
+    stages: tuple[StageNeeds, ...], free_bytes: int, folder: Path, device: str, download: Download = NOTHING
+) -> None:
+    """Refuses if what is yet to be downloaded and what the build has yet to write is more than is free.
+
+    Args:
+        stages: What each needs.
+        free_bytes: On the disk of `folder`.
+        folder: Of the model's build; array files of earlier runs in it are written over, not beside.
+        device: Name of the device, whose own stages lie in a folder of that name.
+        download: Before the build, perhaps to another disk.
+    """
+    same_disk = bool(download.num_bytes) and _disk_of(download.folder) == _disk_of(folder)
+    _check_download_disk(download, free_bytes if same_disk else _free_disk_bytes(download.folder))
+    free_bytes -= download.num_bytes if same_disk else 0
+    needed = sum(
+        max(0, needs.disk_bytes - (0 if needs.stage == "package" else _present_bytes(folder, device, needs.stage)))
+        for needs in stages
+    )
+    LOG.info("preflight: %s of disk are needed in %s, %s are free", show_bytes(needed), folder, show_bytes(free_bytes))
+    if needed > free_bytes:
+        largest = max(stages, key=lambda needs: needs.disk_bytes)
+        raise DoesNotFitError(
+            f"the build needs {show_bytes(needed)} on disk in {folder}, has {show_bytes(free_bytes)}"
+            f"{' once the model is downloaded' if same_disk else ''} (most of it, "
+            f"{show_bytes(largest.disk_bytes)}, for {largest.stage}); free some, choose another build_dir, {REMEDY}"
+        )
+
+
+def _check_download_disk(download: Download, free_bytes: int) -> None:
+    if download.num_bytes > free_bytes:
+        raise DoesNotFitError(
+            f"the model's download needs {show_bytes(download.num_bytes)} on disk in {download.folder}, has "
+            f"{show_bytes(free_bytes)}; free some, point HF_HOME to another disk, {REMEDY}"
+        )
+
+
+def _present_bytes(folder: Path, device: str, stage: str) -> int:
+    """Bytes of a stage's array files that an earlier run left."""
+    homes = (top / name for top in (folder, folder / device) for name in (stage, f"{stage}-shards"))
+    return sum(file.stat().st_size for home in homes for file in home.rglob("*.safetensors"))
+
+
+def _needs_of(
+    config: PreflightConfig, model: HasShapes, num_blocks: int, block_tokens: int, build: trial.Build
+) -> tuple[StageNeeds, ...]:
+    needed = _needs.Build(
+        model=model,
+        method=build.method,
+        options=build.options,
+        format=build.format,
+        num_tokens=num_blocks * block_tokens,
+        block_tokens=block_tokens,
+        dram_budget_bytes=build.dram_budget_bytes,
+        relufy=build.settings["relufy"]["activation"] != relufy.OFF,
+        distill=config.distill,
+        threads=build.threads,
+        order=build.settings["order"]["heuristic"],
+        shards=config.shards,
+        algorithm=build.settings["quantize"]["algorithm"],
+        gram_tokens=build.settings["gram"]["gram_tokens"],
+        density_allocation=build.settings["allocate"]["density_allocation"],
+        allocation_tokens=build.settings["allocate"]["allocation_tokens"],
+        relufy_rank=build.settings["relufy"]["rank"],
+        recipe=build.settings["distill"]["recipe"],
+        recipe_options=build.settings["distill"].get("options", {}),
+        export=build.settings["export"].get("target"),
+        export_options=build.settings["export"].get("options", {}),
+        weight_bytes=_weight_bytes(model) if isinstance(model, Model) else None,
+    )
+    ram, disk = _needs.ram_bytes(needed), _needs.disk_bytes(needed)
+    return tuple(
+        StageNeeds(stage=stage, ram_bytes=amount, disk_bytes=disk.get(stage, 0)) for stage, amount in ram.items()
+    )
+
+
+def _build_of(config: PreflightConfig, model: HasShapes, device: DeviceProfile, threads: int) -> trial.Build:
+    settings: dict[str, dict[str, Any]] = config.settings
+    allocate = settings["allocate"]
+    shape = (allocate["format"], allocate["context_length"], allocate["kv_cache"])
+    budget = asked_budget_bytes(allocate["dram_budget"], model, *shape, device.flash.page_bytes.value)
+    return trial.Build(settings, budget, config.distill, threads)
+
+
+def _check_budget(build: trial.Build, model: HasShapes, device: DeviceProfile) -> None:
+    least = trial.least_bytes(model, build, device.flash.page_bytes.value)
+    if least > build.dram_budget_bytes:
+        raise DoesNotFitError(
+            f"a DRAM budget of {build.dram_budget_bytes:,} bytes was asked for, {least:,} are needed before any "
+            f"unit is kept: tensors that stay in DRAM, the KV cache of {build.context_length} tokens, bookkeeping "
+            "and buffers; use a shorter context_length or a smaller format, or raise dram_budget"
+        )
+
+
+def _check_tokens(wanted: int, method: str, corpus: str, found: int, thorough: bool) -> None:
+    text = f"the corpus {corpus} gives {found:,} calibration tokens, {wanted:,} were asked for"
+    if (thorough and found < LEAST_TOKEN_SHARE * wanted) or (method == "predictor" and found < PREDICTOR_TOKENS):
+        raise ColdpressError(f"{text}; give more text, or set calibration_tokens={found} if that is enough")
+    LOG.log(logging.WARNING if found < LEAST_TOKEN_SHARE * wanted else logging.INFO, "preflight: %s", text)
+
+
+def _check_shards(shards: int, num_blocks: int) -> None:
+    if shards > num_blocks:
+        raise ColdpressError(
+            f"calibration_shards={shards} was asked for, the text has {num_blocks} calibration blocks; use fewer "
+            "shards or more calibration_tokens"
+        )
+
+
+def _log_license(model: Model) -> None:
+    if model.license is None:
+        LOG.warning("preflight: %s names no licence; look for one before you pass the artifact on", model.name)
+    else:
+        LOG.info("preflight: %s is under the licence %s, and so is its artifact", model.name, model.license)
+
+
+def _weight_bytes(model: Model) -> int:
+    """As they are stored."""
+    return sum(file.size_bytes for file in model.files if file.name.endswith(".safetensors"))
+
+
+def _free_disk_bytes(folder: Path) -> int:
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _disk_of(folder: Path) -> int:
+    return _existing(folder).stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

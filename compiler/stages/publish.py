@@ -1,0 +1,196 @@
+"""publish: gives an artifact its final name, if what `verify` found of it is good enough.
+
+The one stage that touches final names. It judges figures against gates, all of which can be set or turned off; that
+they are finite, that reads were as simulated and that DRAM was kept cannot. An artifact that passes moves from where
+`package` wrote it to its final name, in one step (compiler/publishing.py). Of one that misses a gate nothing stands
+under that name: it stays, or is back, where `package` wrote it, and what an earlier build left there is set aside with
+its report and what was exported of it, whole; the sentence says where.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from coldpress.compiler.block_statistics import with_error
+from coldpress.compiler.io import make_folder, sync_folder
+from coldpress.compiler.publishing import identity, move, remove, remove_leftovers, standing
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.base import Record, Share
+from coldpress.schemas.config import Key
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.metrics import Verification
+from coldpress.schemas.package import Package
+
+LOG = logging.getLogger(__name__)
+EARLIER = "earlier"
+"""Folder beside the artifact for what an earlier build left under its name; a folder in it per identity."""
+PositiveFloat = Annotated[float, Field(gt=0)]
+Off = Literal["off"]
+
+
+class PublishConfig(Record):
+    """Settings of `publish`."""
+
+    artifact: str = Field(description="final name of the artifact, a folder that ends in .coldpress")
+    metrics: str = Field(description="path of metrics.json, which tells of what stands under the final name")
+    html: str = Field(description="path of the report, likewise")
+    exported: tuple[str, ...] = Field(
+        description="paths of all that `export` may have made of it, likewise, as JSON: the record, and a file a format"
+    )
+    max_ppl_ratio: Annotated[PositiveFloat | Off, Key()] = Field(
+        default=2.0, description="the artifact's perplexity over the source's at most, such as 1.05, or off"
+    )
+    min_top1_agreement: Annotated[Share | Off, Key()] = Field(
+        default=0.4, description="share of tokens, at least, whose likeliest successor is the source's, or off"
+    )
+    max_logit_error: Annotated[PositiveFloat | Off | None, Key(default="the format says by itself")] = Field(
+        default=None,
+        description="error of dense logits at most, as a share of the largest, or off",
+    )
+
+
+def run(config: PublishConfig, package: Package, verification: Verification) -> Package:
+    """Publishes what passes; the record says where.
+
+    Raises:
+        ColdpressError: if the figures are of another artifact, a gate is missed, or something that is no artifact
+            stands at the final name.
+        DoesNotFitError: if the run took more DRAM than the budget.
+        ArtifactError: if the reader refuses the artifact, naming the place.
+    """
+    if verification.artifact_sha256 != package.manifest_sha256:
+        raise ColdpressError(
+            f"the verification is of artifact {verification.artifact_sha256[:12]}, the package is "
+            f"{package.manifest_sha256[:12]}; run verify again"
+        )
+    target = Path(config.artifact).absolute()
+    reports = tuple(Path(path).absolute() for path in (config.metrics, config.html, *config.exported))
+    folder = standing(package, config.artifact)
+    manifest = open_artifact(folder).manifest  # one that cannot be read has missed no gate: what stands stays
+    remove_leftovers(target)  # of a run that was killed; what it had to do may be done
+    try:
+        check_gates(config, verification, manifest)
+    except ColdpressError as error:
+        raise type(error)(f"{error}; {withdraw(package, target, reports)}") from error
+    _log_figures(verification)
+    if identity(target) != package.manifest_sha256:
+        _remove(reports)  # they tell of what stood there until now
+    if folder.absolute() == target:
+        remove(Path(package.folder))  # what the new one was exchanged for by a run that was killed
+    else:
+        move(folder, target)
+    return package.model_copy(update={"folder": str(target)})
+
+
+def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) -> None:
+    """Refuses an artifact that is not what it should be; a figure that is not finite passes no gate.
+
+    Raises:
+        DoesNotFitError: if the run took more DRAM than the budget.
+        ColdpressError: if the simulation differs, or quality is beyond a gate.
+    """
+    used, budget = found.run.dram_used_bytes, found.run.dram_budget_bytes
+    if used > budget:
+        raise DoesNotFitError(f"the run used {used} bytes of DRAM, the budget is {budget}; raise dram_budget")
+    if not found.simulated_equals_real:
+        raise ColdpressError(
+            "a simulation of the same tokens makes other reads than the real run, expected equal ones; the artifact or "
+            "the runtime is at fault: rebuild, and report it if it stays"
+        )
+    missed = list(_missed_gates(config, found, logit_limit(config, manifest)))
+    if missed:
+        raise ColdpressError(
+            f"{', and '.join(missed)}; raise density or dram_budget, choose a wider format, turn distill on, or set "
+            "another limit"
+        )
+
+
+def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
+    """What the user said, else what the formats of the artifact's units leave to rounding, the widest of them."""
+    if config.max_logit_error is not None:
+        return config.max_logit_error
+    formats = {entry.format for entry in manifest.families}
+    return max(plugins.load("coldpress.runtime.quantization", name).MAX_LOGIT_ERROR for name in formats)
+
+
+def _missed_gates(config: PublishConfig, found: Verification, max_error: float | Off) -> Iterator[str]:
+    """One clause per gate that is missed. Comparisons are such that NaN never passes."""
+    ratio = found.ppl_ratio
+    if not (math.isfinite(ratio) and (config.max_ppl_ratio == "off" or ratio <= config.max_ppl_ratio)):
+        yield (
+            f"the artifact's perplexity is {found.ppl_artifact:.2f}, {with_error(ratio, found.ppl_ratio_error, 3)} "
+            f"times the source's {found.ppl_source:.2f}, expected {_expected('at most', config.max_ppl_ratio)} "
+            "(max_ppl_ratio)"
+        )
+    if not (config.min_top1_agreement == "off" or found.top1_agreement >= config.min_top1_agreement):
+        yield (
+            f"it agrees with the source on {found.top1_agreement:.1%} of the likeliest tokens, expected "
+            f"{_expected('at least', config.min_top1_agreement)} (min_top1_agreement)"
+        )
+    error = found.max_logit_error
+    if not (math.isfinite(error) and (max_error == "off" or error <= max_error)):
+        yield (
+            f"its dense logits are off by {error:.4f} of the largest one, expected {_expected('at most', max_error)} "
+            "(max_logit_error)"
+        )
+
+
+def _expected(bound: str, limit: float | Off) -> str:
+    return "a finite figure" if limit == "off" else f"{bound} {limit:g}"
+
+
+def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
+    """Leaves no artifact under the final name; says in a clause what became of the one that stood there.
+
+    The refused one goes back where `package` wrote it; an earlier build may have left the same, so what reports tell of
+    it, and what was exported of it, is set aside. So is the artifact of another build with its reports, first these and
+    then the artifact, so that after a kill the next run goes on with what is left.
+    """
+    found, clause = identity(target), f"nothing is published as {target.name}"
+    if found is None:
+        _remove(reports)
+        return clause
+    aside = target.parent / EARLIER / found[:12]
+    if found == package.manifest_sha256:
+        has_reports = any(report.exists() for report in reports)
+        if has_reports:
+            _set_aside(reports, aside)
+        move(target, Path(package.folder))
+        return f"{clause}, and the report of it is now in {aside}" if has_reports else clause
+    _set_aside(reports, aside)
+    move(target, aside / target.name)
+    return f"{clause}, and what an earlier build had left there is now in {aside}"
+
+
+def _set_aside(reports: tuple[Path, ...], aside: Path) -> None:
+    """Moves what there is of reports to `aside`."""
+    make_folder(aside)
+    found = [report for report in reports if report.exists()]
+    for report in found:
+        report.replace(aside / report.name)
+    for folder in (aside, *sorted({report.parent for report in found})):
+        sync_folder(folder)
+
+
+def _remove(reports: tuple[Path, ...]) -> None:
+    """Takes reports away for good: one that came back beside another artifact would tell of that."""
+    found = [report for report in reports if report.exists()]
+    for report in found:
+        report.unlink()
+    for folder in {report.parent for report in found}:
+        sync_folder(folder)
+
+
+def _log_figures(found: Verification) -> None:
+    LOG.info(
+        "publish: perplexity %s times the source's, %.1f %% of the likeliest tokens are, logits are off by %.4f",
+        with_error(found.ppl_ratio, found.ppl_ratio_error, 4),
+        100 * found.top1_agreement,
+        found.max_logit_error,
+    )

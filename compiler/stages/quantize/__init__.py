@@ -1,0 +1,115 @@
+"""quantize: weights -> codes. Per layer the units of every family in natural order, and the tensors that stay in DRAM.
+
+Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, Gram matrices
+where the algorithm asks for them, and the importance of inputs where the build knows it; gives one array file per layer
+and one for what all layers share. The algorithm (a file of this package: `NEEDS_GRAM`, and `quantize(weights,
+format_name)` -> codes) chooses codes; the format (runtime/quantization) says what they mean. Row-column bundling is
+LLM-in-a-flash 3.2: a unit is its slices' bytes one after another.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages.quantize._resident import layer_resident, shared_resident
+from coldpress.compiler.stages.quantize._units import Known, encode_resident, encode_units
+from coldpress.runtime.plugins import load
+from coldpress.schemas.base import Record
+from coldpress.schemas.config import Key
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.gram import INPUT_OF, GramMatrices
+from coldpress.schemas.importance import Importance
+from coldpress.schemas.model import Model
+from coldpress.schemas.quantized import LayerCodes, Quantized, ResidentTensor
+from coldpress.schemas.sparsity import Sparsity
+
+logger = logging.getLogger(__name__)
+
+
+class QuantizeConfig(Record):
+    """Settings of `quantize`."""
+
+    algorithm: Annotated[str, Key(plugins="coldpress.compiler.stages.quantize")] = Field(
+        default="rtn",
+        description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text",
+    )
+
+
+def run(
+    config: QuantizeConfig,
+    model: Model,
+    sparsity: Sparsity,
+    layers: tuple[int, ...],
+    work: Workspace,
+    gram: GramMatrices | None = None,
+    importance: Importance | None = None,
+) -> Quantized:
+    """Codes of `layers`; the chunk that holds layer 0 also quantizes what all layers share.
+
+    Raises:
+        UnknownNameError: if there is no such algorithm.
+        ColdpressError: if the algorithm needs Gram matrices, and there are none of these weights.
+        CheckpointError: if a value is beyond what the format can hold; the text names the tensor.
+    """
+    algorithm = load("coldpress.compiler.stages.quantize", config.algorithm)
+    if algorithm.NEEDS_GRAM and (gram is None or gram.weights_sha256 != model.weights_sha256):
+        found = "none were given" if gram is None else "those given are of other weights"
+        raise ColdpressError(
+            f"algorithm={config.algorithm} needs Gram matrices of the model's inputs, and {found}; run gram first"
+        )
+    shared = shared_resident(model, sparsity.format) if 0 in layers else ()
+    known_of = functools.partial(_known, gram if algorithm.NEEDS_GRAM else None, importance)
+
+    def make_shared() -> dict[str, np.ndarray]:
+        head = load_arrays(importance.shared) if importance and importance.shared else {}
+        return _encode_resident(algorithm, model, shared, "", Known(importance=head))
+
+    return Quantized(
+        algorithm=config.algorithm,
+        format=sparsity.format,
+        layers=tuple(_quantize_layer(algorithm, model, sparsity, layer, work, known_of) for layer in layers),
+        shared=work.once("shared", make_shared) if shared else None,
+        shared_resident=shared,
+    )
+
+
+def _quantize_layer(
+    algorithm: ModuleType,
+    model: Model,
+    sparsity: Sparsity,
+    layer: int,
+    work: Workspace,
+    known_of: Callable[[int], Known],
+) -> LayerCodes:
+    families = sparsity.families
+    resident = layer_resident(model, layer, families, sparsity.format)
+
+    def make() -> dict[str, np.ndarray]:
+        logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
+        known = known_of(layer)
+        arrays = _encode_resident(algorithm, model, resident, f"layers.{layer}.", known)
+        for family in families:
+            arrays[f"units.{family}"] = encode_units(algorithm, model, layer, family, sparsity.format, known)
+        return arrays
+
+    return LayerCodes(layer=layer, arrays=work.once(f"layer-{layer}", make), resident=resident)
+
+
+def _encode_resident(
+    algorithm: ModuleType, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: Known
+) -> dict[str, np.ndarray]:
+    """The tensors under their roles without `prefix`."""
+    return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}
+
+
+def _known(gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
+    """What was measured of a layer's inputs; matrices of one input share a Gram matrix."""
+    signals = load_arrays(gram.layers[layer].arrays) if gram else {}
+    grams = {role: signals[signal] for role, signal in INPUT_OF.items() if signal in signals}
+    return Known(grams, load_arrays(importance.layers[layer].arrays) if importance else {})

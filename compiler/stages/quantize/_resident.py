@@ -1,0 +1,35 @@
+"""Which tensors stay in DRAM, in the format that the cost model counts them in.
+
+The roles are those that the model has (`Model.tensors`), so biases and q/k norms appear where the architecture has
+them. A head tied to the embeddings is not stored twice; rotary frequencies, which checkpoints do not hold, are added.
+"""
+
+from coldpress.compiler.cost_model import stored_format
+from coldpress.schemas.families import FamilyName, FormatName, slices
+from coldpress.schemas.model import MatrixRole, Model, matrices
+from coldpress.schemas.quantized import ResidentTensor
+
+
+def layer_resident(
+    model: Model, layer: int, families: tuple[FamilyName, ...], format_name: FormatName
+) -> tuple[ResidentTensor, ...]:
+    """What one layer keeps in DRAM, sorted by role."""
+    prefix = f"layers.{layer}."
+    held: set[MatrixRole] = {piece.role for family in families for piece in slices(family, model.spec)}
+    on_flash = {f"{prefix}{name}.weight" for role in held for name in matrices(role, model.spec)}
+    roles = (role for role in sorted(model.tensors) if role.startswith(prefix) and role not in on_flash)
+    return tuple(_tensor(role, model.tensors[role].shape, format_name) for role in roles)
+
+
+def shared_resident(model: Model, format_name: FormatName) -> tuple[ResidentTensor, ...]:
+    """What all layers share: embeddings, positions, final norm, head, rotary frequencies; sorted by role."""
+    shapes = {role: source.shape for role, source in model.tensors.items() if not role.startswith("layers.")}
+    if model.spec.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    if model.spec.position == "rotary":
+        shapes["rotary.inv_freq"] = (model.spec.rotary_dim // 2,)
+    return tuple(_tensor(role, shapes[role], format_name) for role in sorted(shapes))
+
+
+def _tensor(role: str, shape: tuple[int, ...], format_name: FormatName) -> ResidentTensor:
+    return ResidentTensor(role=role, format=stored_format(role, format_name), shape=shape)

@@ -1,0 +1,93 @@
+"""Weights into codes: which slices a unit has, and which matrices they are of.
+
+Rows are read as they are needed. Columns need their whole matrix, so memory is at most one matrix in float32 and the
+codes of a layer, and what the algorithm adds.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import numpy as np
+
+from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
+from coldpress.compiler.stages.quantize._weights import Weights, weights_of
+from coldpress.runtime.plugins import load
+from coldpress.schemas.errors import CheckpointError, ColdpressError
+from coldpress.schemas.families import FamilyName, FormatName, num_units, slice_length, slices
+from coldpress.schemas.model import Model, matrices
+from coldpress.schemas.quantized import ResidentTensor
+
+LOG = logging.getLogger(__name__)
+SAMPLED_SLICES = 64
+"""Slices of a tensor, at most, whose error is looked at."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was measured of the inputs of the matrices at hand."""
+
+    grams: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """A matrix's role, as `down_proj`, to the Gram matrix of its inputs, float32 [n, n]."""
+    importance: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """A matrix, as `down_proj` or `experts.3.up_proj`, to the mean squares of its inputs, float32 [n]."""
+
+
+def encode_units(
+    algorithm: ModuleType, model: Model, layer: int, family: FamilyName, format_name: FormatName, known: Known
+) -> np.ndarray:
+    """One family of one layer: uint8 [num_units, unit_bytes], unit i at row i, its slices in the family's order.
+
+    Raises:
+        CheckpointError: if a value is beyond what the format can hold.
+    """
+    nbytes = load("coldpress.runtime.quantization", format_name).nbytes
+    pieces = slices(family, model.spec)
+    lengths = [slice_length(piece, model.spec) for piece in pieces]
+    units = np.empty((num_units(family, model.spec), sum(map(nbytes, lengths))), np.uint8)
+    stop = 0
+    for piece, length in zip(pieces, lengths, strict=True):
+        start, stop = stop, stop + nbytes(length)
+        names = matrices(piece.role, model.spec)
+        each = len(units) // len(names)
+        for expert, name in enumerate(names):
+            rows, role = slice(expert * each, (expert + 1) * each), f"layers.{layer}.{name}.weight"
+            gram = known.grams.get(name)  # of no expert: tokens are few of each
+            weights = weights_of(model, role, piece.axis, gram, known.importance.get(name))
+            units[rows, start:stop] = _encode(algorithm, weights, role, format_name)
+    return units
+
+
+def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor, known: Known) -> np.ndarray:
+    """A tensor that stays in DRAM: float32 as it is, or a matrix's rows as codes uint8 [rows, row_bytes].
+
+    Raises:
+        CheckpointError: if a value is beyond what the format can hold.
+    """
+    if tensor.role == "rotary.inv_freq":  # computed from the configuration, not stored in checkpoints
+        return np.asarray(rotary_inv_freq(model), np.float32)
+    if tensor.format is None:
+        return read_role(model, tensor.role)
+    matrix = tensor.role.removesuffix(".weight").split(".", 2)[-1]  # of a layer's the part behind its number
+    weights = weights_of(model, tensor.role, "row", known.grams.get(matrix), known.importance.get(matrix))
+    return _encode(algorithm, weights, tensor.role, tensor.format)
+
+
+def _encode(algorithm: ModuleType, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
+    """Codes of all slices, uint8 [n, nbytes(length)]; warns where they lose more than trained weights do."""
+    try:
+        codes = algorithm.quantize(weights, format_name)
+    except ColdpressError as error:
+        raise CheckpointError(f"{role}: {error}") from error
+    kept = load("coldpress.runtime.quantization", format_name)
+    picked = np.unique(np.linspace(0, weights.count - 1, min(SAMPLED_SLICES, weights.count)).round().astype(int))
+    values = np.concatenate([weights.read(at, at + 1) for at in picked.tolist()])
+    error, norm = np.linalg.norm(kept.decode(codes[picked], weights.length) - values), np.linalg.norm(values)
+    if error > kept.MAX_WEIGHT_ERROR * norm:
+        LOG.warning(
+            "quantize: warning: %s loses %.2g of its norm in %s, at most %g is usual; its values are too small, "
+            "or a few of them too large, for the format",
+            *(role, error / norm, format_name, kept.MAX_WEIGHT_ERROR),
+        )
+    return codes

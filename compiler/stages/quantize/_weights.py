@@ -1,0 +1,76 @@
+"""A matrix as the slices that are stored, read a block at a time, for the algorithms that choose their codes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from coldpress.compiler.checkpoint.tensors import read_role, read_rows
+from coldpress.schemas.model import Model
+
+BLOCK_BYTES = 8 << 20
+"""float32 bytes that are read, transposed and encoded at a time."""
+BAND_ROWS = 16
+"""Rows that are transposed at a time: a band writes whole cache lines and stays in the cache; 7 times faster."""
+
+Axis = Literal["row", "column", "matrix"]
+Read = Callable[[int, int], np.ndarray]
+"""(start, stop) -> the slices from start to stop, float32 [stop - start, length]."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`count` slices of `length` values: rows or columns of a matrix, or the whole matrix as one."""
+
+    count: int
+    length: int
+    axis: Axis
+    read: Read
+    gram: np.ndarray | None = None
+    """Of the matrix's inputs, float32 [n, n] with n its columns; None where it was not asked for or is not known."""
+    importance: np.ndarray | None = None
+    """Mean square of each of the matrix's inputs, float32 [n]; None where it was not asked for or is not known."""
+
+    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """All slices, in blocks of BLOCK_BYTES: (which, float32 [n, length])."""
+        step = _per_block(self.length)
+        for start in range(0, self.count, step):
+            stop = min(start + step, self.count)
+            yield slice(start, stop), np.ascontiguousarray(self.read(start, stop))
+
+
+def weights_of(
+    model: Model, role: str, axis: Axis, gram: np.ndarray | None = None, importance: np.ndarray | None = None
+) -> Weights:
+    """The slices along `axis` of a matrix of the model; columns have it whole in memory as long as they are needed."""
+    rows, columns = model.tensors[role].shape
+
+    def whole(start: int, stop: int) -> np.ndarray:
+        return read_role(model, role).reshape(1, -1)[start:stop]
+
+    if axis == "row":
+        return Weights(rows, columns, axis, lambda start, stop: read_rows(model, role, start, stop), gram, importance)
+    if axis == "column":
+        return Weights(columns, rows, axis, _columns(model, role), gram, importance)
+    return Weights(1, rows * columns, axis, whole, gram, importance)
+
+
+def _columns(model: Model, role: str) -> Read:
+    rows, columns = model.tensors[role].shape
+    weight = np.empty((rows, columns), np.float32)
+    step = _per_block(columns)
+    for start in range(0, rows, step):
+        weight[start : start + step] = read_rows(model, role, start, min(start + step, rows))
+
+    def block(start: int, stop: int) -> np.ndarray:
+        turned = np.empty((stop - start, rows), np.float32)
+        for row in range(0, rows, BAND_ROWS):
+            turned[:, row : row + BAND_ROWS] = weight[row : row + BAND_ROWS, start:stop].T
+        return turned
+
+    return block
+
+
+def _per_block(length: int) -> int:
+    return max(1, BLOCK_BYTES // (4 * length))

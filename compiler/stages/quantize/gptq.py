@@ -1,0 +1,116 @@
+"""gptq: rounds a matrix input by input and lets those that are still to come make up for the error (GPTQ, Algorithm 1).
+
+With X the calibration inputs and H = X Xᵀ from `gram`, the loss is tr(D H Dᵀ) of what rounding changes, D. Inputs are
+taken in their natural order, in blocks; the part of an error that later inputs can undo is spread over them by the
+rows of the upper Cholesky factor U of H⁻¹. Scales are those of the formats' groups of 32 along a slice: a row's group
+takes its scale when its first input is reached, a column's groups when the column is, from the values as they then are.
+It is the one that loses the least at once: an error at input j costs its square over U_jj² (Eq. 2). Matrices whose
+inputs are not calibrated, embeddings, the head and experts, are rounded to nearest, by importance where that is known.
+"""
+
+import logging
+from types import ModuleType
+
+import numpy as np
+from scipy.linalg import get_lapack_funcs
+
+from coldpress.compiler.stages.quantize import rtn
+from coldpress.compiler.stages.quantize._scales import best_scales
+from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.runtime.plugins import load
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FormatName
+
+GROUP = rtn.GROUP
+LOG = logging.getLogger(__name__)
+NEEDS_GRAM = True
+BLOCK = 128
+"""Inputs whose errors are kept before the rest of the matrix hears of them (GPTQ, step 2)."""
+DAMPING = 0.01
+"""Share of the mean diagonal of H that is added to it (GPTQ, step 3)."""
+MOST_DAMPING = 1.0
+
+
+def quantize(weights: Weights, format_name: FormatName) -> np.ndarray:
+    """Codes of all slices, uint8 [n, nbytes(length)].
+
+    Raises:
+        ColdpressError: if a value or a scale is beyond float16, or the Gram matrix is not one of such inputs.
+    """
+    if weights.gram is None:
+        return rtn.quantize(weights, format_name)
+    kept = load("coldpress.runtime.quantization", format_name)
+    whole = np.concatenate([values for _, values in weights.blocks()])
+    by_input = np.ascontiguousarray(whole.T) if weights.axis == "row" else whole
+    factor = error_factor(weights.gram)
+    rounded, scales = _round(by_input, factor, weights.axis == "row", kept)
+    if weights.axis == "row":
+        rounded, scales = np.ascontiguousarray(rounded.T), np.ascontiguousarray(scales.T)
+    return kept.pack(rounded, scales)
+
+
+def error_factor(gram: np.ndarray) -> np.ndarray:
+    """The upper triangular U with Uᵀ U = (H + damping)⁻¹, float32 [n, n].
+
+    With A upper triangular and H = A Aᵀ, which is Cholesky's factorization read backwards, U is A⁻¹. An input that
+    never occurred is coupled to none.
+
+    Raises:
+        ColdpressError: if H is not positive definite with any damping.
+    """
+    diagonal = np.diag(gram)
+    mean = float(diagonal.mean(dtype=np.float64))
+    damping = DAMPING
+    while damping <= MOST_DAMPING:
+        backwards = np.array(gram[::-1, ::-1], np.float32, order="F")
+        index = np.arange(len(gram))
+        backwards[index, index] += np.where(diagonal[::-1] > 0, np.float32(damping * mean), np.float32(1))
+        factorize, invert = get_lapack_funcs(("potrf", "trtri"), (backwards,))
+        lower, wrong = factorize(backwards, lower=1, clean=1, overwrite_a=1)
+        if not wrong:
+            inverse, _ = invert(lower, lower=1, overwrite_c=1)
+            return np.ascontiguousarray(inverse[::-1, ::-1])
+        damping *= 10
+        LOG.info("quantize: a Gram matrix is not positive definite in float32; it is damped by %g instead", damping)
+    raise ColdpressError(
+        "the Gram matrix of its inputs is not positive definite, expected a sum of x xᵀ; delete gram.json and its "
+        "folder, then build again"
+    )
+
+
+def _round(
+    values: np.ndarray, factor: np.ndarray, along_inputs: bool, kept: ModuleType
+) -> tuple[np.ndarray, np.ndarray]:
+    """(what codes will say, float32 [inputs, outputs]; scales [groups, outputs] along inputs, else [inputs, groups]).
+
+    Args:
+        values: Weights float32 [inputs, outputs]; overwritten.
+        factor: As `error_factor` gives it.
+        along_inputs: Whether a group is 32 inputs of one output, rather than 32 outputs of one input.
+        kept: The format.
+    """
+    inputs, outputs = values.shape
+    rounded, scales = np.empty_like(values), []
+    prices = 1 / np.square(np.diag(factor))
+    for start in range(0, inputs, BLOCK):
+        stop = min(start + BLOCK, inputs)
+        errors = np.empty((stop - start, outputs), np.float32)
+        for at in range(start, stop):
+            if along_inputs and at % GROUP == 0:
+                group = slice(at, at + GROUP)
+                scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], kept))
+            elif not along_inputs:
+                scales.append(_scales_of_slice(values[at], kept))
+            scale = scales[-1] if along_inputs else np.repeat(scales[-1], GROUP)[:outputs]
+            rounded[at] = kept.nearest(values[at], scale)
+            errors[at - start] = (values[at] - rounded[at]) / factor[at, at]
+            values[at + 1 : stop] -= factor[at, at + 1 : stop, None] * errors[at - start]
+        values[stop:] -= factor[start:stop, stop:].T @ errors
+    return rounded, np.stack(scales)
+
+
+def _scales_of_slice(values: np.ndarray, kept: ModuleType) -> np.ndarray:
+    """Scales float32 [groups] of one slice float32 [length]; a last group that is not whole is filled up with zeros."""
+    whole = np.zeros(-(-values.size // GROUP) * GROUP, np.float32)
+    whole[: values.size] = values
+    return best_scales(whole.reshape(-1, GROUP), np.ones((1, GROUP), np.float32), kept)

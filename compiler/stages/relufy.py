@@ -1,0 +1,232 @@
+"""relufy: gives a model an activation with exact zeros, and lets it learn from what it was (LLM in a flash, C).
+
+SiLU or GELU becomes ReLU (Mirzadeh et al. 2023), squared ReLU, or FATReLU, which is zero below a threshold. Model in,
+model out, before anything is calibrated, so that all later stages see a ReLU model. All weights move, or, of a model
+that does not fit into memory that often, adapters on all matrices of its layers: KL on the logits of the source,
+calibration blocks are trained on, validation blocks decide when it ends and what is kept. A penalty, L1 on the
+activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default; what does not fit into this machine's
+memory is refused with figures, before anything is loaded.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from coldpress.compiler.activity.forward import choose_device
+from coldpress.compiler.architectures import _common
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.shared_settings import DeviceSetting, TrainingSetting
+from coldpress.compiler.training import adapters
+from coldpress.compiler.training.course import Course
+from coldpress.compiler.training.memory import PROCESS_BYTES, Size, check_memory, check_one_mlp
+from coldpress.runtime.plugins import load
+from coldpress.schemas.base import Count, PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.source import Source
+
+LOG = logging.getLogger(__name__)
+OFF = "off"
+USUAL_RANK = 32
+"""Of adapters (DIP 4)."""
+
+
+class RelufyConfig(DeviceSetting, TrainingSetting):
+    """Settings of `relufy`."""
+
+    activation: Annotated[Literal["off", "relu", "relu2", "fatrelu"], Key("relufy")] = Field(
+        default=OFF,
+        description="the activation with exact zeros that the model gets before it is calibrated, learning from itself",
+    )
+    threshold: Annotated[float, Key("relufy_threshold")] = Field(
+        default=0.1, gt=0, lt=1024, description="below it relufy=fatrelu is zero"
+    )
+    penalty: Annotated[float, Key("relufy_penalty")] = Field(
+        default=0.0,
+        ge=0,
+        description="nats added to the loss for every 1 of the activation's mean magnitude, so that more of it is zero",
+    )
+    rank: Annotated[Count, Key("relufy_rank")] = Field(
+        default=0,
+        description="rank of adapters that learn in relufication while the weights stay, for a model too large to be "
+        "trained whole; 0: all weights learn",
+    )
+    steps: Annotated[PositiveCount, Key("relufy_steps")] = Field(
+        default=200, description="updates of the weights in relufication"
+    )
+    learning_rate: Annotated[float, Key("relufy_rate")] = Field(
+        default=1e-3, gt=0, description="AdamW's first step size in relufication"
+    )
+
+
+def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Model:
+    """The model with its new activation, its weights and configuration in a folder of their own.
+
+    Raises:
+        DoesNotFitError: if the model does not fit into memory that often.
+        ColdpressError: if it has exact zeros already, there is no such device, or the loss is no number.
+    """
+    spec = relufied(model.spec, config.activation, config.threshold)
+    device = choose_device(config.compute_device)
+    course = Course(
+        stage="relufy",
+        key="relufy",
+        recipe=config.activation,
+        without="relufy=off",
+        rate_key="relufy_rate",
+        learning_rate=config.learning_rate,
+        steps=config.steps,
+        shared=config,
+        threads=threads if device == "cpu" else 1,
+    )
+    size = Size.of(model, corpus, course.threads)
+    others = "" if config.rank else f"relufy_rank={USUAL_RANK}, "
+    check_memory(course, ram_bytes(size, config.rank), size, device, others)
+    from coldpress.compiler.training.loop import learned
+    from coldpress.compiler.training.source import Source
+
+    source = Source.of(model)
+    student = Source.of(model.model_copy(update={"spec": spec}), _changes(model, spec))
+    lesson = _adapted(source, student, config, size, device) if config.rank else _whole(source, student, size, device)
+    if config.penalty:
+        penalty = _Penalty(config.penalty)
+        penalty.attach(lesson.student, student.modules)
+        lesson = replace(lesson, watched=penalty.watched)
+    written, found = learned(course, lesson, student, corpus, work)
+    return written.model_copy(update={"relufication": found})
+
+
+def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
+    """The spec of a model with another activation; the same where that is `off`.
+
+    Raises:
+        ColdpressError: if the model has exact zeros already, or is a mixture of experts.
+    """
+    if activation == OFF:
+        return spec
+    check_one_mlp(spec, f"relufy={activation}", "relufy=off")
+    if spec.exact_zeros:
+        raise ColdpressError(
+            f"relufy={activation} was asked for, but the activation of this model is {spec.hidden_act}, which has "
+            "exact zeros already; build with relufy=off"
+        )
+    changes = {"hidden_act": activation, "activation_threshold": threshold if activation == "fatrelu" else 0.0}
+    return ModelSpec.model_validate({**spec.model_dump(), **changes})
+
+
+def ram_bytes(size: Size, rank: int) -> int:
+    """The most that relufication holds in memory, of the machine or of the accelerator that computes."""
+    return PROCESS_BYTES + (adapters.ram_bytes(size, size.matrices, rank) if rank else size.two_models_bytes)
+
+
+def disk_bytes(size: Size, rank: int) -> int:
+    """The most that it leaves in the build folder."""
+    return size.disk_bytes(adapters.state_bytes(size, size.matrices, rank) if rank else size.two_models_state_bytes)
+
+
+def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
+    """Of config.json: FATReLU is a ReLU with a key that transformers does not know."""
+    modules = load("coldpress.compiler.architectures", model.spec.model_type).MODULES
+    if spec.hidden_act == "fatrelu":
+        return {modules.activation_key: "relu", _common.THRESHOLD_KEY: spec.activation_threshold}
+    return {modules.activation_key: spec.hidden_act}
+
+
+def _whole(source: "Source", student: "Source", size: Size, device: str) -> "Lesson":
+    """Two models; all weights of the student move."""
+    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.source import recompute_layers
+
+    teacher, learning = source.build(device).requires_grad_(False), student.build(device)
+    if size.recompute:
+        recompute_layers(learning, student.modules)
+    return Lesson(teacher, learning, list(learning.parameters()), learning.get_parameter)
+
+
+def _adapted(source: "Source", student: "Source", config: RelufyConfig, size: Size, device: str) -> "Lesson":
+    """One model, the teacher with the source's activation and without adapters."""
+    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.source import recompute_layers
+
+    found = adapters.Adapters.of(source, device, size.matrices, config.rank, 2 * config.rank, config.seed)
+    choose = _with_either(found.model, student)
+    recompute_layers(found.model, student.modules)
+
+    def teach(begins: bool) -> None:
+        found.turn(on=not begins)
+        choose(begins)
+
+    teach(False)
+    return Lesson(found.model, found.model, found.parameters, found.weight, teach)
+
+
+def _with_either(model: "nn.Module", student: "Source") -> Callable[[bool], None]:
+    """Gives each layer of `model` the student's activation beside its own; what is returned says whether it has its
+    own."""
+    import torch
+
+    from coldpress.compiler.training.source import layers_of
+
+    class Either(torch.nn.Module):
+        def __init__(self, own: "nn.Module", other: "nn.Module") -> None:
+            super().__init__()
+            self.own, self.other, self.has_own = own, other, True
+
+        def forward(self, x: "Tensor") -> "Tensor":
+            return self.own(x) if self.has_own else self.other(x)
+
+    path, found = student.modules.taps["mlp_activation"].path, list[Either]()
+    others = layers_of(_common.causal_lm(student.modules, student.config), student.modules)
+    for layer, other in zip(layers_of(model, student.modules), others, strict=True):
+        found.append(Either(layer.get_submodule(path), other.get_submodule(path)))
+        layer.set_submodule(path, found[-1])
+
+    def choose(own: bool) -> None:
+        for activation in found:
+            activation.has_own = own
+
+    return choose
+
+
+@dataclass
+class _Penalty:
+    """The activation's mean magnitude, over tokens, units and layers, times a factor."""
+
+    factor: float
+    running: threading.local = field(default_factory=threading.local)
+
+    def attach(self, student: "nn.Module", modules: _common.Modules) -> None:
+        """Sees the activation of every layer from now on."""
+        from coldpress.compiler.activity import taps
+        from coldpress.compiler.training.source import layers_of
+
+        layers = list(layers_of(student, modules))
+
+        def see(values: "Tensor") -> None:
+            added: list[Tensor] | None = getattr(self.running, "added", None)
+            if added is not None:
+                added.append(self.factor / len(layers) * values.abs().mean())
+
+        for layer in layers:
+            taps.attach(layer, modules, [("mlp_activation", see)])
+
+    @contextmanager
+    def watched(self) -> "Iterator[list[Tensor]]":
+        """What a forward pass of this thread adds."""
+        self.running.added = []
+        try:
+            yield self.running.added
+        finally:
+            self.running.added = None

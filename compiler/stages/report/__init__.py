@@ -1,0 +1,78 @@
+"""report: one self-contained HTML page about the finished artifact, and metrics.json, its figures.
+
+Reads the records of the stages whose decisions the figures show, and what `verify` measured; measures nothing itself.
+The speed on the device is the simulator's, and a dense run in the same DRAM stands beside it (design, section 6). The
+page works offline: inline styles, inline SVG, no scripts, no links.
+"""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from coldpress.compiler.io import replacing
+from coldpress.compiler.shared_settings import SeedSetting
+from coldpress.compiler.stages.report.figures import make_metrics
+from coldpress.compiler.stages.report.page import render
+from coldpress.compiler.stages.report.page_charts import Inputs
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.layout import Layout
+from coldpress.schemas.metrics import Metrics, Verification
+from coldpress.schemas.model import Model
+from coldpress.schemas.order import Order
+from coldpress.schemas.package import Package
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.predictors import Predictors
+from coldpress.schemas.sparsity import Sparsity
+
+
+class ReportConfig(SeedSetting):
+    """Settings of `report`."""
+
+    html: str = Field(description="path of the HTML page to write")
+
+
+def run(
+    config: ReportConfig,
+    model: Model,
+    corpus: Corpus,
+    device: DeviceProfile,
+    activations: Activations,
+    sparsity: Sparsity,
+    placement: Placement,
+    order: tuple[Order, ...],
+    predictors: Predictors | None,
+    layout: Layout,
+    package: Package,
+    verification: Verification,
+) -> Metrics:
+    """Writes the page to `config.html` and gives the figures.
+
+    Raises:
+        ColdpressError: if the verification is of another artifact.
+    """
+    if verification.artifact_sha256 != package.manifest_sha256:
+        raise ColdpressError(
+            f"the verification is of artifact {verification.artifact_sha256[:12]}, the package is "
+            f"{package.manifest_sha256[:12]}; run verify again"
+        )
+    metrics = make_metrics(model, device, sparsity, layout, package, verification)
+    inputs = Inputs(
+        model=model,
+        device=device,
+        activations=activations,
+        sparsity=sparsity,
+        placement=placement,
+        order=order,
+        predictors=predictors,
+        layout=layout,
+        package=package,
+        verification=verification,
+        corpus=corpus,
+        seed=config.seed,
+    )
+    with replacing(Path(config.html)) as temporary:
+        temporary.write_text(render(metrics, inputs), encoding="utf-8")
+    return metrics

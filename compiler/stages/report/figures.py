@@ -1,0 +1,181 @@
+"""The numbers behind the report: plain arithmetic on records and activation counts, nothing is drawn here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from coldpress.compiler.activity.packed_bits import adjacent_share
+from coldpress.compiler.io import load_arrays
+from coldpress.runtime.plan.bookkeeping import counted_bytes
+from coldpress.schemas.activations import Activations, FamilyStatistics
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.layout import Layout, placed_parts
+from coldpress.schemas.metrics import Metrics, Verification
+from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.package import Package
+from coldpress.schemas.sparsity import Sparsity
+
+HOT_SHARE = 0.8
+"""The share of activations that `hot_units` accounts for (PowerInfer 3.1 and Fig. 5 use the same)."""
+
+HOT_UNITS = 0.2
+"""The share of units that count as hottest where texts are compared."""
+
+
+@dataclass(frozen=True)
+class BudgetPart:
+    """One use of the DRAM budget."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FrequencyCurve:
+    """How often the units of one family of one layer are active, most often first."""
+
+    layer: int
+    family: FamilyName
+    frequency: np.ndarray
+    """float64 [num_units], share of tokens, descending."""
+
+    @property
+    def hot_units(self) -> float:
+        """Smallest share of units that makes HOT_SHARE of all activations; 0 without activations."""
+        total = np.cumsum(self.frequency)
+        if total[-1] == 0:
+            return 0.0
+        return float(np.searchsorted(total, HOT_SHARE * total[-1]) + 1) / total.size
+
+
+@dataclass(frozen=True)
+class HotOverlap:
+    """How many of the hottest units of all text are so in a part of it: near 1, one placement suits every text."""
+
+    layer: int
+    family: FamilyName
+    context: float
+    """Mean over contexts: consecutive tokens that the model saw together."""
+    task: float | None
+    """Mean over the tasks that the corpus names; None if it names none."""
+
+
+def make_metrics(
+    model: Model, device: DeviceProfile, sparsity: Sparsity, layout: Layout, package: Package, found: Verification
+) -> Metrics:
+    """metrics.json."""
+    run, plan = found.run, layout.largest_plan
+    return Metrics(
+        model=model.name,
+        device=device.name,
+        method=sparsity.method,
+        format=sparsity.format,
+        artifact_sha256=package.manifest_sha256,
+        artifact_bytes=package.artifact_bytes,
+        flash_bytes=package.flash_bytes,
+        resident_bytes=package.resident_bytes,
+        budget_bytes=plan.dram_budget_bytes,
+        flash_bytes_per_token=run.read_bytes / run.num_tokens,
+        reads_per_token=run.reads / run.num_tokens,
+        hit_rate=run.hit_rate,
+        num_test_tokens=found.num_test_tokens,
+        num_measured_blocks=len(found.blocks),
+        num_test_blocks=found.num_test_blocks,
+        ppl_source=found.ppl_source,
+        ppl_source_error=found.ppl_source_error,
+        ppl_artifact=found.ppl_artifact,
+        ppl_artifact_error=found.ppl_artifact_error,
+        ppl_ratio_error=found.ppl_ratio_error,
+        tokens_per_s=run.num_tokens / run.decode_s,
+        modelled_tokens_per_s=run.modelled_tokens_per_s,
+        ppl_dense=found.ppl_dense,
+        dense=found.dense,
+        ladder=found.ladder,
+        sample=found.sample,
+    )
+
+
+def budget_parts(spec: ModelSpec, layout: Layout) -> tuple[BudgetPart, ...]:
+    """What the DRAM budget is spent on; the parts sum to it."""
+    plan = layout.largest_plan
+    arrays = [array for one in layout.plans for array in one.arrays]
+    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays)
+    planned = placed_parts(plan, layout.sections)
+    pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
+    slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
+    parts = [
+        BudgetPart("resident weights", plan.resident_bytes),
+        BudgetPart("predictors", plan.predictor_bytes),
+        BudgetPart("KV cache", plan.kv_cache_bytes),
+        BudgetPart("bookkeeping", bookkeeping),
+        BudgetPart("read buffer", plan.read_buffer_bytes),
+        BudgetPart("preload buffer", plan.preload_buffer_bytes),
+        BudgetPart("pinned units", pinned),
+        BudgetPart("cached units", slots),
+    ]
+    parts.append(BudgetPart("unused", plan.dram_budget_bytes - sum(part.bytes for part in parts)))
+    return tuple(part for part in parts if part.bytes)
+
+
+def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[FrequencyCurve, ...]:
+    """One curve per layer and family that was counted."""
+    return tuple(
+        FrequencyCurve(layer, statistics.family, np.sort(_counts(statistics))[::-1] / activations.num_tokens)
+        for layer, statistics in _counted(activations, sparsity)
+    )
+
+
+def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverlap, ...]:
+    """Of each layer and family that was counted by context (ActiveFlow Fig. 6 shows the same of channels)."""
+    found: list[HotOverlap] = []
+    for layer, statistics in _counted(activations, sparsity):
+        arrays = load_arrays(statistics.arrays)
+        if "context_counts" not in arrays:
+            continue
+        hot = _hottest(arrays["counts"])
+        tasks = arrays.get("task_counts", np.empty((0, hot.size)))
+        tasks = tasks[tasks.any(axis=1)]
+        found.append(
+            HotOverlap(
+                layer=layer,
+                family=statistics.family,
+                context=_mean_overlap(hot, arrays["context_counts"]),
+                task=_mean_overlap(hot, tasks) if len(tasks) else None,
+            )
+        )
+    return tuple(found)
+
+
+def _hottest(counts: np.ndarray) -> np.ndarray:
+    """bool [num_units], the HOT_UNITS most active ones; ties go to the lower unit."""
+    hot = np.zeros(counts.size, bool)
+    hot[np.argsort(-counts.astype(np.int64), kind="stable")[: max(1, round(HOT_UNITS * counts.size))]] = True
+    return hot
+
+
+def _mean_overlap(hot: np.ndarray, parts: np.ndarray) -> float:
+    """Mean share of `hot` that is hottest in each row of counts [num_parts, num_units], too."""
+    return float(np.mean([(hot & _hottest(counts)).sum() / hot.sum() for counts in parts]))
+
+
+def _counts(statistics: FamilyStatistics) -> np.ndarray:
+    return load_arrays(statistics.arrays, "counts")["counts"]
+
+
+def _counted(activations: Activations, sparsity: Sparsity) -> Iterator[tuple[int, FamilyStatistics]]:
+    """Families that the artifact has on flash, where a density was known when they were counted."""
+    families = {densities.family for densities in sparsity.densities}
+    for entry in activations.layers:
+        for statistics in entry.families:
+            if statistics.family in families and statistics.density is not None:
+                yield entry.layer, statistics
+
+
+def structural_adjacency(activations: Activations, sparsity: Sparsity) -> dict[tuple[int, FamilyName], float]:
+    """Share of activations whose neighbour in the model's own order is active too: what `order` improves on."""
+    return {
+        (layer, statistics.family): adjacent_share(load_arrays(statistics.arrays, "bits")["bits"])
+        for layer, statistics in _counted(activations, sparsity)
+    }

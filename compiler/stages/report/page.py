@@ -1,0 +1,285 @@
+"""The HTML page: one file, no links, no scripts. Puts words and charts to the numbers of `_figures`."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from coldpress.compiler.block_statistics import with_error
+from coldpress.compiler.cost_model import dense_footprint_bytes, weight_bytes
+from coldpress.compiler.run_command import PROGRAM, run_command
+from coldpress.compiler.stages.report.figures import BudgetPart, FrequencyCurve, budget_parts, frequency_curves
+from coldpress.compiler.stages.report.page_charts import Inputs, charts_of
+from coldpress.compiler.stages.report.predictors import predictor_part
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas import __version__
+from coldpress.schemas.device import DeviceProfile, Flash
+from coldpress.schemas.errors import printable
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.layout import Layout, placed_parts
+from coldpress.schemas.metrics import Metrics, RunMetrics, Verification
+
+
+def render(metrics: Metrics, inputs: Inputs) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["size"] = show_bytes
+    curves = frequency_curves(inputs.activations, inputs.sparsity)
+    return environment.get_template("template.html.j2").render(
+        metrics=metrics,
+        device=inputs.device,
+        plan=inputs.layout.largest_plan,
+        verification=inputs.verification,
+        weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
+        cards=_cards(metrics, inputs.device),
+        budget=_with_unused_last(budget_parts(inputs.model.spec, inputs.layout)),
+        charts=list(charts_of(inputs, curves)),
+        verdict=[_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device.flash)],
+        command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
+        compared=_compared(metrics, inputs),
+        measured=_measured(metrics, inputs.verification, inputs.layout),
+        families=_families(inputs.layout),
+        hot=_hot_units(curves),
+        predictors=predictor_part(inputs),
+        origins=_origins(inputs),
+    )
+
+
+def shown(value: Any) -> Any:
+    """A value of a template as it may be shown: of a stranger's text no control character, and nothing that turns the
+    direction of writing; line feeds stay, which a sample has."""
+    return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
+
+
+def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
+    worse = metrics.ppl_ratio - 1
+    return [
+        (show_bytes(metrics.artifact_bytes), "artifact"),
+        (f"{show_bytes(metrics.resident_bytes)} / {show_bytes(metrics.budget_bytes)}", "always in DRAM / budget"),
+        (show_bytes(metrics.flash_bytes_per_token), "read from flash per token"),
+        (f"{metrics.reads_per_token:.1f}", "reads per token"),
+        (f"{100 * metrics.hit_rate:.1f} %", "cache hit rate"),
+        (
+            f"{metrics.ppl_source:.2f} → {metrics.ppl_artifact:.2f}",
+            f"perplexity, source → artifact ({100 * worse:+.1f} %)",
+        ),
+        (_rate(metrics.tokens_per_s), "tokens/s on the machine that built this"),
+        (_rate(metrics.modelled_tokens_per_s), f"tokens/s simulated on {device.title}"),
+        *(
+            []
+            if metrics.gain_over_dense is None
+            else [(f"{metrics.gain_over_dense:.2f} ×", "the speed of a dense run")]
+        ),
+    ]
+
+
+def _verdict(metrics: Metrics) -> str:
+    """Whether sparsity pays, in a sentence."""
+    gain = metrics.gain_over_dense
+    if gain is None:
+        return "A dense run does not fit this budget: its buffers alone exceed it."
+    if metrics.method == "dense":
+        return "This artifact is the dense run itself: every unit is used on every token."
+    if gain >= 1:
+        return f"Sparsity pays: {gain:.2f} times the speed of a dense run in the same DRAM."
+    return (
+        f"Sparsity does not pay here: {gain:.2f} times the speed of a dense run in the same DRAM; "
+        "build with method=dense."
+    )
+
+
+def _quality(metrics: Metrics) -> str:
+    """What the artifact lost, in a sentence."""
+    ratio = with_error(metrics.ppl_ratio, metrics.ppl_ratio_error, 4)
+    return (
+        f"Its perplexity is {ratio} times the original's, on {metrics.num_measured_blocks} of "
+        f"{metrics.num_test_blocks} blocks of test text; ± is the standard error over blocks."
+    )
+
+
+def _limit(run: RunMetrics, flash: Flash) -> str:
+    """What limits the simulated speed, in a sentence."""
+    flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
+    whole = f"of {1000 * run.modelled_s / run.num_tokens:.3g} ms of a token"
+    if dram_ms >= flash_ms:
+        return f"Memory limits the speed: {dram_ms:.3g} {whole} go to computing and copying at DRAM's bandwidth."
+    bounds = {
+        "the number of reads": 1000 * run.reads / run.num_tokens / flash.iops,
+        "the bytes that are read": 1000 * run.read_bytes / run.num_tokens / flash.bytes_per_s,
+    }
+    bounds["waiting for each read's first byte"] = flash_ms - max(bounds.values())
+    most = max(bounds, key=lambda name: bounds[name])
+    return f"Flash limits the speed: {flash_ms:.3g} {whole} go to reads, most of it to {most}."
+
+
+def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
+    """This artifact beside a dense run in the same DRAM, and beside the original."""
+    rows = [
+        (
+            f"this artifact, {metrics.method}",
+            show_bytes(metrics.budget_bytes),
+            show_bytes(metrics.flash_bytes_per_token),
+            f"{metrics.reads_per_token:.1f}",
+            _rate(metrics.modelled_tokens_per_s),
+            with_error(metrics.ppl_artifact, metrics.ppl_artifact_error, 2),
+        )
+    ]
+    if metrics.dense is not None:
+        dense = metrics.dense
+        rows.append(
+            (
+                "dense, same DRAM and format",
+                show_bytes(metrics.budget_bytes),
+                show_bytes(dense.flash_bytes_per_token),
+                str(dense.reads_per_token),
+                _rate(dense.tokens_per_s),
+                f"{metrics.ppl_dense:.2f}",
+            )
+        )
+    context_length = inputs.layout.largest_plan.context_length
+    whole = dense_footprint_bytes(inputs.model, "fp16", context_length)
+    perplexity = with_error(metrics.ppl_source, metrics.ppl_source_error, 2)
+    rows.append(("the original, all in DRAM as fp16", show_bytes(whole), "-", "-", "-", perplexity))
+    return rows
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.2f}"
+
+
+def _with_unused_last(parts: tuple[BudgetPart, ...]) -> list[BudgetPart]:
+    return sorted(parts, key=lambda part: part.name == "unused")
+
+
+def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
+    far, on = found.divergence, found.protocol
+    return [
+        ("perplexity of the source", with_error(found.ppl_source, found.ppl_source_error, 4), "dense, as published"),
+        (
+            "perplexity of the artifact",
+            with_error(found.ppl_artifact, found.ppl_artifact_error, 4),
+            f"{with_error(found.ppl_ratio, found.ppl_ratio_error, 4)} times, block by block",
+        ),
+        (
+            "same first choice",
+            f"{with_error(100 * found.top1_agreement, 100 * found.top1_agreement_error, 1)} %",
+            "of the next tokens, artifact and source",
+        ),
+        (
+            "KL divergence",
+            with_error(far.mean_kld, far.mean_kld_error, 4),
+            f"nats per token from the source; 99.9 % of tokens up to {far.p999_kld:.3f}, the largest {far.max_kld:.3f}",
+        ),
+        (
+            "change of probability",
+            f"{with_error(100 * far.rms_delta_p, 100 * far.rms_delta_p_error, 2)} %",
+            "of the true token, root mean square",
+        ),
+        (
+            "measured on",
+            f"{found.num_test_tokens:,} tokens",
+            f"of {on.corpus}'s test text, in blocks of {on.context_length}, one every {on.stride}; "
+            f"the tokens' sha256 is {on.tokens_sha256[:12]}…",
+        ),
+    ]
+
+
+def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tuple[str, str, str]]:
+    run = found.run
+    rows = [
+        *_held_against_the_source(found),
+        ("largest dense logit error", f"{found.max_logit_error:.2e}", "of the largest logit: what the format costs"),
+        (
+            "simulation",
+            "equal" if found.simulated_equals_real else "different",
+            "hits, misses, evictions, reads and bytes",
+        ),
+        ("units used", f"{100 * _used_share(run, layout):.1f} %", "of all units, per token: found in DRAM or read"),
+        (
+            "simulated on the device",
+            f"{1000 * run.modelled_s / run.num_tokens:.3f} ms",
+            f"per token: {1000 * run.modelled_flash_s / run.num_tokens:.3f} ms of flash reads, "
+            f"{1000 * run.modelled_dram_s / run.num_tokens:.3f} ms of computing and copying, a request's at once",
+        ),
+        ("flash per token", show_bytes(metrics.flash_bytes_per_token), _reads_note(run)),
+        ("read amplification", _amplification(run), "bytes moved over bytes of units that were needed"),
+        (
+            "waiting for flash",
+            f"{1000 * run.flash_s / run.num_tokens:.3f} ms",
+            "per token, on the machine that built this",
+        ),
+        ("decoding", f"{1000 * run.decode_s / run.num_tokens:.3f} ms", "per token, on the machine that built this"),
+        ("evictions", f"{run.evictions / run.num_tokens:.1f}", "per token"),
+        (
+            "DRAM in use",
+            show_bytes(run.dram_used_bytes),
+            f"of {show_bytes(run.dram_budget_bytes)}, by the runtime's count",
+        ),
+        (
+            "process",
+            show_bytes(run.peak_rss_bytes),
+            "largest resident set while decoding, interpreter and libraries included",
+        ),
+    ]
+    return rows
+
+
+def _used_share(run: RunMetrics, layout: Layout) -> float:
+    return (run.hits + run.misses) / run.num_tokens / sum(section.num_units for section in layout.sections)
+
+
+def _reads_note(run: RunMetrics) -> str:
+    if not run.reads:
+        return "no reads"
+    return f"{run.reads / run.num_tokens:.1f} reads of {show_bytes(run.read_bytes / run.reads)} on average"
+
+
+def _amplification(run: RunMetrics) -> str:
+    return f"{run.read_bytes / run.used_bytes:.2f}" if run.used_bytes else "no reads"
+
+
+def _families(layout: Layout) -> list[dict[str, Any]]:
+    rows: dict[FamilyName, dict[str, Any]] = {}
+    densities: dict[FamilyName, list[float]] = defaultdict(list)
+    for part, section in placed_parts(layout.largest_plan, layout.sections):
+        row = rows.setdefault(section.family, {"family": section.family, "bytes": 0, "num_pinned": 0, "num_slots": 0})
+        row |= {"num_units": section.num_units, "unit_bytes": section.unit_bytes}
+        row["bytes"] += section.num_units * section.unit_bytes
+        row["num_pinned"] += part.num_pinned
+        row["num_slots"] += part.cache_slots
+        densities[section.family].append(part.density)
+    return [row | {"density": float(np.mean(densities[family]))} for family, row in rows.items()]
+
+
+def _hot_units(curves: tuple[FrequencyCurve, ...]) -> dict[FamilyName, float]:
+    found: dict[FamilyName, list[float]] = defaultdict(list)
+    for curve in curves:
+        found[curve.family].append(curve.hot_units)
+    return {family: float(np.mean(values)) for family, values in found.items()}
+
+
+def _origins(inputs: Inputs) -> list[tuple[str, str]]:
+    model, heuristics = inputs.model, {entry.heuristic for part in inputs.order for entry in part.entries}
+    at = f" at {model.revision}" if model.revision else ""
+    return [
+        ("artifact", inputs.package.manifest_sha256),
+        ("source", f"{model.name} ({model.source}{at}), {model.num_parameters:,} parameters"),
+        ("weights", model.weights_sha256),
+        ("licence", model.license or "not stated"),
+        ("corpus", f"{inputs.corpus.name}, text {inputs.corpus.text_sha256}"),
+        ("calibration", f"{inputs.activations.num_tokens:,} tokens, tokenized with seed {inputs.seed}"),
+        ("context", f"{inputs.layout.largest_plan.context_length} tokens"),
+        ("order", ", ".join(sorted(heuristics))),
+        ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
+        ("collapse gap", f"{inputs.layout.largest_plan.collapse_gap_bytes} bytes"),
+        ("compiler", f"coldpress {__version__}"),
+    ]

@@ -1,0 +1,199 @@
+"""Which charts the page has, and what stands below them. The numbers come from `_figures`, the drawing is `_charts`."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coldpress.compiler.stages.report import charts
+from coldpress.compiler.stages.report.figures import FrequencyCurve, HotOverlap, hot_overlaps, structural_adjacency
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.layout import Layout, placed_parts
+from coldpress.schemas.metrics import LadderStep, Verification
+from coldpress.schemas.model import Distillation, Model
+from coldpress.schemas.order import Order
+from coldpress.schemas.package import Package
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.predictors import Predictors
+from coldpress.schemas.sparsity import Sparsity
+
+NUM_CURVES = 5
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that the page tells about."""
+
+    model: Model
+    device: DeviceProfile
+    activations: Activations
+    sparsity: Sparsity
+    placement: Placement
+    order: tuple[Order, ...]
+    predictors: Predictors | None
+    layout: Layout
+    package: Package
+    verification: Verification
+    corpus: Corpus
+    seed: int
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of the page."""
+
+    title: str
+    svg: str
+    caption: str
+
+
+def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
+    """The charts that there are numbers for, in the order of the stages."""
+    if inputs.verification.ladder:
+        yield _ladder_chart(inputs.verification.ladder)
+    yield _density_chart(inputs)
+    yield _share_chart(inputs.layout)
+    if inputs.model.relufication is not None:
+        yield _training_chart("Relufication", "model with its new activation", inputs.model.relufication)
+    if inputs.model.distillation is not None:
+        yield _training_chart("Distillation", "sparse model", inputs.model.distillation)
+    if curves:
+        yield _frequency_chart(curves)
+        yield _order_chart(inputs)
+    if overlaps := hot_overlaps(inputs.activations, inputs.sparsity):
+        yield _overlap_chart(overlaps)
+    if len(inputs.activations.layers) > 1:
+        yield _similarity_chart(inputs.activations)
+    if inputs.placement.shares_tried:
+        yield _pinned_chart(inputs.placement)
+
+
+def _ladder_chart(steps: Sequence[LadderStep]) -> Chart:
+    bars, reached = [], 0.0
+    for step in steps:
+        bars.append((step.name, reached, step.tokens_per_s, step.kept))
+        reached = step.tokens_per_s if step.kept else reached
+    caption = (
+        "Simulated tokens per second with one mechanism more at a time, in the same DRAM, on the requests of the first "
+        "decoded tokens: from reading every unit, through what DRAM has room for, the choice of units and the cache, "
+        "to the order on flash, reads across gaps and computing while reading. What loses is left out, unless the rest "
+        "stands on it, as on the choice of units."
+    )
+    return Chart("What each mechanism brings", charts.waterfall("tokens/s", bars), caption)
+
+
+def _density_chart(inputs: Inputs) -> Chart:
+    series: dict[str, dict[int, float]] = {}
+    predicted = inputs.predictors.layers if inputs.predictors else ()
+    for densities in inputs.sparsity.densities:
+        series[f"{densities.family} planned"] = dict(enumerate(densities.per_layer))
+        measured = {
+            entry.layer: found.density
+            for entry in inputs.activations.layers
+            for found in entry.families
+            if found.family == densities.family and found.density is not None
+        }
+        if measured and measured != series[f"{densities.family} planned"]:
+            series[f"{densities.family} active"] = measured
+    caption = "Share of a family's units that a token uses: what allocate planned"
+    caption += ", what calibration text activates" if len(series) > len(inputs.sparsity.densities) else ""
+    caption += ", and what the predictors choose on text they were not trained on." if predicted else "."
+    if predicted:
+        series["predicted"] = {entry.layer: entry.predicted_density for entry in predicted}
+    return Chart("Density", charts.per_layer("density", series), caption)
+
+
+def _share_chart(layout: Layout) -> Chart:
+    """Of all flash bytes of a layer, how many are pinned or have a cache slot."""
+    pinned, cached, total = defaultdict(int), defaultdict(int), defaultdict(int)
+    for part, section in placed_parts(layout.largest_plan, layout.sections):
+        pinned[part.layer] += part.num_pinned * section.unit_bytes
+        cached[part.layer] += part.cache_slots * section.unit_bytes
+        total[part.layer] += section.num_units * section.unit_bytes
+    layers = sorted(total)
+    series = {
+        "pinned": [pinned[layer] / total[layer] for layer in layers],
+        "cache slots": [cached[layer] / total[layer] for layer in layers],
+    }
+    caption = "Share of each layer's flash bytes that DRAM has room for: pinned for good, and slots that change hands."
+    return Chart("Kept in DRAM", charts.stacked("share of the layer's units", series, layers), caption)
+
+
+def _training_chart(title: str, student: str, training: Distillation) -> Chart:
+    curve = training.curve
+    kept = min(curve, key=lambda point: point.validation_loss).validation_kl
+    caption = (
+        f"KL divergence of the {student} from the dense one on validation text while "
+        f"the recipe {training.recipe} trained: "
+        f"{curve[0].validation_kl:.3f} before, {kept:.3f} where the weights were kept."
+    )
+    points = {float(point.step): point.validation_kl for point in curve}
+    return Chart(title, charts.line("updates", "KL, nats per token", points), caption)
+
+
+def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:
+    chosen = [curves[i] for i in sorted({round(i) for i in np.linspace(0, len(curves) - 1, NUM_CURVES)})]
+    several = len({curve.family for curve in curves}) > 1
+    names = {f"layer {curve.layer}" + (f" {curve.family}" if several else ""): curve.frequency for curve in chosen}
+    hot = float(np.mean([curve.hot_units for curve in curves]))
+    caption = (
+        f"How often a unit is active, most active first. On average {100 * hot:.0f} % of the units make 80 % of the "
+        "activations; a power law is a straight line."
+    )
+    return Chart("Activation frequency", charts.frequencies("tokens on which it is active", names), caption)
+
+
+def _order_chart(inputs: Inputs) -> Chart:
+    entries = [entry for part in inputs.order for entry in part.entries]
+    before = structural_adjacency(inputs.activations, inputs.sparsity)
+    series: dict[str, dict[int, float]] = {}
+    for entry in entries:
+        if (entry.layer, entry.family) in before:
+            series.setdefault(f"{entry.family} as ordered", {})[entry.layer] = entry.adjacent_coactivation
+            series.setdefault(f"{entry.family} in the model's order", {})[entry.layer] = before[
+                entry.layer, entry.family
+            ]
+    caption = "Share of activations whose flash neighbour is active on the same token, so that one read serves both."
+    return Chart("Order on flash", charts.per_layer("adjacent activations", series), caption)
+
+
+def _overlap_chart(overlaps: tuple[HotOverlap, ...]) -> Chart:
+    series: dict[str, dict[int, float]] = defaultdict(dict)
+    several = len({entry.family for entry in overlaps}) > 1
+    for entry in overlaps:
+        name = f" {entry.family}" if several else ""
+        series[f"in one context{name}"][entry.layer] = entry.context
+        if entry.task is not None:
+            series[f"in one task{name}"][entry.layer] = entry.task
+    caption = (
+        "Of the hottest fifth of the units over all text, the share that is so in a single context or task. What is "
+        "low here is better left to the cache, which follows the text, than pinned."
+    )
+    return Chart("Hot units by text", charts.per_layer("still among the hottest", series), caption)
+
+
+def _similarity_chart(activations: Activations) -> Chart:
+    series: dict[str, dict[int, float]] = defaultdict(dict)
+    for entry in activations.layers:
+        if entry.input_similarity is not None:
+            series["cosine"][entry.layer] = entry.input_similarity
+        for found in entry.top_precision:
+            series[f"largest {100 * found.density:.0f} %"][entry.layer] = found.precision
+    caption = (
+        "How much the MLP input of a layer is like that of the layer before: cosine, and the share of its largest "
+        "channels that were so there, too. What is high can be read ahead one layer early."
+    )
+    return Chart("Inputs across layers", charts.per_layer("alike", series), caption)
+
+
+def _pinned_chart(placement: Placement) -> Chart:
+    seconds = {100 * entry.share: 1000 * entry.flash_s_per_token for entry in placement.shares_tried}
+    caption = (
+        "Modelled time in flash reads per token, by the share of the units' DRAM that is pinned, the rest being "
+        f"cache; replayed on tokens that placements were not made from. {100 * (placement.pinned_share or 0):.0f} % is "
+        "pinned."
+    )
+    return Chart("Pinned or cached", charts.line("pinned, %", "flash time per token, ms", seconds), caption)

@@ -1,0 +1,208 @@
+"""size: how large each layer's activation predictor is, by what the model's perplexity says (PowerInfer 5.1).
+
+Reads the ladders that `predict` trained and validation text; returns one predictor per layer. What each layer's
+predictors do to the model alone says which layers are sensitive. From the smallest predictors of all layers on, the
+next byte goes to the layer where it saves most; on this path from few bytes to many the search begins where sparsity
+and skewness suggest, and grows or shrinks the sizes until the perplexity with all predictors is just within `tolerance`
+of that without, or the bytes are those that `allocate` allows. If not even the largest sizes are enough, all thresholds
+are lowered: then more is predicted than `overprediction` says. All perplexities that were measured stay in the record.
+
+PowerInfer tunes each layer's hidden size by training anew; what it does with layers that differ in sensitivity, or
+where memory ends, it does not say.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
+from coldpress.compiler.activity.choice import selector_arrays
+from coldpress.compiler.io import load_arrays
+from coldpress.compiler.stages.size.search import Options, Sizes, first_that_meets, path_of, scaled_effects
+from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.model import Model
+from coldpress.schemas.predictors import (
+    Ladder,
+    Ladders,
+    LayerPredictor,
+    Point,
+    Predictors,
+    Rung,
+    SizesTried,
+    matrix_shapes,
+)
+from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from coldpress.compiler.activity.forward import LayerStream
+
+LOG = logging.getLogger(__name__)
+FAMILY: FamilyName = "neuron"
+EFFECT_TOKENS = 1024
+"""On which each layer's predictors are looked at alone: there are hidden states of as many variants as layers then."""
+
+
+class SizeConfig(ComputeConfig):
+    """Settings of `size`."""
+
+    tolerance: Annotated[float, Key("predictor_tolerance")] = Field(
+        default=0.001, ge=0, description="share by which predictors may raise the perplexity of validation text"
+    )
+    tokens: Annotated[PositiveCount, Key("predictor_tokens")] = Field(
+        default=4096, description="tokens of validation text that predictors' sizes are chosen by, at most"
+    )
+
+
+def run(
+    config: SizeConfig,
+    model: Model,
+    corpus: Corpus,
+    sparsity: Sparsity,
+    ladders: tuple[Ladders, ...],
+    threads: int,
+) -> Predictors:
+    """Chooses one predictor of each ladder; none where there are no ladders.
+
+    Raises:
+        ColdpressError: if ladders are of other weights.
+    """
+    for part in ladders:
+        if part.weights_sha256 != model.weights_sha256:
+            raise ColdpressError(
+                f"the predictors belong to weights {part.weights_sha256[:12]}, the model has "
+                f"{model.weights_sha256[:12]}; delete the folder predict from the build folder and build again"
+            )
+    by_layer = {ladder.layer: ladder for part in ladders for ladder in part.layers}
+    if not by_layer:
+        LOG.info("size: method %s needs no predictors", sparsity.method)
+        return Predictors(weights_sha256=model.weights_sha256, layers=())
+    blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
+    tokens = blocks[: max(1, config.tokens // blocks.shape[1])]
+    stream, _ = stream_of(config, model, threads)
+    kept = selector_arrays(sparsity)
+    num_selected = {layer: int(kept[layer, FAMILY]["num_selected"][0]) for layer in by_layer}
+    return choose(stream, tokens, by_layer, sparsity.predictor_limit_bytes, config.tolerance, num_selected)
+
+
+def choose(
+    stream: "LayerStream",
+    tokens: np.ndarray,
+    ladders: Mapping[int, Ladder],
+    limit_bytes: int,
+    tolerance: float,
+    num_selected: Mapping[int, int],
+) -> Predictors:
+    """The smallest predictors that keep the perplexity of token ids [num_blocks, T] within `tolerance`.
+
+    Where no sizes of at most `limit_bytes` do at any thresholds, those that come nearest. `num_selected` is what every
+    token uses in each layer; thresholds play no part where it is not 0.
+    """
+    from coldpress.compiler.stages.size.passes import effects_alone, nll_with
+
+    ladders = dict(sorted(ladders.items()))
+    errors, changed = effects_alone(stream, tokens[: max(1, EFFECT_TOKENS // tokens.shape[1])], ladders, num_selected)
+    options = [
+        Options(
+            nbytes=tuple(rung.nbytes for rung in ladder.rungs),
+            effect=scaled_effects(changed[layer], errors[layer].tolist()),
+        )
+        for layer, ladder in ladders.items()
+    ]
+    path = path_of(options, limit_bytes)
+    trial = Trial(stream, tokens, ladders, num_selected, float(nll_with(stream, tokens, {})[0].mean()))
+    levels = max(len(rung.points) for ladder in ladders.values() for rung in ladder.rungs)
+    levels = 1 if any(num_selected.values()) else levels
+    allowed = math.log1p(tolerance)
+    level = next((at for at in range(levels) if trial.loss(path[-1], at) <= allowed), levels - 1)
+    suggested = sum(
+        rung.nbytes for ladder in ladders.values() for rung in ladder.rungs if rung.rank == ladder.suggested_rank
+    )
+    start = min(range(len(path)), key=lambda place: abs(trial.nbytes(path[place]) - suggested))
+    sizes = path[first_that_meets(lambda place: trial.loss(path[place], level) <= allowed, len(path), start)]
+    if trial.loss(sizes, level) > allowed:
+        LOG.warning(
+            "size: predictors raise the perplexity by %.2f %%, %.2f %% were asked for; more DRAM, a larger "
+            "overprediction or target_recall would help",
+            *(100 * math.expm1(trial.loss(sizes, level)), 100 * tolerance),
+        )
+    return trial.record(sizes, level)
+
+
+class Trial:
+    """Perplexities of the model with all predictors in it; none is measured twice."""
+
+    def __init__(
+        self,
+        stream: "LayerStream",
+        tokens: np.ndarray,
+        ladders: Mapping[int, Ladder],
+        num_selected: Mapping[int, int],
+        nll_whole: float,
+    ) -> None:
+        """Takes the ladders by layers, and the mean negative log likelihood without predictors in nats."""
+        self._stream, self._tokens, self._ladders, self._nll_whole = stream, tokens, ladders, nll_whole
+        self._num_selected = num_selected
+        self._measured: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, float]]] = {}
+
+    def nbytes(self, sizes: Sizes) -> int:
+        """Of all predictors."""
+        return sum(ladder.rungs[at].nbytes for ladder, at in zip(self._ladders.values(), sizes, strict=True))
+
+    def loss(self, sizes: Sizes, level: int) -> float:
+        """What predictors of these sizes at this level of thresholds add to the mean negative log likelihood, nats."""
+        if (sizes, level) not in self._measured:
+            from coldpress.compiler.stages.size.passes import Networks, network_of, nll_with
+
+            hidden_size = self._stream.spec.hidden_size
+            stored = {
+                layer: (ladder.format, rung, _point(rung, level), hidden_size, self._num_selected[layer])
+                for (layer, ladder), at in zip(self._ladders.items(), sizes, strict=True)
+                for rung in [ladder.rungs[at]]
+            }
+            networks = Networks({layer: functools.partial(network_of, *found) for layer, found in stored.items()})
+            nll, cosines = nll_with(self._stream, self._tokens, networks)
+            self._measured[sizes, level] = float(nll.mean()), cosines
+            LOG.info(
+                "size: %s bytes of predictors at thresholds %d: perplexity %.5f times that of the model without",
+                *(f"{self.nbytes(sizes):,}", level, math.exp(float(nll.mean()) - self._nll_whole)),
+            )
+        return self._measured[sizes, level][0] - self._nll_whole
+
+    def record(self, sizes: Sizes, level: int) -> Predictors:
+        """The predictors of these sizes, with all that was tried at this level."""
+        _, cosines = self._measured[sizes, level]
+        tried = {self.nbytes(other): math.exp(nll) for (other, at), (nll, _) in self._measured.items() if at == level}
+        spec = self._stream.spec
+        return Predictors(
+            weights_sha256=self._stream.model.weights_sha256,
+            layers=tuple(
+                LayerPredictor(
+                    layer=layer,
+                    rank=rung.rank,
+                    format=ladder.format,
+                    arrays=rung.arrays,
+                    nbytes=rung.nbytes,
+                    density=ladder.density,
+                    num_parameters=sum(map(math.prod, matrix_shapes(spec, rung.rank).values())),
+                    output_cosine=cosines[layer],
+                    **_point(rung, level).model_dump(),
+                )
+                for (layer, ladder), at in zip(self._ladders.items(), sizes, strict=True)
+                for rung in [ladder.rungs[at]]
+            ),
+            ppl_without=math.exp(self._nll_whole),
+            tried=tuple(SizesTried(predictor_bytes=nbytes, ppl=ppl) for nbytes, ppl in sorted(tried.items())),
+        )
+
+
+def _point(rung: Rung, level: int) -> Point:
+    return rung.points[min(level, len(rung.points) - 1)]

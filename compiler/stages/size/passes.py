@@ -1,0 +1,194 @@
+"""The source model on validation text with predictors in some of its layers, one layer at a time.
+
+Two passes: one in which every layer's smallest predictor works alone, and one in which all layers have theirs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
+from coldpress.compiler.activity.predictor_network import Weights, decode, over_all, rows_of, scores
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.io import load_arrays
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.families import FormatName
+from coldpress.schemas.model import ModelSpec, matrices
+from coldpress.schemas.predictors import Ladder, LayerPredictor, Point, Rung
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Network:
+    """A predictor that decides as the runtime's does."""
+
+    weights: Weights
+    arrays: Mapping[str, np.ndarray]
+    """What decides by scores (runtime/sparsity/predictor.py)."""
+
+    def predicted(self, inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
+        """bool [T, num_units] from the MLP's inputs [T, hidden_size]; of `experts`, bool [T, E], where there are."""
+        selector = load("coldpress.runtime.sparsity", "predictor")  # by name: it concerns no build that has another
+        found = scores(self.weights, inputs.float().cpu(), experts).numpy()
+        chosen = torch.from_numpy(selector.by_scores(found, self.arrays))
+        return chosen if experts is None else over_all(chosen, experts, len(self.weights.fc2))
+
+
+def network_of(
+    format_name: FormatName,
+    stored: Rung | LayerPredictor,
+    point: Point,
+    hidden_size: int,
+    num_selected: int = 0,
+) -> Network:
+    """A stored predictor at one of its thresholds; or, where that is not 0, with as many units for every token."""
+    weights = decode(load_arrays(stored.arrays, "fc1", "fc2"), format_name, hidden_size)
+    return Network(weights, {"num_selected": np.array([num_selected]), "threshold": np.array(point.threshold)})
+
+
+class Networks(Mapping[int, Network]):
+    """Predictors by layer, each decoded when it is asked for: in memory is that of the layer that runs."""
+
+    def __init__(self, of_layer: Mapping[int, Callable[[], Network]]) -> None:
+        """What makes each."""
+        self._of_layer = of_layer
+
+    def __getitem__(self, layer: int) -> Network:
+        return self._of_layer[layer]()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._of_layer)
+
+    def __len__(self) -> int:
+        return len(self._of_layer)
+
+
+def effects_alone(
+    stream: LayerStream, tokens: np.ndarray, ladders: Mapping[int, Ladder], num_selected: Mapping[int, int]
+) -> tuple[dict[int, np.ndarray], dict[int, float]]:
+    """What each layer's predictors do while all other layers are whole; `num_selected` as in `network_of`, by layer.
+
+    Blocks of a variant of the model join the pass at the layer whose smallest predictor works in it, so each layer is
+    read once; in memory are the hidden states of all variants: at 7B, for 1,024 tokens, as much as a layer.
+
+    Returns:
+        Per layer the squared error of the MLP's output with each size, float64, and half the mean square of what its
+        smallest predictor adds to a token's log likelihood. For small changes that is the divergence of the two models
+        in nats; the mean itself would be lost among its errors.
+    """
+    hidden, count = stream.embed(tokens), len(tokens)
+    errors: dict[int, np.ndarray] = {}
+    for layer in range(stream.spec.num_hidden_layers):
+        hooks = None
+        if layer in ladders:
+            hidden = torch.cat([hidden, hidden[:count]])
+            ladder, hidden_size = ladders[layer], stream.spec.hidden_size
+            networks = [
+                network_of(ladder.format, rung, rung.points[0], hidden_size, num_selected[layer])
+                for rung in ladder.rungs
+            ]
+            found = np.zeros((count, len(networks)))
+            hooks = _watching(networks, _mlp(stream, layer), found, len(hidden) - count)
+            errors[layer] = found
+        hidden = stream.run_layer(layer, hidden, hooks)
+    variants = 1 + len(ladders)
+    nll = stream.score(hidden, np.concatenate([tokens] * variants)).nll.reshape(variants, *tokens[:, 1:].shape)
+    changed = {layer: float(np.square(nll[1 + place] - nll[0]).mean()) / 2 for place, layer in enumerate(errors)}
+    return {layer: found.sum(axis=0) for layer, found in errors.items()}, changed
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """What a layer's hooks need of it."""
+
+    spec: ModelSpec
+    down: "Tensor"
+    """The transposed down projection, of all experts, float32 [num_units, hidden_size]."""
+
+    def hooks(self, change: "Callable[[Tensor, Tensor, Tensor | None], Tensor]") -> Hooks:
+        """Hooks of a block, whose inner activation [T, num_units] `change` replaces; it gets that, the MLP's input
+        [T, hidden_size], and the experts that tokens use, bool [T, E], or None."""
+        seen: dict[str, Tensor] = {}
+
+        def inner(part: "Tensor") -> "Tensor":
+            rows = part.reshape(-1, part.shape[-1])
+            return change(rows, seen["input"], seen.get("experts")).reshape(part.shape)
+
+        def keep(name: str) -> "Callable[[Tensor], None]":
+            return lambda part: seen.update({name: part.reshape(-1, part.shape[-1])})
+
+        def routed(part: "Tensor") -> None:
+            logits = part.float().cpu().reshape(-1, part.shape[-1]).numpy()
+            seen["experts"] = torch.from_numpy(topk.largest(logits, self.spec.num_experts_per_tok))
+
+        hooks: Hooks = {"mlp_input": keep("input"), "mlp_inner": inner}
+        return {**hooks, "router_logits": routed} if self.spec.is_mixture else hooks
+
+    def output(self, inner: "Tensor", experts: "Tensor | None") -> "Tensor":
+        """What an inner activation gives, float32 [T, hidden_size]."""
+        if experts is None:
+            return inner.float() @ self.down
+        found = self.down.new_zeros(len(inner), self.down.shape[1])
+        for units, tokens, _ in rows_of(experts, len(self.down)):
+            found[tokens] += inner[tokens, units].float() @ self.down[units]
+        return found
+
+
+def _mlp(stream: LayerStream, layer: int) -> Mlp:
+    spec = stream.spec
+    names = [f"layers.{layer}.{name}.weight" for name in matrices("down_proj", spec)]
+    parts = [torch.from_numpy(read_role(stream.model, name)).float().T for name in names]
+    return Mlp(spec, (parts[0] if len(parts) == 1 else torch.cat(parts)).to(stream.device))
+
+
+def _watching(networks: list[Network], mlp: Mlp, found: np.ndarray, first_block: int) -> BlockHooks:
+    """From `first_block` on, notes the squared error of each network and lets the first one decide."""
+
+    def hooks(block: int) -> Hooks:
+        if block < first_block:
+            return {}
+
+        def change(inner: "Tensor", inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
+            masks = [network.predicted(inputs, experts).to(inner.device) for network in networks]
+            for place, mask in enumerate(masks):
+                lost = mlp.output(torch.where(mask, 0.0, inner), experts)
+                found[block - first_block, place] = float(lost.double().square().sum())
+            return torch.where(masks[0], inner, 0.0)
+
+        return mlp.hooks(change)
+
+    return hooks
+
+
+def nll_with(
+    stream: LayerStream, tokens: np.ndarray, networks: Mapping[int, Network]
+) -> tuple[np.ndarray, dict[int, float]]:
+    """(Negative log likelihood of every token, float64 [num_blocks, T - 1]; per layer the mean cosine of the MLP's
+    output with and without what its predictor leaves out) where every layer of `networks` has its predictor."""
+    cosines = {layer: np.zeros(len(tokens)) for layer in networks}
+
+    def of_layer(layer: int) -> BlockHooks | None:
+        return _deciding(networks[layer], _mlp(stream, layer), cosines[layer]) if layer in cosines else None
+
+    nll = stream.token_nll(tokens, of_layer).nll
+    return nll, {layer: float(found.mean()) for layer, found in cosines.items()}
+
+
+def _deciding(network: Network, mlp: Mlp, cosines: np.ndarray) -> BlockHooks:
+    def hooks(block: int) -> Hooks:
+        def change(inner: "Tensor", inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
+            left = torch.where(network.predicted(inputs, experts).to(inner.device), inner, 0.0)
+            outputs = [mlp.output(part, experts) for part in (inner, left)]
+            pair = torch.nn.functional.cosine_similarity(*outputs, dim=-1)
+            cosines[block] = float(pair.double().mean())
+            return left
+
+        return mlp.hooks(change)
+
+    return hooks

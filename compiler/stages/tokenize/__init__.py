@@ -1,0 +1,166 @@
+"""tokenize: blocks of calibration, validation and test tokens from disjoint text, and the task of each token.
+
+Reads the corpus (compiler/stages/tokenize/text.py decides which document is in which split) and the model's own
+tokenizer. Documents follow each other, two newlines between them, and are cut into blocks of one length; each block
+begins with the model's beginning-of-sequence token where the tokenizer asks for one, as a prompt does.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.checkpoint.private import private_folder
+from coldpress.compiler.checkpoint.source_tokenizer import SourceTokenizer, bos_of
+from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.shared_settings import SeedSetting
+from coldpress.compiler.stages.tokenize.chat import ChatTemplate
+from coldpress.compiler.stages.tokenize.rows import RowReader
+from coldpress.compiler.stages.tokenize.text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
+from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.config import REVISION_PATTERN, Key
+from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
+
+log = logging.getLogger(__name__)
+
+SEPARATOR = "\n\n"
+MAX_CHARS_PER_TOKEN = 16
+"""A token of ordinary text has 3 to 6 characters."""
+MIN_TEXT_CHARS = 1 << 20
+"""So that a small calibration too sees more than the first articles of a dataset."""
+MAX_TASKS = 256
+"""With more names than this, the field that names tasks says something else: every count is kept per task."""
+
+
+class TokenizeConfig(SeedSetting):
+    """Settings of `tokenize`."""
+
+    corpus: Annotated[str, Key()] = Field(
+        default="pydoc",
+        min_length=1,
+        description="pydoc, a .txt, .jsonl, .json (each also .gz or .zst) or .parquet file, a folder of them, or a hub "
+        "dataset such as owner/name:subset",
+    )
+    corpus_field: Annotated[str | None, Key(default="the first known layout that a record has")] = Field(
+        default=None,
+        min_length=1,
+        description="field of the corpus's records that holds the text, or several that make it up, as question+answer",
+    )
+    corpus_revision: Annotated[str | None, Key(default="the profile's")] = Field(
+        default=None,
+        pattern=REVISION_PATTERN,
+        description="the 40 hexadecimal digits of the commit that a hub dataset is read at",
+    )
+    calibration_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=8192, description="tokens to calibrate on, at most"
+    )
+    evaluation_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=4096, description="tokens of validation and of test, at most"
+    )
+    block_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=256, description="tokens of a block, cut to the model's context where that is shorter"
+    )
+
+
+def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
+    """The blocks of each split, int32 [num_blocks, block_tokens] under the name `tokens`, and `tasks` where named.
+
+    Raises:
+        ColdpressError: if the corpus is missing, empty, or too short for one block of some split.
+    """
+    folder = private_folder(model)
+    documents = _read(config, folder)
+    block_tokens = min(config.block_tokens, model.spec.max_position_embeddings)
+    tokenizer = SourceTokenizer(folder, model.spec.vocab_size)
+    bos = bos_of(folder, model.spec, tokenizer)
+    if block_tokens - (bos is not None) < 2:
+        raise ColdpressError(f"blocks of {block_tokens} tokens leave nothing to predict; raise block_tokens")
+    splits = tuple(_split(config, documents, split, tokenizer, block_tokens, bos, work) for split in SPLITS)
+    return Corpus(name=documents.name, text_sha256=documents.text_sha256, splits=splits)
+
+
+def _read(config: TokenizeConfig, folder: Path) -> Documents:
+    """The corpus, its chats in the words of the checkpoint in `folder`."""
+    chat = ChatTemplate(folder)
+    fields = tuple(config.corpus_field.split("+")) if config.corpus_field else ()
+    try:
+        rows = RowReader(fields, chat.render)
+        return read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config), rows)
+    finally:
+        chat.close()
+
+
+def _wanted_chars(config: TokenizeConfig) -> int:
+    """Text of each split of a dataset that is certain to give the tokens asked for, as far as text is ordinary."""
+    share = {split: SHARES[split] / sum(SHARES.values()) for split in SPLITS}
+    tokens = max(config.calibration_tokens / share["calibration"], config.evaluation_tokens / share["test"])
+    return min(MAX_TEXT_BYTES, max(MIN_TEXT_CHARS, int(tokens * MAX_CHARS_PER_TOKEN)))
+
+
+def _split(
+    config: TokenizeConfig,
+    documents: Documents,
+    split: Split,
+    tokenizer: SourceTokenizer,
+    block_tokens: int,
+    bos: int | None,
+    work: Workspace,
+) -> TokenBlocks:
+    wanted_tokens = config.calibration_tokens if split == "calibration" else config.evaluation_tokens
+    wanted = max(1, wanted_tokens // block_tokens)
+    texts = documents.splits[split]
+    blocks, places = make_blocks(texts, tokenizer, wanted, block_tokens, bos)
+    if not len(blocks):
+        raise ColdpressError(
+            f"the corpus {documents.name} is too short: its {split} text has less than one block of {block_tokens} "
+            "tokens; give more text or smaller block_tokens"
+        )
+    if len(blocks) < wanted:
+        log.info("tokenize: %s has %d blocks of %d tokens, %d wanted", split, len(blocks), block_tokens, wanted)
+    found = {"tokens": blocks}
+    names = [documents.tasks.get(text) for text in texts[: 1 + int(places.max())]]
+    tasks = sorted({name for name in names if name is not None})
+    if len(tasks) > MAX_TASKS:
+        log.info("tokenize: %s names %d tasks, more than %d: they are left out", split, len(tasks), MAX_TASKS)
+        tasks = []
+    if tasks:
+        numbers = np.array([-1 if name is None else tasks.index(name) for name in names], np.int16)
+        found["tasks"] = numbers[places]
+    arrays = save_arrays(work.folder / f"{split}.safetensors", found)
+    return TokenBlocks(
+        split=split, arrays=arrays, num_blocks=len(blocks), block_tokens=block_tokens, tasks=tuple(tasks)
+    )
+
+
+def make_blocks(
+    documents: Iterable[str], tokenizer: SourceTokenizer, num_blocks: int, block_tokens: int, bos: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids int32 [at most num_blocks, block_tokens] of the documents' text, and the document of each, alike.
+
+    Args:
+        documents: Texts; no more of them are tokenized than needed.
+        tokenizer: The model's.
+        num_blocks: Blocks wanted; fewer where the text ends before.
+        block_tokens: Length of a block, `bos` included.
+        bos: Stands at the start of each block, unless None.
+    """
+    payload = block_tokens - (bos is not None)
+    ids: list[int] = []
+    places: list[np.ndarray] = []
+    for place, document in enumerate(documents):
+        found = tokenizer.encode(document + SEPARATOR)
+        ids += found
+        places.append(np.full(len(found), place, np.int32))
+        if len(ids) >= num_blocks * payload:
+            break
+    count = min(num_blocks, len(ids) // payload)
+    blocks = np.array(ids[: count * payload], np.int32).reshape(count, payload)
+    documents_of = np.concatenate([*places, np.empty(0, np.int32)])[: count * payload].reshape(count, payload)
+    if bos is None:
+        return blocks, documents_of
+    return np.insert(blocks, 0, bos, axis=1), np.insert(documents_of, 0, documents_of[:, 0], axis=1)

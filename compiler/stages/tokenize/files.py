@@ -1,0 +1,179 @@
+"""The files of a corpus: which count, and what is in them, as text or as records with the line that each began in.
+
+A file is text (.txt), one record a line (.jsonl), a list of records (.json), or parquet; text may be packed (.gz,
+.zst). Letter case of names does not matter. What is packed is unpacked as a stream, and no more of it than is used.
+"""
+
+import codecs
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coldpress.schemas.errors import ColdpressError
+
+MAX_FILES = 1000
+NAMES = re.compile(r".*\.(?:(?P<text>txt|jsonl|json)(?:\.(?P<packing>gz|zst))?|(?P<parquet>parquet))", re.I | re.S)
+NAMES_IN_WORDS = ".txt, .jsonl, .json (also with .gz or .zst behind it) or .parquet"
+PACKINGS = {"gz": "gzip", "zst": "zstd"}
+"""pyarrow's names."""
+MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+"""First bytes of text in other encodings; UTF-32 with the low byte first begins as UTF-16 does."""
+BATCH_ROWS = 256
+
+
+def corpus_files(path: Path) -> list[Path]:
+    """The files of a corpus that is a file or a folder, sorted; what is no text by its name is left out.
+
+    Raises:
+        ColdpressError: if a folder cannot be read.
+    """
+    found = sorted(_below(path)) if path.is_dir() else [path]
+    return [file for file in found if NAMES.fullmatch(file.name) and file.is_file()]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """What lies in a folder and its folders; one that cannot be read is not left out."""
+
+    def unreadable(error: OSError) -> None:
+        raise ColdpressError(
+            f"the corpus {folder.name}: its folder {Path(error.filename).name} cannot be read ({error.strerror}); give "
+            "yourself the right to read it, or move it elsewhere"
+        ) from error
+
+    for parent, folders, files in os.walk(folder, onerror=unreadable):
+        yield from (Path(parent, name) for name in (*folders, *files))
+
+
+def is_plain(file: Path) -> bool:
+    """Whether a file is text without fields."""
+    return _part(file, "text") == "txt"
+
+
+def is_parquet(file: Path) -> bool:
+    """Whether a file is parquet."""
+    return _part(file, "parquet") != ""
+
+
+def read_text(file: Path, max_bytes: int) -> tuple[str, int, bool]:
+    """(text of a file, bytes of it unpacked, whether there is more) of its first `max_bytes`.
+
+    Raises:
+        ColdpressError: if it cannot be read or unpacked, or is not UTF-8.
+    """
+    data = _read(file, max_bytes + 1)
+    is_cut = len(data) > max_bytes
+    data = data[:max_bytes]
+    if data.startswith(MARKS):
+        raise ColdpressError(f"{file.name}: the text is UTF-16 or UTF-32, expected UTF-8; convert it with iconv")
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=not is_cut)
+    except UnicodeDecodeError as error:
+        raise ColdpressError(f"{file.name}: the text is not UTF-8 at byte {error.start}; convert it") from error
+    return text, len(data), is_cut
+
+
+def records(file: Path, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
+    """(place as `name:line`, value) of each record of a .jsonl or .json file's text.
+
+    Lines end at line feeds alone: U+2028 and its like may stand inside JSON's strings.
+
+    Raises:
+        ColdpressError: at the first that is not JSON; at the end of a text that was cut, what is left is dropped.
+    """
+    if _part(file, "text") == "json" and text.lstrip()[:1] == "[":
+        yield from _of_list(file.name, text, is_cut)
+        return
+    lines = text.split("\n")
+    for number, line in enumerate(lines[:-1] if is_cut else lines, 1):
+        if line.strip():
+            place = f"{file.name}:{number}"
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:  # too long an integer is a ValueError, too
+                raise _not_json(place) from error
+            yield place, value
+
+
+def parquet_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place as `name:row`, record) of each row of a parquet file, some hundreds of them in memory at a time.
+
+    Raises:
+        ColdpressError: if it cannot be read.
+    """
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        with ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{file.name}:{number}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _part(file: Path, name: str) -> str:
+    found = NAMES.fullmatch(file.name)
+    return (found[name] or "").lower() if found else ""
+
+
+def _read(file: Path, max_bytes: int) -> bytes:
+    packing = _part(file, "packing")
+    try:
+        with file.open("rb") as opened:
+            if not packing:
+                return opened.read(max_bytes)
+            import pyarrow
+
+            with pyarrow.CompressedInputStream(opened, PACKINGS[packing]) as unpacked:
+                return unpacked.read(max_bytes)
+    except OSError as error:  # which is what pyarrow raises of damage, too
+        raise _unreadable(file, error) from error
+
+
+def _of_list(name: str, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
+    """The elements of a JSON list, one after another, so that each is known by its line and a text may end early."""
+    decoder, space, behind = json.JSONDecoder(), re.compile(r"\s*"), re.compile(r"\s*([,\]])\s*")
+    position = _end(space, text, text.index("[") + 1)
+    line = 1 + text.count("\n", 0, position)
+    if text[position : position + 1] == "]":
+        return
+    while True:
+        place = f"{name}:{line}"
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            if is_cut:
+                return
+            raise _not_json(place) from error
+        found = behind.match(text, end)
+        if found is None and is_cut:
+            return
+        if found is None or (found[1] == "]" and found.end() < len(text)):
+            raise _not_json(place)
+        yield place, value
+        if found[1] == "]":
+            return
+        line += text.count("\n", position, found.end())
+        position = found.end()
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    found = pattern.match(text, start)
+    return found.end() if found else start
+
+
+def _not_json(place: str) -> ColdpressError:
+    return ColdpressError(
+        f"{place}: the record is not JSON; a .jsonl file has one record a line, a .json file that or a list of them"
+    )
+
+
+def _unreadable(file: Path, error: Exception) -> ColdpressError:
+    reason = " ".join(str(error).split())[:200]
+    return ColdpressError(f"{file.name}: cannot be read ({reason}); copy or download the file again")

@@ -1,0 +1,128 @@
+"""A record of a corpus as one text: which of its fields hold the text, and how several become one.
+
+The fields are those that `corpus_field` names, or else the first known layout that a record has: `LAYOUTS`. A list of
+messages is a chat and goes through the checkpoint's own template. A record that is not understood is refused with the
+fields that it has.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coldpress.schemas.errors import ColdpressError
+
+LAYOUTS = (
+    ("text",),
+    ("story",),
+    ("content",),
+    ("messages",),
+    ("conversations",),
+    ("instruction", "input?", "output"),
+    ("instruction", "context?", "response"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+)
+"""Fields whose values make up a text, in this order; those with a question mark may be missing or empty."""
+SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+"""Roles of messages that have `from` and `value` instead of `role` and `content`."""
+GLUE = "\n\n"
+TASK_FIELD = "task"
+"""Field of a record that says which task its text is of; optional."""
+MAX_TASK_CHARS = 100
+MAX_SHOWN_CHARS = 200
+
+Messages = list[dict[str, Any]]
+
+
+def no_chats(messages: Messages) -> str:
+    """What renders chats where nothing can."""
+    raise ColdpressError("the record is a chat, and there is no template for one here")
+
+
+@dataclass
+class RowReader:
+    """Reads records, and remembers what it has seen of them."""
+
+    fields: tuple[str, ...] = ()
+    """Those to read; empty: of a known layout."""
+    render: Callable[[Messages], str] = no_chats
+    """A chat's text."""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """Text of a record that names a task, and its name."""
+    layouts: Counter[str] = field(default_factory=Counter)
+    """Fields that were read, and of how many records."""
+
+    def text(self, place: str, row: Any) -> str:
+        """The text of a record.
+
+        Raises:
+            ColdpressError: naming the place, the fields found and the key to give.
+        """
+        if isinstance(row, str) and not self.fields:
+            names, text = ("a text",), row
+        else:
+            if not isinstance(row, Mapping):
+                raise ColdpressError(f"{place}: the record is {_kind(row)}, expected an object with fields of text")
+            names = self._names(place, row)
+            text = self._joined(place, {name: row[name] for name in names})
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ColdpressError(f"{place}: the text holds half a surrogate pair, expected whole characters")
+        self.layouts["+".join(names)] += 1
+        self._note_task(row, text)
+        return text
+
+    def _names(self, place: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+        for layout in [] if self.fields else LAYOUTS:
+            if all(name.endswith("?") or name in row for name in layout):
+                return tuple(name.removesuffix("?") for name in layout if name in row or row.get(name[:-1]) is not None)
+        if self.fields and row.keys() >= set(self.fields):
+            return self.fields
+        found = ", ".join(map(str, row)) or "none"
+        found = found if len(found) <= MAX_SHOWN_CHARS else f"{found[:MAX_SHOWN_CHARS]}… ({len(row)} in all)"
+        if self.fields:
+            missing = next(name for name in self.fields if name not in row)
+            raise ColdpressError(f"{place}: the record has no field {missing} (corpus_field), found {found!r}")
+        raise ColdpressError(
+            f"{place}: the record's fields are none that are known to hold its text, found {found!r}; name them with "
+            "corpus_field=<field>, or corpus_field=<one>+<another> for several"
+        )
+
+    def _joined(self, place: str, values: Mapping[str, Any]) -> str:
+        if all(isinstance(value, list) for value in values.values()):
+            messages = [_message(place, message) for value in values.values() for message in value]
+            try:
+                return self.render(messages)
+            except ColdpressError as error:
+                raise ColdpressError(f"{place}: {error}") from error
+        for name, value in values.items():
+            if not isinstance(value, str):
+                raise ColdpressError(
+                    f"{place}: the field {name} is {_kind(value)}, expected text or a list of messages; name another "
+                    "with corpus_field"
+                )
+        return GLUE.join(value for value in values.values() if value.strip())
+
+    def _note_task(self, row: Any, text: str) -> None:
+        task = row.get(TASK_FIELD) if isinstance(row, Mapping) else None
+        if isinstance(task, str) and task.strip() and text not in self.tasks:
+            self.tasks[text] = task.strip()[:MAX_TASK_CHARS]
+
+
+def _message(place: str, message: Any) -> dict[str, Any]:
+    """A message with `role` and `content`, whichever of the two spellings it has."""
+    if isinstance(message, Mapping) and message.get("from") in SPEAKERS and isinstance(message.get("value"), str):
+        return {"role": SPEAKERS[message["from"]], "content": message["value"]}
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        found = f"the keys {', '.join(map(str, message))[:MAX_SHOWN_CHARS]!r}"
+        found = found if isinstance(message, Mapping) else _kind(message)
+        raise ColdpressError(
+            f"{place}: a message of the chat has {found}, expected role and content, or from and value"
+        )
+    return {str(key): value for key, value in message.items() if value is not None}
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}")

@@ -1,0 +1,254 @@
+"""Documents of a corpus and which split each belongs to, before anything is tokenized.
+
+Reads `pydoc` (the demo's own corpus), files or a folder of them, or a dataset of the hub. A document is in one split
+only, equal documents are one, and where the corpus has a part for tests (`test.txt`, `eval.jsonl`), test text is taken
+from there alone. The order of documents follows from their content and the seed, not from their place.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset
+from coldpress.compiler.stages.tokenize import pydoc
+from coldpress.compiler.stages.tokenize.files import (
+    MAX_FILES,
+    NAMES_IN_WORDS,
+    corpus_files,
+    is_parquet,
+    is_plain,
+    parquet_records,
+    read_text,
+    records,
+)
+from coldpress.compiler.stages.tokenize.rows import RowReader
+from coldpress.schemas.corpus import SPLITS, Split
+from coldpress.schemas.errors import ColdpressError
+
+log = logging.getLogger(__name__)
+
+MAX_TEXT_BYTES = 64 << 20
+"""Read of the files of one part: far more than a calibration needs."""
+SHARES: dict[Split, int] = {"calibration": 8, "validation": 1, "test": 1}
+MIN_PIECES = 30
+DOCUMENT_CHARS = 2048
+TEST_NAME = re.compile(r"(^|[^a-z])(test|eval)", re.IGNORECASE)
+PYDOC = "pydoc"
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A corpus: its name without any path, and the documents of each split in the order they are to be used."""
+
+    name: str
+    splits: Mapping[Split, tuple[str, ...]]
+    text_sha256: str
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    """Documents whose row names a task, and its name."""
+
+
+def read_corpus(
+    corpus: str,
+    seed: int,
+    revision: str | None = None,
+    wanted_chars: int = MAX_TEXT_BYTES,
+    rows: RowReader | None = None,
+) -> Documents:
+    """The documents of `corpus`: `pydoc`, a file or a folder of them (compiler/stages/tokenize/files.py), or a hub
+    dataset.
+
+    Args:
+        corpus: The name or path.
+        seed: Decides order and splits.
+        revision: The commit of a hub dataset.
+        wanted_chars: How much of each split of a hub dataset is fetched; files are read whole, up to `MAX_TEXT_BYTES`.
+        rows: Reads records.
+
+    Raises:
+        ColdpressError: if there is no such corpus, it cannot be read, or it is empty.
+    """
+    check_dataset(corpus, revision)
+    rows = rows or RowReader()
+    path = Path(corpus).expanduser()
+    if corpus == PYDOC:
+        _refuse_fields(corpus, rows)
+        found = _documents(PYDOC, {split: pydoc.documents(split) for split in SPLITS}, seed)
+    elif path.exists():
+        found = _read_files(path, seed, rows)
+    elif HUB_ID.fullmatch(corpus.partition(":")[0]):
+        found = _read_dataset(corpus, revision, seed, wanted_chars, rows)
+    else:
+        raise ColdpressError(
+            f"there is no corpus {corpus}; expected {PYDOC}, a file that ends in {NAMES_IN_WORDS}, a folder of them, "
+            "or a hub dataset such as owner/name"
+        )
+    for names, count in sorted(rows.layouts.items()):
+        log.info("tokenize: %s: %d records were read as %s", found.name, count, names)
+    return found
+
+
+def _read_files(path: Path, seed: int, rows: RowReader) -> Documents:
+    files = _files(path)
+    if all(map(is_plain, files)):
+        _refuse_fields(path.name, rows)
+    tests = [file for file in files if TEST_NAME.search(file.stem)] if len(files) > 1 else []
+    others = [file for file in files if file not in tests] or files
+    tests = tests if others is not files else []
+    return _cut(path.resolve().name, _read_all(others, rows), _read_all(tests, rows), seed, rows.tasks)
+
+
+def _refuse_fields(name: str, rows: RowReader) -> None:
+    if rows.fields:
+        raise ColdpressError(
+            f"corpus_field={'+'.join(rows.fields)} has no meaning for the corpus {name}, which is plain text without "
+            "fields; leave it out"
+        )
+
+
+def _files(path: Path) -> list[Path]:
+    texts = corpus_files(path)
+    if not texts or len(texts) > MAX_FILES:
+        found = f"holds {len(texts)} files of text" if path.is_dir() else "is no file of text by its name"
+        count = f"1 to {MAX_FILES} files " if path.is_dir() else "a name "
+        raise ColdpressError(f"the corpus {path.name} {found}, expected {count}that ends in {NAMES_IN_WORDS}")
+    return texts
+
+
+def _read_all(files: Sequence[Path], rows: RowReader) -> list[str]:
+    """The documents of files, up to `MAX_TEXT_BYTES`."""
+    documents: list[str] = []
+    remaining = MAX_TEXT_BYTES
+    for file in files:
+        found, size_bytes, is_cut = _read_file(file, remaining, rows)
+        documents += found
+        remaining -= size_bytes
+        if is_cut:
+            log.info("%s: only the first %d bytes of the corpus are used", file.name, MAX_TEXT_BYTES)
+        if remaining <= 0:
+            break
+    return documents
+
+
+def _read_file(file: Path, max_bytes: int, rows: RowReader) -> tuple[list[str], int, bool]:
+    """(documents, bytes read, whether there is more) of a file's first `max_bytes`."""
+    if is_parquet(file):
+        texts = list(_limited(parquet_records(file), rows, max_bytes))
+        size_bytes = sum(map(len, texts))
+        return texts, size_bytes, size_bytes >= max_bytes
+    text, size_bytes, is_cut = read_text(file, max_bytes)
+    if not is_plain(file):
+        return [rows.text(place, row) for place, row in records(file, text, is_cut)], size_bytes, is_cut
+    return pieces(text.rpartition("\n")[0] if is_cut and "\n" in text else text), size_bytes, is_cut
+
+
+def pieces(text: str) -> list[str]:
+    """A plain text as documents of about `DOCUMENT_CHARS`: paragraphs put together, in a text without them lines, in
+    one without these words; smaller where the text is short, so that there are enough to split."""
+    parts, glue = _parts(text)
+    target = min(DOCUMENT_CHARS, len(text) // (2 * MIN_PIECES))
+    documents: list[str] = []
+    pending: list[str] = []
+    for part in parts:
+        pending.append(part)
+        if sum(map(len, pending)) >= target:
+            documents.append(glue.join(pending))
+            pending = []
+    return [*documents, glue.join(pending)] if pending else documents
+
+
+def _parts(text: str) -> tuple[list[str], str]:
+    """(parts, what joins them) at the coarsest of paragraph, line and word that gives enough."""
+    parts, glue = [text], ""
+    for pattern, separator in ((r"\n[ \t\r]*\n\s*", "\n\n"), (r"\n", "\n"), (r"\s+", " ")):
+        parts, glue = [part for part in re.split(pattern, text) if part.strip()], separator
+        if len(parts) >= MIN_PIECES:
+            break
+    return parts, glue
+
+
+def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int, tasks: Mapping[str, str]) -> Documents:
+    """Splits documents by size; with `tests` the test split is that, and nothing of it is in the others."""
+    used: list[Split] = ["calibration", "validation"] if tests else list(SPLITS)
+    held_out = set(tests)
+    ordered = _ordered((text for text in texts if text not in held_out), seed)
+    total = sum(map(len, ordered))
+    shares = [SHARES[split] for split in used]
+    bounds = [total * sum(shares[: index + 1]) / sum(shares) for index in range(len(used))]
+    found: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    done = 0
+    for text in ordered:
+        middle = done + len(text) / 2  # so that a long document goes where most of it belongs
+        found[used[next(index for index, bound in enumerate(bounds) if middle <= bound)]].append(text)
+        done += len(text)
+    found["test"] += tests
+    return _documents(name, found, seed, tasks)
+
+
+def _documents(
+    name: str, splits: Mapping[Split, Sequence[str]], seed: int, tasks: Mapping[str, str] | None = None
+) -> Documents:
+    ordered: dict[Split, tuple[str, ...]] = {split: _ordered(splits[split], seed) for split in SPLITS}
+    if not any(ordered.values()):
+        raise ColdpressError(f"the corpus {name} is empty, expected text to calibrate on")
+    hasher = hashlib.sha256()
+    for text in sorted({text for texts in ordered.values() for text in texts}):
+        hasher.update(hashlib.sha256(text.encode()).digest())
+    return Documents(name, ordered, hasher.hexdigest(), tasks or {})
+
+
+def _ordered(texts: Iterator[str] | Sequence[str], seed: int) -> tuple[str, ...]:
+    """Distinct, non-empty documents in an order that mixes them: by digest of seed and content."""
+    distinct = {text for text in texts if text.strip()}
+    return tuple(sorted(distinct, key=lambda text: hashlib.sha256(f"{seed}/{text}".encode()).digest()))
+
+
+def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: int, rows: RowReader) -> Documents:
+    """`owner/name` or `owner/name:subset` of the hub at a commit; scripts of datasets are never run.
+
+    Streamed: of each of its splits no more is fetched than `wanted_chars` of text are in.
+    """
+    from datasets import load_dataset
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise ColdpressError(
+            f"the dataset {corpus} is streamed from the hub, and HF_HUB_OFFLINE forbids the network; allow it or give "
+            "a local text file"
+        )
+    hub_id, _, subset = corpus.partition(":")
+    try:
+        found = load_dataset(hub_id, subset or None, revision=revision, streaming=True)
+        texts = {
+            str(split): list(_limited(_numbered(f"{corpus}, {split}", part), rows, wanted_chars))
+            for split, part in found.items()
+        }
+    except ColdpressError:
+        raise
+    except Exception as error:  # it raises types of many packages
+        reason = " ".join(str(error).split())[:300]
+        raise ColdpressError(
+            f"the dataset {corpus} at revision {revision} cannot be loaded ({reason}); check the subset and the "
+            "revision, or give a local text file instead"
+        ) from error
+    tests = texts.pop("test", []) if len(texts) > 1 else []
+    others = [text for split in sorted(texts) for text in texts[split]]
+    return _cut(hub_id, others, tests, seed, rows.tasks)
+
+
+def _numbered(name: str, found: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{name}:{number}", row) for number, row in enumerate(found, 1))
+
+
+def _limited(found: Iterable[tuple[str, Any]], rows: RowReader, wanted_chars: int) -> Iterator[str]:
+    """Texts of records from the first on, until they are `wanted_chars` long; no record behind is fetched."""
+    size = 0
+    for place, row in found:
+        text = rows.text(place, row)
+        yield text
+        size += len(text)
+        if size >= wanted_chars:
+            return

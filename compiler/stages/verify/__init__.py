@@ -1,0 +1,261 @@
+"""verify: opens an unpublished artifact with the runtime that will run it, and holds it against what was compiled.
+
+Every byte is checked (hashes, pages, layout: runtime/artifact/reader.py and runtime/artifact/integrity.py have the
+rules). Then test text is decoded token by token through selector, cache and flash, as in use: perplexity, divergence
+from the source, and the reads that it took. The source is the checkpoint that the build began with, so that what
+`relufy` and `distill` cost counts; dense logits are compared with those of the weights that were packed. What is
+measured goes into the record, block by block, whatever it is: `publish` judges it. So does a little text that the
+artifact writes.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.block_statistics import perplexity
+from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.io import load_arrays
+from coldpress.compiler.publishing import standing
+from coldpress.compiler.stages.verify.decoded import decode
+from coldpress.compiler.stages.verify.divergence import Watch
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.generate.likelihood import sum_nll
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.base import Record
+from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.metrics import DenseRun, MeasuredBlock, Protocol, Sample, Verification
+from coldpress.schemas.model import Model
+from coldpress.schemas.package import Package
+
+logger = logging.getLogger(__name__)
+AFFORDABLE_WORK = 9_000_000_000_000
+"""Parameters times tokens that are decoded where nobody says how many: all of the default test text for models of up to
+two billion parameters, a thousand tokens for seven billion; estimated at a quarter of an hour on two cores."""
+WORK_ONE_BY_ONE = 400_000_000_000
+"""Parameters times tokens up to which all tokens are decoded one by one: about a minute on two cores."""
+FEWEST_BLOCKS = 4
+"""Blocks that are decoded however large the model is: fewer say too little of their own error."""
+COUNTED_OF_MIXTURES = 0.99
+"""Share of tokens that count as dense logits' error in a mixture of experts: of 2,048 one had two experts with logits
+0.00001 apart, and was off by 30 times what any other was, in fp16 (EXPERIMENTS.md)."""
+PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
+SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
+"""Greedily, a model of four million parameters soon repeats itself."""
+
+
+class VerifyConfig(Record):
+    """Settings of `verify`."""
+
+    artifact: str | None = Field(default=None, description="final name of the artifact; it stands there once published")
+    test_tokens: Annotated[int | None, Key(default="all; for large models fewer blocks, four at least")] = Field(
+        default=None, ge=2, description="tokens of test text that are decoded one by one, in whole blocks"
+    )
+
+
+def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, package: Package) -> Verification:
+    """Checks the artifact that `package` wrote, and measures it.
+
+    Args:
+        config: Where the artifact is to stand, and how much text is decoded.
+        model: Whose weights were packed.
+        original: The checkpoint as the user gave it; the same unless `relufy` or `distill` ran.
+        corpus: Test text.
+        package: The artifact.
+
+    Raises:
+        ArtifactError: if it is damaged, naming the place.
+        ColdpressError: if it stands neither where it was written nor under its final name.
+    """
+    folder = str(standing(package, config.artifact))
+    artifact = open_artifact(folder)
+    num_bytes = verify_artifact(artifact)
+    logger.info("verify: %d bytes in %d files are as the manifest says", num_bytes, len(artifact.manifest.files))
+    every_block = blocks_of_test_text(corpus, choose_plan(artifact.manifest).context_length)
+    blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
+    logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
+    source = SourceLogits(original, blocks)
+    packed = source if model == original else SourceLogits(model, blocks)
+    watch = Watch(source, blocks)
+    decoded = decode(folder, blocks, watch, blocks.size * model.num_parameters > WORK_ONE_BY_ONE)
+    compared = compare(source, packed, folder, blocks)
+    found = _quality(decoded.quality.block_nll, compared)
+    top1_agreement, top1_error = watch.top1_agreement()
+    logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
+    return Verification(
+        artifact_sha256=artifact.sha256,
+        protocol=protocol_of(corpus, every_block.shape[1]),
+        num_test_tokens=decoded.quality.num_predicted,
+        num_test_blocks=len(every_block),
+        **found,
+        dense=dense_of(model, artifact.manifest),
+        max_logit_error=compared.max_logit_error,
+        top1_agreement=top1_agreement,
+        top1_agreement_error=top1_error,
+        divergence=watch.divergence(),
+        simulated_equals_real=decoded.simulated_equals_real,
+        sample=write_sample(folder, every_block[0]) if math.isfinite(decoded.quality.mean_nll) else None,
+        ladder=decoded.ladder,
+        run=decoded.run,
+    )
+
+
+def _quality(nll_artifact: tuple[float, ...], compared: "Compared") -> dict[str, Any]:
+    """The perplexities of the record, each with its error, and the blocks that they come from."""
+    source, artifact, dense = map(np.array, (compared.nll_source, nll_artifact, compared.nll_dense))
+    (ppl_source, source_error), (ppl_artifact, artifact_error) = perplexity(source), perplexity(artifact)
+    return {
+        "blocks": tuple(
+            MeasuredBlock(nll_source=of_source, nll_artifact=of_artifact, nll_dense=of_dense)
+            for of_source, of_artifact, of_dense in zip(
+                compared.nll_source, nll_artifact, compared.nll_dense, strict=True
+            )
+        ),
+        "ppl_source": ppl_source,
+        "ppl_source_error": source_error,
+        "ppl_artifact": ppl_artifact,
+        "ppl_artifact_error": artifact_error,
+        "ppl_ratio_error": perplexity(artifact - source)[1],
+        "ppl_dense": perplexity(dense)[0],
+    }
+
+
+def num_measured(config: VerifyConfig, block_tokens: int, num_parameters: int) -> int:
+    """How many test blocks of `block_tokens` are decoded: as many as was said, or as a model of this size allows."""
+    if config.test_tokens is not None:
+        return max(1, config.test_tokens // block_tokens)
+    return max(FEWEST_BLOCKS, AFFORDABLE_WORK // num_parameters // block_tokens)
+
+
+def blocks_of_test_text(corpus: Corpus, context_length: int) -> np.ndarray:
+    """The blocks of test text, int32 [num_blocks, at most `context_length`].
+
+    Raises:
+        ColdpressError: if a block is too short for a token to be decoded and predicted.
+    """
+    tokens = load_arrays(corpus.split("test").arrays, "tokens")["tokens"][:, :context_length]
+    if tokens.shape[1] < 3:
+        raise ColdpressError(
+            f"test blocks of {tokens.shape[1]} tokens leave nothing to decode, expected at least 3; "
+            "raise context_length"
+        )
+    return tokens
+
+
+def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
+    """What the figures hang on besides the models."""
+    blocks = corpus.split("test")
+    return Protocol(
+        corpus=corpus.name,
+        text_sha256=corpus.text_sha256,
+        tokens_sha256=blocks.arrays.sha256,
+        context_length=block_tokens,
+        stride=blocks.block_tokens,
+    )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The artifact against its source."""
+
+    nll_source: tuple[float, ...]
+    """Mean nats per token of each block."""
+    nll_dense: tuple[float, ...]
+    """Alike, of the artifact's dense logits."""
+    max_logit_error: float
+
+
+def compare(
+    source: Callable[[int], np.ndarray], packed: Callable[[int], np.ndarray], folder: str, blocks: np.ndarray
+) -> Compared:
+    """Dense logits of the artifact against those of the weights in it, and how well each predicts.
+
+    Args:
+        source: Block -> the source's logits, float32 [block_tokens, vocab_size].
+        packed: Alike, those of the weights that were packed.
+        folder: The artifact.
+        blocks: int32 [num_blocks, block_tokens].
+    """
+    session = Session(folder)
+    decoder, same = session.decoder, packed is source
+    errors, largest, nll_source, nll_dense = [], [], [], []
+    for index, block in enumerate(blocks):
+        decoder.begin(len(block))
+        found, expected = decoder.prefill(block.astype(np.int64)), packed(index)
+        errors += np.abs(found - expected).max(axis=1).tolist()
+        largest.append(np.abs(expected).max())
+        of_source = expected if same else source(index)
+        nll_source.append(sum_nll(of_source[:-1], block[1:]) / (len(block) - 1))
+        nll_dense.append(sum_nll(found[:-1], block[1:]) / (len(block) - 1))
+    counted = COUNTED_OF_MIXTURES if session.artifact.manifest.model.is_mixture else 1.0
+    error = np.quantile(errors, counted, method="higher") / np.max(largest)  # both hand on NaN
+    return Compared(tuple(nll_source), tuple(nll_dense), float(error))
+
+
+def write_sample(folder: str, block: np.ndarray) -> Sample | None:
+    """What the artifact continues the first words of a test block with, int32 [block_tokens]; None without a tokenizer.
+
+    The prompt is encoded as a user's is: the same text, options and artifact give the same continuation.
+    """
+    session = Session(folder)
+    codec = TextCodec.of(session.artifact)
+    if codec is None:
+        return None
+    prompt = first_words(codec.decode(block[:PROMPT_TOKENS].tolist()))
+    prompt_ids = codec.encode(prompt)
+    count = min(SAMPLE_TOKENS, session.plan.context_length - len(prompt_ids))
+    if not prompt_ids or count < 1:
+        return None
+    sampling = Sampling(temperature=SAMPLE_TEMPERATURE, seed=SAMPLE_SEED)
+    written = session.generate(prompt_ids, count, sampling=sampling)
+    return Sample(
+        prompt=prompt,
+        text=codec.continuation(prompt_ids, written.token_ids),
+        max_new_tokens=count,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+    )
+
+
+def first_words(text: str) -> str:
+    """On one line, without the last word, which may be cut, and without what is no text."""
+    words = "".join(char if char.isprintable() else " " for char in text).split()
+    return " ".join(words[:-1] or words)
+
+
+def dense_of(model: Model, manifest: Manifest) -> DenseRun | None:
+    """A dense run in the artifact's format, under its plan's budget, on its device."""
+    plan = choose_plan(manifest)
+    format_name = manifest.families[0].format
+    budget = plan.dram_budget_bytes
+    return dense_run(model, format_name, plan.context_length, budget, manifest.device, plan.kv_cache)
+
+
+class SourceLogits:
+    """Block -> the source's logits, float32 [block_tokens, vocab_size].
+
+    transformers runs one layer at a time over all blocks, once; what stays in memory are the hidden states after the
+    last one, so that a block's logits can be asked for more than once.
+    """
+
+    def __init__(self, model: Model, blocks: np.ndarray) -> None:
+        """Runs the model on `blocks` int32 [num_blocks, block_tokens]."""
+        from coldpress.compiler.activity.forward import LayerStream  # here, since it loads torch
+
+        self._stream = LayerStream(model)
+        self._hidden = self._stream.last_hidden(blocks.astype(np.int64))
+
+    def __call__(self, block: int) -> np.ndarray:
+        """The logits of one block."""
+        return self._stream.head(self._hidden[block : block + 1])[0].numpy()

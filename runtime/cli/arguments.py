@@ -1,0 +1,330 @@
+"""The command line of `coldpress-run`: its commands, their flags and their help. Parses, and does nothing else."""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import get_args
+
+from coldpress.runtime import plugins
+from coldpress.runtime.generate.choice import DEFAULT_FLASH
+from coldpress.runtime.generate.speculation import DRAFT_TOKENS
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
+from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
+from coldpress.schemas import __version__
+from coldpress.schemas.errors import clipped
+from coldpress.schemas.layout import Collapse, Preload
+from coldpress.schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
+
+EXAMPLES = """examples:
+  coldpress-run generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
+  coldpress-run generate demo.coldpress --prompt-ids 1,403,407 --dram-budget 3MB --selector dense --json
+  coldpress-run generate demo.coldpress --prompt "Once" --temperature 0.8 --top-k 40 --min-p 0.05 --stop "The end"
+  coldpress-run generate demo.coldpress --prompt "Once" --draft lookup --draft-tokens 4
+  coldpress-run generate demo.coldpress --prompt "Once" --prompt "The map was" --temperature 0.8
+  coldpress-run generate demo.coldpress --prompts prompts.jsonl --max-new-tokens 64 > results.jsonl
+  coldpress-run inspect demo.coldpress
+  coldpress-run verify demo.coldpress
+  coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
+  coldpress-run generate demo.coldpress --prompt "Once" --trace run.trace
+  coldpress-run bench demo.coldpress --batch 8
+  coldpress-run bench demo.coldpress --emulate pixel6 --scale 0.3
+  coldpress-run bench demo.coldpress --ladder --dram-budget 3MB
+  coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
+  coldpress-run simulate demo.coldpress --trace run.trace --device device.json --dram-budget 2MB
+"""
+BUDGET_HELP = "DRAM in bytes, or as 3GB, 50MB, 1.5GiB (default: the artifact's largest plan)"
+OPTIONS_HELP = "options behind a colon: window:window_tokens=3"
+DEVICE_HELP = "a device: the name of a profile, or its file in YAML or JSON"
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a list of token ids such as 1,2,3") from error
+
+
+def _sha256(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not an identity: 64 digits of 0-9 and a-f")
+    return text
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a whole number of at least 1 and below 10^18")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a whole number of at least 0 and below 10^18")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a number such as 0.8") from error
+
+
+class _Once(argparse.Action):
+    """Of a flag that others take several times: all but the last one would not be heeded."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} was given more than once, expected one prompt; measure one after the other")
+        setattr(namespace, self.dest, values)
+
+
+def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | None]]) -> argparse.ArgumentParser:
+    """The parser; the namespace it gives has `run`, the function of the command that was named."""
+    parser = argparse.ArgumentParser(
+        prog="coldpress-run",
+        description="Runs compiled language models from flash.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"coldpress {__version__}, artifact format {FORMAT_MAJOR}.{FORMAT_MINOR}"
+    parser.add_argument("--version", action="version", version=version)
+    parsers = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        example = "\n".join(line for line in EXAMPLES.splitlines() if f" {name} " in line)
+        made = parsers.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example:\n{example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(run=commands[name])
+        return made
+
+    def of_artifact(name: str, text: str) -> argparse.ArgumentParser:
+        made = command(name, text)
+        made.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
+        return made
+
+    generating = of_artifact("generate", "continue a prompt, reading weights from flash")
+    _add_generate(generating)
+    inspecting = of_artifact("inspect", "show what an artifact is: model, files, families, plans")
+    verifying = of_artifact("verify", "check every byte of an artifact: digests, page checksums, weights")
+    measuring = of_artifact("bench", "measure decoding for selectors and caches; the last line is JSON")
+    _add_bench(measuring)
+    simulating = of_artifact("simulate", "replay a trace on a modelled device, without weights")
+    _add_simulate(simulating)
+    _add_emulate(command("emulate", "run any command with the reads and the memory of a device"))
+    for made in (generating, verifying):
+        made.add_argument(
+            "--identity", type=_sha256, metavar="SHA256", help="refuse any other artifact (see `inspect`)"
+        )
+    for made in (inspecting, verifying, simulating):
+        made.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    _add_prompts(parser)
+    parser.add_argument(
+        "--max-new-tokens", type=_at_least_one, default=64, metavar="N", help="tokens to add (default: 64)"
+    )
+    _add_run(parser, "a selector other than the plan's", "a cache policy other than the plan's")
+    parser.add_argument(
+        "--temperature", type=_number, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)"
+    )
+    parser.add_argument(
+        "--top-p", type=_number, default=1.0, metavar="P", help="draw from the likeliest tokens up to this probability"
+    )
+    parser.add_argument(
+        "--top-k", type=_whole, default=0, metavar="N", help="draw from the N likeliest tokens (default: 0, all)"
+    )
+    parser.add_argument(
+        "--min-p",
+        type=_number,
+        default=0.0,
+        metavar="P",
+        help="draw from tokens of at least P times the likeliest's probability (default: 0)",
+    )
+    parser.add_argument(
+        "--repetition-penalty",
+        type=_number,
+        default=1.0,
+        metavar="R",
+        help="divide the logits of tokens that there were, on greedy decoding, too (default: 1)",
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text, which is not printed; may be given several times",
+    )
+    parser.add_argument(
+        "--seed",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="of the draws; of several prompts, each has one more than the one before (default: 0)",
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
+    _add_draft(parser)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="record what was selected, for `simulate`")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object, or one of each of --prompts, and nothing else"
+    )
+
+
+def _add_draft(parser: argparse.ArgumentParser) -> None:
+    drafts = plugins.names("coldpress.runtime.drafts")
+    parser.add_argument(
+        "--draft",
+        metavar="DRAFT",
+        help=f"what proposes next tokens, to be checked in one pass: {' or '.join(drafts)}, or the folder of an "
+        "artifact with the same vocabulary; the text stays the same",
+    )
+    parser.add_argument(
+        "--draft-tokens",
+        type=_at_least_one,
+        metavar="N",
+        help=f"tokens proposed per pass (default: {DRAFT_TOKENS})",
+    )
+    parser.add_argument(
+        "--draft-budget",
+        metavar="BYTES",
+        help="of the DRAM, what the draft artifact may take (default: its largest plan)",
+    )
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--prompt", action=_Once, metavar="TEXT", help="text to continue")
+    group.add_argument(
+        "--prompt-ids", action=_Once, type=_token_ids, metavar="IDS", help="its token ids instead, such as 1,2,3"
+    )
+    parser.add_argument(
+        "--tokens", type=_at_least_one, default=32, metavar="N", help="tokens decoded per run (default: 32)"
+    )
+    parser.add_argument(
+        "--runs", type=_at_least_one, default=3, metavar="N", help="runs per combination; caches stay warm (default: 3)"
+    )
+    _add_run(parser, "selectors to compare, such as dense,relu", "cache policies to compare, such as lru,lfu")
+    parser.add_argument(
+        "--ladder",
+        action="store_true",
+        help="measure what each mechanism brings, one more at a time, up to the plan's selector, cache and gap",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_at_least_one,
+        default=1,
+        metavar="N",
+        help=f"decode so many sequences at once, up to {FEW_TOKENS}, drawn at temperature 1 (default: 1, greedy)",
+    )
+    parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
+    _add_caps(parser)
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace", type=Path, required=True, metavar="FILE", help="trace recorded by `generate --trace`"
+    )
+    parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
+    parser.add_argument("--cache", metavar="NAME", help=f"a cache policy other than the plan's ({OPTIONS_HELP})")
+    _add_reading(parser)
+    parser.add_argument(
+        "--device", type=Path, metavar="FILE", help="device record (default: the artifact's own device)"
+    )
+
+
+def _add_emulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("emulate", metavar="DEVICE", help=DEVICE_HELP)
+    parser.add_argument(
+        "--place", type=Path, default=Path(), metavar="PATH", help="on the disk to cap (default: the current folder)"
+    )
+    _add_caps(parser)
+    parser.add_argument("command", nargs="+", metavar="CMD", help="behind --: the command and its arguments")
+
+
+def _add_caps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scale",
+        type=_number,
+        metavar="F",
+        help="emulate this share of the device's reads and bytes per second (default: what the disk can give)",
+    )
+    parser.add_argument("--memory", metavar="BYTES", help="cap of all memory (default: the device's DRAM budget)")
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--collapse",
+        choices=get_args(Collapse),
+        help="join reads over the plan's gap, or over one that adapts to what reads cost (default: as the plan says)",
+    )
+    parser.add_argument(
+        "--preload",
+        choices=get_args(Preload),
+        help="read ahead what later layers will probably ask for, or nothing (default: as the plan says)",
+    )
+    parser.add_argument(
+        "--kv-cache",
+        choices=KV_CACHE_FORMATS,
+        help="how keys and values are kept; what int8 saves of the budget is for units (default: as the plan says)",
+    )
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group(required=True)
+    several = f"up to {FEW_TOKENS} times, for texts that are continued at once"
+    group.add_argument("--prompt", action="append", metavar="TEXT", help=f"text to continue; {several}")
+    group.add_argument(
+        "--prompt-ids",
+        action="append",
+        type=_token_ids,
+        metavar="IDS",
+        help="its token ids instead, such as 1,2,3; as often",
+    )
+    group.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='JSON lines, {"prompt": "text"} or {"prompt_ids": [1, 2, 3]}, any number of them; results are JSON lines '
+        "in their order, figures go to standard error",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_at_least_one,
+        metavar="N",
+        help=f"of --prompts, continue so many at once at most (default: {FEW_TOKENS}, or what the DRAM budget holds)",
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: str) -> None:
+    parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
+    selectors, caches, flashes = (plugins.names(f"coldpress.runtime.{kind}") for kind in ("sparsity", "cache", "flash"))
+    parser.add_argument("--selector", metavar="NAME", help=f"{selector_help} (known: {', '.join(selectors)})")
+    parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)}; {OPTIONS_HELP})")
+    _add_reading(parser)
+    parser.add_argument(
+        "--flash",
+        default=DEFAULT_FLASH,
+        metavar="KIND",
+        help=f"how flash is read (known: {', '.join(flashes)}); simulated counts the device's time (default: "
+        f"{DEFAULT_FLASH})",
+    )
+    parser.add_argument(
+        "--activations",
+        default=DEFAULT_ACTIVATIONS,
+        metavar="FORMAT",
+        help=f"what decoding rounds vectors to that it multiplies 4- and 8-bit weights with (known: "
+        f"{', '.join(ACTIVATIONS)}; default: {DEFAULT_ACTIVATIONS})",
+    )
+    parser.add_argument(
+        "--device", type=Path, metavar="FILE", help="device record to simulate (default: the artifact's own device)"
+    )

@@ -1,0 +1,143 @@
+"""Decoding speed and flash traffic of an artifact on this machine, per selector and cache policy.
+
+Every combination runs in a session of its own: the same prompt, several times, so that the first run finds a cold cache
+and the others a warm one. Reads nothing outside the artifact; gives one row per combination.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+import numpy as np
+
+from coldpress.runtime.cache import show_choice
+from coldpress.runtime.generate.batch import generate_batch
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.statistics import Token, TokenSpreads, spreads
+from coldpress.runtime.quantities import show_bytes, table
+from coldpress.schemas.metrics import RunMetrics
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination. Traffic is per decoded token over all runs; speed is the median run's, of all sequences."""
+
+    selector: str
+    cache: str
+    batch: int
+    """Sequences that were decoded at once."""
+    tokens_per_s: float
+    reads_per_token: float
+    read_bytes_per_token: float
+    hit_rate: float
+    flash_s_per_token: float
+    prefill_s: float
+    dram_used_bytes: int
+    dram_budget_bytes: int
+    peak_rss_bytes: int
+    per_token: TokenSpreads
+    """Over the decoded tokens of all runs; of several sequences, over passes, each of which gives one token of each."""
+
+
+def run(
+    open_session: Callable[[str | None, str | None], Session],
+    combinations: Sequence[tuple[str | None, str | None]],
+    prompt_ids: Sequence[int],
+    num_tokens: int,
+    num_runs: int,
+    batch: int = 1,
+) -> list[Row]:
+    """A row for each (selector, cache) of `combinations`; None is what the plan says.
+
+    Args:
+        open_session: Gives a fresh session for a selector and a cache.
+        combinations: What to compare.
+        prompt_ids: The prompt of every run.
+        num_tokens: Tokens decoded per run, behind the first one, at least 1.
+        num_runs: Runs per combination, at least 1.
+        batch: Sequences that are decoded at once.
+    """
+    return [
+        measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch)
+        for selector, cache in combinations
+    ]
+
+
+def measure(session: Session, prompt_ids: Sequence[int], num_tokens: int, num_runs: int, batch: int = 1) -> Row:
+    """The row of a session; see `run`. One sequence is greedy; several are drawn, so that they differ."""
+    if batch == 1:
+        one = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True) for _ in range(num_runs)]
+        return _summarize(session, [(done.metrics, done.tokens[1:]) for done in one], batch)
+    prompts, drawn = [prompt_ids] * batch, [Sampling(temperature=1.0, seed=seed) for seed in range(batch)]
+    several = [
+        generate_batch(session, prompts, num_tokens + 1, sampling=drawn, ignore_eos=True) for _ in range(num_runs)
+    ]
+    return _summarize(session, [(done.metrics, done.decoded) for done in several], batch)
+
+
+def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Token]]], batch: int) -> Row:
+    runs = [metrics for metrics, _ in found]
+    decoded = spreads([token for _, tokens in found for token in tokens])
+    assert decoded, "num_tokens is at least 1, and runs go on behind the end of text"
+
+    def total(name: str) -> float:
+        return sum(getattr(metrics, name) for metrics in runs)
+
+    tokens, lookups = total("num_tokens"), total("hits") + total("misses")
+    return Row(
+        selector=session.plan.method,
+        cache=show_choice(session.plan.cache, session.plan.cache_options),
+        batch=batch,
+        tokens_per_s=float(np.median([metrics.num_tokens / metrics.decode_s for metrics in runs])),
+        reads_per_token=total("reads") / tokens,
+        read_bytes_per_token=total("read_bytes") / tokens,
+        hit_rate=total("hits") / lookups if lookups else 0.0,
+        flash_s_per_token=total("flash_s") / tokens,
+        prefill_s=float(np.median([metrics.prefill_s for metrics in runs])),
+        dram_used_bytes=runs[-1].dram_used_bytes,
+        dram_budget_bytes=runs[-1].dram_budget_bytes,
+        peak_rss_bytes=runs[-1].peak_rss_bytes,
+        per_token=decoded,
+    )
+
+
+def as_data(rows: list[Row]) -> dict[str, Any]:
+    """JSON-ready figures."""
+    return {"runs": [asdict(row) for row in rows]}
+
+
+def render(rows: list[Row]) -> str:
+    """The table for people."""
+    head = (
+        "selector",
+        "cache",
+        "batch",
+        "tokens/s",
+        "ms/pass p5",
+        "median",
+        "p95",
+        "reads/token",
+        "bytes/token",
+        "hit rate",
+        "flash ms/token",
+        "DRAM used",
+    )
+    return table(
+        [head]
+        + [
+            (
+                row.selector,
+                row.cache,
+                str(row.batch),
+                f"{row.tokens_per_s:.1f}",
+                *(f"{1000 * seconds:.2f}" for seconds in astuple(row.per_token.seconds)),
+                f"{row.reads_per_token:.1f}",
+                show_bytes(row.read_bytes_per_token),
+                f"{row.hit_rate:.3f}",
+                f"{1000 * row.flash_s_per_token:.2f}",
+                show_bytes(row.dram_used_bytes),
+            )
+            for row in rows
+        ]
+    )

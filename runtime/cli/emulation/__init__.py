@@ -1,0 +1,149 @@
+"""A device emulated on a real disk: the kernel caps reads per second, bytes per second and memory of a command.
+
+What is measured under the caps is measured, not modelled, for our runtime and for any other program. Where this disk is
+slower than the device, both rates are scaled by one stated factor, so that what is slow on the device is slow here in
+the same proportion; memory is not scaled, and computing runs as fast as this machine does. The kernel counts a cap over
+slices of about 0.1 s, in which what was saved up while a program computed may be read at the disk's own rate: the
+closer the caps are to the disk's rates, the less that is.
+
+A mechanism is a file of this package with `why_not(disk)`, a sentence where it cannot work here, and `limited(caps,
+disk)`, which gives the words to put before a command: cgroup_v1.py, systemd.py (cgroup v2).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from coldpress.runtime.cli.emulation import cgroup_v1, systemd
+from coldpress.runtime.cli.emulation.caps import Caps
+from coldpress.runtime.cli.emulation.disk import Disk, Rates, disk_of
+from coldpress.runtime.cli.emulation.process import run_limited
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError, clipped
+
+MECHANISMS = (systemd, cgroup_v1)
+HEADROOM = 0.8
+"""Of the disk's rates, what caps may ask for: the cap is to be what limits, also when the disk is a little slower."""
+LEAST_SCALE = 0.001
+"""Of a scale that is asked for: with less, a program does not begin within minutes, as it is read under the caps."""
+ENVIRONMENT = "COLDPRESS_EMULATED"
+"""Environment variable of an emulated command: the caps, as JSON."""
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """A device on a disk of this machine."""
+
+    device: DeviceProfile
+    disk: Disk
+    caps: Caps
+
+    def title(self) -> str:
+        """What is emulated, in words."""
+        flash, caps = self.device.flash, self.caps
+        return (
+            f"{self.device.title} on {self.disk.name}: {caps.reads_per_s} reads/s and "
+            f"{caps.bytes_per_s / 1e9:.3f} GB/s, {caps.scale:.3f} of the device's "
+            f"{flash.iops:.0f} and {flash.bytes_per_s / 1e9:.3f}; memory {caps.memory_bytes / 1e9:.3f} GB; "
+            "computing as fast as this machine"
+        )
+
+    def run(self, command: Sequence[str]) -> int:
+        """Runs a command under the caps, with cold caches; its exit code, 128 + n if signal n ended it.
+
+        Raises:
+            ColdpressError: if the kernel cannot cap here, or killed the command for its memory; or if this process
+                runs under caps already.
+        """
+        if under := emulated():
+            raise ColdpressError(
+                f"this command runs under the caps of an emulated {under.device} already, expected one device at a "
+                "time; start it outside"
+            )
+        reasons: list[str] = []
+        for mechanism in MECHANISMS:
+            reason = mechanism.why_not(self.disk)
+            if reason is None:
+                drop_caches()
+                environment = os.environ | {ENVIRONMENT: json.dumps(asdict(self.caps))}
+                with mechanism.limited(self.caps, self.disk) as limits:
+                    return run_limited(limits, command, environment, self.caps)
+            reasons.append(f"{mechanism.__name__.rpartition('.')[2]}: {reason}")
+        raise ColdpressError(
+            f"{self.device.name} cannot be emulated here ({'; '.join(reasons)}), expected Linux as root with control "
+            "groups for disks and memory; a modelled device needs none: --flash simulated"
+        )
+
+
+def emulate(
+    device: DeviceProfile, place: Path, scale: float | None = None, memory_bytes: int | None = None
+) -> Emulation:
+    """A device emulated on the disk that holds `place`.
+
+    Args:
+        device: What to emulate.
+        place: A file or folder; its disk is capped, and measured if `scale` is None.
+        scale: Of the device's rates; None takes as much of them as the disk gives.
+        memory_bytes: None for what the device's profile gives to a program.
+
+    Raises:
+        ColdpressError: if the place is on no disk, the scale is not from LEAST_SCALE to 1, or the disk cannot be
+            measured.
+    """
+    disk = disk_of(place)
+    if scale is not None and not LEAST_SCALE <= scale <= 1:
+        raise ColdpressError(f"the scale is {scale:g}, expected from {LEAST_SCALE} to 1; give another --scale, or none")
+    used = scale_of(device, disk.measured()) if scale is None else scale
+    caps = Caps(
+        device=device.name,
+        scale=used,
+        reads_per_s=max(1, round(used * device.flash.iops)),
+        bytes_per_s=max(1, round(used * device.flash.bytes_per_s)),
+        memory_bytes=device.dram_budget_bytes.value if memory_bytes is None else memory_bytes,
+    )
+    return Emulation(device, disk, caps)
+
+
+def scale_of(device: DeviceProfile, rates: Rates) -> float:
+    """The share of a device's rates that a disk of these rates can be capped to: at most 1."""
+    flash = device.flash
+    return min(1.0, HEADROOM * min(rates.reads_per_s / flash.iops, rates.bytes_per_s / flash.bytes_per_s))
+
+
+def emulated() -> Caps | None:
+    """The caps that this process runs under, if it is such a command.
+
+    Raises:
+        ColdpressError: if somebody else has set the environment variable that says so.
+    """
+    found = os.environ.get(ENVIRONMENT)
+    if found is None:
+        return None
+    try:
+        return Caps(**json.loads(found))
+    except (ValueError, TypeError) as error:
+        raise ColdpressError(
+            f"the environment variable {ENVIRONMENT} is {clipped(found)!r}, expected caps as `coldpress-run emulate` "
+            "writes them; unset it"
+        ) from error
+
+
+def drop_caches() -> None:
+    """Has the kernel forget what files it holds in memory: a device begins with none of them there.
+
+    Raises:
+        ColdpressError: if this process may not.
+    """
+    os.sync()  # what is not written yet cannot be dropped
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    except OSError as error:
+        raise ColdpressError(f"the page cache cannot be dropped ({error.strerror}); run as root") from error
+
+
+def our_command(arguments: Sequence[str]) -> list[str]:
+    """`coldpress-run` with these arguments, in a process of its own."""
+    return [sys.executable, "-m", "coldpress.runtime", *arguments]

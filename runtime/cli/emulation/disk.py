@@ -1,0 +1,111 @@
+"""The disk that holds a file: what the kernel calls it, and how fast it reads at random."""
+
+import errno
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.runtime import _native
+from coldpress.schemas.errors import ColdpressError
+
+SMALL_BYTES, LARGE_BYTES = 4096, 1 << 20
+DEPTH = 32
+LEAST_FILE_BYTES = 16 << 20
+"""A smaller file says more of caches than of a disk."""
+SAMPLE_READS, SAMPLE_BYTES, ROUNDS = 6000, 256 << 20, 3
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of random reads, many in flight."""
+
+    reads_per_s: float
+    """Of 4 KiB."""
+    bytes_per_s: float
+    """In reads of 1 MiB."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A whole disk of this machine."""
+
+    name: str
+    """Its node, such as /dev/sda."""
+    number: str
+    """major:minor."""
+    place: Path
+    """The file or folder that it was asked for."""
+
+    def measured(self) -> Rates:
+        """Its rates, from the largest file at `place`: the median of some rounds.
+
+        Raises:
+            ColdpressError: if there is no large file, or the file system has no direct reads.
+        """
+        path = max(_files(self.place), key=lambda file: file.stat().st_size, default=None)
+        if path is None or path.stat().st_size < LEAST_FILE_BYTES:
+            raise ColdpressError(
+                f"{self.place}: the disk's speed is measured on a file of at least {LEAST_FILE_BYTES} bytes, and there "
+                "is none; name one, or give the --scale"
+            )
+        size = path.stat().st_size
+        random = np.random.default_rng(0)
+        buffer = _native.aligned_buffer(SAMPLE_BYTES)
+        buffer[::SMALL_BYTES] = 1  # memory that is there
+        file = _opened(path)
+        try:
+            small = [_seconds(file, size, SMALL_BYTES, SAMPLE_READS, buffer, random) for _ in range(ROUNDS)]
+            many = SAMPLE_BYTES // LARGE_BYTES
+            large = [_seconds(file, size, LARGE_BYTES, many, buffer, random) for _ in range(ROUNDS)]
+        finally:
+            os.close(file)
+        return Rates(SAMPLE_READS / float(np.median(small)), SAMPLE_BYTES / float(np.median(large)))
+
+
+def disk_of(place: Path, blocks: Path = Path("/sys/dev/block")) -> Disk:
+    """The disk that holds a file or folder.
+
+    Raises:
+        ColdpressError: if it is on no disk, as in memory, on a network or under a layered file system.
+    """
+    found = place.stat().st_dev
+    entry = blocks / f"{os.major(found)}:{os.minor(found)}"
+    if not entry.exists():
+        raise ColdpressError(
+            f"{place}: it lies on no disk of its own that the kernel could cap (device {entry.name}, as tmpfs, overlay "
+            "and network file systems have); move it to a disk"
+        )
+    whole = entry.resolve()
+    if (whole / "partition").exists():  # caps are for whole disks
+        whole = whole.parent
+    return Disk(f"/dev/{whole.name}", (whole / "dev").read_text().strip(), place)
+
+
+def _files(place: Path) -> list[Path]:
+    return [place] if place.is_file() else [path for path in place.iterdir() if path.is_file()]
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise ColdpressError(
+            f"{path}: the file system has no direct reads, with which the disk's speed is measured; give the --scale"
+        ) from error
+
+
+def _seconds(
+    file: int, size: int, read_bytes: int, count: int, buffer: np.ndarray, random: np.random.Generator
+) -> float:
+    """Seconds of `count` reads of `read_bytes` at random multiples of it; what they bring is not looked at."""
+    offsets = random.integers(0, size // read_bytes, count).astype(np.uint64) * read_bytes
+    lengths, into = (np.full(count, read_bytes, np.uint64), np.arange(count, dtype=np.uint64) * read_bytes)
+    nothing = np.zeros(size // SMALL_BYTES, np.uint32)  # checksums that are not the file's: the answer is not asked for
+    start = time.perf_counter()
+    _native.start_reads(file, offsets, lengths, buffer, into, SMALL_BYTES, nothing, DEPTH).finish()
+    return time.perf_counter() - start

@@ -1,0 +1,40 @@
+"""Caps by Linux' second control groups (io.max, memory.max), through systemd, which owns them and cleans them up."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coldpress.runtime.cli.emulation.caps import Caps
+from coldpress.runtime.cli.emulation.disk import Disk
+
+
+def why_not(
+    disk: Disk,
+    running: Path = Path("/run/systemd/system"),
+    controllers: Path = Path("/sys/fs/cgroup/cgroup.controllers"),
+) -> str | None:
+    """Why it cannot cap this disk here; None where it can."""
+    if shutil.which("systemd-run") is None or not running.is_dir():
+        return "systemd does not run here"
+    offered = controllers.read_text().split() if controllers.exists() else []
+    missing = [name for name in ("io", "memory") if name not in offered]
+    if missing:
+        return f"the controllers {' and '.join(missing)} are not in {controllers}"
+    if os.geteuid() != 0:
+        return f"capping {disk.name} is not for this user"
+    return None
+
+
+@contextmanager
+def limited(caps: Caps, disk: Disk) -> Iterator[list[str]]:
+    """The words before a command that have it run in a scope with these caps."""
+    properties = {
+        "IOReadIOPSMax": f"{disk.name} {caps.reads_per_s}",
+        "IOReadBandwidthMax": f"{disk.name} {caps.bytes_per_s}",
+        "MemoryMax": str(caps.memory_bytes),
+        "MemorySwapMax": "0",
+    }
+    flags = [word for name, value in properties.items() for word in ("--property", f"{name}={value}")]
+    yield ["systemd-run", "--quiet", "--scope", "--collect", *flags, "--"]

@@ -1,0 +1,94 @@
+"""From the flags of `coldpress-run` to what the runtime's modules take."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.profiles.devices import load_record
+from coldpress.runtime.quantities import parse_bytes
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.runtime.trace import Recorder
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError
+
+
+def open_session(
+    arguments: argparse.Namespace,
+    selector: str | None,
+    cache: str | None,
+    dram_budget_bytes: int | None,
+    recorder: Recorder | None = None,
+) -> Session:
+    """A session for the flags, with this selector, cache and budget."""
+    return Session(
+        arguments.artifact,
+        dram_budget_bytes=dram_budget_bytes,
+        selector=selector,
+        cache=cache,
+        flash=arguments.flash,
+        activations=arguments.activations,
+        kv_cache=arguments.kv_cache,
+        collapse=arguments.collapse,
+        preload=arguments.preload,
+        device=device_of(arguments),
+        recorder=recorder,
+        identity=getattr(arguments, "identity", None),
+        started_s=time.perf_counter() - _process_age_s(),
+    )
+
+
+def sampling_of(arguments: argparse.Namespace) -> Sampling:
+    """How next tokens are chosen."""
+    return Sampling(
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        top_k=arguments.top_k,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+    )
+
+
+def budget_of(arguments: argparse.Namespace) -> int | None:
+    """`--dram-budget` in bytes."""
+    return None if arguments.dram_budget is None else parse_bytes(arguments.dram_budget)
+
+
+def device_of(arguments: argparse.Namespace) -> DeviceProfile | None:
+    """The device to simulate; None for the artifact's own."""
+    if arguments.device is None:
+        return None
+    if getattr(arguments, "flash", "simulated") != "simulated":
+        raise ColdpressError("--device is the device to simulate, but flash is read directly; add --flash simulated")
+    return load_record(arguments.device)
+
+
+def prompts_of(arguments: argparse.Namespace, artifact: Artifact) -> list[list[int]]:
+    """The ids of each prompt, of which there is at least one."""
+    if arguments.prompt_ids is not None:
+        return arguments.prompt_ids
+    codec = TextCodec(artifact)
+    return [codec.encode(prompt) for prompt in arguments.prompt]
+
+
+def prompt_ids_of(arguments: argparse.Namespace, artifact: Artifact) -> list[int]:
+    """The ids of the one prompt of `bench`; without a prompt, the token that begins every text."""
+    if arguments.prompt_ids is not None:
+        return arguments.prompt_ids
+    if arguments.prompt is None:
+        return [artifact.manifest.model.bos_token_id or 0]
+    return TextCodec(artifact).encode(arguments.prompt)
+
+
+def _process_age_s() -> float:
+    """Seconds since this process started, interpreter and imports included; 0 where the system does not say."""
+    try:
+        # field 22 of the line, counted behind the name in parentheses, which may contain spaces
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0

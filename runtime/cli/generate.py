@@ -1,0 +1,230 @@
+"""`coldpress-run generate`: runs a session as the flags say and prints the text as it comes, or one JSON object.
+
+Several prompts are continued at once (runtime/generate/batch.py), and printed in their order when all have ended; those
+of a file are runtime/cli/generate_file.py's.
+"""
+
+import argparse
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TextIO
+
+from safetensors import SafetensorError
+
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli import summary
+from coldpress.runtime.cli.flags import budget_of, open_session, prompts_of, sampling_of
+from coldpress.runtime.cli.generate_file import generate_file
+from coldpress.runtime.drafts import Drafting
+from coldpress.runtime.generate.batch import Batch, generate_batch
+from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.speculation import DRAFT_TOKENS
+from coldpress.runtime.generate.statistics import Token
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.quantities import parse_bytes
+from coldpress.runtime.text.stream import TextStream
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.runtime.trace import Recorder
+from coldpress.schemas.errors import ColdpressError
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a stranger's tokenizer could move a terminal's cursor with."""
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """Continues one or several prompts and prints what came."""
+    _check_flags(arguments)
+    recorder = _recorder(arguments.trace)
+    if arguments.prompts is not None:
+        budget = budget_of(arguments)
+        generate_file(arguments, open_session(arguments, arguments.selector, arguments.cache, budget, recorder))
+    elif len(_prompts(arguments)) > 1:
+        _generate_batch(arguments, recorder)
+    else:
+        _generate_one(arguments, recorder)
+    if recorder:
+        _save_trace(recorder, arguments.trace)
+
+
+def _prompts(arguments: argparse.Namespace) -> Sequence[object]:
+    return arguments.prompt or arguments.prompt_ids or ()
+
+
+def _generate_one(arguments: argparse.Namespace, recorder: Recorder | None) -> None:
+    other = _draft_session(arguments)
+    budget = budget_of(arguments)
+    if other:
+        budget = beside_draft(open_artifact(arguments.artifact).manifest, other, budget)
+    session = open_session(arguments, arguments.selector, arguments.cache, budget, recorder)
+    codec = TextCodec.of(session.artifact)
+    (prompt_ids,) = prompts_of(arguments, session.artifact)
+    text = _text_stream(arguments, prompt_ids, codec)
+    done = session.generate(
+        prompt_ids,
+        arguments.max_new_tokens,
+        sampling=sampling_of(arguments),
+        ignore_eos=arguments.ignore_eos,
+        draft=DraftModel(other, session.artifact) if other else _draft_plugin(arguments),
+        draft_tokens=arguments.draft_tokens or DRAFT_TOKENS,
+        on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
+    )
+    if not arguments.json:
+        print(_shown(text.rest() if text else "") + "\n\n" + summary.render(done.metrics, done.tokens))
+        if other:
+            print(summary.render_draft(other.store))
+        return
+    print(
+        json.dumps(
+            {
+                "prompt_token_ids": prompt_ids,
+                "token_ids": list(done.token_ids),
+                "text": text.text() if text else None,
+                "stop": text.stop if text else None,
+                "metrics": done.metrics.model_dump(mode="json"),
+                **summary.as_data(done.tokens),
+                "draft": other and summary.draft_as_data(other.store),
+            }
+        )
+    )
+
+
+def _generate_batch(arguments: argparse.Namespace, recorder: Recorder | None) -> None:
+    session = open_session(arguments, arguments.selector, arguments.cache, budget_of(arguments), recorder)
+    prompts, codec = prompts_of(arguments, session.artifact), TextCodec.of(session.artifact)
+    texts = [_text_stream(arguments, prompt_ids, codec) for prompt_ids in prompts]
+
+    def add(sequence: int, token: Token) -> bool:
+        text = texts[sequence]
+        if text:
+            text.add(token.id)
+        return text is not None and text.stop is not None
+
+    sampling = sampling_of(arguments)
+    done = generate_batch(
+        session,
+        prompts,
+        arguments.max_new_tokens,
+        sampling=[replace(sampling, seed=sampling.seed + place) for place in range(len(prompts))],
+        ignore_eos=arguments.ignore_eos,
+        on_token=add,
+    )
+    _print_batch(arguments, prompts, texts, done, codec)
+
+
+def _print_batch(
+    arguments: argparse.Namespace,
+    prompts: list[list[int]],
+    texts: list[TextStream | None],
+    done: Batch,
+    codec: TextCodec | None,
+) -> None:
+    found = [
+        {
+            "prompt_token_ids": prompt_ids,
+            "token_ids": [token.id for token in tokens],
+            "text": text.text() if text else None,
+            "stop": text.stop if text else None,
+            "tokens": [asdict(token) for token in tokens],
+        }
+        for prompt_ids, tokens, text in zip(prompts, done.sequences, texts, strict=True)
+    ]
+    if arguments.json:
+        print(json.dumps({"sequences": found, **summary.batch_as_data(done)}))
+        return
+    for number, of_one in enumerate(found, start=1):
+        before = codec.decode(of_one["prompt_token_ids"]) if codec else _spaced(of_one["prompt_token_ids"])
+        after = of_one["text"] if codec else f" {_spaced(of_one['token_ids'])}"
+        print(f"[{number}] {_shown(before + after)}\n")
+    print(summary.render_batch(done))
+
+
+def _text_stream(arguments: argparse.Namespace, prompt_ids: list[int], codec: TextCodec | None) -> TextStream | None:
+    if codec is None and arguments.stop:
+        raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
+    return TextStream(codec, prompt_ids, arguments.stop) if codec else None
+
+
+def _writer(
+    prompt_ids: list[int], codec: TextCodec | None, text: TextStream | None, out: TextIO
+) -> Callable[[Token], bool]:
+    """A function that writes new tokens as they come, the first one after the prompt, and says when a stop has come."""
+    begun = False
+
+    def write(token: Token) -> bool:
+        nonlocal begun
+        before = ""
+        if not begun:  # now that the session has found the prompt's ids to be ids
+            before, begun = codec.decode(prompt_ids) if codec else _spaced(prompt_ids), True
+        out.write(_shown(before + (text.add(token.id) if text else f" {token.id}")))
+        out.flush()
+        return text is not None and text.stop is not None
+
+    return write
+
+
+def _spaced(ids: list[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def _shown(text: str) -> str:
+    return CONTROL.sub("\ufffd", text)
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """Refuses flags of drafts and of batches that would not be heeded."""
+    draft = arguments.draft
+    if arguments.batch is not None and arguments.prompts is None:
+        raise ColdpressError("--batch is how many of --prompts go on at once, and there is no such file; leave it out")
+    if arguments.batch is not None and arguments.batch > FEW_TOKENS:
+        raise ColdpressError(f"--batch is {arguments.batch}, expected 1 to {FEW_TOKENS}; leave it out for all of them")
+    if draft is not None and (arguments.prompts is not None or len(_prompts(arguments)) > 1):
+        raise ColdpressError(f"--draft '{draft}' is for one prompt, and there are several; leave it out")
+    if draft is None and arguments.draft_tokens is not None:
+        raise ColdpressError("--draft-tokens is what a draft proposes at once, and there is none; leave it out")
+    if draft in (None, *plugins.names("coldpress.runtime.drafts")) and arguments.draft_budget is not None:
+        raise ColdpressError("--draft-budget is what a draft artifact may take, and there is none; leave it out")
+
+
+def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
+    """A draft without a model."""
+    return None if arguments.draft is None else plugins.load("coldpress.runtime.drafts", arguments.draft).Draft()
+
+
+def _draft_session(arguments: argparse.Namespace) -> Session | None:
+    """The session of a draft artifact; None where the draft is none."""
+    if arguments.draft is None or arguments.draft in plugins.names("coldpress.runtime.drafts"):
+        return None
+    budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
+    return Session(
+        arguments.draft,
+        dram_budget_bytes=budget,
+        flash=arguments.flash,
+        activations=arguments.activations,
+        kv_cache=arguments.kv_cache,
+    )
+
+
+def _recorder(path: Path | None) -> Recorder | None:
+    """A recorder if there is a place for its trace, which is better known before the run than after it."""
+    if path is not None and not path.parent.is_dir():
+        raise ColdpressError(f"{path}: there is no folder {path.parent}; make it, or write the trace elsewhere")
+    if path is not None and path.is_symlink() | (path.exists() and not path.is_file()):
+        raise ColdpressError(f"{path}: is no regular file, which a trace would replace; write the trace elsewhere")
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise ColdpressError(f"{path}: {path.parent} is a folder that is not writable; write the trace elsewhere")
+    return None if path is None else Recorder()
+
+
+def _save_trace(recorder: Recorder, path: Path) -> None:
+    try:
+        recorder.save(path)
+    except SafetensorError as error:  # how the library reports that a file cannot be written
+        raise ColdpressError(f"{path}: the trace cannot be written ({error})") from error

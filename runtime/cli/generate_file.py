@@ -1,0 +1,91 @@
+"""`coldpress-run generate --prompts FILE`: continues the prompts of a file of any length, in bounded memory.
+
+Results are JSON lines in the order of the prompts, each printed as soon as it and those before it have ended; figures
+go to standard error.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coldpress.runtime.cli import summary
+from coldpress.runtime.cli.flags import sampling_of
+from coldpress.runtime.cli.prompt_file import PromptFile
+from coldpress.runtime.generate.batch import Prompt, generate_each
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.statistics import Token
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.text.stream import TextStream
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.errors import ColdpressError
+
+
+def generate_file(arguments: argparse.Namespace, session: Session) -> None:
+    """Continues every prompt of the file and prints what came."""
+    codec = TextCodec.of(session.artifact)
+    if codec is None and arguments.stop:
+        raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
+    file = PromptFile(arguments.prompts, session, codec, arguments.max_new_tokens)
+    room = file.room(arguments.batch or FEW_TOKENS)
+    texts = _Texts(codec, arguments.stop)
+    sampling = sampling_of(arguments)
+    noted = enumerate(texts.noted(file.ids()))
+    prompts = (Prompt(ids, replace(sampling, seed=sampling.seed + number)) for number, ids in noted)
+    eos = arguments.ignore_eos
+    steps = generate_each(session, prompts, arguments.max_new_tokens, room, ignore_eos=eos, on_token=texts.add)
+    with closing(steps):
+        while True:
+            try:
+                tokens = next(steps)
+            except StopIteration as done:
+                if not arguments.json:
+                    print(summary.render(done.value), file=sys.stderr)
+                return
+            print(json.dumps(texts.result(tokens)), flush=True)
+
+
+@dataclass
+class _Text:
+    """That of a prompt that was taken and not printed yet."""
+
+    prompt_ids: list[int]
+    stream: TextStream | None
+    """None without a tokenizer."""
+
+
+class _Texts:
+    """The texts of prompts by their numbers."""
+
+    def __init__(self, codec: TextCodec | None, stops: Sequence[str]) -> None:
+        self._codec, self._stops = codec, stops
+        self._texts: dict[int, _Text] = {}
+        self._num_given = 0
+
+    def noted(self, prompts: Iterator[list[int]]) -> Iterator[list[int]]:
+        """The same prompts, which have a text each as they are taken."""
+        for number, ids in enumerate(prompts):
+            self._texts[number] = _Text(ids, TextStream(self._codec, ids, self._stops) if self._codec else None)
+            yield ids
+
+    def add(self, number: int, token: Token) -> bool:
+        """Takes one more token; whether a stop string has come."""
+        stream = self._texts[number].stream
+        if stream is None:
+            return False
+        stream.add(token.id)
+        return stream.stop is not None
+
+    def result(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """What is printed of the next prompt, which has these tokens and no more."""
+        text = self._texts.pop(self._num_given)
+        self._num_given += 1
+        return {
+            "prompt_token_ids": text.prompt_ids,
+            "token_ids": [token.id for token in tokens],
+            "text": text.stream.text() if text.stream else None,
+            "stop": text.stream.stop if text.stream else None,
+        }

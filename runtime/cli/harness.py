@@ -1,0 +1,211 @@
+"""An artifact as a model of lm-evaluation-harness: `python -m coldpress.runtime.cli.harness run --model coldpress
+--tasks …`.
+
+The command line is the harness's own (extra `eval`); `--model_args artifact=FOLDER` names the artifact, and
+`dram_budget=…`, `selector=…`, `cache=…` change its plan as they do for `coldpress-run`. What is scored is what the
+runtime does in use: the prompt is computed densely, what follows it token by token through selector and cache. With
+`sparse_prompt=true` the prompt goes through the selector, too, as papers on sparsity measure.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coldpress.runtime.generate.likelihood import sum_nll
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.statistics import Token
+from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
+from coldpress.runtime.quantities import parse_bytes
+from coldpress.runtime.text.stream import TextStream
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.errors import ColdpressError
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("lm_eval"):
+        raise
+    raise ColdpressError("lm-evaluation-harness is not installed; pip install 'coldpress[eval]'") from error
+
+MAX_NEW_TOKENS = 256
+"""Where a task does not say how long an answer may be, as in the harness's own models."""
+
+
+class ArtifactModel(TemplateLM):
+    """A session behind the harness's interface; one request runs at a time."""
+
+    def __init__(
+        self,
+        artifact: str | Path,
+        dram_budget: str | None = None,
+        selector: str | None = None,
+        cache: str | None = None,
+        activations: str = DEFAULT_ACTIVATIONS,
+        sparse_prompt: bool = False,
+        **others: Any,
+    ) -> None:
+        """Opens the artifact.
+
+        Args:
+            artifact: Its folder.
+            dram_budget: Bytes, or with a unit; None for the artifact's largest plan.
+            selector: None for the plan's.
+            cache: None for the plan's.
+            activations: What decoding rounds vectors to.
+            sparse_prompt: Whether every token but the first goes through the selector.
+            others: What the harness gives every model: a batch size and a device, which do not apply.
+
+        Raises:
+            ArtifactError: if the artifact is damaged or has no tokenizer.
+            ColdpressError: for an argument that there is none of.
+        """
+        super().__init__()
+        unknown = sorted(set(others) - {"batch_size", "max_batch_size", "device"})
+        if unknown:
+            raise ColdpressError(
+                f"model_args has {', '.join(unknown)}, expected artifact, dram_budget, selector, cache, "
+                "activations or sparse_prompt"
+            )
+        budget_bytes = None if dram_budget is None else parse_bytes(str(dram_budget))
+        self._session = Session(
+            artifact, dram_budget_bytes=budget_bytes, selector=selector, cache=cache, activations=activations
+        )
+        self._codec = TextCodec(self._session.artifact)
+        self._sparse_prompt = sparse_prompt
+        self._spec = self._session.artifact.manifest.model
+
+    @property
+    def eot_token_id(self) -> int:
+        """An end-of-text token; the beginning's where the model has none."""
+        ids = (*self._spec.eos_token_ids, *(() if self._spec.bos_token_id is None else (self._spec.bos_token_id,)))
+        return ids[0] if ids else 0
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What a text without a prompt begins with."""
+        return self.eot_token_id if self._spec.bos_token_id is None else self._spec.bos_token_id
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and continuation."""
+        return self._session.plan.context_length
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The ids of a text: as of a prompt, or without what the tokenizer puts in front of one."""
+        ids = self._codec.encode(string)
+        if add_special_tokens is False and ids[:1] == [self._spec.bos_token_id]:
+            return ids[1:]
+        return ids
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        """(log-likelihood of the continuation in nats, whether greedy decoding gives it) of each request."""
+        found = []
+        for texts, context, continuation in requests:
+            scored = self._scored(context, continuation)
+            found.append(scored)
+            if texts is not None:
+                self.cache_hook.add_partial("loglikelihood", texts, scored)
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of each whole text, in windows of the context's length that do not overlap."""
+        found = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(
+                token_list=self.tok_encode(text, add_special_tokens=False),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length - 1,
+                context_len=1,
+            )
+            total = sum(self._scored(*make_disjoint_window(window))[0] for window in windows)
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
+            found.append(float(total))
+        return found
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """What the artifact continues each prompt with, up to a stop string or the end of text."""
+        found = []
+        for prompt, kwargs in (request.args for request in requests):
+            wanted = normalize_gen_kwargs(dict(kwargs), MAX_NEW_TOKENS)
+            stops = [stop for stop in handle_stop_sequences(wanted.get("until"), None) if stop]
+            sampling = Sampling(
+                temperature=float(wanted.get("temperature") or 0.0) if wanted.get("do_sample") else 0.0,
+                top_p=float(wanted.get("top_p") or 1.0),
+                top_k=int(wanted.get("top_k") or 0),
+                min_p=float(wanted.get("min_p") or 0.0),
+                repetition_penalty=float(wanted.get("repetition_penalty") or 1.0),
+            )
+            text = self._continued(prompt, int(wanted.get("max_gen_toks") or MAX_NEW_TOKENS), stops, sampling)
+            self.cache_hook.add_partial("generate_until", (prompt, kwargs), text)
+            found.append(text)
+        return found
+
+    def _continued(self, prompt: str, max_new_tokens: int, stops: Sequence[str], sampling: Sampling) -> str:
+        """A prompt that does not fit loses its beginning, as with the harness's own models."""
+        room = self.max_length - max_new_tokens
+        if room < 1:
+            raise ColdpressError(
+                f"a task asks for {max_new_tokens} new tokens, the artifact's context has {self.max_length}; "
+                "give --gen_kwargs max_gen_toks=…"
+            )
+        prompt_ids = self.tok_encode(prompt)[-room:]
+        text = TextStream(self._codec, prompt_ids, stops)
+
+        def until(token: Token) -> bool:
+            if token.id in self._spec.eos_token_ids:
+                return True
+            text.add(token.id)
+            return text.stop is not None
+
+        self._session.generate(prompt_ids, max_new_tokens, sampling=sampling, on_token=until)
+        return text.text()
+
+    def _scored(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
+        """A request that does not fit loses the beginning of its context."""
+        whole = np.array([*context, *continuation], np.int64)[-self.max_length :]
+        first = len(whole) - len(continuation)
+        if first < 1 or not continuation:
+            raise ColdpressError(
+                f"a task scores {len(continuation)} tokens after {len(context)}, expected at least one and one before "
+                f"within the context of {self.max_length}; build with a larger context_length"
+            )
+        rows: list[np.ndarray] = []
+        position = 0
+
+        def keep(logits: np.ndarray) -> None:
+            nonlocal position
+            rows.extend(logits[max(0, first - 1 - position) :])
+            position += len(logits)
+
+        prefilled = 1 if self._sparse_prompt else first
+        self._session.perplexity(whole[None], sparse=True, prefill_tokens=prefilled, on_logits=keep)
+        logits = np.array(rows[: len(continuation)], np.float64)
+        targets = whole[first:]
+        return -sum_nll(logits, targets), bool((logits.argmax(axis=1) == targets).all())
+
+
+register_model("coldpress")(ArtifactModel)  # no decorator: the registry's has no type
+
+
+def main() -> None:
+    """The harness's command line, which knows the model `coldpress` now."""
+    from lm_eval.__main__ import cli_evaluate
+
+    try:
+        cli_evaluate()
+    except (ColdpressError, ValueError) as error:  # the harness has ValueError for what it was asked and cannot do
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

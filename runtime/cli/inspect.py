@@ -1,0 +1,132 @@
+"""What an artifact is, in words and as data: model, source, files, families, plans. Reads the manifest only."""
+
+import os
+from typing import Any
+
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
+from coldpress.runtime.plan.budget import fixed_bytes, used_bytes
+from coldpress.runtime.quantities import show_bytes, table
+from coldpress.schemas.errors import clipped, printable
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.manifest import MANIFEST_FILE, FamilyFormat, Manifest
+from coldpress.schemas.model import ModelSpec
+
+
+def describe(artifact: Artifact) -> dict[str, Any]:
+    """A summary as JSON-ready data; byte counts are exact."""
+    manifest = artifact.manifest
+    files = {entry.path: entry.size_bytes for entry in manifest.files}
+    files[MANIFEST_FILE] = os.stat(MANIFEST_FILE, dir_fd=artifact.folder.descriptor).st_size
+    return {
+        "artifact": artifact.path,
+        "manifest_sha256": artifact.sha256,
+        "format": manifest.format.model_dump(),
+        "compiler_version": manifest.compiler_version,
+        "source": manifest.source.model_dump(),
+        "model": manifest.model.model_dump(mode="json"),
+        "device": manifest.device.name,
+        "files": files,
+        "artifact_bytes": sum(files.values()),
+        "flash_bytes": manifest.flash.size_bytes,
+        "page_bytes": manifest.flash.page_bytes,
+        "families": [_family(manifest, entry) for entry in manifest.families],
+        "num_predictors": len(manifest.predictors),
+        "plans": [_plan(manifest, plan) for plan in manifest.plans],
+        "skipped_plans": list(artifact.skipped_plans),
+        "inputs": manifest.inputs,
+    }
+
+
+def _family(manifest: Manifest, entry: FamilyFormat) -> dict[str, Any]:
+    sections = [section for section in manifest.flash.sections if section.family == entry.family]
+    return {
+        "family": entry.family,
+        "format": entry.format,
+        "slices": [f"{piece.role} {piece.axis}" for piece in entry.slices],
+        "unit_bytes": entry.unit_bytes,
+        "num_sections": len(sections),
+        "layers_per_section": max(len(section.layers) for section in sections),
+        "num_units": sum(section.num_units * len(section.layers) for section in sections),
+        "total_bytes": sum(section.length_bytes for section in sections),
+    }
+
+
+def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
+    unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
+    names = "name method cache context_length dram_budget_bytes resident_bytes predictor_bytes kv_cache kv_cache_bytes"
+    return {name: getattr(plan, name) for name in names.split()} | {
+        "read_buffer_bytes": plan.read_buffer_bytes,
+        "preload_buffer_bytes": plan.preload_buffer_bytes,
+        "bookkeeping_bytes": bookkeeping_bytes(manifest),
+        "least_budget_bytes": fixed_bytes(manifest, plan),
+        "used_bytes": used_bytes(manifest, plan),
+        "pinned_bytes": sum(part.num_pinned * unit_bytes[part.family] for part in plan.parts),
+        "cache_bytes": sum(part.cache_slots * unit_bytes[part.family] for part in plan.parts),
+        "density": {family: _mean_density(plan, family) for family in unit_bytes},
+    }
+
+
+def _mean_density(plan: Plan, family: str) -> float:
+    densities = [part.density for part in plan.parts if part.family == family]
+    return sum(densities) / len(densities)
+
+
+def render(summary: dict[str, Any], spec: ModelSpec) -> str:
+    """The summary for people."""
+    source, form = summary["source"], summary["format"]
+    origin = source["source"] + (f" at {source['revision']}" if source["revision"] else "")
+    heads = f"{spec.num_attention_heads} heads, {spec.num_key_value_heads} of keys"
+    shape = (
+        f"{spec.num_hidden_layers} layers, hidden {spec.hidden_size}, intermediate {spec.intermediate_size}, {heads}"
+    )
+    if spec.is_mixture:
+        shape += f", {spec.num_experts_per_tok} of {spec.num_experts} experts a token"
+    facts = [
+        ("model", f"{source['name']} ({spec.model_type}, {spec.hidden_act}; {shape})"),
+        ("source", f"{origin}, licence {source['license'] or 'not stated'}"),
+        ("device", summary["device"]),
+        ("format", f"{form['name']} {form['major']}.{form['minor']}, compiler {summary['compiler_version']}"),
+        ("identity", f"sha256 of {MANIFEST_FILE} {summary['manifest_sha256']}"),
+        ("size", f"{show_bytes(summary['artifact_bytes'])} ({summary['artifact_bytes']} bytes)"),
+    ]
+    return "\n\n".join(
+        [
+            "\n".join(f"{name:10}{printable(clipped(value, 500))}" for name, value in facts),
+            "files\n" + table([(name, str(size)) for name, size in summary["files"].items()], "  "),
+            "on flash\n" + table(_family_rows(summary["families"]), "  "),
+            "plans\n" + table(_plan_rows(summary["plans"]), "  "),
+            *summary["skipped_plans"],
+        ]
+    )
+
+
+def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    head = ("family", "format", "units", "unit bytes", "layers", "total", "a unit is")
+    return [head] + [
+        (
+            entry["family"],
+            entry["format"],
+            str(entry["num_units"]),
+            str(entry["unit_bytes"]),
+            str(entry["layers_per_section"]),
+            show_bytes(entry["total_bytes"]),
+            ", ".join(entry["slices"]),
+        )
+        for entry in families
+    ]
+
+
+def _plan_rows(plans: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    head = ("plan", "method", "cache", "context", "budget", "resident", "KV cache", "pinned", "slots", "density")
+    return [head] + [
+        (
+            printable(clipped(plan["name"], 40)),
+            plan["method"],
+            plan["cache"],
+            str(plan["context_length"]),
+            *(show_bytes(plan[f"{name}_bytes"]) for name in ("dram_budget", "resident", "kv_cache", "pinned", "cache")),
+            " ".join(f"{density:.3f}" for density in plan["density"].values()),
+        )
+        for plan in plans
+    ]

@@ -1,0 +1,203 @@
+"""`coldpress-run`: generates text from an artifact, shows, checks and measures it, replays a trace, emulates a device.
+
+Parses the command line and prints; everything else is done by the modules it calls. Bad input ends in one sentence on
+stderr and exit code 2.
+"""
+
+import argparse
+import errno
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli import bench, inspect, ladder
+from coldpress.runtime.cli import summary as _summary
+from coldpress.runtime.cli.arguments import build_parser
+from coldpress.runtime.cli.emulation import Caps, Emulation, emulate, emulated, our_command
+from coldpress.runtime.cli.flags import budget_of, device_of, open_session, prompt_ids_of
+from coldpress.runtime.cli.generate import generate
+from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan, on_device
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
+from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.quantities import parse_bytes
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import load_trace
+from coldpress.schemas.errors import ColdpressError, printable
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+
+
+def _inspect_artifact(arguments: argparse.Namespace) -> None:
+    artifact = open_artifact(arguments.artifact)
+    summary = inspect.describe(artifact)
+    if arguments.json:
+        _print_json(summary)
+    else:
+        print(inspect.render(summary, artifact.manifest.model))
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    artifact = open_artifact(arguments.artifact, arguments.identity)
+    num_bytes = verify_artifact(artifact)
+    if arguments.json:
+        _print_json({"verified": True, "num_bytes": num_bytes, "manifest_sha256": artifact.sha256})
+    else:
+        files = len(artifact.manifest.files)
+        print(f"{arguments.artifact}: {files} files of {num_bytes} bytes, all as the manifest {artifact.sha256} says")
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    caps = emulated()
+    if arguments.emulate is None and (arguments.scale is not None or arguments.memory is not None):
+        raise ColdpressError("--scale and --memory are caps of an emulated device, and there is none; add --emulate")
+    if arguments.emulate is not None and caps is None:
+        emulation = _emulation(arguments, Path(arguments.artifact).resolve())
+        print(f"emulating {emulation.title()}", flush=True)
+        return emulation.run(our_command(arguments.argv))
+    prompt_ids = prompt_ids_of(arguments, open_artifact(arguments.artifact))
+    if arguments.ladder:
+        _check_ladder(arguments)
+        return _climb(arguments, prompt_ids, caps)
+    rows = bench.run(
+        lambda selector, cache: open_session(arguments, selector, cache, budget_of(arguments)),
+        [(selector, cache) for selector in _names(arguments.selector) for cache in _names(arguments.cache)],
+        prompt_ids,
+        arguments.tokens,
+        arguments.runs,
+        arguments.batch,
+    )
+    print(bench.render(rows))
+    drawn = f" of each of {arguments.batch} sequences, drawn at temperature 1" if arguments.batch > 1 else ""
+    print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens{drawn}")
+    _print_json(bench.as_data(rows) | _emulated_as_data(caps))
+    return 0
+
+
+def _check_ladder(arguments: argparse.Namespace) -> None:
+    """Refuses what a ladder, whose steps are settings of their own, would not heed."""
+    defaults = {"batch": 1, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
+    for name, default in (defaults | dict.fromkeys(("kv_cache", "collapse", "preload", "device"))).items():
+        if (given := getattr(arguments, name)) != default:
+            flag = name.replace("_", "-")
+            raise ColdpressError(
+                f"--ladder measures one sequence with settings of its own, and --{flag} is {given}; leave --{flag} out"
+            )
+
+
+def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | None) -> int:
+    manifest = open_artifact(arguments.artifact).manifest
+    plan = choose_plan(manifest, budget_of(arguments), arguments.selector, arguments.cache)
+
+    def measure(setting: ladder.Setting) -> bench.Row:
+        with Session(arguments.artifact, plan=setting.plan, flash=setting.flash) as session:
+            return bench.measure(session, prompt_ids, arguments.tokens, arguments.runs)
+
+    found = ladder.run(*ladder.steps(manifest, plan), measure)
+    print(ladder.render(found))
+    _print_json(ladder.as_data(found) | _emulated_as_data(caps))
+    return 0
+
+
+def _emulated_as_data(caps: Caps | None) -> dict[str, object]:
+    return {"emulated": asdict(caps)} if caps else {}
+
+
+def _emulate(arguments: argparse.Namespace) -> int:
+    emulation = _emulation(arguments, arguments.place.resolve())
+    print(f"emulating {emulation.title()}", file=sys.stderr, flush=True)
+    return emulation.run(arguments.command)
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    opened = open_artifact(arguments.artifact)
+    artifact = on_device(opened, device_of(arguments))
+    reading = arguments.collapse, arguments.preload
+    plan = choose_plan(artifact.manifest, budget_of(arguments), None, arguments.cache, *reading, arguments.kv_cache)
+    metrics = simulate(artifact, plan, load_trace(arguments.trace))
+    if arguments.json:
+        _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
+    else:
+        print(
+            f"{artifact.manifest.device.title}; seconds are modelled: a request for units takes the longer of reading "
+            "and computing"
+        )
+        print(_summary.render(metrics))
+
+
+def _emulation(arguments: argparse.Namespace, place: Path) -> Emulation:
+    memory_bytes = None if arguments.memory is None else parse_bytes(arguments.memory)
+    return emulate(load_device(arguments.emulate), place, arguments.scale, memory_bytes)
+
+
+def _names(text: str | None) -> list[str | None]:
+    return [None] if text is None else [name.strip() for name in text.split(",")]
+
+
+def _print_json(data: object) -> None:
+    print(json.dumps(data))
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "generate": generate,
+    "inspect": _inspect_artifact,
+    "verify": _verify,
+    "bench": _measure,
+    "simulate": _simulate,
+    "emulate": _emulate,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `coldpress-run`; returns the exit code."""
+    if sys.stdout is None:
+        return _fail("standard output is closed, expected a place for what this command prints; send it to a file")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
+    arguments = build_parser(COMMANDS).parse_args(argv)
+    arguments.argv = sys.argv[1:] if argv is None else list(argv)
+    subject = getattr(arguments, "artifact", "emulate")
+    try:
+        with np.errstate(all="ignore"):  # what overflows is looked for in results, and refused in a sentence
+            code = arguments.run(arguments)
+        sys.stdout.flush()
+    except ColdpressError as error:
+        return _fail(str(error))
+    except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
+        _drop_output()
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        place = subject
+        if error.errno in DISK_FULL and not error.filename:
+            # a run writes to nothing without a name but to its output; its lost text is not the artifact's fault
+            _drop_output()
+            place = "standard output"
+        return _fail(f"{error.filename or place}: {error.strerror or error}")
+    except MemoryError:
+        return _fail(f"{subject}: more memory was asked for than this process may have; give a smaller --dram-budget")
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return code or 0
+
+
+def _drop_output() -> None:
+    """What waits to be written goes nowhere, or Python would try once more when it ends, and say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(sentence: str) -> int:
+    print(f"error: {printable(sentence)}", file=sys.stderr)
+    return EXIT_BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

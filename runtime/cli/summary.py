@@ -1,0 +1,109 @@
+"""What a run took, as a table for people and as JSON-ready data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from coldpress.runtime.generate.batch import Batch
+from coldpress.runtime.generate.statistics import Drafted, Spread, Token, TokenSpreads, drafted, spreads
+from coldpress.runtime.quantities import show_bytes, table
+from coldpress.runtime.store.store import Store
+from coldpress.schemas.metrics import RunMetrics
+
+
+def as_data(tokens: Sequence[Token]) -> dict[str, Any]:
+    """The record of every token of a run, the spreads of its decoded ones, which the first is not, and their drafts."""
+    decoded, speculation = spreads(tokens[1:]), drafted(tokens[1:])
+    return {
+        "tokens": [asdict(token) for token in tokens],
+        "per_token": decoded and asdict(decoded),
+        "speculation": speculation and asdict(speculation),
+    }
+
+
+def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
+    """The table for people, with the spreads of decoded tokens where there are any, and what came of drafts."""
+    decoded, speculation = spreads(run_tokens[1:]), drafted(run_tokens[1:])
+    tokens = max(1, metrics.num_tokens)
+    speed = f"{metrics.num_tokens / metrics.decode_s:.1f}" if metrics.decode_s else "-"
+    rows = [
+        ("decoded tokens", str(metrics.num_tokens)),
+        ("tokens/s", speed),
+        ("first token", f"{metrics.first_token_s:.2f} s"),
+        ("flash read per token", show_bytes(metrics.read_bytes / tokens)),
+        ("reads per token", f"{metrics.reads / tokens:.1f}"),
+        *(_spread_rows(decoded) if decoded else ()),
+        *(_draft_rows(speculation) if speculation and speculation.drafted else ()),
+        ("modelled flash, memory", f"{ms(metrics.modelled_flash_s / tokens)}, {ms(metrics.modelled_dram_s / tokens)}"),
+        ("hit rate", f"{metrics.hit_rate:.3f}"),
+        ("flash read by the prefill", show_bytes(metrics.prefill_read_bytes)),
+        (
+            "DRAM used, of the budget",
+            f"{show_bytes(metrics.dram_used_bytes)} of {show_bytes(metrics.dram_budget_bytes)}",
+        ),
+        ("peak RSS of the process", show_bytes(metrics.peak_rss_bytes)),
+    ]
+    return table(rows)
+
+
+def batch_as_data(done: Batch) -> dict[str, Any]:
+    """What the passes of a batch took, as figures and as the spreads of those that decoded."""
+    decoded = spreads(done.decoded)
+    return {"metrics": done.metrics.model_dump(mode="json"), "per_pass": decoded and asdict(decoded)}
+
+
+def render_batch(done: Batch) -> str:
+    """The table for people."""
+    decoded, metrics = spreads(done.decoded), done.metrics
+    passes = sum(token.leads for token in done.decoded)
+    mean = f", {metrics.num_tokens / passes:.2f} tokens each" if passes else ""
+    rows = [("sequences", str(len(done.sequences))), ("passes", f"{passes}{mean}")]
+    if decoded:
+        seconds = decoded.seconds
+        rows.append(("a pass: p5, median, p95", ", ".join(map(ms, (seconds.p5, seconds.median, seconds.p95)))))
+    return table(rows) + "\n" + render(metrics)
+
+
+def _draft_rows(found: Drafted) -> list[tuple[str, str]]:
+    return [
+        ("drafts accepted", f"{found.accepted} of {found.drafted} ({100 * found.acceptance:.0f} %)"),
+        ("tokens per pass", f"{found.tokens_per_pass:.2f}"),
+    ]
+
+
+def _spread_rows(decoded: TokenSpreads) -> list[tuple[str, str]]:
+    def row(label: str, spread: Spread, show: Callable[[float], str]) -> tuple[str, str]:
+        return f"{label}: p5, median, p95", ", ".join(show(value) for value in (spread.p5, spread.median, spread.p95))
+
+    return [
+        row("a token", decoded.seconds, ms),
+        row("of it, for flash", decoded.flash_s, ms),
+        row("its reads", decoded.reads, lambda reads: f"{reads:.0f}"),
+        row("its hit rate", decoded.hit_rate, lambda rate: f"{rate:.3f}"),
+    ]
+
+
+def ms(seconds: float) -> str:
+    """Seconds as milliseconds."""
+    return f"{1000 * seconds:.3f} ms"
+
+
+def draft_as_data(store: Store) -> dict[str, Any]:
+    """What a draft artifact took beside the run."""
+    counted = store.counters
+    return {
+        "dram_used_bytes": store.dram_used_bytes,
+        "reads": counted.reads,
+        "read_bytes": counted.read_bytes,
+        "hits": counted.hits,
+        "misses": counted.misses,
+    }
+
+
+def render_draft(store: Store) -> str:
+    """The same for people."""
+    rows = [
+        ("DRAM used by the draft", show_bytes(store.dram_used_bytes)),
+        ("flash read by the draft", show_bytes(store.counters.read_bytes)),
+    ]
+    return table(rows)

@@ -1,0 +1,101 @@
+"""The small dense arithmetic of a decoder that needs no kernel: norms, activations, rotary positions. Plain numpy.
+
+Everything is float32 in and out and follows transformers' modules, which are the reference (LlamaRMSNorm, nn.LayerNorm,
+ACT2FN, apply_rotary_pos_emb). Shape letters: T tokens, H heads, D head_dim, R rotary_dim.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from coldpress.schemas.model import Activation
+
+# A rational approximation of erf on [-4, 4] in odd powers of x over even ones; its error is below 5e-7 (tested).
+ERF_NUMERATOR = (
+    -2.72614225801306e-10,
+    2.77068142495902e-08,
+    -2.10102402082508e-06,
+    -5.69250639462346e-05,
+    -7.34990630326855e-04,
+    -2.95459980854025e-03,
+    -1.60960333262415e-02,
+)
+ERF_DENOMINATOR = (
+    -1.45660718464996e-05,
+    -2.13374055278905e-04,
+    -1.68282697438203e-03,
+    -7.37332916720468e-03,
+    -1.42647390514189e-02,
+)
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """`x` [..., n] over the root of its mean square, times `weight` [n]."""
+    mean_square = np.add.reduce(x * x, axis=-1, keepdims=True) / np.float32(x.shape[-1])
+    return x / np.sqrt(mean_square + np.float32(eps)) * weight
+
+
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.ndarray:
+    """`x` [..., n] less its mean, over its standard deviation, times `weight` [n], plus `bias` [n]."""
+    centred = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
+    return rms_norm(centred, weight, eps) + bias
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        return x / (1 + np.exp(-x))
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    """The error function, float32."""
+    x = np.clip(x, -4, 4)
+    square = x * x
+    return x * _polynomial(ERF_NUMERATOR, square) / _polynomial(ERF_DENOMINATOR, square)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
+    """Horner's scheme, highest power first."""
+    total = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        total = total * x + np.float32(coefficient)
+    return total
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return np.float32(0.5) * x * (1 + erf(x * np.float32(0.5**0.5)))
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, np.float32(0))
+
+
+def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray], np.ndarray]:
+    """The activation function of that name, float32 [...] -> float32 [...]; `threshold` is that of `fatrelu`."""
+    functions: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
+        "relu": _relu,
+        "relu2": lambda x: np.square(_relu(x)),
+        "drelu": _relu,
+        "fatrelu": lambda x: np.where(x >= np.float32(threshold), x, np.float32(0)),
+        "silu": _silu,
+        "gelu": _gelu,
+        "gelu_tanh": _gelu_tanh,
+    }
+    return functions[name]
+
+
+def rotary_tables(positions: np.ndarray, inv_freq: np.ndarray, scaling: float) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin, float32 [T, 1, R / 2] each, for `positions` [T] and frequencies `inv_freq` float32 [R / 2]."""
+    angles = positions.astype(np.float32)[:, None, None] * inv_freq
+    return np.cos(angles) * np.float32(scaling), np.sin(angles) * np.float32(scaling)
+
+
+def rotate(x_THD: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Rotary positions on the leading R dimensions of each head; dimensions i and i + R / 2 form a pair."""
+    half = cos.shape[-1]
+    first, second, rest = x_THD[..., :half], x_THD[..., half : 2 * half], x_THD[..., 2 * half :]
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)

@@ -1,0 +1,126 @@
+"""The selector of a run: one method for all layers and families, checked against what the artifact can give it.
+
+Reads what the method declares (runtime/sparsity: CHOOSES, NEEDS_PREDICTORS, NEEDS_EXACT_ZEROS) and the arrays that the
+artifact keeps for the plan. `dense` runs any artifact; another method runs those that were laid out for it.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.sparsity import Residency, select_of, uses_read_units
+from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from coldpress.schemas.layout import PartPlan, Plan, placed_parts
+from coldpress.schemas.manifest import Manifest
+
+PACKAGE = "coldpress.runtime.sparsity"
+
+
+def check_selector(name: str, manifest: Manifest) -> None:
+    """Refuses a method that the artifact cannot serve.
+
+    Raises:
+        UnknownNameError: if there is no such method.
+        ColdpressError: saying what the method lacks.
+    """
+    known = plugins.names(PACKAGE)
+    if name not in known:
+        raise UnknownNameError("selector", name, known)
+    lacks = _lacks(plugins.load(PACKAGE, name), manifest)
+    if lacks:
+        usable = [other for other in known if not _lacks(plugins.load(PACKAGE, other), manifest)]
+        raise ColdpressError(f"the selector '{name}' {lacks}; choose one of: {', '.join(usable)}")
+
+
+def _lacks(method: ModuleType, manifest: Manifest) -> str | None:
+    families = [entry.family for entry in manifest.families]
+    foreign = [family for family in families if family not in method.CHOOSES]
+    if foreign:
+        return f"cannot choose units of the family {foreign[0]}, which this artifact keeps on flash"
+    if method.NEEDS_EXACT_ZEROS and not manifest.model.exact_zeros:
+        return f"needs exact zeros, but the model's activation is {manifest.model.hidden_act}"
+    if method.NEEDS_PREDICTORS and not manifest.predictors:
+        return "needs predictors, and this artifact has none"
+    return None
+
+
+class Selection:
+    """A method with its arrays for every layer and family of an artifact."""
+
+    def __init__(self, artifact: Artifact, plan: Plan) -> None:
+        """Takes what was fitted for the plan; a method that is not the artifact's own is fitted to the densities alone.
+
+        Raises:
+            ColdpressError: as `check_selector`, or if the method cannot be fitted without calibration.
+        """
+        check_selector(plan.method, artifact.manifest)
+        self._method, self._title = plugins.load(PACKAGE, plan.method), plan.method
+        self.sees_residency = self._method.SEES_RESIDENCY or uses_read_units(plan)
+        self._arrays = {
+            (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
+            for part, section in placed_parts(plan, artifact.manifest.flash.sections)
+        }
+
+    def _fitted(self, artifact: Artifact, plan: Plan, part: PartPlan, num_units: int) -> dict[str, np.ndarray]:
+        kept = artifact.selector_arrays(plan, part.layer, part.family)
+        if kept is None:
+            options = plugins.options_of(self._method, plan.options)
+            kept = self._method.fit(num_units, part.density, {}, options)
+        return kept | (_predictor_arrays(artifact, part.layer) if self._method.NEEDS_PREDICTORS else {})
+
+    def select(
+        self, layer: int, family: str, signal: np.ndarray, residency: Residency, experts: np.ndarray | None
+    ) -> np.ndarray:
+        """Ids to use for `signal` float32 [n], int32 ascending; of `experts`, bool [E], where units are theirs."""
+        return select_of(self._method, signal, self._arrays[layer, family], residency, experts)
+
+    def select_each(
+        self, layer: int, family: str, signal: np.ndarray, residency: Residency, experts: np.ndarray | None
+    ) -> list[np.ndarray]:
+        """Ids of each of some tokens, of `signal` float32 [T, n]; `experts` bool [T, E], or None."""
+        own = [None] * len(signal) if experts is None else experts
+        return [self.select(layer, family, one, residency, of) for one, of in zip(signal, own, strict=True)]
+
+    def check_many(self) -> None:
+        """Refuses to choose for several tokens at once where that would not be the choice for one after the other.
+
+        Raises:
+            ColdpressError: saying so.
+        """
+        if self.sees_residency:
+            raise ColdpressError(
+                f"the selector '{self._title}' uses what is in DRAM, so that tokens decoded together would be computed "
+                "with other units than one after the other; decode one at a time, or choose a selector, or "
+                "use_read_units=false, that does not"
+            )
+
+
+def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """What any of some tokens uses: ids int32 ascending, and bool [T, num_units] of whose they are; None of one token.
+
+    Args:
+        chosen: Ids of each token, int32 ascending.
+        num_units: Ids are below it.
+    """
+    if len(chosen) == 1:
+        return chosen[0], None
+    own_TU = np.zeros((len(chosen), num_units), bool)
+    for own, ids in zip(own_TU, chosen, strict=True):
+        own[ids] = True
+    return np.flatnonzero(own_TU.any(axis=0)).astype(np.int32), own_TU
+
+
+def _predictor_arrays(artifact: Artifact, layer: int) -> dict[str, np.ndarray]:
+    """Nothing for a layer without a predictor."""
+    found = artifact.predictors.get(layer)
+    if found is None:
+        return {}
+    return {
+        "fc1": found.fc1,
+        "fc2": found.fc2,
+        "format": np.array(found.format),
+        "threshold": np.array(found.threshold),
+    }

@@ -1,0 +1,1 @@
+"""Sessions, batches, drafts and sampling: from prompt ids to new token ids."""

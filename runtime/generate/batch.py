@@ -1,0 +1,271 @@
+"""Several sequences generated at once: a pass decodes one token of each, and what any of them uses is read once.
+
+A pass asks the store for the union of what its tokens select, so that a batch reads more than one sequence does, and
+per token less; what is left of sparsity shrinks as the batch grows (PowerInfer 8.2, Fig. 14). Each sequence has a KV
+cache, settings and an end of its own, and the tokens that it has alone: to the bit where everything is in DRAM, else up
+to the rounding of sums, whose terms come in the order in which units arrive. Prompts that begin together share a dense
+pass over flash.
+
+There may be any number of prompts. Where places are free the next ones begin (as in Orca, Yu et al. 2022), as far as
+their keys and values have room, and as soon as waiting for others to share a dense pass with costs more than the pass
+does (runtime/generate/admission.py).
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder, packed
+from coldpress.runtime.generate.admission import Renewal
+from coldpress.runtime.generate.sampling import Chooser, Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.statistics import Token
+from coldpress.runtime.generate.token_ids import token_array
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.metrics import RunMetrics
+
+OnToken = Callable[[int, Token], bool | None]
+"""(prompt, its new token) -> whether its sequence ends behind it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be continued."""
+
+    ids: Sequence[int]
+    """At least one token id."""
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What sequences that are under way at once may take."""
+
+    sequences: int
+    """1 to FEW_TOKENS."""
+    longest: int
+    """Tokens of one of them, prompt and new ones."""
+    num_tokens: int
+    """Of all of them."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What became of some prompts, in their order."""
+
+    sequences: tuple[tuple[Token, ...], ...]
+    """New tokens of each. Those of one pass have its number; the first of them has what the pass took, the others
+    nothing."""
+    metrics: RunMetrics
+    """Of all of them together."""
+
+    @property
+    def decoded(self) -> list[Token]:
+        """Those that were decoded, which the first of each sequence is not, pass by pass."""
+        behind_first = (token for tokens in self.sequences for token in tokens[1:])
+        return sorted(behind_first, key=lambda token: token.pass_number)
+
+
+def generate_batch(
+    session: Session,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    sampling: Sequence[Sampling] | None = None,
+    ignore_eos: bool = False,
+    on_token: OnToken | None = None,
+) -> Batch:
+    """Continues several prompts at once.
+
+    Args:
+        session: Not in use.
+        prompts: One to FEW_TOKENS of them, each of at least one token id.
+        max_new_tokens: Of each sequence, at least 1.
+        sampling: One for each prompt; None is greedy for all.
+        ignore_eos: Go on behind end-of-sequence tokens.
+        on_token: Called with every new token as soon as it is known; its time is not counted. The sequence ends behind
+            a token for which it gives True.
+
+    Raises:
+        ColdpressError: as `Session.generate`; for more prompts; or for several under a selector that sees what is in
+            DRAM, which would pick other units for them than for each alone.
+        DoesNotFitError: if a sequence exceeds the plan's context, or the DRAM budget cannot hold all KV caches.
+        CorruptPageError: if a page of flash.img is damaged.
+    """
+    if sampling is not None and len(sampling) != len(prompts):
+        raise ColdpressError(f"{len(sampling)} settings of sampling came with {len(prompts)} prompts, expected as many")
+    settings = sampling or [Sampling()] * len(prompts)
+    lengths = [len(prompt) + max_new_tokens for prompt in prompts]
+    room = Room(len(prompts), max(lengths, default=0), sum(lengths))
+    each = map(Prompt, prompts, settings)
+    steps = generate_each(session, each, max_new_tokens, room, ignore_eos=ignore_eos, on_token=on_token)
+    found = list[tuple[Token, ...]]()
+    while True:
+        try:
+            found.append(next(steps))
+        except StopIteration as done:
+            return Batch(tuple(found), done.value)
+
+
+def generate_each(
+    session: Session,
+    prompts: Iterable[Prompt],
+    max_new_tokens: int,
+    room: Room,
+    *,
+    ignore_eos: bool = False,
+    on_token: OnToken | None = None,
+) -> Generator[tuple[Token, ...], None, RunMetrics]:
+    """Continues any number of prompts, as many at once as there is room for, in bounded memory.
+
+    Args:
+        session: Not in use, and in use from the first sequence until the last, or until the generator is closed.
+        prompts: Taken as places become free.
+        max_new_tokens: Of each sequence, at least 1.
+        room: For those under way.
+        ignore_eos: As of `generate_batch`.
+        on_token: As of `generate_batch`; prompts are numbered from 0.
+
+    Yields:
+        The new tokens of each prompt, in the order of the prompts, as soon as they and those before them have ended.
+
+    Returns:
+        The metrics of all of them together.
+
+    Raises:
+        ColdpressError, DoesNotFitError, CorruptPageError: as `generate_batch`.
+    """
+    _check(session, room, max_new_tokens)
+    stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
+    with session.batch(room.longest, room.num_tokens) as timer:
+        run = _Run(session.decoder, prompts, max_new_tokens, room, stop_ids, on_token)
+        while True:
+            with session.step:
+                begun = run.admit()
+            if begun:
+                with session.step, timer.prefill():
+                    chosen = run.prefill(begun)
+            elif run.active:
+                with session.step, timer.decode():
+                    chosen = run.step()
+            else:
+                return timer.metrics(session.store)
+            run.take(begun or list(run.active), list(timer.tokens(chosen)))
+            yield from run.ended()
+
+
+@dataclass
+class _Sequence:
+    """One that is under way, or has ended behind one that has not."""
+
+    number: int
+    """Its prompt's."""
+    prompt: np.ndarray
+    """int64 [n]."""
+    chooser: Chooser
+    tokens: list[Token] = field(default_factory=list)
+
+
+class _Run:
+    """Sequences by the places that they have in the decoder."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int,
+        room: Room,
+        stop_ids: frozenset[int],
+        on_token: OnToken | None,
+    ) -> None:
+        self.active: dict[int, _Sequence] = {}
+        self._ended: dict[int, _Sequence] = {}
+        self._num_given = 0
+        self._waiting = self._prepared(prompts)
+        self._next = next(self._waiting, None)
+        self._decoder, self._room, self._on_token = decoder, room, on_token
+        self._renewal = Renewal(PREFILL_CHUNK_TOKENS)
+        self._max_new_tokens, self._stop_ids = max_new_tokens, stop_ids
+
+    @staticmethod
+    def _prepared(prompts: Iterable[Prompt]) -> Iterator[_Sequence]:
+        for number, prompt in enumerate(prompts):
+            ids = token_array(prompt.ids)
+            yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()))
+
+    def admit(self) -> list[int]:
+        """The places of sequences that begin now."""
+        free, begun = [place for place in range(self._room.sequences) if place not in self.active], list[int]()
+        if self._next is None or not free:
+            return begun
+        if self.active and not self._renewal.pays(len(free) * len(self._next.prompt)):
+            return begun
+        if not self.active:
+            self._decoder.begin_batch([0] * self._room.sequences)
+        used = sum(self._num_tokens(sequence) for sequence in self.active.values())
+        for place in free:
+            if self._next is None:
+                break
+            used += self._num_tokens(self._next)
+            if self.active and used > self._room.num_tokens:
+                break
+            self._decoder.renew(place, self._num_tokens(self._next))
+            self.active[place], self._next = self._next, next(self._waiting, None)
+            begun.append(place)
+        return begun
+
+    def _num_tokens(self, sequence: _Sequence) -> int:
+        """That it may come to."""
+        return len(sequence.prompt) + self._max_new_tokens
+
+    def prefill(self, places: Sequence[int]) -> list[int]:
+        """The first token of each of some sequences."""
+        prompts = [self.active[place].prompt for place in places]
+        return self._chosen(places, self._decoder.prefill_each(prompts, places))
+
+    def step(self) -> list[int]:
+        """The next token of each active sequence."""
+        last = np.array([sequence.tokens[-1].id for sequence in self.active.values()])
+        places = list(self.active)
+        return self._chosen(places, self._decoder.decode_each(last, places))
+
+    def _chosen(self, places: Sequence[int], logits: np.ndarray) -> list[int]:
+        return [self.active[place].chooser.choose(row) for place, row in zip(places, logits, strict=True)]
+
+    def take(self, places: Sequence[int], tokens: Sequence[Token]) -> None:
+        """Hands out a token of each of these sequences; one that ends with it gives its place and its KV cache back."""
+        self._note(places, tokens[0])
+        for place, token in zip(places, tokens, strict=True):
+            sequence = self.active[place]
+            sequence.tokens.append(token)
+            told = self._on_token(sequence.number, token) if self._on_token else None
+            if told or token.id in self._stop_ids or len(sequence.tokens) == self._max_new_tokens:
+                self._ended[sequence.number] = self.active.pop(place)
+                self._decoder.end(place)
+
+    def _note(self, places: Sequence[int], first: Token) -> None:
+        """What the step took that gave these sequences a token each."""
+        if first.pass_number:
+            return self._renewal.decoded(len(places), first.seconds, idle=len(places) < self._room.sequences)
+        lengths = [len(self.active[place].prompt) for place in places]
+        self._renewal.prefilled(sum(1 for _ in packed(lengths)), first.seconds)
+
+    def ended(self) -> Iterator[tuple[Token, ...]]:
+        """The tokens of the next prompts, as far as all before them have ended."""
+        while self._num_given in self._ended:
+            yield tuple(self._ended.pop(self._num_given).tokens)
+            self._num_given += 1
+
+
+def _check(session: Session, room: Room, max_new_tokens: int) -> None:
+    """Refuses what no batch is."""
+    if not 1 <= room.sequences <= FEW_TOKENS:
+        raise ColdpressError(
+            f"{room.sequences} prompts are to be continued at once, expected 1 to {FEW_TOKENS}; run them in turns"
+        )
+    if max_new_tokens < 1:
+        raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
+    if room.sequences > 1:
+        session.decoder.check_many()

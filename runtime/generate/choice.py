@@ -1,0 +1,86 @@
+"""What a session is opened with: a plan of the artifact's, its device, and what reads the flash image."""
+
+from dataclasses import replace
+
+from coldpress.runtime import plugins
+from coldpress.runtime.artifact import contents
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.cache import read_choice
+from coldpress.runtime.decoder.selection import check_selector
+from coldpress.runtime.flash import Reader, simulated
+from coldpress.runtime.plan import budget
+from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.store.ahead_room import wanted
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
+from coldpress.schemas.manifest import Manifest
+
+DEFAULT_FLASH = "direct"
+"""The file of runtime/flash that flash.img is read with."""
+
+
+def choose_plan(
+    manifest: Manifest,
+    dram_budget_bytes: int | None = None,
+    selector: str | None = None,
+    cache: str | None = None,
+    collapse: Collapse | None = None,
+    preload: Preload | None = None,
+    kv_cache: KvCacheFormat | None = None,
+) -> Plan:
+    """The plan to run with: the largest that fits, with what was named in place of its own.
+
+    Raises:
+        DoesNotFitError: if the budget cannot hold what must stay in DRAM.
+        ColdpressError: for an unknown name, a selector that the artifact cannot serve, or if nothing can be read
+            ahead.
+    """
+    if selector is not None:
+        check_selector(selector, manifest)
+    chosen = None if cache is None else read_choice(cache)
+    fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
+    plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or manifest.plans)
+    plan = budget.choose_plan(manifest, dram_budget_bytes, plans)
+    own = next(one for one in manifest.plans if one.name == plan.name)
+    plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
+    policy, options = chosen or (plan.cache, plan.cache_options)
+    changes: dict[str, object] = {"cache": policy, "cache_options": options}
+    if preload is not None:
+        ahead = wanted(manifest, plan, preload)
+        changes |= {"preload_buffer_bytes": ahead.buffer_bytes, "preload_guess": ahead.guess}
+    if selector not in (None, plan.method):
+        used = plugins.load("coldpress.runtime.sparsity", selector).NEEDS_PREDICTORS
+        predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
+        changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
+    if plan.kv_cache == own.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
+        return plan
+    return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
+
+
+def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:
+    """The plan with as many tokens in another KV cache; None for its own."""
+    if kind in (None, plan.kv_cache):
+        return plan
+    num_bytes = kv_cache_bytes(manifest.model, plan.context_length, kind)
+    return plan.model_copy(update={"kv_cache": kind, "kv_cache_bytes": num_bytes})
+
+
+def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
+    """The device that units are read from.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+        ColdpressError: if this machine cannot read with it.
+    """
+    plugin = plugins.load("coldpress.runtime.flash", name)
+    if plugin is not simulated:
+        return plugin.Flash(artifact, plan.queue_depth)
+    data = plugins.load("coldpress.runtime.flash", DEFAULT_FLASH).Flash(artifact, plan.queue_depth)
+    return simulated.Flash(artifact, plan.queue_depth, data=data)
+
+
+def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
+    """The artifact as if compiled for `device`, on which only a simulation's seconds depend; keep `artifact` alive."""
+    if device is None:
+        return artifact
+    return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))

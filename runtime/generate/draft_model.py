@@ -1,0 +1,118 @@
+"""A second artifact as a draft: a smaller model that writes on, greedily, until the larger one has its say.
+
+It is a session of its own, with its own plan and cache, whose DRAM counts in the one budget that a user gives. Its
+vocabulary must be the larger model's. Its sequence follows that of the run: what it wrote and the larger model did not
+choose is taken back.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.drafts import Propose
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.text.tokenizer import TOKENIZER_FILE
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.manifest import Manifest
+
+
+class DraftModel:
+    """See `coldpress.runtime.drafts.Drafting`."""
+
+    def __init__(self, session: Session, of: Artifact) -> None:
+        """Takes the draft's session, which stays the caller's to close, and what it drafts for.
+
+        Raises:
+            ColdpressError: if the two have different vocabularies.
+        """
+        _check_same_vocabulary(session.artifact.manifest, of.manifest)
+        self.session = session
+
+    @contextmanager
+    def drafting(self, context_length: int) -> Iterator[Propose]:
+        """See `coldpress.runtime.drafts.Drafting`.
+
+        Raises:
+            ColdpressError: if the draft's session is closed or in use.
+            DoesNotFitError: if its plan counts on a shorter context.
+        """
+        planned = self.session.plan.context_length
+        if context_length > planned:
+            raise DoesNotFitError(
+                f"the prompt and the new tokens make {context_length} tokens, the draft's {self.session.plan.title} "
+                f"has a KV cache for {planned}; ask for fewer tokens, or build the draft for a longer context_length"
+            )
+        with self.session.sequence(context_length):
+            yield _Sequence(self.session).propose
+
+
+class _Sequence:
+    """What the draft's KV cache has: tokens of the run, and drafts behind them."""
+
+    def __init__(self, session: Session) -> None:
+        self._decoder = session.decoder
+        self._ids: list[int] = []
+        self._agreed = 0
+        """How many of them are the run's for certain."""
+
+    def propose(self, ids: Sequence[int], count: int) -> list[int]:
+        """The most likely token, and what it makes most likely next; `ids` begin with those of the call before."""
+        agreed = self._agreed
+        while agreed < min(len(self._ids), len(ids) - 1) and self._ids[agreed] == ids[agreed]:
+            agreed += 1
+        self._decoder.roll_back(agreed)
+        drafts = [int(np.argmax(self._append(ids[agreed:])))]
+        while len(drafts) < count:
+            drafts.append(int(np.argmax(self._decoder.decode(drafts[-1]))))
+        self._ids, self._agreed = [*self._ids[:agreed], *ids[agreed:], *drafts[:-1]], len(ids)
+        return drafts
+
+    def _append(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits behind the next tokens of the run, at least one: the prompt densely, later ones token by token."""
+        if self._decoder.length == 0:
+            return self._decoder.prefill_last(np.array(ids))
+        return [self._decoder.decode(token) for token in ids][-1]
+
+
+def beside_draft(manifest: Manifest, draft: Session, dram_budget_bytes: int | None) -> int:
+    """What a draft leaves of a budget, in bytes.
+
+    Args:
+        manifest: Of what it drafts for.
+        draft: The draft's open session.
+        dram_budget_bytes: Of both together; None for that of the manifest's largest plan.
+
+    Raises:
+        DoesNotFitError: if the two do not fit together.
+    """
+    whole = choose_plan(manifest).dram_budget_bytes if dram_budget_bytes is None else dram_budget_bytes
+    left = whole - draft.store.dram_used_bytes
+    try:
+        choose_plan(manifest, left)
+    except DoesNotFitError as error:
+        raise DoesNotFitError(
+            f"the draft takes {draft.store.dram_used_bytes} of {whole} bytes of DRAM and leaves too little: {error}; "
+            "give the draft less with --draft-budget, or take a smaller one"
+        ) from error
+    return left
+
+
+def _check_same_vocabulary(draft: Manifest, of: Manifest) -> None:
+    found, expected = draft.model.vocab_size, of.model.vocab_size
+    if found != expected:
+        raise ColdpressError(
+            f"the draft '{draft.source.name}' has a vocabulary of {found} tokens, expected the {expected} of "
+            f"'{of.source.name}'; take a draft of the same family of models"
+        )
+    if _tokenizer(draft) != _tokenizer(of):
+        raise ColdpressError(
+            f"the draft '{draft.source.name}' has another {TOKENIZER_FILE} than '{of.source.name}', expected the same; "
+            "take a draft of the same family of models"
+        )
+
+
+def _tokenizer(manifest: Manifest) -> str | None:
+    return next((entry.sha256 for entry in manifest.files if entry.path == TOKENIZER_FILE), None)

@@ -1,0 +1,388 @@
+"""A session: an artifact, its store and its decoder under one plan; generation and perplexity, on token ids.
+
+The plan is the largest that fits the budget (runtime/plan/budget.py); a selector or a cache policy that the user names
+replaces the plan's. The prefill is dense, every further token goes through the selector (design, section 5).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder
+from coldpress.runtime.decoder.selection import Selection
+from coldpress.runtime.drafts import Drafting
+from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan, make_flash, on_device
+from coldpress.runtime.generate.likelihood import Quality, sum_nll
+from coldpress.runtime.generate.sampling import Chooser, Sampling
+from coldpress.runtime.generate.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
+from coldpress.runtime.generate.statistics import Token
+from coldpress.runtime.generate.timer import Timer
+from coldpress.runtime.generate.token_ids import token_array
+from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
+from coldpress.runtime.plan import budget
+from coldpress.runtime.plan.kv_cache import kv_cache_format
+from coldpress.runtime.plan.memory import give_back_heap
+from coldpress.runtime.store.counters import Counters
+from coldpress.runtime.store.store import Store
+from coldpress.runtime.trace import Recorder
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.layout import Collapse, Plan, Preload
+from coldpress.schemas.metrics import RunMetrics
+
+
+@dataclass(frozen=True)
+class Generation:
+    """New tokens, the prompt not among them; an end-of-sequence token that stopped the run is the last one."""
+
+    tokens: tuple[Token, ...]
+    metrics: RunMetrics
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Their ids."""
+        return tuple(token.id for token in self.tokens)
+
+
+class Session:
+    """An artifact ready to run; a context manager, which closes it.
+
+    It holds one sequence at a time, and units stay cached from one call to the next: a call while another one runs, in
+    this thread or in others, is refused. Threads of their own need sessions of their own.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        dram_budget_bytes: int | None = None,
+        selector: str | None = None,
+        cache: str | None = None,
+        plan: Plan | None = None,
+        flash: str = DEFAULT_FLASH,
+        activations: str = DEFAULT_ACTIVATIONS,
+        kv_cache: str | None = None,
+        collapse: Collapse | None = None,
+        preload: Preload | None = None,
+        device: DeviceProfile | None = None,
+        recorder: Recorder | None = None,
+        identity: str | None = None,
+        started_s: float | None = None,
+    ) -> None:
+        """Opens the artifact, divides the budget and loads what is resident or pinned.
+
+        Args:
+            path: The artifact's folder.
+            dram_budget_bytes: None takes the artifact's largest plan as it is.
+            selector: A method of runtime/sparsity; None for the plan's.
+            cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
+            plan: Runs as it stands, whatever budget, selector, cache and KV cache say; one made from the artifact's.
+            flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
+                device profile's seconds.
+            activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
+            kv_cache: How keys and values are kept: `fp16`, or `int8`, which leaves more of the budget to units; None
+                for what the plan says.
+            collapse: Whether the gap that reads are joined over is the plan's, or adapts; None for what the plan says.
+            preload: Whether what later layers will probably ask for is read ahead; None for what the plan says.
+            device: The device to simulate; None for the one that the artifact was compiled for.
+            recorder: Takes down what the store is asked.
+            identity: sha256 that the artifact's manifest must have; None takes any.
+            started_s: time.perf_counter() from which the first token's time counts; None for now.
+
+        Raises:
+            ArtifactError: if the artifact is damaged.
+            DoesNotFitError: if the budget cannot hold what must stay in DRAM.
+            ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
+        """
+        self._started_s: float | None = time.perf_counter() if started_s is None else started_s
+        self._running, self._closed = threading.Lock(), False
+        self.step = threading.Lock()
+        """Held while a token is computed; what may change between tokens changes while it is free."""
+        self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
+        self.artifact = on_device(self._opened, device)
+        kept = None if kv_cache is None else kv_cache_format(kv_cache)
+        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kept)
+        self._wanted_plan = plan
+        """What a change of budget is a change of: the plan as opened, with the KV cache of what runs."""
+        self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), recorder)
+        selection = Selection(self.artifact, plan)
+        self.decoder = Decoder(self.artifact, self.store, selection, activation_format(activations))
+
+    @property
+    def plan(self) -> Plan:
+        """What the session runs by; after `resize`, the new one."""
+        return self.store.plan
+
+    def __enter__(self) -> "Session":
+        """The session itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes the artifact's files; calls are refused from now on. Memory goes with the session itself.
+
+        Raises:
+            ColdpressError: if a call is running.
+        """
+        if self._closed:
+            return
+        with self._exclusive():
+            self._closed = True
+            self.store.close()
+            self._opened.folder.close()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """The right to use the store and the decoder, for one caller at a time."""
+        if not self._running.acquire(blocking=False):
+            raise ColdpressError(
+                "this session is in use by another call, expected one at a time; wait for it or close its generator, "
+                "or open a session per thread"
+            )
+        try:
+            if self._closed:
+                raise ColdpressError("this session is closed, expected an open one; open the artifact again")
+            yield
+        finally:
+            self._running.release()
+
+    def resize(self, dram_budget_bytes: int) -> None:
+        """Takes less or more DRAM from the next token on; what runs goes on, in this thread or another.
+
+        Selector and densities stay, so that texts do, unless the selector sees what is in DRAM. The caches shrink, by
+        their policies' order, or grow; units are pinned as the plan that the session was opened with has them.
+
+        Raises:
+            ColdpressError: if the session is closed.
+            DoesNotFitError: if the budget cannot hold what must stay in DRAM; nothing has changed then.
+        """
+        with self.step:
+            if self._closed:
+                raise ColdpressError("this session is closed, expected an open one; open the artifact again")
+            plan = budget.refit(self.artifact.manifest, self._wanted_plan, dram_budget_bytes)
+            self.store.resize(self.artifact, plan)
+        give_back_heap()
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        ignore_eos: bool = False,
+        draft: Drafting | None = None,
+        draft_tokens: int = DRAFT_TOKENS,
+        on_token: Callable[[Token], bool | None] | None = None,
+    ) -> Generation:
+        """Continues a prompt.
+
+        Args:
+            prompt_ids: At least one token id.
+            max_new_tokens: At least 1.
+            sampling: None is greedy.
+            ignore_eos: Go on behind end-of-sequence tokens.
+            draft: Proposes next tokens, which are checked in one pass; the tokens stay what they are without.
+            draft_tokens: Drafts of a pass, at most.
+            on_token: Called with every new token as soon as it is known; its time is not counted. The run ends behind a
+                token for which it gives True.
+
+        Raises:
+            ColdpressError: for an empty prompt, what is no id of the vocabulary, logits that are not finite, a session
+                that is closed or in use, or drafts under a selector that sees what is in DRAM.
+            DoesNotFitError: if prompt and new tokens exceed the plan's context.
+            CorruptPageError: if a page of flash.img is damaged.
+        """
+        ended = None
+        steps = self.stream(
+            prompt_ids,
+            max_new_tokens,
+            sampling=sampling,
+            ignore_eos=ignore_eos,
+            draft=draft,
+            draft_tokens=draft_tokens,
+        )
+        with closing(steps):
+            while True:
+                try:
+                    token = steps.send(ended)
+                except StopIteration as done:
+                    return done.value
+                ended = on_token(token) if on_token else None
+
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        ignore_eos: bool = False,
+        draft: Drafting | None = None,
+        draft_tokens: int = DRAFT_TOKENS,
+    ) -> Generator[Token, bool | None, Generation]:
+        """As `generate`, one token after another; the session is in use from the first until the last, or until the
+        generator is closed, after which the session is as after any run.
+
+        Yields:
+            Each new token as soon as it is known. Sending True ends the run behind it.
+
+        Returns:
+            All of them, and the metrics.
+        """
+        if max_new_tokens < 1:
+            raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
+        if draft:
+            check_draft_tokens(draft_tokens)
+            self.decoder.check_many()
+        stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
+        context_length = len(prompt_ids) + max_new_tokens
+        with self._exclusive(), draft.drafting(context_length) if draft else nullcontext(no_drafts) as propose:
+            timer = self._start()
+            self.decoder.begin(context_length)
+            prompt = token_array(prompt_ids)
+            ids, tokens = prompt.tolist(), list[Token]()
+            chooser = Chooser(sampling or Sampling(), ids)
+            passes = Passes(self.decoder, chooser, propose, draft_tokens)
+            with self.step, timer.prefill():
+                found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
+            while True:
+                for token in timer.tokens(found.token_ids, found.drafted):
+                    tokens.append(token)
+                    if (yield token) or token.id in stop_ids or len(tokens) == max_new_tokens:
+                        return Generation(tuple(tokens), timer.metrics(self.store))
+                ids += found.token_ids
+                with self.step, timer.decode():
+                    found = passes.step(ids, max_new_tokens - len(tokens))
+
+    def perplexity(
+        self,
+        token_blocks: np.ndarray,
+        *,
+        sparse: bool,
+        prefill_tokens: int = 1,
+        tokens_per_pass: int = 1,
+        on_logits: Callable[[np.ndarray], None] | None = None,
+    ) -> Quality:
+        """Teacher-forced quality: every token but a block's first is predicted from those before it in the block.
+
+        Args:
+            token_blocks: int [num_blocks, block_tokens], at least two tokens each.
+            sparse: Token by token through selector and store, as in decoding; else densely, as in the prefill.
+            prefill_tokens: With `sparse`, tokens of each block that are prefilled densely, at least one.
+            tokens_per_pass: With `sparse`, tokens that are decoded together: the same up to the rounding of sums.
+            on_logits: Called with the logits of consecutive positions, float32 [some, vocab_size], in order; a block
+                has those of all its positions but, with `sparse`, the last. Its time is not counted.
+
+        Raises:
+            ColdpressError, DoesNotFitError, CorruptPageError: as `generate`.
+        """
+        block_tokens = token_blocks.shape[1]
+        if block_tokens < 2 or not len(token_blocks) or not 1 <= prefill_tokens <= block_tokens:
+            raise ColdpressError(
+                f"found {len(token_blocks)} blocks of {block_tokens} tokens with {prefill_tokens} prefilled, expected "
+                "at least one block of two tokens, and at least one of them prefilled"
+            )
+        with self._exclusive():
+            timer, block_nll = self._start(), []
+            for block in token_blocks:
+                done, total = 0, 0.0
+                for logits in self._teach(block, prefill_tokens if sparse else block_tokens, tokens_per_pass, timer):
+                    total += sum_nll(logits, block[done + 1 : done + 1 + len(logits)])
+                    done += len(logits)
+                    if on_logits:
+                        on_logits(logits)
+                block_nll.append(total / (block_tokens - 1))
+            num_predicted = len(token_blocks) * (block_tokens - 1)
+            return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store))
+
+    def _teach(self, block: np.ndarray, num_dense: int, tokens_per_pass: int, timer: Timer) -> Iterator[np.ndarray]:
+        """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""
+        self.decoder.begin(len(block))
+        for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
+            with self.step, timer.prefill():
+                logits = self.decoder.prefill(block[start : min(start + PREFILL_CHUNK_TOKENS, num_dense)])
+            yield logits
+        for start in range(num_dense, len(block) - 1, tokens_per_pass):
+            tokens = block[start : min(start + tokens_per_pass, len(block) - 1)]
+            with self.step, timer.decode(len(tokens)):
+                logits = self.decoder.decode_many(tokens)
+            yield logits
+
+    @contextmanager
+    def sequence(self, context_length: int) -> Iterator[None]:
+        """The right to use `decoder` for a sequence of at most so many tokens, all counters at zero.
+
+        Raises:
+            ColdpressError: if the session is closed or in use.
+            DoesNotFitError: if the plan counts on fewer tokens.
+        """
+        with self._exclusive():
+            self.store.counters = Counters()
+            self.decoder.begin(context_length)
+            yield
+
+    @contextmanager
+    def batch(self, longest: int, num_tokens: int) -> Iterator[Timer]:
+        """The right to use `decoder` for several sequences of at most `longest` tokens each and `num_tokens` of all
+        that are under way, all counters at zero.
+
+        Where the plan's KV cache is too small for them, units give way to it as long as the batch lasts. `step` is to
+        be held while sequences begin and tokens are computed.
+
+        Yields:
+            What measures the run.
+
+        Raises:
+            ColdpressError: if the session is closed or in use.
+            DoesNotFitError: if the plan counts on fewer tokens per sequence, or the budget cannot hold the KV caches.
+        """
+        with self._exclusive(), self._kv_room(longest, num_tokens):
+            try:
+                yield self._start()
+            finally:
+                self.decoder.end_batch()
+
+    def has_kv_room(self, num_tokens: int) -> bool:
+        """Whether the DRAM budget can hold the keys and values of so many tokens, if units give way to them."""
+        needed = self.decoder.kv_cache_bytes(num_tokens)
+        try:
+            budget.with_kv_cache(self.artifact.manifest, self._wanted_plan, needed, self.plan.dram_budget_bytes)
+        except DoesNotFitError:
+            return False
+        return True
+
+    @contextmanager
+    def _kv_room(self, longest: int, num_tokens: int) -> Iterator[None]:
+        """A plan with room for the keys and values of so many tokens."""
+        self.decoder.check_context(longest)
+        opened, before = self._wanted_plan, self.plan
+        needed = self.decoder.kv_cache_bytes(num_tokens)
+        if needed <= before.kv_cache_bytes:
+            yield
+            return
+        manifest = self.artifact.manifest
+        with self.step:
+            plan = budget.with_kv_cache(manifest, opened, needed, before.dram_budget_bytes)
+            self.store.resize(self.artifact, plan)
+            self._wanted_plan = opened.model_copy(update={"kv_cache_bytes": needed})
+        try:
+            yield
+        finally:
+            with self.step:
+                self._wanted_plan, now_bytes = opened, self.plan.dram_budget_bytes
+                same = now_bytes == before.dram_budget_bytes
+                self.store.resize(self.artifact, before if same else budget.refit(manifest, opened, now_bytes))
+
+    def _start(self) -> Timer:
+        """A run with counters at zero; the clock of the session's first one began with the session."""
+        started_s, self._started_s = self._started_s, None
+        self.store.counters = Counters()
+        return Timer(time.perf_counter() if started_s is None else started_s, self.store.counters)

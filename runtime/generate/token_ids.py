@@ -1,0 +1,29 @@
+"""What a caller gives as token ids, as an array; whether they are of a vocabulary is found where they are used."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coldpress.runtime.artifact.errors import short
+from coldpress.schemas.errors import ColdpressError, clipped
+
+
+def token_array(prompt_ids: Sequence[int]) -> np.ndarray:
+    """A prompt as int64 [n]; numpy's integers are ids, too.
+
+    Raises:
+        ColdpressError: if one is no whole number, or none of 64 bits.
+    """
+    for place, given in enumerate(prompt_ids):
+        if isinstance(given, bool) or not isinstance(given, int | np.integer):
+            raise ColdpressError(
+                f"token id {short(given)} at place {place} of a prompt is of type {type(given).__name__}, expected a "
+                "whole number; give ids of this artifact's vocabulary"
+            )
+    try:
+        return np.array([int(given) for given in prompt_ids], np.int64)
+    except OverflowError as error:
+        largest = clipped(str(max(map(int, prompt_ids), key=abs)))
+        raise ColdpressError(
+            f"token id {largest} is outside any vocabulary, expected ids of this artifact's"
+        ) from error

@@ -1,0 +1,1 @@
+"""Which plan a run uses, and how many bytes of DRAM each part of it takes."""

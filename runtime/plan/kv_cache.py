@@ -1,0 +1,47 @@
+"""How the keys and values of past tokens are kept, and what they take.
+
+`fp16` rounds each value to half precision. `int8` keeps the values of a head in groups of 32 that share a float16
+scale, the blocks of `int8_group32`: what llama.cpp calls a q8_0 cache (`--cache-type-k q8_0`). With heads of whole
+groups it takes 17/32 of the bytes. Where fp16 takes as little, as of heads that fill half a group, it is refused.
+"""
+
+from typing import get_args
+
+from coldpress.runtime.quantization import fp16, int8_group32
+from coldpress.schemas.errors import ColdpressError, known_name
+from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.model import ModelSpec
+
+KV_CACHE_FORMATS: tuple[KvCacheFormat, ...] = get_args(KvCacheFormat)
+DEFAULT_KV_CACHE: KvCacheFormat = "fp16"
+_STORED = {"fp16": fp16, "int8": int8_group32}
+
+
+def kv_cache_format(name: str) -> KvCacheFormat:
+    """The format of that name.
+
+    Raises:
+        UnknownNameError: if there is none.
+    """
+    return known_name("kv cache", name, KV_CACHE_FORMATS)
+
+
+def head_bytes(head_dim: int, kind: KvCacheFormat) -> int:
+    """Bytes of the key, or of the value, of one head of one token.
+
+    Raises:
+        ColdpressError: if fp16 takes as little.
+    """
+    found, plain = (_STORED[name].nbytes(head_dim) for name in (kind, DEFAULT_KV_CACHE))
+    if kind != DEFAULT_KV_CACHE and found >= plain:
+        raise ColdpressError(
+            f"a KV cache in {kind} takes {found} bytes for the {head_dim} values of a head of this model, expected "
+            f"fewer than the {plain} that {DEFAULT_KV_CACHE} takes; use {DEFAULT_KV_CACHE}"
+        )
+    return found
+
+
+def kv_cache_bytes(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> int:
+    """Bytes of the keys and values of `context_length` tokens in all layers. Raises as `head_bytes`."""
+    heads = spec.num_hidden_layers * spec.num_key_value_heads
+    return 2 * heads * head_bytes(spec.head_dim, kind) * context_length

@@ -1,0 +1,1 @@
+"""Device profiles that a user names, as records."""

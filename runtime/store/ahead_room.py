@@ -1,0 +1,237 @@
+"""How much a plan reads ahead (ActiveFlow 3): pure arithmetic on its parts and on the device's law.
+
+Reads ahead are free while the device would idle: while a layer computes with what is resident, and nothing is asked
+for. More of them only delay what is asked for then, and each takes DRAM that would keep units. So the buffer has what
+the law says can be read meanwhile, and never more than all that is guessed; of a guess those units are taken that it is
+surest of.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from coldpress.runtime.extents import Extents, span_bytes
+from coldpress.runtime.plan.budget import fixed_bytes
+from coldpress.runtime.store import planner
+from coldpress.runtime.store.clock import bytes_before
+from coldpress.runtime.store.reads import MAX_READ_BYTES, longest_read_bytes
+from coldpress.schemas.device import Flash, flash_seconds
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FAMILIES, FamilyName, Signal
+from coldpress.schemas.layout import PartPlan, Plan, Preload, Section
+from coldpress.schemas.manifest import Manifest
+
+GUESSED: tuple[Signal, ...] = ("mlp_input", "attention_input")
+"""Signals that are much alike from layer to layer, since what a layer adds to its input is small (ActiveFlow 2.2)."""
+
+MOST_SHARE = 0.25
+"""Of the DRAM that could keep units; what is kept is read once, and what is read ahead every time."""
+USUAL_GUESS = 0.75
+"""Share of a guess that is read ahead where nobody measured how good the guess is."""
+
+Key = tuple[int, FamilyName]
+
+
+class Ahead(NamedTuple):
+    """What a plan says of reading ahead."""
+
+    buffer_bytes: int
+    guess: float
+    """Share of what is guessed that is read, that which the guess is surest of."""
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The same as fields of a plan."""
+        return {"preload_buffer_bytes": self.buffer_bytes, "preload_guess": self.guess}
+
+
+NOTHING = Ahead(0, 1.0)
+
+
+class Room(NamedTuple):
+    """What the guesses of a family may take."""
+
+    section_bytes: int
+    """Whole pages: what a section's guess takes at most."""
+    copies: int
+    """How many sections' are there at once."""
+
+
+def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
+    """Those whose units another layer's input tells: a selector chooses them from the input itself. The other signals
+    are products of a layer's own matrices, which say nothing of another layer's."""
+    return tuple(family for family in families if FAMILIES[family].signal in GUESSED)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How units are read that DRAM does not hold."""
+
+    sections: Sequence[Section]
+    """All of an artifact."""
+    parts: Sequence[PartPlan]
+    """A plan's."""
+    flash: Flash
+    """The device's law, with as many reads in flight as the plan has."""
+    gap_bytes: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page."""
+        return self.flash.page_bytes.value
+
+    @cached_property
+    def held(self) -> dict[Key, float]:
+        """Share of each part's units that DRAM holds."""
+        units = {(layer, section.family): section.num_units for section in self.sections for layer in section.layers}
+        return {
+            (part.layer, part.family): (part.num_pinned + part.cache_slots) / units[part.layer, part.family]
+            for part in self.parts
+        }
+
+    @cached_property
+    def density(self) -> dict[Key, float]:
+        """Share of each part's units that a token uses."""
+        return {(part.layer, part.family): part.density for part in self.parts}
+
+    def read_s(self, reads: Extents) -> float:
+        """Seconds of reads that are asked for together."""
+        return float(flash_seconds(self.flash, len(reads), reads.num_bytes))
+
+    def plan(self, units: planner.Strided, positions: np.ndarray, most_bytes: int = MAX_READ_BYTES) -> planner.ReadPlan:
+        """The reads for units at ascending `positions`, none longer than `most_bytes`."""
+        longest = longest_read_bytes(most_bytes, units.unit_bytes, self.page_bytes)
+        return planner.plan_reads(units, positions, self.page_bytes, self.gap_bytes, longest)
+
+
+def rooms(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int) -> dict[FamilyName, Room]:
+    """Of each family that can be guessed and is not all in DRAM."""
+    planned = {(part.layer, part.family): part for part in parts}
+    found: dict[FamilyName, Room] = {}
+    for family in guessed_families(dict.fromkeys(section.family for section in sections)):
+        own = [section for section in sections if section.family == family]
+        most = max((_most_bytes(section, planned, page_bytes) for section in own[1:]), default=0)
+        if most:
+            found[family] = Room(most, 2 if any(len(section.layers) > 1 for section in own) else 1)
+    return found
+
+
+def divided(found: Mapping[FamilyName, Room], buffer_bytes: int, page_bytes: int) -> dict[FamilyName, int]:
+    """What each section's guess of a family gets of a buffer, whole pages: as families need it, and no more."""
+    wanted = sum(room.section_bytes * room.copies for room in found.values())
+    return {
+        family: min(room.section_bytes, room.section_bytes * buffer_bytes // wanted // page_bytes * page_bytes)
+        for family, room in found.items()
+    }
+
+
+def most_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int, free_bytes: int) -> int:
+    """The largest buffer that is any use, whole pages; 0 where nothing can be guessed.
+
+    Args:
+        sections: All of an artifact.
+        parts: A plan's: what they keep in DRAM is not read.
+        page_bytes: Size of a page.
+        free_bytes: DRAM for units and this buffer, of which it takes `MOST_SHARE` at most.
+    """
+    wanted = sum(room.section_bytes * room.copies for room in rooms(sections, parts, page_bytes).values())
+    return max(0, min(wanted, int(MOST_SHARE * free_bytes) // page_bytes * page_bytes))
+
+
+def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int) -> int:
+    """What can be read while the device would idle, whole pages, room for a unit at least; 0 where nothing can be
+    guessed.
+
+    Args:
+        reading: Of the plan without a buffer.
+        idle_s: Seconds of a layer in which nothing is asked for.
+        guess: Share of what is guessed that is read.
+        free_bytes: As that of `most_bytes`.
+    """
+    page_bytes, sections = reading.page_bytes, reading.sections
+    most = most_bytes(sections, reading.parts, page_bytes, free_bytes)
+    if not most:
+        return 0
+    found = rooms(sections, reading.parts, page_bytes)
+    typical = {family: _largest(sections, family) for family in found}
+    reading_s = sum(_guessed_s(reading, section, guess) / len(section.layers) for section in typical.values())
+    share = guess * min(1.0, idle_s / reading_s) if reading_s else guess
+    least = max(
+        span_bytes(section.unit_bytes, page_bytes) / found[family].section_bytes for family, section in typical.items()
+    )
+    share = max(share, least)
+    return min(
+        most, sum((int(share * room) // page_bytes + 1) * page_bytes * copies for room, copies in found.values())
+    )
+
+
+def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
+    """The first of a family's sections with the most layers, but for its first one, of which nothing is guessed."""
+    return max([section for section in sections if section.family == family][1:], key=lambda found: len(found.layers))
+
+
+def _guessed_s(reading: Reading, section: Section, guess: float) -> float:
+    """Seconds of the reads for all layers of a section, as they are where units lie without an order."""
+    density = max(reading.density[layer, section.family] for layer in section.layers)
+    chosen = np.flatnonzero(scattered(section.num_units, 0) < guess * density)
+    missing = [
+        chosen[scattered(chosen.size, 1 + layer) >= reading.held[layer, section.family]] * len(section.layers) + index
+        for index, layer in enumerate(section.layers)
+    ]
+    units = planner.Strided(section.offset_bytes, section.unit_bytes, section.unit_bytes)
+    return reading.read_s(reading.plan(units, np.sort(np.concatenate(missing))).extents)
+
+
+def scattered(count: int, seed: int) -> np.ndarray:
+    """float64 [count] from 0 to 1, without an order, and the same on every machine (SplitMix64)."""
+    state = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (state ^ (state >> np.uint64(31))).astype(np.float64) / 2.0**64
+
+
+def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Ahead:
+    """What a plan reads ahead where a user says whether it does: as much as it says itself, or else what is `fitting`.
+
+    Raises:
+        ColdpressError: if there is nothing to read ahead.
+    """
+    if preload == "off":
+        return NOTHING
+    if plan.preload_buffer_bytes:
+        return Ahead(plan.preload_buffer_bytes, plan.preload_guess)
+    found = fitting(manifest, plan)
+    if not found.buffer_bytes:
+        families = ", ".join(entry.family for entry in manifest.families)
+        raise ColdpressError(
+            f"preload is on, but {families} in {len(manifest.flash.sections)} sections leave nothing to read ahead: "
+            "expected neuron, mlp_in or attn_in of a section after the first, not all in DRAM, and room for a page; "
+            "take preload off"
+        )
+    return found
+
+
+def fitting(manifest: Manifest, plan: Plan) -> Ahead:
+    """What a plan that reads nothing ahead had better read so, if anything: as much as its device reads while a layer's
+    resident weights are computed with."""
+    flash, device = manifest.flash, manifest.device
+    law = device.flash.issuing(plan.queue_depth)
+    reading = Reading(flash.sections, plan.parts, law, plan.collapse_gap_bytes)
+    idle_s = max(bytes_before(manifest, plan).values(), default=0) / device.dram_bytes_per_s.value
+    found = buffer_bytes(reading, idle_s, USUAL_GUESS, plan.dram_budget_bytes - fixed_bytes(manifest, plan))
+    return Ahead(found, USUAL_GUESS) if found else NOTHING
+
+
+def _most_bytes(section: Section, planned: Mapping[Key, PartPlan], page_bytes: int) -> int:
+    """Bytes of the reads that bring what a token uses of a section and DRAM does not hold, each rounded out alone."""
+    total = 0
+    for layer in section.layers:
+        part = planned[layer, section.family]
+        missing = -(-part.density * (section.num_units - part.num_pinned - part.cache_slots) // 1)
+        total += int(missing) * span_bytes(section.unit_bytes, page_bytes)
+    whole = section.length_bytes + page_bytes  # an edge of a page is read on either side
+    whole = -(-whole // page_bytes) * page_bytes
+    return min(total, whole)

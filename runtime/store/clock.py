@@ -1,0 +1,149 @@
+"""What a decoded token takes on a device: flash, request by request, while memory is computed with.
+
+Flash time is counted where reads are made (runtime/store/store.py), by the device profile's law. Memory time is bytes
+over DRAM bandwidth: computing reads every weight that it uses once, and each unit that is read and kept is copied from
+the read buffer to its slot, which reads and writes it (LLM in a flash 3: I/O, memory management, computing). A
+request's units are computed with and copied while the rest of it is read, so that it takes the longer of the two; the
+weights that are resident are computed with between requests, since what a layer asks for depends on them; what is read
+then is what was asked for ahead.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from coldpress.runtime.artifact.contents import Layout, layout_bytes, nbytes, resident_tensors
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, used_share
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, matrices
+from coldpress.schemas.predictors import matrix_shapes
+
+LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
+"""Of these a token reads one row, unless the embedding is the head as well."""
+COPY_PASSES = 2
+
+
+class HasRank(Protocol):
+    """A layer's predictor, be it in a manifest or not yet."""
+
+    @property
+    def rank(self) -> int:
+        """Rows of its first matrix."""
+        ...
+
+    @property
+    def format(self) -> str:
+        """How its rows are stored."""
+        ...
+
+
+def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
+    """The tables of which a token reads one row."""
+    return LOOKUP_TABLES[spec.tie_word_embeddings :]
+
+
+def computed_bytes(manifest: Manifest, plan: Plan) -> int:
+    """Bytes of DRAM that a token's computing reads besides units: resident weights, predictors, half the KV cache. Of
+    a mixture's resident experts only those count that a token uses."""
+    spec, tensors = manifest.model, resident_tensors(manifest)
+    looked_up = layout_bytes({role: tensors[role] for role in looked_up_roles(spec) if role in tensors})
+    layers = range(spec.num_hidden_layers)
+    idle = sum(_held_bytes(tensors, spec, layer, role) for layer in layers for role in MLP_ROLES)
+    idle -= sum(_multiplied_bytes(tensors, spec, layer, MLP_ROLES) for layer in layers)
+    return plan.resident_bytes - looked_up - idle + _predicting_bytes(manifest, plan) + plan.kv_cache_bytes // 2
+
+
+def _held_bytes(tensors: Layout, spec: ModelSpec, layer: int, role: MatrixRole) -> int:
+    """Bytes of a layer's resident matrices of a role."""
+    names = [f"layers.{layer}.{name}.weight" for name in matrices(role, spec)]
+    return layout_bytes({name: tensors[name] for name in names if name in tensors})
+
+
+def _multiplied_bytes(tensors: Layout, spec: ModelSpec, layer: int, roles: Iterable[MatrixRole]) -> int:
+    """Bytes of a layer's resident matrices that a token multiplies: of experts its own alone."""
+    share = used_share(WHOLE_MLP, spec)
+    held = {role: _held_bytes(tensors, spec, layer, role) for role in roles}
+    return sum(round(share * size) if role in MLP_ROLES else size for role, size in held.items())
+
+
+def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> int:
+    """Bytes of predictors that a token multiplies: of each one's second matrix only the rows of its experts."""
+    used, total = used_share(WHOLE_MLP, spec), 0
+    for entry in predictors:
+        first, second = (
+            rows * nbytes(entry.format, columns) for rows, columns in matrix_shapes(spec, entry.rank).values()
+        )
+        total += first + round(used * second)
+    return total
+
+
+def _predicting_bytes(manifest: Manifest, plan: Plan) -> int:
+    return scored_bytes(manifest.model, manifest.predictors) if plan.predictor_bytes else 0
+
+
+def fetch_seconds(device: DeviceProfile, flash_s: float, active_bytes: int, kept_bytes: int) -> float:
+    """What one request for units takes, in seconds: reading, or computing and copying.
+
+    Args:
+        device: Its bandwidth counts.
+        flash_s: Of its reads.
+        active_bytes: Bytes of the units that are used, whether those were in DRAM or not.
+        kept_bytes: Bytes of those that were read and are kept.
+    """
+    return max(flash_s, (active_bytes + COPY_PASSES * kept_bytes) / device.dram_bytes_per_s.value)
+
+
+def dram_seconds(
+    device: DeviceProfile, computed_per_token: int, num_tokens: int, active_bytes: int = 0, kept_bytes: int = 0
+) -> float:
+    """Memory time of decoded tokens in seconds.
+
+    Args:
+        device: Its bandwidth counts.
+        computed_per_token: From `computed_bytes`.
+        num_tokens: Decoded tokens.
+        active_bytes: As that of `fetch_seconds`, of all requests.
+        kept_bytes: Alike.
+    """
+    moved = num_tokens * computed_per_token + active_bytes + COPY_PASSES * kept_bytes
+    return moved / device.dram_bytes_per_s.value
+
+
+def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], int]:
+    """Bytes of resident weights and KV cache that a layer computes with before its first request for MLP units, by that
+    request: what is read ahead is read meanwhile. Later ones, and the head, are not counted."""
+    families = [entry.family for entry in manifest.families]
+    first = next((name for name in families if set(FAMILIES[name].roles) & set(MLP_ROLES)), None)
+    if first is None:
+        return {}
+    num_layers, tensors = manifest.model.num_hidden_layers, resident_tensors(manifest)
+    early: list[MatrixRole] = [role for role in (*ATTENTION_ROLES, *MLP_ROLES) if role != "down_proj"]
+    shared = (plan.kv_cache_bytes // 2 + _predicting_bytes(manifest, plan)) // num_layers
+    return {
+        (layer, first): _multiplied_bytes(tensors, manifest.model, layer, early) + shared for layer in range(num_layers)
+    }
+
+
+class FlashQueue:
+    """A modelled device that reads in the order in which it is asked, while memory is computed with."""
+
+    def __init__(self, device: DeviceProfile) -> None:
+        """With nothing to read."""
+        self._device, self._left_s = device, 0.0
+
+    def begin(self, flash_s: float) -> None:
+        """Reads that nobody waits for yet."""
+        self._left_s += flash_s
+
+    def compute(self, num_bytes: int) -> None:
+        """So many bytes of DRAM are computed with, and nothing is asked for."""
+        self._left_s = max(0.0, self._left_s - num_bytes / self._device.dram_bytes_per_s.value)
+
+    def fetch_s(self, flash_s: float, active_bytes: int, kept_bytes: int, *, early: bool) -> float:
+        """What a request takes, as `fetch_seconds`; its reads come behind those that were begun before, and it waits
+        for those only if some of its units are among them (`early`), or it reads itself."""
+        reading_s = self._left_s + flash_s if early or flash_s else 0.0
+        seconds = fetch_seconds(self._device, reading_s, active_bytes, kept_bytes)
+        self._left_s = max(0.0, self._left_s + flash_s - seconds)
+        return seconds

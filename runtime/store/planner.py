@@ -1,0 +1,176 @@
+"""Which reads bring a set of units from flash: pure arithmetic, shared by real and simulated runs.
+
+Units lie packed, or as far apart as a layer group's are, so a read starts and ends inside a page and is rounded out to
+pages. Reads that share or touch pages become one, and so do reads with at most `gap_bytes` between them: access
+collapse as in Ripple 5.1, so fewer operations for a few bytes that nobody asked for; who calls says the gap, which may
+be another each time (runtime/store/gap.py). No read is longer than `max_bytes`; it is cut where no page is read twice,
+and only where its second half has no such place between two units of one page, which both reads then contain.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from coldpress.runtime.extents import Extents, span_bytes
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Reads, and where in them each unit lies. Units are in ascending order of their flash position."""
+
+    extents: Extents
+    unit_extent: np.ndarray
+    """int64 [k], non-decreasing: the index of the read that holds the unit."""
+    unit_offset: np.ndarray
+    """int64 [k], bytes from that read's first byte to the unit's."""
+
+
+NO_READS = ReadPlan(Extents(np.empty(0, np.int64), np.empty(0, np.int64)), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive reads of a plan that fit the read buffer together, and the units in them."""
+
+    extents: Extents
+    first_unit: int
+    buffer_offset: np.ndarray
+    """int64 [m], bytes from the start of the buffer to the units from `first_unit` on."""
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Where the units of one family of one layer lie: unit p is `unit_bytes` at `offset_bytes + p * stride_bytes`."""
+
+    offset_bytes: int
+    unit_bytes: int
+    stride_bytes: int
+    """At least `unit_bytes`; equal where units lie packed."""
+
+    def starts(self, positions: np.ndarray) -> np.ndarray:
+        """int64 [k], the first byte of the units at `positions`, integers [k]."""
+        return self.offset_bytes + positions.astype(np.int64) * self.stride_bytes
+
+
+def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, max_bytes: int) -> ReadPlan:
+    """The reads for units at `positions`.
+
+    Args:
+        units: Where they lie.
+        positions: Flash positions, integers [k], distinct and ascending.
+        page_bytes: Size of a page.
+        gap_bytes: Reads whose pages are at most this far apart become one.
+        max_bytes: Longest read, at least `span_bytes` of a unit.
+    """
+    if max_bytes < span_bytes(units.unit_bytes, page_bytes):
+        raise ValueError(f"max_bytes is {max_bytes}, one unit may need {span_bytes(units.unit_bytes, page_bytes)}")
+    if not positions.size:  # the most frequent request where much is in DRAM
+        return NO_READS
+    starts = units.starts(positions)
+    low = starts // page_bytes * page_bytes
+    high = -(-(starts + units.unit_bytes) // page_bytes) * page_bytes
+    opens = np.ones(starts.size, bool)
+    opens[1:] = low[1:] - high[:-1] > gap_bytes
+    _cut(opens, low, high, max_bytes)
+    first = np.flatnonzero(opens)
+    last = np.append(first[1:], starts.size)[: first.size] - 1
+    unit_extent = np.cumsum(opens) - 1
+    return ReadPlan(Extents(low[first], high[last] - low[first]), unit_extent, starts - low[first][unit_extent])
+
+
+def _cut(opens: np.ndarray, low: np.ndarray, high: np.ndarray, max_bytes: int) -> None:
+    """Opens further reads inside those that are too long, each as long as it may be, or a little shorter where that
+    leaves every page to one read."""
+    first = np.flatnonzero(opens)
+    stops = np.append(first[1:], opens.size)[: first.size]
+    too_long = high[stops - 1] - low[first] > max_bytes
+    for start, stop in zip(first[too_long].tolist(), stops[too_long].tolist(), strict=True):
+        while high[stop - 1] - low[start] > max_bytes:
+            first = start + int(np.searchsorted(high[start:stop], low[start] + max_bytes, side="right"))
+            apart = np.flatnonzero(low[start + 1 : first + 1] >= high[start:first])
+            if apart.size and high[start + apart[-1]] - low[start] >= max_bytes // 2:
+                first = start + 1 + int(apart[-1])
+            start = first
+            opens[start] = True
+
+
+def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
+    """Flash positions of all units that lie whole inside `extents`, wanted or not: int64, distinct and ascending."""
+    first = -(-(extents.offsets - units.offset_bytes) // units.stride_bytes)
+    last = (extents.offsets + extents.lengths - units.offset_bytes - units.unit_bytes) // units.stride_bytes
+    first, stop = np.maximum(first, 0), np.minimum(last + 1, num_units)
+    first[1:] = np.maximum(first[1:], stop[:-1])  # two reads may contain one page
+    counts = np.maximum(stop - first, 0)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(first, counts) + within
+
+
+def inside(units: Strided, positions: np.ndarray, extents: Extents) -> ReadPlan:
+    """A plan of the same reads for units at ascending `positions`, all of them among what the reads bring."""
+    starts = units.starts(positions)
+    unit_extent = np.searchsorted(extents.offsets + extents.lengths, starts + units.unit_bytes)
+    return ReadPlan(extents, unit_extent, starts - extents.offsets[unit_extent])
+
+
+def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[Batch]:
+    """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each group as large as it may be."""
+    lengths = plan.extents.lengths
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < lengths.size:
+        read_before = int(ends[first] - lengths[first])
+        stop = int(np.searchsorted(ends, read_before + buffer_bytes, side="right"))
+        if stop == first:
+            raise ValueError(f"buffer_bytes is {buffer_bytes}, one read has {int(lengths[first])}")
+        extents = Extents(plan.extents.offsets[first:stop], lengths[first:stop])
+        low, high = np.searchsorted(plan.unit_extent, (first, stop))
+        buffer_offset = extents.buffer_offsets[plan.unit_extent[low:high] - first] + plan.unit_offset[low:high]
+        yield Batch(extents, int(low), buffer_offset)
+        first = stop
+
+
+def arrivals(batch: Batch, unit_bytes: int, least_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Cuts a batch into parts that can be used before the rest of it is read.
+
+    Args:
+        batch: Its reads are made in their order.
+        unit_bytes: Size of a unit.
+        least_bytes: That are read between two parts, at least.
+
+    Yields:
+        (first unit, stop, reads): the units of the batch that are in memory when so many reads are.
+    """
+    ends = np.cumsum(batch.extents.lengths)
+    needed = np.searchsorted(ends, batch.buffer_offset + unit_bytes) + 1
+    first, read_bytes = 0, 0
+    while first < needed.size:
+        count = min(int(np.searchsorted(ends, read_bytes + least_bytes)) + 1, ends.size)
+        stop = int(np.searchsorted(needed, count, side="right"))
+        read_bytes = int(ends[count - 1])
+        if stop > first:
+            yield first, stop, count
+        first = stop
+
+
+def sequential_batches(
+    units: Strided, num_units: int, page_bytes: int, buffer_bytes: int, max_bytes: int
+) -> Iterator[Batch]:
+    """All units from front to back with what lies between them, as much at a time as fits the buffer.
+
+    The units of a batch lie in the buffer `stride_bytes` apart; reads have at most `max_bytes`, whole pages.
+    """
+    stride, tail = units.stride_bytes, units.stride_bytes - units.unit_bytes
+    room = (buffer_bytes - page_bytes + tail) // stride  # a batch may begin up to a page after its first read does
+    per_batch = max(1, room)
+    for first in range(0, num_units, per_batch):
+        num_read = min(per_batch, num_units - first)
+        start = units.offset_bytes + first * stride
+        stop = start + num_read * stride - tail
+        low, high = start // page_bytes * page_bytes, -(-stop // page_bytes) * page_bytes
+        if high - low > buffer_bytes:
+            needed = span_bytes(units.unit_bytes, page_bytes)
+            raise ValueError(f"buffer_bytes is {buffer_bytes}, one unit may need {needed}")
+        offsets = np.arange(low, high, max_bytes, dtype=np.int64)
+        lengths = np.minimum(max_bytes, high - offsets)
+        yield Batch(Extents(offsets, lengths), first, start - low + np.arange(num_read, dtype=np.int64) * stride)

@@ -1,0 +1,175 @@
+"""Who is where: the slots of a part's pinned and cached units. Bookkeeping only.
+
+A part is one family of one layer, with a cache of its own wherever its units lie. Slots of a family are numbered
+through all layers: each layer's pinned units, then its cached ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.cache import Known, Policy, make
+from coldpress.runtime.store.planner import Strided
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.layout import Plan, Section, placed_parts
+
+Requests = Mapping[tuple[int, str], Sequence[np.ndarray]]
+"""By layer and family, the ids of each request in order."""
+
+
+class FreeSlots:
+    """Slots of a part that hold nothing, int32; the one given back last is filled first.
+
+    An array, since a list of integers takes ten times the bytes, of as many slots as a model has units in memory.
+    """
+
+    def __init__(self, first: int, first_free: int, stop: int) -> None:
+        """Of a part that has the slots from `first` to before `stop`: those from `first_free` on."""
+        self._slots = np.empty(stop - first, np.int32)
+        self._count = stop - first_free
+        self._slots[: self._count] = np.arange(stop - 1, first_free - 1, -1, dtype=np.int32)
+
+    def put(self, slots: np.ndarray) -> None:
+        """Gives slots back, int32."""
+        self._slots[self._count : self._count + slots.size] = slots
+        self._count += slots.size
+
+    def take(self, count: int) -> np.ndarray:
+        """int32 [count], the next ones to be filled."""
+        stop, self._count = self._count, self._count - count
+        return self._slots[self._count : stop][::-1]
+
+
+@dataclass
+class Part:
+    """One family of one layer in use."""
+
+    units: Strided
+    """Where its units lie on flash."""
+    cache: Policy
+    order: np.ndarray
+    """int32 [num_units], unit at each flash position; the same array for all layers of a group."""
+    position: np.ndarray
+    """int32 [num_units], flash position of each unit."""
+    slot: np.ndarray
+    """int32 [num_units], slot of each pinned or cached unit; meaningless for others."""
+    free: FreeSlots
+
+    def in_flash_order(self, ids: np.ndarray) -> np.ndarray:
+        """`ids` by ascending flash position."""
+        return ids[np.argsort(self.position[ids])]
+
+    def admit(self, misses: np.ndarray) -> np.ndarray:
+        """Lets the policy choose among missing units and moves slots from those that go to those that come.
+
+        Returns:
+            The units that were evicted, integers.
+        """
+        admitted, evicted = self.cache.admit(misses)
+        self.free.put(self.slot[evicted])
+        if admitted.size:
+            self.slot[admitted] = self.free.take(admitted.size)
+        return evicted
+
+    def end_tokens(self, count: int) -> int:
+        """Tells the policy that tokens are over; how many units it gave up."""
+        evicted = self.cache.end_tokens(count)
+        self.free.put(self.slot[evicted])
+        return evicted.size
+
+    def resize(self, capacity: int, pinned: np.ndarray, first_slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Gives the part other slots: from `first_slot` on, as many as it has pinned units and `capacity`.
+
+        Returns:
+            The slots that units had and those that they have now, both int32 [m], of units that are in memory and
+            stay; and the ids of pinned units that have to be read.
+        """
+        before = self.cache.present
+        self.cache.resize(capacity, pinned)
+        after = self.cache.present
+        stay, come = np.flatnonzero(before & after), np.flatnonzero(after & ~before)
+        there = np.concatenate([stay, come])
+        old = self.slot[stay].copy()
+        self.slot[there] = np.arange(first_slot, first_slot + there.size, dtype=self.slot.dtype)
+        stop = first_slot + pinned.size + capacity
+        self.free = FreeSlots(first_slot, first_slot + there.size, stop)
+        return old, self.slot[stay], come
+
+    def unpin(self, ids: np.ndarray) -> None:
+        """Makes pinned units that are not in memory units like others; their slots hold nothing."""
+        self.cache.unpin(ids)
+        self.free.put(self.slot[ids])
+
+    def forget(self, unread: np.ndarray) -> None:
+        """Undoes the admission of units that were not read."""
+        lost = unread[self.cache.contains(unread)]
+        if lost.size:
+            self.cache.drop(lost)
+            self.free.put(self.slot[lost])
+
+
+def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[tuple[int, FamilyName], Part]:
+    """All parts in use, with empty caches and their slots numbered.
+
+    Args:
+        artifact: The open artifact.
+        plan: Names the policy.
+        requests: All requests to come, where a trace is simulated.
+
+    Raises:
+        ColdpressError: if the policy cannot be used, as where it knows the future and there is none to know.
+    """
+    next_slot = dict.fromkeys((part.family for part in plan.parts), 0)
+    positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
+    parts: dict[tuple[int, FamilyName], Part] = {}
+    for wanted, section in placed_parts(plan, artifact.manifest.flash.sections):
+        family: FamilyName = wanted.family
+        pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
+        order, position = positions[section.offset_bytes]
+        slot, first = np.full_like(order, -1), next_slot[family]
+        middle, next_slot[family] = first + wanted.num_pinned, first + wanted.num_pinned + wanted.cache_slots
+        slot[pinned] = np.arange(first, middle, dtype=slot.dtype)
+        free = FreeSlots(first, middle, next_slot[family])
+        future = None if requests is None else requests.get((wanted.layer, family), ())
+        known = Known(section.num_units, wanted.cache_slots, pinned, position, future)
+        cache = make(plan.cache, plan.cache_options, known)
+        units = Strided(section.part_offset_bytes(wanted.layer), section.unit_bytes, section.stride_bytes)
+        parts[wanted.layer, family] = Part(units, cache, order, position, slot, free)
+    return parts
+
+
+def resized(
+    artifact: Artifact, plan: Plan, parts: Mapping[tuple[int, FamilyName], Part]
+) -> tuple[dict[FamilyName, tuple[np.ndarray, np.ndarray]], dict[tuple[int, FamilyName], np.ndarray]]:
+    """Gives the parts of a run the units that another plan has for them.
+
+    Returns:
+        By family, the slots that units had and those that they have now; and by layer and family, the ids of pinned
+        units that have to be read.
+    """
+    next_slot: dict[FamilyName, int] = {}
+    moves: dict[FamilyName, list[tuple[np.ndarray, np.ndarray]]] = {}
+    come: dict[tuple[int, FamilyName], np.ndarray] = {}
+    for wanted in plan.parts:
+        family, first = wanted.family, next_slot.get(wanted.family, 0)
+        pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
+        old, new, come[wanted.layer, family] = parts[wanted.layer, family].resize(wanted.cache_slots, pinned, first)
+        moves.setdefault(family, []).append((old, new))
+        next_slot[family] = first + wanted.num_pinned + wanted.cache_slots
+    joined = {family: tuple(np.concatenate(side) for side in zip(*some, strict=True)) for family, some in moves.items()}
+    return {family: (old, new) for family, (old, new) in joined.items()}, come
+
+
+def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.ndarray]:
+    """A section's unit at each flash position, and the flash position of each unit."""
+    order = artifact.order(section)
+    position = np.empty_like(order)
+    position[order] = np.arange(order.size, dtype=order.dtype)
+    return order, position
+
+
+def num_slots(plan: Plan, family: FamilyName) -> int:
+    """Units of a family that all layers keep, pinned or cached."""
+    return sum(part.num_pinned + part.cache_slots for part in plan.parts if part.family == family)

@@ -1,0 +1,1 @@
+"""Tools of development: nothing of the product imports them."""

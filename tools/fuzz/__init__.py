@@ -1,0 +1,1 @@
+"""Fuzzing of artifacts, checkpoints and tokenizers."""

@@ -1,0 +1,123 @@
+"""Hostile and damaged input, made from valid input by structure: `python -m tools.fuzz`.
+
+    python -m tools.fuzz --mutants 10000 --seed 1             artifacts, given to every command of the runtime
+    python -m tools.fuzz --checkpoints 500 --seed 1           checkpoints, given to the compiler
+    python -m tools.fuzz --mutants 10000 --seed 1 --only 123  mutant 123 alone; its folder is kept
+
+Every mutant is one to four edits of a small valid artifact or checkpoint (tools/fuzz/artifacts.py, checkpoints.py); in
+most, digests and checksums are made consistent again, so that what is wrong is what they say. Each command runs in a
+forked process of its own, limited in memory and time. What is counted, per command: `fine` (exit 0), `refused` (exit 2,
+one plain line on stderr that begins with `error:`), and what nothing may lead to: `untidy`, `traceback`, `crash`,
+`hang`, `over_2_gb`. Damage that `verify` does not see, though no digest was mended, and that changes the text, is
+listed as `silent`. Failures of one kind are shown once, each with its smallest list of edits. The last line is one JSON
+object; the exit code is 1 if there were failures.
+
+Why no library: hypothesis shrinks and replays what happens inside one process, while every example here is a set of
+processes with limits of their own, which are to be counted and found again by number; atheris needs instrumented code
+in the process itself, which a crash or an endless loop would end together with the campaign. The same seed gives the
+same mutants on every machine.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tools.fuzz.campaign import Outcome, Run, Target, campaign, draw, smallest, try_out
+from tools.fuzz.limited import CLASSES
+
+REPORT_EVERY = 500
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a campaign; 1 if something failed."""
+    arguments = _parser().parse_args(argv)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread would not survive the forks
+    with tempfile.TemporaryDirectory(prefix="fuzz-bases-") as folder:
+        target = _target(arguments.mutants is not None, Path(folder))
+        if arguments.only is not None:
+            return _show_one(target, arguments.seed, arguments.only)
+        return _run(target, arguments)
+
+
+def _target(artifacts: bool, folder: Path) -> Target:
+    """Imported here, since only checkpoints need torch."""
+    if artifacts:
+        from tools.fuzz.artifacts import Artifacts
+
+        return Artifacts(folder)
+    from tools.fuzz.checkpoints import Checkpoints
+
+    return Checkpoints(folder)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description="Mutants of artifacts and checkpoints.")
+    kinds = parser.add_mutually_exclusive_group(required=True)
+    kinds.add_argument("--mutants", type=int, metavar="N", help="mutants of artifacts to try")
+    kinds.add_argument("--checkpoints", type=int, metavar="N", help="mutants of checkpoints to try")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of all that is drawn (default: 1)")
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="number of the first mutant (default: 0)")
+    parser.add_argument("--only", type=int, metavar="K", help="mutant K alone, its folder kept")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="mutants at a time")
+    return parser
+
+
+def _run(target: Target, arguments: argparse.Namespace) -> int:
+    started_s = time.monotonic()
+    counts: Counter[str] = Counter()
+    failures: dict[tuple[str, str], list[tuple[Outcome, Run]]] = {}
+    count = arguments.checkpoints if arguments.mutants is None else arguments.mutants
+    numbers = range(arguments.first, arguments.first + count)
+    for done, outcome in enumerate(campaign(target, arguments.seed, numbers, arguments.jobs), 1):
+        for run in outcome.runs:
+            counts[run.ended.kind] += 1
+            if run.failed:
+                same = failures.setdefault(run.ended.signature, [])
+                same.append((outcome, run))
+                if len(same) == 1:  # at once, in case the campaign is cut off
+                    print(f"mutant {outcome.mutant.number}: {run.ended.kind} in {run.command}", file=sys.stderr)
+        if done % REPORT_EVERY == 0:
+            print(f"{done} mutants, {time.monotonic() - started_s:.0f} s: {_figures(counts)}", file=sys.stderr)
+    for found in failures.values():
+        _show_failure(target, arguments.seed, found)
+    print(f"{count} mutants in {time.monotonic() - started_s:.0f} s; {counts['silent']} with silent damage")
+    print(_figures(counts))
+    return 1 if failures else 0
+
+
+def _figures(counts: Counter[str]) -> str:
+    return json.dumps({kind: counts[kind] for kind in CLASSES})
+
+
+def _show_failure(target: Target, seed: int, found: list[tuple[Outcome, Run]]) -> None:
+    """The first of the failures of one kind, as small as it gets."""
+    outcome, failure = found[0]
+    least = smallest(target, outcome, failure)
+    commands = ", ".join(sorted({run.command for _, run in found}))
+    print(f"\n{failure.ended.kind} in {commands}, {len(found)} times; first in mutant {outcome.mutant.number}:")
+    print(f"  base {least.mutant.base}, mended: {least.mutant.mending}")
+    for done in least.done:
+        print(f"  {done!a:.300}")
+    for line in failure.ended.words.splitlines():
+        print(f"    {line!a:.300}")
+    print(f"  again: --seed {seed} --only {outcome.mutant.number}")
+
+
+def _show_one(target: Target, seed: int, number: int) -> int:
+    folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{number}-")) / "mutant"
+    outcome = try_out(target, draw(target, seed, number), folder)
+    print(f"{folder}: base {outcome.mutant.base}, mended: {outcome.mutant.mending}")
+    for done in outcome.done:
+        print(f"  {done!a:.300}")
+    for run in outcome.runs:
+        print(f"{run.command}: {run.ended.kind}\n    {run.ended.words!a:.2000}")
+    return int(any(run.failed for run in outcome.runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,379 @@
+"""Hostile and damaged artifacts: what is edited, what is made consistent again, and the commands that must stand it."""
+
+import hashlib
+import importlib
+import json
+import os
+import pkgutil
+import random
+import re
+import stat
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coldpress import runtime
+from coldpress.runtime import _native
+from coldpress.runtime.cli.main import main
+from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, TABLES_FILE
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
+from tests.support.models import write_tokenizer
+from tests.support.tiny import word_tokenizer
+from tools.fuzz import file_edits, tensor_edits, tokenizer_edits
+from tools.fuzz.campaign import SILENT, Edit, Mutant, Run, copy_tree
+from tools.fuzz.json_edits import STRANGE, Unfit, dump, edit_text, edit_value, pick, regular, show, strange
+from tools.fuzz.limited import Ended, run_limited
+
+FIGURES = (
+    *("read_buffer_bytes", "preload_buffer_bytes", "collapse_gap_bytes", "queue_depth", "dram_budget_bytes"),
+    *("context_length", "kv_cache"),
+)
+KV_CACHES = ("fp16", "int8", "int8", "int4", "", 8, None)
+PROMPTS = ({"prompt_ids": [1, 2, 3]}, {"prompt_ids": [4]}, {"prompt_ids": [5, 6, 7, 8, 9]})
+COUNTS = (0, 1, 2, 3, 64, 4096, 65536, 10**6, 10**8, 10**9, 2**31, 2**40, 2**53 - 1)
+SEAL = re.compile(rb'(?<!\s)\s*"body_sha256": "[^"]*",?(?=\n)')
+NAMES = ("../x", "/etc/passwd", "a/../b", "x\x1b[2J", "con", "a//b", "a\\b", ".", "", "MANIFEST.json", "é", "a" * 101)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(regular(folder / MANIFEST_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Unfit from error
+    if not isinstance(value, dict):
+        raise Unfit
+    return value
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / MANIFEST_FILE).write_bytes(dump(manifest, 1))
+
+
+def manifest_value(folder: Path, chance: random.Random) -> str:
+    """Some value, key or entry of the manifest."""
+    manifest = _manifest(folder)
+    done = edit_value(manifest, chance)
+    _write_manifest(folder, manifest)
+    return f"manifest: {done}"
+
+
+def manifest_text(folder: Path, chance: random.Random) -> str:
+    """The manifest's text."""
+    path = regular(folder / MANIFEST_FILE)
+    text, done = edit_text(path.read_bytes(), chance)
+    path.write_bytes(text)
+    return f"manifest's text: {done}"
+
+
+def listed_name(folder: Path, chance: random.Random) -> str:
+    """An unsafe name in the list of files. Only there: no file is ever put where such a name leads."""
+    manifest = _manifest(folder)
+    try:
+        entry = chance.choice(manifest["files"])
+        old, entry["path"] = entry["path"], chance.choice(NAMES)
+    except (TypeError, KeyError, IndexError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"{old!r} is listed as {entry['path']!r}"
+
+
+def plan_figure(folder: Path, chance: random.Random) -> str:
+    """A figure of a plan, with the budget and what else hangs on it."""
+    manifest = _manifest(folder)
+    figure, count = chance.choice((*FIGURES, "num_pinned", "cache_slots")), chance.choice(COUNTS)
+    try:
+        plan, spec = chance.choice(manifest["plans"]), manifest["model"]
+        unit_bytes = {entry["family"]: entry["unit_bytes"] for entry in manifest["families"]}
+        if figure in ("num_pinned", "cache_slots"):
+            part = chance.choice(plan["parts"])
+            count = min(count, 64)
+            more, part[figure] = (count - part[figure]) * unit_bytes[part["family"]], count
+        elif figure in ("context_length", "kv_cache"):
+            if figure == "kv_cache":
+                count = plan[figure] = chance.choice(KV_CACHES)
+            else:
+                spec["max_position_embeddings"] = max(count, spec["max_position_embeddings"])
+                plan[figure] = count
+            size = _kv_cache_bytes(plan, spec)
+            more, plan["kv_cache_bytes"] = size - plan["kv_cache_bytes"], size
+        else:
+            more = count - plan[figure] if figure.endswith("buffer_bytes") else 0
+            plan[figure] = count
+        plan["dram_budget_bytes"] += max(0, more)
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"plan: {figure} is {count}, and the budget follows"
+
+
+def _kv_cache_bytes(plan: dict[str, Any], spec: dict[str, Any]) -> int:
+    """What the plan's context takes, by the format's description (schemas/FORMAT.md)."""
+    size = spec["head_dim"]
+    head_bytes = 34 * -(-size // 32) if plan.get("kv_cache") == "int8" else 2 * size
+    return 2 * head_bytes * spec["num_hidden_layers"] * spec["num_key_value_heads"] * plan["context_length"]
+
+
+def generation(folder: Path, chance: random.Random) -> str:
+    """What begins and what ends a text."""
+    manifest = _manifest(folder)
+    try:
+        spec = manifest["model"]
+        size = spec["vocab_size"]
+        spec["eos_token_ids"] = chance.choice(([], [0], [size - 1], [size], list(range(1000)), [[1]], [-1], 5))
+        spec["bos_token_id"] = chance.choice((None, 0, size - 1, size, -1, True, 2**40))
+    except (TypeError, KeyError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"bos {spec['bos_token_id']}, eos {str(spec['eos_token_ids'])[:40]}"
+
+
+def device_figure(folder: Path, chance: random.Random) -> str:
+    """A figure of the device, which a simulation counts with."""
+    manifest = _manifest(folder)
+    try:
+        figures = manifest["device"]["flash"] if chance.random() < 0.6 else manifest["device"]
+        name = chance.choice(sorted(figures))
+        holder, key = (figures[name], "value") if isinstance(figures[name], dict) else (figures, name)
+        while isinstance(holder[key], list | dict):
+            holder, key = holder[key], chance.choice(pick(holder[key], chance)[:1])
+        holder[key] = chance.choice((5e-324, 1e308, -1.0, 0.0, 1, strange(chance, holder[key])))
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"device: {name} has {str(holder[key])[:40]}"
+
+
+def repeated_key(folder: Path, chance: random.Random) -> str:
+    """A key that stands twice at some depth, the second time with another value."""
+    manifest = _manifest(folder)
+    path = pick(manifest, chance)
+    text = dump(manifest, 1)
+    key = f'"{path[-1]}": '.encode()
+    if key not in text:
+        raise Unfit
+    again = key + dump(chance.choice(STRANGE)) + b", "
+    (folder / MANIFEST_FILE).write_bytes(text.replace(key, again + key, 1))
+    return f"manifest: {show(path)} stands twice"
+
+
+EDITS: dict[str, tuple[Edit, int]] = {
+    "manifest_value": (manifest_value, 14),
+    "manifest_text": (manifest_text, 2),
+    "listed_name": (listed_name, 1),
+    "plan_figure": (plan_figure, 4),
+    "generation": (generation, 1),
+    "device_figure": (device_figure, 2),
+    "repeated_key": (repeated_key, 1),
+    "flip_bits": (file_edits.flip_bits, 4),
+    "cut_or_extend": (file_edits.cut_or_extend, 2),
+    "overwrite": (file_edits.overwrite, 3),
+    "remove_file": (file_edits.remove_file, 1),
+    "add_file": (file_edits.add_file, 2),
+    "change_kind": (file_edits.change_kind, 1),
+    "rename": (file_edits.rename, 1),
+    "header_value": (tensor_edits.header_value, 3),
+    "header_text": (tensor_edits.header_text, 2),
+    "header_move": (tensor_edits.header_move, 1),
+    "tensor_values": (tensor_edits.values, 6),
+    "rename_tensor": (tensor_edits.rename_tensor, 1),
+    "tokenizer_component": (tokenizer_edits.component, 4),
+    "tokenizer_value": (tokenizer_edits.value_inside, 2),
+    "vocabulary": (tokenizer_edits.vocabulary, 2),
+    "tokenizer_text": (tokenizer_edits.text, 1),
+}
+
+
+_spec = partial(small_spec, num_hidden_layers=2, intermediate_size=64)
+_EXPERTS = {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 32}
+RECIPES = {
+    "relu": Recipe(spec=_spec(vocab_size=384, bos_token_id=0, eos_token_ids=(1,))),
+    "topk": Recipe(spec=_spec(), method="topk", format="int4_group32", cache="lfu", layers_per_group=2),
+    "cats": Recipe(spec=_spec(), method="cats", format="int3_group32"),
+    "dip": Recipe(spec=_spec(), method="dip_ca"),
+    "predictor": Recipe(spec=_spec(bos_token_id=2), method="predictor", format="int8_group32"),
+    "opt": Recipe(
+        spec=_spec(norm="layer_norm", position="learned", rotary_dim=0, position_offset=2, gated_mlp=False),
+        method="dense",
+        cache="static",
+    ),
+    "kv_int8": Recipe(spec=_spec(head_dim=32, rotary_dim=32), kv_cache="int8"),
+    "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
+    "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),
+}
+"""Every format, methods with arrays, options and predictors, and experts; small, since each mutant is run six times."""
+AHEAD = ("experts", "predictor")
+"""Whose plans read units ahead of their layer."""
+
+
+class Artifacts:
+    """The target: artifacts of every kind, and `coldpress-run` on what was made of them."""
+
+    EDITS = EDITS
+    MENDINGS = ("none", "seal", "all", "all")
+
+    def __init__(self, folder: Path) -> None:
+        """Builds the bases in `folder`, and runs each once as it is."""
+        for module in pkgutil.walk_packages(runtime.__path__, "coldpress.runtime."):
+            if not module.name.endswith((".__main__", ".harness")):  # the latter is no command of the runtime
+                importlib.import_module(module.name)  # a child is forked from what is loaded here
+        self._folder = folder
+        self.bases = tuple(RECIPES)
+        self._said: dict[str, str] = {}
+        for name, recipe in RECIPES.items():
+            path = build_artifact(folder / name, recipe).path
+            add_files(path, recipe.spec.vocab_size)
+            if name in AHEAD:
+                change_manifest(path, _read_ahead)
+            scratch = folder / f"{name}-scratch"
+            scratch.mkdir()
+            for run in self._commands(name, path, scratch, True):
+                if run.ended.kind != "fine":
+                    raise RuntimeError(f"{run.command} on the unchanged artifact {name}: {run.ended}")
+                if run.command == "generate":
+                    self._said[name] = _said(run.ended)
+            (scratch / "trace").rename(self._trace(name))
+
+    def _trace(self, base: str) -> Path:
+        return self._folder / f"{base}.trace"
+
+    def copy(self, base: str, folder: Path) -> None:
+        """A copy of a base."""
+        copy_tree(self._folder / base, folder)
+
+    def mend(self, folder: Path, mending: str) -> None:
+        """`seal`: the manifest's digest of itself; `all`: before it checksums of pages, sizes and digests of files."""
+        if mending == "all":
+            _mend_pages(folder)
+            _mend_files(folder)
+        if mending != "none":
+            _mend_seal(folder)
+
+    def runs(self, mutant: Mutant, folder: Path, scratch: Path) -> Iterator[Run]:
+        """All commands; damage that `verify` does not see, though nothing was mended, must have changed nothing."""
+        verified = False
+        for run in self._commands(mutant.base, folder, scratch, False):
+            if run.command == "verify" and mutant.mending == "none" and run.ended.kind == "fine":
+                verified = True
+                differs = _difference(self._folder / mutant.base, folder)
+                if differs:
+                    run = Run(run.command, Ended(SILENT, f"verify finds nothing, but {differs} differs", ""))
+            if run.command == "generate" and verified and not run.failed:
+                said = _said(run.ended)
+                if said != self._said[mutant.base]:
+                    run = Run(run.command, Ended(SILENT, f"verify finds nothing, generate says {said[:100]!r}", said))
+            yield run
+
+    def _commands(self, base: str, folder: Path, scratch: Path, record: bool) -> Iterator[Run]:
+        prompt = ["--prompt-ids", "1,2,3"] if base in ("topk", "cats") else ["--prompt", "w1 w2 the map"]
+        trace = scratch / "trace" if record else self._trace(base)
+        recording = ["--trace", str(trace)] if record else []
+        prompts = scratch / "prompts.jsonl"
+        prompts.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS))
+        commands = {
+            "inspect": [],
+            "verify": [],
+            "generate": [*prompt, "--max-new-tokens", "4", "--json", *recording],
+            "generate many": ["--prompts", str(prompts), "--max-new-tokens", "3", "--json"],
+            "bench": ["--tokens", "2", "--runs", "1"],
+            "simulate": ["--trace", str(trace)],
+        }
+        if base == "dip":  # its selector sees what is in DRAM, and has one sequence at a time
+            del commands["generate many"]
+        for name, flags in commands.items():
+            yield Run(name, run_limited(partial(main, [name.split()[0], str(folder), *flags]), scratch))
+
+
+def _read_ahead(manifest: dict[str, Any]) -> None:
+    for plan in manifest["plans"]:
+        plan["preload_buffer_bytes"] = 2 * manifest["flash"]["page_bytes"]
+        plan["dram_budget_bytes"] += plan["preload_buffer_bytes"]
+
+
+def _said(ended: Ended) -> str:
+    """Tokens and text of a `generate --json`; how it ended where it gave none."""
+    if ended.kind != "fine":
+        return ended.kind
+    found = json.loads(ended.output)
+    return json.dumps([found["prompt_token_ids"], found["token_ids"], found["text"]])
+
+
+def _difference(one: Path, other: Path) -> str | None:
+    """A file or folder that is not the same in both; of folders nested too deeply to look at, the outermost."""
+    names = {path.name for path in one.iterdir()} | {path.name for path in other.iterdir()}
+    for name in sorted(names):
+        here, there = one / name, other / name
+        if not os.path.lexists(here) or not os.path.lexists(there):
+            return name
+        kinds = {stat.S_IFMT(path.lstat().st_mode) for path in (here, there)}
+        if len(kinds) > 1 or (here.is_file() and here.read_bytes() != there.read_bytes()):
+            return name
+        found = _difference(here, there) if here.is_dir() else None
+        if found:
+            return f"{name}/{found}"
+    return None
+
+
+def add_files(path: Path, vocab_size: int) -> Path:
+    """What the compiler's artifacts have besides weights; gives `path`."""
+    (path / "README.md").write_text("# A model\n")
+    (path / "LICENSE").write_text("Do with it what you like.\n")
+    folder = path / "tokenizer"
+    folder.mkdir()
+    if vocab_size > 300:
+        write_tokenizer(folder, vocab_size)
+    else:
+        (folder / "tokenizer.json").write_text(json.dumps(word_tokenizer(vocab_size)))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "model_max_length": 10**30}))
+    change_manifest(path, lambda manifest: None, relist=True)
+    return path
+
+
+def _mend_pages(folder: Path) -> None:
+    """Writes the checksums of the pages that there are, where the tables have a place for them."""
+    path = folder / TABLES_FILE
+    try:
+        header, data = tensor_edits.split(regular(path))
+        start, stop = header["page_crc32c"]["data_offsets"]
+        page_bytes = _manifest(folder)["flash"]["page_bytes"]
+        image = np.fromfile(regular(folder / FLASH_FILE), np.uint8)
+        found = _native.crc32c_pages(image[: image.size // page_bytes * page_bytes], page_bytes).astype("<u4").tobytes()
+        whole = bytearray(path.read_bytes())
+        base = len(whole) - len(data)
+        if not 0 <= start <= stop <= len(data) or image.size > 1 << 24:
+            return
+        length = min(stop - start, len(found))
+        whole[base + start : base + start + length] = found[:length]
+        if path.stat().st_nlink == 1:
+            path.write_bytes(whole)
+    except (Unfit, TypeError, KeyError, ValueError, OSError, ZeroDivisionError, OverflowError):
+        return  # what is not there cannot be mended
+
+
+def _mend_files(folder: Path) -> None:
+    try:
+        manifest = _manifest(folder)
+        before = json.dumps(manifest)
+        for entry in manifest["files"]:
+            path = folder / entry["path"]
+            if path.is_file() and not path.is_symlink():
+                data = path.read_bytes()
+                entry["size_bytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
+        if json.dumps(manifest) != before:
+            _write_manifest(folder, manifest)
+    except (Unfit, TypeError, KeyError, ValueError, OSError, AttributeError):
+        return
+
+
+def _mend_seal(folder: Path) -> None:
+    """As text, so that what is wrong with the rest of the text stays wrong."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file() or path.is_symlink() or path.stat().st_nlink > 1:
+        return
+    text = SEAL.sub(b"", path.read_bytes())
+    if text.startswith(b"{"):
+        body = text[1:].lstrip(b"\n")
+        digest = hashlib.sha256(b"{\n" + body).hexdigest().encode()
+        path.write_bytes(b'{\n  "body_sha256": "' + digest + b'",\n' + body)

@@ -1,0 +1,1 @@
+"""Plausible mistakes, applied one at a time, and whether the tests notice them."""

@@ -1,0 +1,156 @@
+"""Whether the tests notice mistakes: applies each edit of tools/mutants/edits.tsv to a copy of the checkout, one at a
+time, and runs the tests that are expected to fail.
+
+First all of those tests are run without any edit: they must pass. A line is printed per edit, with the first test that
+failed; the last line is one JSON object, {"noticed", "total", "unnoticed"}. Ends with code 1 if fewer than 95 % were.
+"""
+
+import argparse
+import functools
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.support.data import ROOT
+from tools.mutants.edits import Edit, ListError, check, read_edits
+from tools.mutants.trees import Outcome, ToolError, Tree
+
+ENOUGH = 0.95
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    options = _parser().parse_args(argv)
+    try:
+        edits = [edit for edit in read_edits() if _wanted(edit, options)]
+        if not edits:
+            raise ListError("no edit has such a name or lies in such a folder; see tools/mutants/edits.tsv")
+        for edit in edits:
+            check(edit, ROOT)
+        if options.list:
+            print(*(f"{edit.name}\t{edit.file}" for edit in edits), sep="\n")
+            return 0
+        noticed = _try_all(edits, options)
+    except (ListError, ToolError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    unnoticed = [edit.name for edit in edits if edit.name not in noticed]
+    print(json.dumps({"noticed": len(noticed), "total": len(edits), "unnoticed": unnoticed}))
+    return 0 if len(noticed) >= ENOUGH * len(edits) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", metavar="NAME", help="an edit's name, or its beginning; may repeat")
+    parser.add_argument("--folder", action="append", metavar="PATH", help="edits of files below this; may repeat")
+    parser.add_argument("--list", action="store_true", help="print the edits and try none")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="edits tried side by side (default: 1)")
+    parser.add_argument("--whole", action="store_true", help="run the whole suite before an edit counts as unnoticed")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep outcomes here, and take those of an earlier run whose edited file and tests were the same",
+    )
+    parser.add_argument("--no-baseline", action="store_true", help="believe that the tests pass without any edit")
+    parser.add_argument("--timeout", type=int, default=120, metavar="S", help="seconds of each test (default: 120)")
+    return parser
+
+
+def _wanted(edit: Edit, options: argparse.Namespace) -> bool:
+    named = not options.only or any(edit.name.startswith(name) for name in options.only)
+    placed = not options.folder or any(edit.file.startswith(folder) for folder in options.folder)
+    return named and placed
+
+
+class _Outcomes:
+    """What has been tried, in a file if one is given: it holds for an edit of the same file and the same tests."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._found = path, {}
+        if path and path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                self._found[entry["key"]] = Outcome(**entry["outcome"])
+
+    def get(self, edit: Edit) -> Outcome | None:
+        return self._found.get(_key(edit))
+
+    def add(self, edit: Edit, outcome: Outcome) -> None:
+        self._found[_key(edit)] = outcome
+        if self._path:
+            with self._path.open("a") as file:
+                print(json.dumps({"key": _key(edit), "name": edit.name, "outcome": vars(outcome)}), file=file)
+
+
+@functools.cache
+def _key(edit: Edit) -> str:
+    """Digest of an edit, the file that it is made in, and the files of its tests, as they were at the start."""
+    files = (edit.file, *(test.partition("::")[0] for test in edit.tests))
+    contents = [hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in files]
+    return hashlib.sha256(json.dumps([*vars(edit).values(), contents]).encode()).hexdigest()
+
+
+def _try_all(edits: list[Edit], options: argparse.Namespace) -> set[str]:
+    """Names of the edits that were noticed."""
+    outcomes = _Outcomes(options.resume)
+    left = [edit for edit in edits if outcomes.get(edit) is None]
+    trees: SimpleQueue[Tree] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="coldpress-mutants-") as scratch, ThreadPoolExecutor(options.jobs) as jobs:
+        native = any(edit.native for edit in left)
+        for number in range(min(options.jobs, len(left))):
+            trees.put(Tree(_made(Path(scratch) / str(number)), native, options.timeout))
+
+        def tried(edit: Edit) -> Outcome:
+            found = outcomes.get(edit)
+            if found is None:
+                tree = trees.get()
+                try:
+                    found = _try(tree, edit, options.whole)
+                finally:
+                    trees.put(tree)
+                outcomes.add(edit, found)
+            return found
+
+        if left and not options.no_baseline:
+            _check_baseline(trees, left)
+        noticed: set[str] = set()
+        for edit, outcome in zip(edits, jobs.map(tried, edits), strict=True):
+            word = "unnoticed" if outcome.passed else "noticed"
+            print(f"{word:<9}  {edit.name:<44}  {edit.file:<40}  {outcome.seconds:6.1f} s  {outcome.by}", flush=True)
+            if not outcome.passed:
+                noticed.add(edit.name)
+    return noticed
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _check_baseline(trees: "SimpleQueue[Tree]", edits: list[Edit]) -> None:
+    """Without an edit all tests pass: what fails anyway would seem to notice everything."""
+    tests = sorted({test for edit in edits for test in edit.tests})
+    tree = trees.get()
+    outcome = tree.run(tests, to_the_end=True)
+    trees.put(tree)
+    if not outcome.passed:
+        raise ToolError(f"without any edit these tests fail: {outcome.by}; expected all to pass: mend them first")
+    print(f"without an edit {len(tests)} files and tests pass, in {outcome.seconds:.0f} s", flush=True)
+
+
+def _try(tree: Tree, edit: Edit, whole: bool) -> Outcome:
+    with tree.edited(edit):
+        outcome = tree.run(edit.tests, edit)
+        return tree.run(("tests",), edit) if outcome.passed and whole else outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())
