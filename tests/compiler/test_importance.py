@@ -1,6 +1,7 @@
 """importance: both forms of llama.cpp's importance matrices, by role; what is none of this model ends in a sentence."""
 
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.importance import ImportanceConfig, run
+from coldpress.compiler.stages.importance.files import open_imatrix
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import resident_roles
 from coldpress.schemas.importance import Importance
@@ -234,3 +236,34 @@ def test_files_of_other_kinds_are_refused(model: Model, tmp_path: Path) -> None:
     path.mkdir()
     assert "cannot be read (Is a directory)" in refusal(model, path)
     assert "cannot be read (No such file or directory)" in refusal(model, tmp_path / "nothing")
+
+
+def shared_counts(num_pairs: int, num_counts: int, count: float = 1.0) -> bytes:
+    """A GGUF file whose tensors, two for each of `num_pairs` entries, all name the same `num_counts` numbers."""
+    described = struct.pack("<IQIQ", 1, num_counts, 0, 0)
+    names = [f"{pair}{end}" for pair in range(num_pairs) for end in (".in_sum2", ".counts")]
+    head = gguf_bytes(len(names), [KIND], b"".join(text(name) + described for name in names))
+    return head + bytes(-len(head) % 32) + struct.pack("<f", count) * num_counts
+
+
+def test_entries_that_share_their_bytes_take_no_memory_of_their_own(tmp_path: Path) -> None:
+    """Kept as numbers of Python, these counts took a hundred times the file."""
+    path = tmp_path / "imatrix"
+    path.write_bytes(shared_counts(500, 4096))
+    tracemalloc.start()
+    try:
+        found = open_imatrix(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.entries) == 500
+    assert peak_bytes < 2 << 20
+    assert (found.read("499") == 1).all()
+
+
+@pytest.mark.parametrize("count", [np.nan, np.inf, -1.0])
+def test_counts_that_are_no_numbers_of_tokens_are_refused(tmp_path: Path, count: float) -> None:
+    path = tmp_path / "imatrix"
+    path.write_bytes(shared_counts(1, 4, count))
+    with pytest.raises(ColdpressError, match="the counts of 0 are no numbers of tokens"):
+        open_imatrix(path).read("0")

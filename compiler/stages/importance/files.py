@@ -1,13 +1,13 @@
-"""The two forms of llama.cpp's importance matrices (tools/imatrix): which tensors a file knows, and what of each.
+"""The two forms of llama.cpp's importance matrices (tools/imatrix): which tensors a file describes, and how it does so.
 
-Both give, for each matrix by its name in GGUF, the mean square of every input: of all experts one after another where
-there are several. A GGUF file holds sums of squares (`<name>.in_sum2`) and numbers of tokens (`<name>.counts`), one for
+Both give the mean square of every input of each matrix, by the matrix's name in GGUF; where there are several experts,
+one expert after another. A GGUF file holds sums of squares (`<name>.in_sum2`) and numbers of tokens (`<name>.counts`), one for
 each expert; the older form, little-endian, without a magic number, means times a number of calls:
 
     int32 entries, then for each: int32 length, name, int32 calls, int32 values, float32 values
 
-and behind them the number of chunks and the text's name, which nobody has to write. The package gguf is not used: its
-reader goes round and round in a file that promises an array of 2^60 numbers.
+followed by the number of chunks and the text's name, both optional. We do not use the package gguf: its reader never
+ends on a file that promises an array of 2^60 numbers.
 """
 
 import math
@@ -40,12 +40,15 @@ UINT32, TEXT, ARRAY = 4, 8, 9
 
 @dataclass(frozen=True)
 class Entry:
-    """Where the values of one matrix or of all experts' lie."""
+    """Where a matrix, or all experts' matrices, lie in the file. The entry holds no array: many may name the same bytes,
+    so that all of them together can be far larger than the file."""
 
     at_bytes: int
     num_values: int
-    counts: tuple[float, ...]
-    """What the values of each expert are to be divided by; 0 where it was never used."""
+    num_counts: int = 1
+    counts_at_bytes: int | None = None
+    """Where the divisors lie, float32 [num_counts], one for each expert; None in the older form, which has `calls`."""
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,18 @@ class Imatrix:
     entries: Mapping[str, Entry]
 
     def read(self, name: str) -> np.ndarray:
-        """Mean squares float32 [inputs], of all experts one after another; those of an expert that no token was sent to
-        are all alike, as llama.cpp has it.
+        """Mean squares float32 [inputs], all experts one after another; all 1 for an expert that no token was sent to,
+        as llama.cpp writes them.
 
         Raises:
-            ColdpressError: if one is no finite number that is at least 0.
+            ColdpressError: if a count or a mean is not a finite number that is at least 0.
         """
         entry = self.entries[name]
         with self.path.open("rb") as file:
             values = _Bytes(file, self.path, entry.at_bytes).floats(entry.num_values)
-        counts = np.array(entry.counts, np.float32)[:, None]
+            counts = self._counts(file, entry)[:, None]
+        if not (np.isfinite(counts) & (counts >= 0)).all():
+            raise _refused(self.path, f"the counts of {clipped(name)} are no numbers of tokens")
         with np.errstate(over="ignore", invalid="ignore"):
             means = np.where(counts > 0, values.reshape(len(counts), -1) / np.maximum(counts, 1), np.float32(1))
         if not (np.isfinite(means) & (means >= 0)).all():
@@ -73,9 +78,15 @@ class Imatrix:
             raise _refused(self.path, what)
         return means.reshape(-1)
 
+    def _counts(self, file: BufferedReader, entry: Entry) -> np.ndarray:
+        """Divisors of an entry, float32 [num_counts]; 0 for an expert that was never used."""
+        if entry.counts_at_bytes is None:
+            return np.full(entry.num_counts, entry.calls, np.float32)
+        return _Bytes(file, self.path, entry.counts_at_bytes).floats(entry.num_counts)
+
 
 def open_imatrix(path: Path) -> Imatrix:
-    """What a file holds, without its values.
+    """Opens a file and finds its entries; reads no values.
 
     Raises:
         ColdpressError: if it cannot be read, or is neither form; the text is one sentence.
@@ -152,7 +163,7 @@ class _Bytes:
 
 
 def _legacy(source: _Bytes) -> dict[str, Entry]:
-    """The entries of the older form; what stands behind them says nothing of the model."""
+    """The entries of the older form; the bytes behind them do not describe the model."""
     count = source.number("i")
     if not 0 < count <= MAX_ENTRIES:
         raise source.refused("it is neither GGUF nor llama.cpp's older form, which begins with the number of entries")
@@ -164,7 +175,7 @@ def _legacy(source: _Bytes) -> dict[str, Entry]:
             raise source.refused(
                 f"entry {clipped(name)} has {calls} calls and {values} values, expected one such entry with values"
             )
-        found[name] = Entry(source.at, values, (float(max(calls, 1)),))
+        found[name] = Entry(source.at, values, calls=max(calls, 1))
         source.skip(4 * values)
     return found
 
@@ -210,11 +221,7 @@ def _matched(source: _Bytes, tensors: Mapping[str, tuple[int, int]], data: int) 
                 f"{clipped(matrix)} has {count} sums and {matrices} counts, expected a count for each expert, at most "
                 f"{MAX_EXPERTS}, and as many sums for each"
             )
-        source.skip(data + at - source.at)
-        counts = source.floats(matrices)
-        if not (np.isfinite(counts) & (counts >= 0)).all():
-            raise source.refused(f"the counts of {clipped(matrix)} are no numbers of tokens")
-        found[matrix] = Entry(data + offset, count, tuple(counts.tolist()))
+        found[matrix] = Entry(data + offset, count, matrices, data + at)
     return found
 
 
