@@ -3,6 +3,8 @@
 import gzip
 import json
 import logging
+import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from coldpress.compiler.stages.tokenize.files import read_text
+from coldpress.compiler.stages.tokenize import files
+from coldpress.compiler.stages.tokenize import text as _text
+from coldpress.compiler.stages.tokenize.files import parquet_records, read_text
 from coldpress.compiler.stages.tokenize.rows import RowReader
 from coldpress.compiler.stages.tokenize.text import read_corpus
 from coldpress.schemas.corpus import SPLITS
@@ -82,12 +86,12 @@ def test_layouts_may_be_mixed_and_are_said(tmp_path: Path, caplog: pytest.LogCap
         (
             {"title": "x", "body": "y"},
             "",
-            "a.jsonl:41: the record's fields are none that are known to hold its text, found 'title, body'; name them "
-            "with corpus_field=<field>, or corpus_field=<one>+<another> for several",
+            "a.jsonl:41: none of the record's fields is known to hold its text, found 'title, body'; name the field "
+            "with corpus_field=<field>, or several with corpus_field=<one>+<another>",
         ),
-        ({"instruction": "x"}, "", "found 'instruction'; name them with corpus_field"),
+        ({"instruction": "x"}, "", "found 'instruction'; name the field with corpus_field"),
         ({}, "", "found 'none'"),
-        ({f"field{i}": 0 for i in range(1000)}, "", "… (1000 in all)'; name them"),
+        ({f"field{i}": 0 for i in range(1000)}, "", "… (1000 in all)'; name the field"),
         ({"\x1b[2J": 0}, "", r"found '\x1b[2J'"),
         ({"title": "x"}, "text", "a.jsonl:41: the record has no field text (corpus_field), found 'title'"),
         ({"text": {"a": 1}}, "text", "the field text is an object, expected text or a list of messages"),
@@ -157,6 +161,94 @@ def test_a_parquet_file(tmp_path: Path) -> None:
     assert found(tmp_path / "a.parquet") == sorted(f"{page}\n\nso" for page in PAGES)
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
     assert refusal(tmp_path / "b.parquet").startswith("b.parquet: cannot be read (")
+
+
+def repeated(text: str, count: int) -> Any:
+    """A column that stores `text` once, whatever the `count` of rows."""
+    import pyarrow
+
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([text]))
+
+
+def test_of_parquet_only_the_columns_that_count_are_read(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {"image": [b"\x00"] * 40, "question": PAGES, "task": ["sums"] * 40, "answer": ["so"] * 40}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    rows = list(parquet_records(tmp_path / "a.parquet", RowReader().columns))
+    assert rows[0] == ("a.parquet:1", {"question": PAGES[0], "task": "sums", "answer": "so"})
+    assert [place for place, _ in rows] == [f"a.parquet:{number}" for number in range(1, 41)]
+    assert "none of the record's fields is known to hold its text, found 'image'" in refusal_of(tmp_path, ["image"])
+    parquet.write_table(pyarrow.table(columns).slice(0, 0), tmp_path / "empty.parquet")
+    assert "is empty" in refusal(tmp_path / "empty.parquet")
+
+
+def refusal_of(tmp_path: Path, names: list[str]) -> str:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({name: [b""] for name in names}), tmp_path / "b.parquet")
+    return refusal(tmp_path / "b.parquet")
+
+
+def test_a_small_parquet_file_cannot_take_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 kB of file, 256 rows of 16 MB; and one row, a list of as many."""
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.setattr(files, "MAX_BATCH_BYTES", 256 << 20)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    large = repeated("ab " * (16_000_000 // 3), 256)
+    chat = pyarrow.StructArray.from_arrays([repeated("user", 256), large], names=["role", "content"])
+    lists = pyarrow.ListArray.from_arrays(pyarrow.array([0, 256], pyarrow.int32()), chat)
+    for table in (pyarrow.table({"text": large}), pyarrow.table({"messages": lists})):
+        parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
+        assert (tmp_path / "a.parquet").stat().st_size < 10_000
+        assert "32 of its rows take more than 256 MiB of memory, expected rows of text" in refusal(
+            tmp_path / "a.parquet"
+        )
+        assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_millions_of_records_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": page} for page in PAGES]))
+    monkeypatch.setattr(_text, "MAX_RECORDS", 40)
+    assert found(tmp_path / "a.jsonl") == sorted(PAGES)
+    assert "are used" not in caplog.text
+    monkeypatch.setattr(_text, "MAX_RECORDS", 30)
+    assert found(tmp_path / "a.jsonl") == sorted(PAGES[:30])
+    assert "a.jsonl: only its first 30 records are used" in caplog.text
+
+
+def test_text_without_line_breaks_is_cut_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words' lengths were added up again for each word."""
+    lengths: list[int] = []
+
+    class Word(str):
+        def __len__(self) -> int:
+            lengths.append(1)
+            return super().__len__()
+
+    words = [Word("a")] * 4000
+    monkeypatch.setattr(_text, "_parts", lambda text: (words, " "))
+    assert [len(document) for document in _text.pieces("a " * 200_000)] == [2 * 2048 - 1, 2 * (4000 - 2048) - 1]
+    assert len(lengths) <= 2 * len(words)
+
+
+def test_blank_lines_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 MB of line feeds took half a minute: each blank line became a part of its own."""
+    splits: list[int] = []
+    split = re.split
+    monkeypatch.setattr(_text.re, "split", lambda *given: splits.append(len(parts := split(*given))) or parts)
+    lines = [f" line {number}" for number in range(100, 140)]
+    assert [text.split("\n") for text in _text.pieces(("\n" + "\v\n" * 50).join(lines))] == [
+        lines[start : start + 8] for start in range(0, 40, 8)
+    ]
+    assert max(splits) == 40
 
 
 WORDS = b"words " * 9999

@@ -8,7 +8,9 @@ import codecs
 import json
 import os
 import re
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,11 @@ PACKINGS = {"gz": "gzip", "zst": "zstd"}
 """pyarrow's names."""
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 """First bytes of text in other encodings; UTF-32 with the low byte first begins as UTF-16 does."""
-BATCH_ROWS = 256
+BATCH_ROWS = 32
+READ_BYTES = 1 << 20
+MAX_BATCH_BYTES = 2 << 30
+"""Of address space for a few rows of parquet, far more than text takes."""
+NO_LIMIT = resource.RLIM_INFINITY
 
 
 def corpus_files(path: Path) -> list[Path]:
@@ -97,24 +103,65 @@ def records(file: Path, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
             yield place, value
 
 
-def parquet_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place as `name:row`, record) of each row of a parquet file, some hundreds of them in memory at a time.
+def parquet_records(
+    file: Path, choose: Callable[[str, Sequence[str]], Sequence[str]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place as `name:row`, record) of each row of a parquet file.
+
+    A few kilobytes of parquet can stand for terabytes of rows. So only the columns that count are read, a few rows at a
+    time, and never with more than `MAX_BATCH_BYTES` of memory.
+
+    Args:
+        file: The file.
+        choose: Gives the columns to read, from the place of the first row and the names of all columns.
 
     Raises:
-        ColdpressError: if it cannot be read.
+        ColdpressError: if it cannot be read, or a few of its rows take more memory than that.
     """
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    number = 0
     try:
-        with ParquetFile(file) as opened:
-            for batch in opened.iter_batches(batch_size=BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{file.name}:{number}", row
+        with _limited_memory(file):
+            opened = ParquetFile(file, buffer_size=READ_BYTES)
+        with opened:
+            columns = choose(f"{file.name}:1", opened.schema_arrow.names) if opened.metadata.num_rows else ()
+            batches = opened.iter_batches(batch_size=BATCH_ROWS, columns=list(columns), use_threads=False)
+            for number, row in enumerate(_rows(file, batches), 1):
+                yield f"{file.name}:{number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(file, error) from error
+
+
+def _rows(file: Path, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """Rows of record batches; memory is limited while the next batch is read, and not while its rows are used."""
+    while True:
+        with _limited_memory(file):
+            batch = next(batches, None)
+            rows = [] if batch is None else batch.to_pylist()
+        if batch is None:
+            return
+        yield from rows
+
+
+@contextmanager
+def _limited_memory(file: Path) -> Iterator[None]:
+    """Lets the process take `MAX_BATCH_BYTES` more address space, and turns a refusal into a sentence."""
+    import pyarrow
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limits = [pages * resource.getpagesize() + MAX_BATCH_BYTES, *(old for old in before if old != NO_LIMIT)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
+    try:
+        yield
+    except (MemoryError, pyarrow.ArrowMemoryError) as error:
+        raise ColdpressError(
+            f"{file.name}: {BATCH_ROWS} of its rows take more than {MAX_BATCH_BYTES >> 20} MiB of memory, expected "
+            "rows of text; write it again with shorter rows"
+        ) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _part(file: Path, name: str) -> str:

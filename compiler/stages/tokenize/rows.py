@@ -5,8 +5,9 @@ messages is a chat and goes through the checkpoint's own template. A record that
 fields that it has.
 """
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ LAYOUTS = (
 SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 """Roles of messages that have `from` and `value` instead of `role` and `content`."""
 GLUE = "\n\n"
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 TASK_FIELD = "task"
 """Field of a record that says which task its text is of; optional."""
 MAX_TASK_CHARS = 100
@@ -67,13 +69,23 @@ class RowReader:
                 raise ColdpressError(f"{place}: the record is {_kind(row)}, expected an object with fields of text")
             names = self._names(place, row)
             text = self._joined(place, {name: row[name] for name in names})
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if HALF_PAIR.search(text):
             raise ColdpressError(f"{place}: the text holds half a surrogate pair, expected whole characters")
         self.layouts["+".join(names)] += 1
         self._note_task(row, text)
         return text
 
+    def columns(self, place: str, names: Sequence[str]) -> list[str]:
+        """The columns to read of a table whose rows all have the fields `names`; `place` is that of its first row.
+
+        Raises:
+            ColdpressError: if they hold no text that is known.
+        """
+        wanted = {*self._names(place, dict.fromkeys(names, "")), TASK_FIELD}
+        return [name for name in names if name in wanted]
+
     def _names(self, place: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+        """The fields that make up a record's text."""
         for layout in [] if self.fields else LAYOUTS:
             if all(name.endswith("?") or name in row for name in layout):
                 return tuple(name.removesuffix("?") for name in layout if name in row or row.get(name[:-1]) is not None)
@@ -85,8 +97,8 @@ class RowReader:
             missing = next(name for name in self.fields if name not in row)
             raise ColdpressError(f"{place}: the record has no field {missing} (corpus_field), found {found!r}")
         raise ColdpressError(
-            f"{place}: the record's fields are none that are known to hold its text, found {found!r}; name them with "
-            "corpus_field=<field>, or corpus_field=<one>+<another> for several"
+            f"{place}: none of the record's fields is known to hold its text, found {found!r}; name the field with "
+            "corpus_field=<field>, or several with corpus_field=<one>+<another>"
         )
 
     def _joined(self, place: str, values: Mapping[str, Any]) -> str:

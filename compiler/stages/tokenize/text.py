@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 64 << 20
 """Read of the files of one part: far more than a calibration needs."""
+MAX_RECORDS = 1 << 20
+"""Read of one file, so that millions of records of a few bytes end in seconds."""
 SHARES: dict[Split, int] = {"calibration": 8, "validation": 1, "test": 1}
 MIN_PIECES = 30
 DOCUMENT_CHARS = 2048
@@ -136,12 +139,16 @@ def _read_all(files: Sequence[Path], rows: RowReader) -> list[str]:
 def _read_file(file: Path, max_bytes: int, rows: RowReader) -> tuple[list[str], int, bool]:
     """(documents, bytes read, whether there is more) of a file's first `max_bytes`."""
     if is_parquet(file):
-        texts = list(_limited(parquet_records(file), rows, max_bytes))
+        texts = list(_limited(parquet_records(file, rows.columns), rows, max_bytes))
         size_bytes = sum(map(len, texts))
         return texts, size_bytes, size_bytes >= max_bytes
     text, size_bytes, is_cut = read_text(file, max_bytes)
     if not is_plain(file):
-        return [rows.text(place, row) for place, row in records(file, text, is_cut)], size_bytes, is_cut
+        found = records(file, text, is_cut)
+        texts = [rows.text(place, row) for place, row in islice(found, MAX_RECORDS)]
+        if next(found, None) is not None:
+            log.info("%s: only its first %d records are used", file.name, MAX_RECORDS)
+        return texts, size_bytes, is_cut
     return pieces(text.rpartition("\n")[0] if is_cut and "\n" in text else text), size_bytes, is_cut
 
 
@@ -152,18 +159,21 @@ def pieces(text: str) -> list[str]:
     target = min(DOCUMENT_CHARS, len(text) // (2 * MIN_PIECES))
     documents: list[str] = []
     pending: list[str] = []
+    size = 0
     for part in parts:
         pending.append(part)
-        if sum(map(len, pending)) >= target:
+        size += len(part)
+        if size >= target:
             documents.append(glue.join(pending))
-            pending = []
+            pending, size = [], 0
     return [*documents, glue.join(pending)] if pending else documents
 
 
 def _parts(text: str) -> tuple[list[str], str]:
     """(parts, what joins them) at the coarsest of paragraph, line and word that gives enough."""
     parts, glue = [text], ""
-    for pattern, separator in ((r"\n[ \t\r]*\n\s*", "\n\n"), (r"\n", "\n"), (r"\s+", " ")):
+    # blank lines go with the line feed before them: a part for each would take seconds and gigabytes
+    for pattern, separator in ((r"\n[ \t\r]*\n\s*", "\n\n"), (r"\n\s*\n|\n", "\n"), (r"\s+", " ")):
         parts, glue = [part for part in re.split(pattern, text) if part.strip()], separator
         if len(parts) >= MIN_PIECES:
             break
