@@ -1,18 +1,22 @@
-"""A device profile: hardware figures, each with the source it was taken from, or the word `assumption`; and the one law
-that says how long reads take on it (`flash_seconds`), which the simulator, `place`, `order` and every modelled speed
-share.
+"""A device profile: hardware figures, each with its source or the word `assumption`; and the one law of how long reads
+take (`flash_seconds`), which the simulator, `place`, `order` and every modelled speed share. Each of them adds the time
+of memory in its own way.
 """
 
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from coldpress.schemas.base import Many, PositiveCount, Record
 
 T = TypeVar("T")
 SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)
 """Least and largest: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
+LATENCY_S = (0.0, 0.05)
+"""First byte of a random read: a slow hard disk needs 0.02 s."""
+MAX_NAME_CHARS = 64
+"""A device's name becomes part of folders' and files' names."""
 
 
 class Figure(Record, Generic[T]):
@@ -23,7 +27,7 @@ class Figure(Record, Generic[T]):
 
 
 class ReadPoint(Record):
-    """Read bandwidth reached with reads of one size, at the device's full queue depth."""
+    """Read bandwidth reached with reads of one size and with as many in flight as its source had."""
 
     read_bytes: PositiveCount
     bytes_per_s: float = Field(ge=BYTES_PER_S[0], le=BYTES_PER_S[1])
@@ -38,12 +42,11 @@ class Accelerator(Record):
     sync_s: Figure[float]
     """One synchronization with the CPU (PowerInfer Table 2, T_sync)."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "Accelerator":
-        _check_figure("bytes_per_s", self.bytes_per_s, BYTES_PER_S)
-        _check_figure("link_bytes_per_s", self.link_bytes_per_s, BYTES_PER_S)
-        _check_figure("sync_s", self.sync_s, SECONDS)
-        return self
+    @field_validator("bytes_per_s", "link_bytes_per_s", "sync_s")
+    @classmethod
+    def _check(cls, figure: Figure[float], info: ValidationInfo) -> Figure[float]:
+        name = info.field_name or ""
+        return _check_figure(name, figure, SECONDS if name == "sync_s" else BYTES_PER_S)
 
 
 class Flash(Record):
@@ -55,16 +58,25 @@ class Flash(Record):
     read_curve: Figure[Many[ReadPoint]]
     """Ascending read sizes; IOPS is bandwidth over size at the smallest, the peak is the largest bandwidth."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "Flash":
-        sizes = [point.read_bytes for point in self.read_curve.value]
+    @field_validator("page_bytes")
+    @classmethod
+    def _check_page(cls, page: Figure[int]) -> Figure[int]:
+        if page.value & (page.value - 1) or not 512 <= page.value <= 65536:
+            raise ValueError(f"page_bytes must be a power of two from 512 to 65536, found {page.value}")
+        return page
+
+    @field_validator("latency_s")
+    @classmethod
+    def _check_latency(cls, latency: Figure[float]) -> Figure[float]:
+        return _check_figure("latency_s", latency, LATENCY_S)
+
+    @field_validator("read_curve")
+    @classmethod
+    def _check_curve(cls, curve: Figure[Many[ReadPoint]]) -> Figure[Many[ReadPoint]]:
+        sizes = [point.read_bytes for point in curve.value]
         if not sizes or sizes != sorted(set(sizes)):
-            raise ValueError(f"read_curve needs ascending, distinct read sizes, found {sizes}")
-        page_bytes = self.page_bytes.value
-        if page_bytes & (page_bytes - 1) or not 512 <= page_bytes <= 65536:
-            raise ValueError(f"page_bytes must be a power of two from 512 to 65536, found {page_bytes}")
-        _check_figure("latency_s", self.latency_s, SECONDS)
-        return self
+            raise ValueError(f"read_curve needs ascending, distinct read sizes, found {_shown(sizes)}")
+        return curve
 
     @property
     def iops(self) -> float:
@@ -96,7 +108,7 @@ class Flash(Record):
 class DeviceProfile(Record):
     """Hardware that an artifact is compiled for."""
 
-    name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=MAX_NAME_CHARS)
     title: str
     dram_bytes: Figure[PositiveCount]
     dram_budget_bytes: Figure[PositiveCount]
@@ -106,16 +118,30 @@ class DeviceProfile(Record):
     accelerator: Accelerator | None = None
     notes: str = ""
 
-    @model_validator(mode="after")
-    def _check(self) -> "DeviceProfile":
-        _check_figure("dram_bytes_per_s", self.dram_bytes_per_s, BYTES_PER_S)
-        return self
+    @field_validator("dram_bytes_per_s")
+    @classmethod
+    def _check_rate(cls, figure: Figure[float]) -> Figure[float]:
+        return _check_figure("dram_bytes_per_s", figure, BYTES_PER_S)
+
+    @field_validator("dram_budget_bytes")
+    @classmethod
+    def _check_budget(cls, budget: Figure[int], info: ValidationInfo) -> Figure[int]:
+        dram = info.data.get("dram_bytes")
+        if dram is not None and budget.value > dram.value:
+            raise ValueError(f"dram_budget_bytes must be at most dram_bytes, {dram.value}, found {budget.value}")
+        return budget
 
 
-def _check_figure(name: str, figure: Figure[float], bounds: tuple[float, float]) -> None:
+def _check_figure(name: str, figure: Figure[float], bounds: tuple[float, float]) -> Figure[float]:
     least, most = bounds
     if not least <= figure.value <= most:
         raise ValueError(f"{name} must be from {least:g} to {most:g}, found {figure.value:g}")
+    return figure
+
+
+def _shown(sizes: list[int]) -> str:
+    """The first sizes of a curve."""
+    return str(sizes) if len(sizes) <= 8 else f"{sizes[:8]} and {len(sizes) - 8} more"
 
 
 def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:
@@ -128,7 +154,7 @@ def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:
     Args:
         flash: The device's flash.
         num_reads: Reads, a whole number or an array of them.
-        num_bytes: Bytes that they move, alike.
+        num_bytes: Bytes that they move, a number or an array of the same shape.
 
     Returns:
         Seconds, a float or float64 of the arrays' shape.

@@ -1,43 +1,208 @@
-"""Records from YAML files that people write, such as profiles: unknown or repeated keys and wrong types are refused."""
+"""Reads records from YAML files that people write, such as profiles, and tells all mistakes of a file in one sentence.
 
+YAML can do more than a profile needs, and a stranger's file must cost neither memory nor time. So aliases, tags, dates
+and long numbers are refused, and a file has a largest size and depth. Amounts of memory may have a unit, as in `8GB`.
+"""
+
+import difflib
 import json
+import os
+import stat
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from coldpress.runtime.quantities import parse_bytes
 from coldpress.schemas.base import Record
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError, clipped
 
 R = TypeVar("R", bound=Record)
+MAX_FILE_BYTES = 1 << 18
+"""The longest profile of this repository has 3 kB."""
+MAX_DEPTH = 32
+MAX_NUMBER_CHARS = 64
+MAX_MISTAKES = 20
+"""Of one file that are told; the others are counted."""
+MAX_SHOWN_CHARS = 60
+TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 def load_yaml(path: Path, kind: type[R]) -> R:
-    """A record from a YAML file that names no key twice.
+    """Reads a record from a YAML file; amounts of memory may be text, such as `8GB`.
 
     Raises:
-        ColdpressError: if there is no such file or it is not such a record.
+        ColdpressError: if the file cannot be read, or is no such record; the text names every mistake.
     """
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
-        return kind.model_validate_json(json.dumps(data))
+        data = yaml.load(_read(path), Loader=_Loader)
+        return kind.model_validate_json(json.dumps(_with_amounts(data)))
+    except yaml.YAMLError as error:
+        raise ColdpressError(f"{path}: not a YAML profile: {_problem(error)}") from error
+    except ValidationError as error:
+        mistakes = _mistakes(error.errors(), kind)
+        told = list(islice(mistakes, MAX_MISTAKES))
+        more = ["and others"] if next(mistakes, None) else []
+        raise ColdpressError(f"{path}: {'; '.join(told + more)}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        # a pipe would wait for a writer before anybody could ask what it is
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ColdpressError(f"{path}: not a file, expected a profile in YAML")
+            data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
         raise ColdpressError(f"{path}: no such profile") from error
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
-        raise ColdpressError(f"{path}: not a YAML profile: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ColdpressError(f"{path}: {place or 'profile'}: {first['msg']}, found {first['input']!r}") from error
+    except OSError as error:
+        raise ColdpressError(f"{clipped(str(path))}: the profile cannot be read ({error.strerror})") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ColdpressError(f"{path}: the file has more than {MAX_FILE_BYTES} bytes, which no profile needs")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ColdpressError(f"{path}: not a YAML profile: it is not UTF-8 at byte {error.start}") from error
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys without a word; a profile must not."""
+class _Loader(yaml.SafeLoader):
+    """SafeLoader for plain data: mappings with distinct keys, lists, text, numbers, true, false and null.
+
+    PyYAML keeps the last of two equal keys without a word; aliases grow a file of bytes to gigabytes; its constructors
+    of tags and dates raise whatever they meet.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused("an alias is used, expected the value itself", event)
+        if getattr(event, "anchor", None) is not None:
+            raise _refused("an anchor is set, which no profile needs", event)
+        if getattr(event, "tag", None) is not None:
+            raise _refused(f"the tag {clipped(event.tag, MAX_SHOWN_CHARS)} is given, expected plain values", event)
+        if self.depth >= MAX_DEPTH:
+            raise _refused(f"the values are nested more than {MAX_DEPTH} deep", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refused("a key is a list or a mapping, expected a name", key)
+            if key.value in seen:
+                raise _refused(f"key {clipped(key.value, MAX_SHOWN_CHARS)!r} is given twice", key)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """A number; Python takes long ones only up to some length, and quadratic time for them."""
+        if len(node.value) > MAX_NUMBER_CHARS:
+            raise _refused(f"a number has {len(node.value)} characters, expected {MAX_NUMBER_CHARS} at most", node)
+        try:
+            return self.construct_yaml_int(node) if node.tag.endswith("int") else self.construct_yaml_float(node)
+        except ValueError as error:
+            raise _refused(f"{node.value!r} is no number", node) from error
+
+
+for _number in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_number}", _Loader.construct_number)
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    mark: yaml.Mark | None = getattr(error, "problem_mark", None)
+    text = " ".join(str(getattr(error, "problem", None) or error).split())
+    return clipped(text if mark is None else f"line {mark.line + 1}: {text}")
+
+
+def _refused(what: str, where: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=what, problem_mark=where.start_mark)
+
+
+def _with_amounts(data: Any, name: str = "") -> Any:
+    """`data` with amounts of memory as bytes: a text under a name that ends in `_bytes`, itself or as its `value`."""
+    if isinstance(data, dict):
+        return {
+            key: _with_amounts(value, name if key == "value" else "" if key == "source" else str(key))
+            for key, value in data.items()
+        }
+    if isinstance(data, list):
+        return [_with_amounts(value, name) for value in data]
+    if isinstance(data, str) and name.endswith("_bytes"):
+        try:
+            return parse_bytes(data)
+        except ColdpressError:
+            return data  # the record's own check names the place
+    return data
+
+
+def _mistakes(errors: Sequence[ErrorDetails], kind: type[Record]) -> Iterator[str]:
+    """A phrase for each mistake. A key that is missing is not told where a misspelt one stands in its place."""
+    meant: set[tuple[int | str, ...]] = set()
+    is_listed = False
+    for error in (error for error in errors if error["type"] == "extra_forbidden"):
+        *place, key = error["loc"]
+        known = sorted(_fields_at(kind, place))
+        near = difflib.get_close_matches(clipped(str(key)), known, n=1)
+        meant |= {(*place, name) for name in near}
+        told = f"; did you mean '{near[0]}'?" if near else "" if is_listed else f"; known are {', '.join(known)}"
+        is_listed = is_listed or not near
+        yield f"{_at(place)}unknown key '{clipped(str(key), MAX_SHOWN_CHARS)}'{told}"
+    for error in errors:
+        if error["type"] == "missing" and error["loc"] not in meant:
+            yield f"{_at(error['loc'][:-1])}missing key '{error['loc'][-1]}'"
+        elif error["type"] not in ("missing", "extra_forbidden"):
+            yield _wrong(error)
+
+
+def _wrong(error: ErrorDetails) -> str:
+    """A value that does not fit, and what was found unless the message says so itself."""
+    names, found = [str(part) for part in error["loc"]], error["input"]
+    if error["type"] == "value_error":
+        text = error["msg"].removeprefix("Value error, ")
+        return f"{_at(names[:-1] if names and text.startswith(names[-1]) else names)}{text}"
+    expected = error["msg"]
+    if not names:
+        expected = "expected keys with values"
+    elif names == ["name"] and error["type"] == "string_pattern_mismatch":
+        expected = "expected small letters, digits and single hyphens between them"
+    elif error["type"] == "int_type" and any(name.endswith("_bytes") for name in names[-2:]):
+        expected = "expected bytes, or an amount of memory such as 8GB"
+    shown = {dict: "a mapping", list: "a list"}.get(type(found)) or clipped(repr(found), MAX_SHOWN_CHARS)
+    return f"{_at(names)}{expected}, found {shown}"
+
+
+def _at(place: Sequence[int | str]) -> str:
+    return f"{clipped('.'.join(map(str, place)))}: " if place else ""
+
+
+def _fields_at(kind: Any, place: Sequence[int | str]) -> set[str]:
+    """The keys that the record at a place has."""
+    kind = _record_of(kind)
+    for part in place:
+        if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, Record):
+            kind = _record_of(kind.model_fields[part].annotation if part in kind.model_fields else None)
+    return set(kind.model_fields) if isinstance(kind, type) and issubclass(kind, Record) else set()
+
+
+def _record_of(annotation: Any) -> Any:
+    """The record inside an annotation such as `Accelerator | None` or `tuple[ReadPoint, ...]`; None for others."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, Record) else None
+    inner = (_record_of(part) for part in typing.get_args(annotation))
+    return next((found for found in inner if found is not None), None)

@@ -363,7 +363,7 @@ def test_a_device_may_be_a_file(tmp_path: Path) -> None:
     path.write_text("name: mine\nname: yours\n")
     assert "given twice" in refusal(device=str(path))
     path.write_text("name: mine\n")
-    assert "Field required" in refusal(device=str(path))
+    assert "missing key 'title'; missing key 'dram_bytes'; " in refusal(device=str(path))
     assert "no such profile" in refusal(device=str(tmp_path / "none.yaml"))
 
 
