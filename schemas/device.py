@@ -15,6 +15,7 @@ SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)
 """Least and largest: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
 LATENCY_S = (0.0, 0.05)
 """First byte of a random read: a slow hard disk needs 0.02 s."""
+NAME_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 MAX_NAME_CHARS = 64
 """A device's name becomes part of folders' and files' names."""
 
@@ -108,7 +109,7 @@ class Flash(Record):
 class DeviceProfile(Record):
     """Hardware that an artifact is compiled for."""
 
-    name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=MAX_NAME_CHARS)
+    name: str = Field(pattern=NAME_PATTERN, max_length=MAX_NAME_CHARS)
     title: str
     dram_bytes: Figure[PositiveCount]
     dram_budget_bytes: Figure[PositiveCount]

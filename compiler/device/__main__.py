@@ -1,29 +1,63 @@
-"""Device profiles on the command line: a profile's record for a build, this machine measured, fio's figures imported.
+"""Device profiles on the command line: writes a profile's record, measures this machine, imports a report of fio.
 
-`resolve` is what the workflow runs. `measure` and `import-fio` write a YAML profile; `device=<path>.yaml` uses any of
-them, and `device=host` takes build/host.yaml where it exists.
+The workflow runs `resolve`. `measure` and `import-fio` write a profile, in YAML, or in JSON where the file's name ends
+in .json; `device=<path>.yaml` uses it, and `device=host` takes build/host.yaml where it exists.
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
-
-import yaml
 
 from coldpress.compiler.device.fio import import_fio, read_report
 from coldpress.compiler.device.measure import measure
 from coldpress.compiler.io import replacing, save_record
-from coldpress.compiler.profiles import device_file, load_device
 from coldpress.runtime.quantities import parse_bytes
-from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.device import MAX_NAME_CHARS, NAME_PATTERN, DeviceProfile
+from coldpress.schemas.errors import ColdpressError, clipped
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _check_name(name: str) -> str:
+    """The name, if a profile can have it."""
+    if re.fullmatch(NAME_PATTERN, name) is None or len(name) > MAX_NAME_CHARS:
+        raise ColdpressError(
+            f"--name {clipped(name)!r} is no name of a device; use small letters, digits and single hyphens between "
+            f"them, {MAX_NAME_CHARS} characters at most"
+        )
+    return name
+
+
+def _load(name_or_path: str) -> DeviceProfile:
+    from coldpress.compiler.profiles import device_file, load_device  # needs PyYAML
+
+    return load_device(device_file(name_or_path, Path("build")))
+
+
+def _check_output(path: Path) -> None:
+    """Refuses YAML where it cannot be written, before anything is measured."""
+    if path.suffix != ".json":
+        try:
+            import yaml  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ColdpressError(
+                f"--output {path}: a profile in YAML needs PyYAML, which is not installed; install "
+                "coldpress[compiler], or give a name that ends in .json"
+            ) from error
 
 
 def _save_profile(profile: DeviceProfile, path: Path) -> None:
+    if path.suffix == ".json":
+        save_record(profile, path)
+        return
+    import yaml
+
+    text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, width=120)
     with replacing(path) as temporary:
-        temporary.write_text(
-            yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, width=120), encoding="utf-8"
-        )
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -40,9 +74,9 @@ def _build_parser() -> argparse.ArgumentParser:
     measured.add_argument("--file-size", default="1GiB", help="size of the file that is read (default: 1GiB)")
     imported = commands.add_parser("import-fio", help="take the storage from a report of fio --output-format=json")
     imported.add_argument("report", type=Path)
-    imported.add_argument("--base", default="host", help="profile of everything but the storage (default: host)")
-    for command in (measured, imported):
-        command.add_argument("--name", default="host", help="name of the profile (default: host)")
+    imported.add_argument("--base", help="the profile that DRAM, cores and accelerator are taken from")
+    imported.add_argument("--name", help="name of the profile")
+    measured.add_argument("--name", default="host", help="name of the profile (default: host)")
     for command in (resolve, measured, imported):
         command.add_argument("--output", type=Path, required=True, metavar="FILE")
     return parser
@@ -50,15 +84,42 @@ def _build_parser() -> argparse.ArgumentParser:
 
 def _execute(arguments: argparse.Namespace) -> None:
     if arguments.command == "resolve":
-        save_record(load_device(device_file(arguments.device, Path("build"))), arguments.output)
-    elif arguments.command == "measure":
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        folder = arguments.folder or arguments.output.parent
-        print(f"measuring the DRAM, and the storage of {folder} with a file of {arguments.file_size}", file=sys.stderr)
-        _save_profile(measure(arguments.name, folder, parse_bytes(arguments.file_size)), arguments.output)
+        save_record(_load(arguments.device), arguments.output)
+        return
+    _check_output(arguments.output)
+    if arguments.command == "measure":
+        _measure(arguments)
     else:
-        base = load_device(device_file(arguments.base, Path("build")))
-        _save_profile(import_fio(read_report(arguments.report), arguments.name, base), arguments.output)
+        _import(arguments)
+
+
+def _measure(arguments: argparse.Namespace) -> None:
+    name = _check_name(arguments.name)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    folder = arguments.folder or arguments.output.parent
+    _tell(f"measuring the DRAM, and the storage of {folder} with a file of {arguments.file_size}; about a minute")
+    _save_profile(measure(name, folder, parse_bytes(arguments.file_size), _tell), arguments.output)
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    if arguments.base is None or arguments.name is None:
+        raise ColdpressError(
+            "fio measures the storage alone; give --name for the new profile and --base, the profile that its DRAM, "
+            "cores and accelerator are taken from, such as --base oneplus12"
+        )
+    base = _load(arguments.base)
+    found = import_fio(read_report(arguments.report), _check_name(arguments.name), base)
+    _save_profile(found, arguments.output)
+    sizes = [point.read_bytes for point in found.flash.read_curve.value]
+    if len(sizes) == 1:
+        _tell(
+            f"warning: the report has one read size, {sizes[0]} bytes, whose bandwidth now counts as the storage's "
+            "peak; measure larger reads, too, up to --bs=1m"
+        )
+    _tell(
+        f"{arguments.output}: DRAM, cores and accelerator are those of the profile {base.name}; edit them where the "
+        "device differs"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,6 +128,11 @@ def main(argv: list[str] | None = None) -> int:
         _execute(_build_parser().parse_args(argv))
     except ColdpressError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("compiler", "runtime", "schemas"):
+            raise
+        print(f"error: this needs {error.name}, which is not installed; install coldpress[compiler]", file=sys.stderr)
         return 2
     return 0
 

@@ -1,4 +1,4 @@
-"""Measures the machine at hand: DRAM read bandwidth, and its storage as the runtime reads it.
+"""Measures the machine at hand: DRAM read bandwidth, and its storage as the runtime reads it, in several rounds.
 
 The storage is read through the runtime's own native reader (O_DIRECT, checksums, many reads in flight), so the figures
 are what an artifact will get, not what the device could do. Reads go to random places of a file of random bytes.
@@ -7,14 +7,13 @@ are what an artifact will get, not what the device could do. Reads go to random 
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-import psutil
 
 from coldpress.runtime import _native
 from coldpress.schemas.errors import ColdpressError
@@ -31,15 +30,38 @@ ROUND_BYTES = 128 << 20
 ROUND_READS = 4096
 DRAM_BYTES = 256 << 20
 DRAM_ROUNDS = 5
+FLASH_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What equal rounds of one measurement gave."""
+
+    rates: tuple[float, ...]
+
+    @property
+    def spread(self) -> float:
+        """Difference of the best and the worst round as a share of the median."""
+        return (max(self.rates) - min(self.rates)) / self.median
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.rates)
+
+    @property
+    def best(self) -> float:
+        """The largest."""
+        return max(self.rates)
 
 
 @dataclass(frozen=True)
 class FlashFigures:
-    """What storage gave: seconds of one small read alone, reads in flight, bytes per second by read size."""
+    """Figures of storage: seconds of one small read alone, reads in flight, rounds of bytes per second by read size."""
 
     latency_s: float
     queue_depth: int
-    curve: tuple[tuple[int, float], ...]
+    curve: tuple[tuple[int, Rounds], ...]
 
 
 def num_cores() -> int:
@@ -53,7 +75,9 @@ def dram_bytes() -> int:
 
 
 def free_dram_bytes() -> int:
-    """Bytes of memory that this process may still take: what the system has available, or its control groups less."""
+    """Bytes of memory that this process may still take: those the system has free, or less by its control groups."""
+    import psutil  # measuring a device does without it
+
     return min([psutil.virtual_memory().available, *left_in_groups()])
 
 
@@ -93,21 +117,26 @@ def _left(folder: Path, limit: str, usage: str, cache: str) -> int | None:
     return max(0, int(most) - int(used) + int(cached)) if most.isdigit() else None
 
 
-def dram_bytes_per_s() -> float:
-    """Bytes per second that all cores together read from memory far larger than the caches: the best of some rounds."""
+def dram_rates() -> Rounds:
+    """Bytes per second that all cores together read from memory far larger than the caches."""
     threads = num_cores()
     parts = np.array_split(np.ones(DRAM_BYTES // 8, dtype=np.float64), threads)
-    seconds = []
+    rates = []
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(DRAM_ROUNDS):
             start = time.perf_counter()
             list(pool.map(np.sum, parts))
-            seconds.append(time.perf_counter() - start)
-    return DRAM_BYTES / min(seconds)
+            rates.append(DRAM_BYTES / (time.perf_counter() - start))
+    return Rounds(tuple(rates))
 
 
-def measure_flash(folder: Path, file_bytes: int) -> FlashFigures:
+def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) -> FlashFigures:
     """Reads a new file of `file_bytes` random bytes in `folder`, which is removed afterwards.
+
+    Args:
+        folder: On the storage to measure.
+        file_bytes: Size of the file.
+        tell: Hears of each step before it begins.
 
     Raises:
         ColdpressError: if the file is too small to read from, or the file system refuses O_DIRECT.
@@ -116,13 +145,20 @@ def measure_flash(folder: Path, file_bytes: int) -> FlashFigures:
         raise ColdpressError(
             f"a file of {file_bytes} bytes is too small to measure; at least {2 * READ_SIZES[-1]} are needed"
         )
+    tell("writing the file that is read")
     with _random_file(folder, file_bytes) as (descriptor, checksums):
         reader = _Reader(descriptor, file_bytes, checksums)
         latency_s = statistics.median(reader.seconds(PAGE_BYTES, 1, seed) for seed in range(200))
-        rates = {depth: reader.bytes_per_s(PAGE_BYTES, depth) for depth in DEPTHS}
+        rates: dict[int, float] = {}
+        for depth in DEPTHS:
+            tell(f"reads of {PAGE_BYTES} bytes, {depth} at once")
+            rates[depth] = reader.rates(PAGE_BYTES, depth).median
         depth = next(depth for depth in DEPTHS if rates[depth] >= DEPTH_SUFFICES * max(rates.values()))
-        curve = tuple((size, reader.bytes_per_s(size, depth)) for size in READ_SIZES)
-    return FlashFigures(latency_s, depth, curve)
+        curve: list[tuple[int, Rounds]] = []
+        for size in READ_SIZES:
+            tell(f"reads of {size} bytes, {depth} at once")
+            curve.append((size, reader.rates(size, depth)))
+    return FlashFigures(latency_s, depth, tuple(curve))
 
 
 @dataclass(frozen=True)
@@ -151,10 +187,10 @@ class _Reader:
             raise ColdpressError(f"page {bad} of the measured file was not read back as written; the storage is faulty")
         return elapsed
 
-    def bytes_per_s(self, size: int, depth: int) -> float:
-        """The median rate of three rounds."""
+    def rates(self, size: int, depth: int) -> Rounds:
+        """Bytes per second of some rounds."""
         count = max(1, min(ROUND_READS, ROUND_BYTES // size))
-        return size * count / statistics.median(self.seconds(size, count, seed, depth) for seed in range(3))
+        return Rounds(tuple(size * count / self.seconds(size, count, seed, depth) for seed in range(FLASH_ROUNDS)))
 
 
 @contextmanager

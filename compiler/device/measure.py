@@ -1,27 +1,74 @@
 """The profile of the machine at hand, measured (compiler/device/host.py), and how measured figures become a profile."""
 
+import os
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from coldpress.compiler.device import host
-from coldpress.compiler.device.host import PAGE_BYTES
+from coldpress.compiler.device.host import PAGE_BYTES, Rounds
 from coldpress.schemas.device import DeviceProfile, Figure, Flash, ReadPoint
 
 MEASURED = "measured: python -m coldpress.compiler.device measure"
+LARGE_SPREAD = 0.25
+"""Share by which rounds of one measurement differ that makes its figure doubtful."""
+LARGE_LOAD = 0.5
+"""Processes that want to run, for each core, before the measurement begins."""
 
 
-def measure(name: str, folder: Path, file_bytes: int) -> DeviceProfile:
-    """The profile of this machine, with the storage that holds `folder`."""
-    found = host.measure_flash(folder, file_bytes)
-    dram = host.dram_bytes()
+def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None]) -> DeviceProfile:
+    """Measures this machine, and the storage that holds `folder`.
+
+    A busy machine gives figures that are too low. So each source says when, on which kernel, under which load and with
+    which spread of its rounds a figure was measured, and a load or spread that is large is told as a warning.
+
+    Args:
+        name: Of the profile.
+        folder: On the storage that artifacts will lie on.
+        file_bytes: Size of the file that is read.
+        tell: Hears of each step and of warnings.
+
+    Raises:
+        ColdpressError: as `host.measure_flash`.
+    """
+    load, num_cores = os.getloadavg()[0], host.num_cores()
+    tell(f"DRAM, with {num_cores} threads")
+    dram = host.dram_rates()
+    flash = host.measure_flash(folder, file_bytes, tell)
+    where = f"{MEASURED}, {datetime.now(UTC):%Y-%m-%d}, {platform.system()} {platform.release()}, load {load:.1f}"
+    largest = max(flash.curve, key=lambda point: point[1].spread)[1]
+    _warn(load, num_cores, {"DRAM": dram, "storage": largest}, tell)
+    memory = host.dram_bytes()
     return DeviceProfile(
         name=name,
         title="The machine at hand, measured",
-        dram_bytes=Figure(value=dram, source=MEASURED),
-        dram_budget_bytes=Figure(value=dram // 2, source="assumption: half of the DRAM"),
-        dram_bytes_per_s=Figure(value=rounded(host.dram_bytes_per_s()), source=MEASURED),
-        num_cores=Figure(value=host.num_cores(), source=MEASURED),
-        flash=storage_of(found.latency_s, found.queue_depth, found.curve, MEASURED),
+        dram_bytes=Figure(value=memory, source=where),
+        dram_budget_bytes=Figure(value=memory // 2, source="assumption: half of the DRAM"),
+        dram_bytes_per_s=Figure(value=rounded(dram.best), source=f"{where}, {_of_rounds(dram)}, the best"),
+        num_cores=Figure(value=num_cores, source=where),
+        flash=storage_of(
+            flash.latency_s,
+            flash.queue_depth,
+            tuple((size, rounds.median) for size, rounds in flash.curve),
+            f"{where}, {_of_rounds(largest)} at most, the median",
+        ),
     )
+
+
+def _of_rounds(rounds: Rounds) -> str:
+    return f"{len(rounds.rates)} rounds that differ by {rounds.spread:.0%}"
+
+
+def _warn(load: float, num_cores: int, measured: dict[str, Rounds], tell: Callable[[str], None]) -> None:
+    reasons = [f"a load of {load:.1f} on {num_cores} cores"] if load > LARGE_LOAD * num_cores else []
+    reasons += [
+        f"rounds of {name} that differ by {rounds.spread:.0%}"
+        for name, rounds in measured.items()
+        if rounds.spread > LARGE_SPREAD
+    ]
+    if reasons:
+        tell(f"warning: the machine seems busy ({', '.join(reasons)}); measure again when nothing else runs")
 
 
 def storage_of(latency_s: float, queue_depth: int, curve: tuple[tuple[int, float], ...], source: str) -> Flash:
