@@ -18,7 +18,10 @@ from coldpress.compiler.job import STAGES, config_of
 from coldpress.runtime import plugins as _plugins
 from coldpress.schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN, Key, OptionsOf
-from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
+
+MAX_SHARDS = 1024
+"""Each is a job, which snakemake plans while it reads the rules."""
 
 
 class WorkflowKeys(Record):
@@ -40,7 +43,7 @@ class WorkflowKeys(Record):
     )
     build_dir: Annotated[str, Key()] = Field(default="build", min_length=1, description="the folder of all builds")
     distill: Annotated[bool, Key()] = Field(default=False, description="whether the model is distilled")
-    calibration_shards: Annotated[PositiveCount, Key()] = Field(
+    calibration_shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), Key()] = Field(
         default=1, description="jobs that calibration text is shared out to"
     )
     layers_per_job: Annotated[PositiveCount | None, Key(default="four jobs per stage")] = Field(
@@ -48,6 +51,9 @@ class WorkflowKeys(Record):
     )
 
 
+MAX_VALUE_CHARS = 4096
+"""Of a value: the longest path of Linux."""
+MAX_NUMBER_CHARS = 300
 NOT_IN_PROFILES = ("model", "revision", "device", "label", "build_dir")
 """Keys that a model's profile cannot set."""
 
@@ -111,6 +117,7 @@ class ConfigKey:
         """
         if raw is None or raw == "":
             raise ColdpressError(f"config key '{self.name}' has no value; leave it out to take its default")
+        _check_size(self.name, raw)
         if self.names:
             if str(raw) not in self.names:
                 raise UnknownNameError(self.name, str(raw), self.names)
@@ -121,7 +128,7 @@ class ConfigKey:
                 return adapter.validate_python(candidate, strict=True)
             except ValidationError:
                 continue
-        raise ColdpressError(f"config key '{self.name}' is {raw!r}, expected {self.expected}")
+        raise ColdpressError(f"config key '{self.name}' is {clipped(repr(raw))}, expected {self.expected}")
 
 
 @functools.cache
@@ -228,6 +235,18 @@ def _in_words(schema: Mapping[str, Any]) -> str:
     return " ".join([kinds[schema["type"]], " and ".join(bounds)]).strip()
 
 
+def _check_size(name: str, raw: Any) -> None:
+    """Refuses what is far too long for a value: Python reads and writes whole numbers of some thousand digits only."""
+    if isinstance(raw, int) and abs(raw) >= 10**MAX_NUMBER_CHARS:
+        raise ColdpressError(
+            f"config key '{name}' is a number of more than {MAX_NUMBER_CHARS} digits; give a smaller one"
+        )
+    if isinstance(raw, str) and len(raw) > MAX_VALUE_CHARS:
+        raise ColdpressError(
+            f"config key '{name}' is {clipped(repr(raw))}, expected {MAX_VALUE_CHARS} characters at most"
+        )
+
+
 def _readings(value: Any) -> list[Any]:
     """What a raw value may have meant, the likeliest first."""
     readings = [value]
@@ -236,6 +255,8 @@ def _readings(value: Any) -> list[Any]:
     if isinstance(value, str):
         text = value.strip()
         readings += {"true": [True], "yes": [True], "false": [False], "no": [False]}.get(text.lower(), [])
+        if len(text) > MAX_NUMBER_CHARS:
+            return readings
         if re.fullmatch(r"\d+(\.\d+)?%", text):
             readings.append(float(text[:-1]) / 100)
         if re.fullmatch(r"\d+(\.\d*)?([eE][+-]?\d+)?", text):

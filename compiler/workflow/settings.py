@@ -38,6 +38,7 @@ from coldpress.compiler.workflow.keys import (
     plugin_keys,
     unknown_key,
 )
+from coldpress.compiler.workflow.named_paths import check_artifact_name, check_paths
 from coldpress.runtime import plugins as _plugins
 from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
@@ -157,6 +158,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     keys = config_keys()
     said = {key: keys[key].read(value) for key, value in raw.items() if key in keys}
     values = {key: declared.default for key, declared in keys.items()} | said
+    check_paths(values)
     profile, reference, longest_context = _find_model(values["model"], values["revision"])
     device_path = device_file(values["device"], Path(values["build_dir"]))
     device = load_device(device_path)
@@ -186,6 +188,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
         values=values,
         options=_options(options, chosen),
     )
+    check_artifact_name(f"{reference.name}-{config.target}.coldpress")
     if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
         values["corpus"] = config.near(corpus.resolve())
     if values["imatrix"]:

@@ -4,6 +4,9 @@ model."""
 import json
 import os
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -374,3 +377,65 @@ def test_an_importance_matrix_is_a_file_that_is_there(checkpoint: Path, tmp_path
     assert settings.resolve({"model": str(checkpoint)})["imatrix"] is None
     for missing in (tmp_path / "nowhere", tmp_path):
         assert f"imatrix={missing} is no file" in refusal(model=str(checkpoint), imatrix=str(missing))
+
+
+@pytest.mark.parametrize("key", ["model", "corpus", "imatrix", "device", "build_dir"])
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("~nosuchuser/x.yaml", "there is no such user, whose folder ~ would be"),
+        (f"./{'x' * 256}.yaml", "the system refuses it (File name too long)"),
+        (f"{'x' * 256}/y.yaml", "the system refuses it (File name too long)"),
+        ("./a\0b.yaml", "it holds a null byte"),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_told(key: str, value: str, why: str) -> None:
+    text = refusal(**{key: value})
+    assert text.startswith(f"{key}=")
+    assert f"names no file or folder: {why}; give another path" in text
+    assert len(text) < 250
+
+
+@pytest.mark.parametrize("digits", [301, 5000])
+def test_numbers_of_thousands_of_digits_are_refused(digits: int) -> None:
+    number = 10 ** (digits - 1)
+    for key, declared in config_keys().items():
+        if declared.names:
+            continue
+        said = f"config key '{key}' is a number of more than 300 digits; give a smaller one"
+        assert refusal(**{key: number if digits > 301 else number * 10}) == said
+    for key in ("calibration_tokens", "dram_budget", "pinned_share"):
+        with sys_digits(6000):
+            text = str(number)
+        assert len(refusal(**{key: text})) < 600
+
+
+@contextmanager
+def sys_digits(most: int) -> Iterator[None]:
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(most)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(before)
+
+
+@pytest.mark.parametrize("key", ["revision", "label", "corpus_revision", "corpus_field", "calibration_tokens"])
+def test_a_long_value_is_not_echoed_whole(key: str) -> None:
+    assert "(5002 characters)" in refusal(**{key: "g" * 5000})
+    assert len(refusal(**{key: "g" * 5000})) < 600
+    if key != "corpus_field":
+        assert len(refusal(**{key: "/" * 4000})) < 600
+
+
+def test_an_artifacts_name_is_no_longer_than_a_files(checkpoint: Path) -> None:
+    folder = checkpoint.rename(checkpoint.parent / ("m" * 150))
+    assert settings.resolve({"model": str(folder)}).model.name == "m" * 150
+    assert "has more than 200 characters; it is made of the names of" in refusal(model=str(folder), label="l" * 40)
+
+
+def test_the_jobs_that_share_calibration_text_are_bounded() -> None:
+    """Snakemake plans each of them while it reads the rules."""
+    assert settings.resolve({"calibration_shards": 1024})["calibration_shards"] == 1024
+    for shards in (1025, 20_000, 10**9, "1000000000"):
+        assert "a whole number at least 1 and at most 1024" in refusal(calibration_shards=shards)

@@ -1,10 +1,15 @@
 """tokenize: chats through the checkpoint's own template, as transformers renders it, and templates that are hostile."""
 
+import inspect
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from transformers.utils import chat_template_utils
 
 from coldpress.compiler.stages.tokenize import chat as _chat
 from coldpress.compiler.stages.tokenize.chat import ChatTemplate
@@ -12,6 +17,7 @@ from coldpress.compiler.stages.tokenize.rows import Messages, RowReader
 from coldpress.compiler.stages.tokenize.text import read_corpus
 from coldpress.schemas.corpus import SPLITS
 from coldpress.schemas.errors import ColdpressError
+from tests.support.data import ROOT
 from tests.support.models import documents, write_tokenizer
 
 PAGES = documents(40)
@@ -114,3 +120,12 @@ def test_a_chat_that_is_refused_is_named(tmp_path: Path) -> None:
         read_corpus(str(path), 0, rows=RowReader(render=template.render))
     with pytest.raises(ColdpressError, match=r"^a\.jsonl:41: the record is a chat, and there is no template"):
         read_corpus(str(path), 0)
+
+
+def test_the_jinja_that_is_asked_for_renders_chats() -> None:
+    """transformers refuses every chat with an older one, which reads as if the template refused it."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["compiler"]
+    least = next(Requirement(text) for text in wanted if text.startswith("jinja2"))
+    needed = re.findall(r"jinja2>=([\d.]+)", inspect.getsource(chat_template_utils))
+    assert needed
+    assert not any(least.specifier.contains(f"{version}.dev0", prereleases=True) for version in needed)
