@@ -1,4 +1,4 @@
-"""Which source files a stage hangs on, so that an edit of the compiler reruns the rules it concerns and no others.
+"""Finds the source files that a stage depends on, so that an edit reruns the rules it concerns and no others.
 
 Follows imports statically from the stage's own module through `compiler`, `runtime` and `schemas`. Plug-ins are loaded
 by name: where the code names a package of them as text, those that the build chose count, with what they import.
@@ -18,7 +18,9 @@ ROOT = Path(coldpress.__file__).absolute().parents[1]
 PACKAGES = ("coldpress", "demo")
 RUNS_THE_ARTIFACT = ("verify",)
 KERNELS = "coldpress.runtime.kernels"
-"""Selectors import the kernels, which load any format, but only a stage that runs the artifact calls them."""
+"""Only a stage that runs the artifact calls all of them. The others call those that the build's selectors import, which
+may need them while they are fitted or decide for many tokens (`flash` does)."""
+SELECTORS = "coldpress.runtime.sparsity"
 NATIVE_SOURCES = {
     **dict.fromkeys(RUNS_THE_ARTIFACT, ("coldpress/runtime/native/CMakeLists.txt", "coldpress/runtime/native/src/*")),
     **dict.fromkeys(("calibrate", "recalibrate", "package"), ("coldpress/runtime/native/src/crc32c.*",)),
@@ -45,16 +47,21 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
     found: dict[str, list[Path]] = {}
     while pending:
         name = pending.pop()
-        if name in found or (name.startswith(KERNELS) and stage not in RUNS_THE_ARTIFACT):
+        if name in found:
             continue
         found[name] = _files(name, root)
         pending += filter(None, [name.rpartition(".")[0]])  # a module's import runs its packages
         for file in found[name]:
             if file.suffix == ".py":
                 imports, packages = _references(file, root)
+                if stage not in RUNS_THE_ARTIFACT and not name.startswith((KERNELS, f"{SELECTORS}.")):
+                    imports = [module for module in imports if not module.startswith(KERNELS)]
+                    packages = [package for package in packages if package != KERNELS]
                 pending += imports
                 pending += [module for package in packages for module in _chosen(package, plugins, root)]
-    native = {file for pattern in NATIVE_SOURCES.get(stage, ()) for file in root.glob(pattern) if file.is_file()}
+    kernels = [name.rpartition(".")[2] for name, files in found.items() if name.startswith(f"{KERNELS}.") and files]
+    patterns = (*NATIVE_SOURCES.get(stage, ()), *(f"coldpress/runtime/native/src/{name}.*" for name in kernels))
+    native = {file for pattern in patterns for file in root.glob(pattern) if file.is_file()}
     return sorted({file for files in found.values() for file in files} | native)
 
 

@@ -1,14 +1,19 @@
 """compiler/code_digest.py: a stage's digest changes with what it runs, and with nothing else."""
 
 import shutil
+import sys
 from pathlib import Path
+from types import FrameType
 
+import numpy as np
 import pytest
 
 from coldpress.compiler import code_digest
 from coldpress.compiler.code_digest import Plugins, source_files, stage_digest
 from coldpress.compiler.job import STAGES
 from coldpress.compiler.workflow.settings import resolve
+from coldpress.runtime import plugins as _plugins
+from coldpress.runtime.sparsity import ReadingOptions
 
 PACKAGES = {f"coldpress/{name}__init__.py" for name in ("", "compiler/", "compiler/stages/")}
 SAW: Plugins = {"coldpress.runtime.tools": ("saw",)}
@@ -191,3 +196,44 @@ def test_a_format_concerns_no_stage_that_only_counts() -> None:
     assert not used_by("coldpress/runtime/quantization/int4_group32.py", format="int4_group32") & counting
     assert "distill" not in used_by("coldpress/runtime/quantization/int4_group32.py", format="fp16", recipe="lora")
     assert used_by("coldpress/runtime/kernels/gemv.py") == {"verify"}
+
+
+def test_a_kernel_concerns_the_stages_whose_selector_calls_it() -> None:
+    """`flash` finds its price and decides for many tokens with a kernel; `topk` has none."""
+    fitting = {"allocate", "recalibrate", "distill", "verify"}
+    for file in ("coldpress/runtime/kernels/intervals.py", "coldpress/runtime/native/src/intervals.cpp"):
+        assert used_by(file, method="flash") >= fitting
+        assert not used_by(file, method="flash") & {"ingest", "tokenize", "quantize", "order", "place"}
+        assert used_by(file, method="topk") == ({"verify"} if file.endswith(".cpp") else set())
+    assert used_by("coldpress/runtime/native/src/matrix.cpp", method="flash") == {"verify"}
+
+
+@pytest.mark.parametrize("method", _plugins.names("coldpress.runtime.sparsity"))
+def test_kernels_that_a_selector_runs_while_it_is_fitted_are_in_the_digest(method: str) -> None:
+    """As they are called in fact."""
+    module, called = _plugins.load("coldpress.runtime.sparsity", method), set[str]()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        called.add(Path(frame.f_code.co_filename).absolute().relative_to(code_digest.ROOT.anchor).as_posix())
+
+    activity = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
+    statistics = {
+        "magnitude_histogram": np.ones(32, np.int64),
+        "magnitude_edges": np.linspace(0, 4, 33, dtype=np.float32),
+        "unit_norms": np.ones(64, np.float32),
+        "read_units": np.array([4, 1, 2], np.float32),
+        "counts": np.ones(64, np.int64),
+    }
+    sys.setprofile(note)
+    try:
+        arrays = module.fit(64, 0.5, statistics, getattr(module, "Options", ReadingOptions)())
+        module.select_many(activity, arrays)
+    finally:
+        sys.setprofile(None)
+    root = code_digest.ROOT.as_posix().lstrip("/")
+    ran = {name.removeprefix(f"{root}/") for name in called if name.startswith(root)}
+    assert any(name.startswith("coldpress/runtime/sparsity/") for name in ran)
+    kernels = {name for name in ran if name.startswith("coldpress/runtime/kernels/")}
+    assert bool(kernels) == (method == "flash")
+    plugins = {**resolve({}).plugins(), "coldpress.runtime.sparsity": (method,)}
+    assert kernels <= names("allocate", code_digest.ROOT, plugins)
