@@ -6,6 +6,7 @@ caps of the device (runtime/cli/emulation), with `--one` and what to measure; th
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from coldpress.runtime.cli.emulation import emulate
 from coldpress.runtime.cli.emulation.caps import Caps
 from coldpress.runtime.profiles.devices import load_device
 
+SAMPLE, SAMPLE_BYTES = "disk.sample", 64 << 20
 OTHER_BYTES = 768 << 20
 """Memory of a process beside its budget: interpreter, libraries, checksums, the artifact's tables."""
 
@@ -86,8 +88,16 @@ def answered(arguments: argparse.Namespace, measure: Callable[[Task], Any]) -> b
     return True
 
 
+def _write_sample(folder: Path) -> None:
+    """A file that the disk's speed is measured on, since small artifacts have none that is large enough."""
+    if not (folder / SAMPLE).exists():
+        (folder / SAMPLE).write_bytes(os.urandom(SAMPLE_BYTES))
+
+
 def measured_apart(module: str, task: Task, scale: float | None, memory_bytes: int) -> tuple[Any, Caps]:
     """The answer of a process of `module` under the caps of the task's device, and these."""
+    if scale is None:
+        _write_sample(task.folder)
     emulation = emulate(load_device(task.device), task.folder, scale, memory_bytes)
     print(f"{task.case}, {task.dram:.0%} in DRAM, {emulation.title()}", flush=True)
     code = emulation.run([sys.executable, "-m", module, "--one", json.dumps(asdict(task), default=str)])

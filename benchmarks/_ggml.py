@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._llama import llama_extra
+
 Q4_0, F32 = 2, 0
 """ggml_type."""
 ROOM_BYTES = 256 << 20
@@ -24,7 +26,7 @@ class Q4Product:
         Raises:
             ModuleNotFoundError: without the extra `llama`.
         """
-        import xllamacpp
+        xllamacpp = llama_extra()
 
         self._library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
         handle, count = ctypes.c_void_p, ctypes.c_int64

@@ -1,9 +1,19 @@
 """llama.cpp, as the extra `llama` brings it, for benchmarks that compare with it."""
 
+import importlib
 import json
 import urllib.request
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
+
+
+def llama_extra() -> ModuleType:
+    """llama.cpp's package; without it a benchmark ends in one sentence."""
+    try:
+        return importlib.import_module("xllamacpp")
+    except ModuleNotFoundError as error:
+        raise SystemExit("error: this benchmark needs llama.cpp; pip install -e '.[llama]' in the checkout") from error
 
 
 class LlamaCpp:
@@ -22,7 +32,7 @@ class LlamaCpp:
         Raises:
             ModuleNotFoundError: without the extra `llama`.
         """
-        import xllamacpp
+        xllamacpp = llama_extra()
 
         parameters = xllamacpp.CommonParams()
         parameters.model.path, parameters.n_ctx, parameters.n_parallel = file, context_length, 1

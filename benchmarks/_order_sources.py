@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.stages import calibrate, ingest, recalibrate, tokenize
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.recalibrate import RecalibrateConfig
 from coldpress.compiler.stages.tokenize import TokenizeConfig
-from coldpress.schemas.families import FamilyName
+from coldpress.runtime.sparsity import topk
+from coldpress.schemas.families import FamilyName, num_units
 from coldpress.schemas.model import Model, ModelSpec
 from tests.support.data import find_data_folder
 from tests.support.planted import Shape, plant_of
@@ -142,6 +143,14 @@ def _activations(model: Model, layer: int, corpus: Path, num_tokens: int, folder
     if not exact:
         shares = (TOP_K_DENSITY,) * model.spec.num_hidden_layers
         sparsity = sparsity_of("topk", {"mlp_in": shares, "mlp_mid": shares})
+        arrays = {
+            f"{layer}.{family}.num_selected": topk.fit(
+                num_units(family, model.spec), TOP_K_DENSITY, {}, topk.Options()
+            )["num_selected"]
+            for family in sparsity.families
+            for layer in range(model.spec.num_hidden_layers)
+        }
+        sparsity = sparsity.model_copy(update={"arrays": save_arrays(folder / "selector.safetensors", arrays)})
         work = Workspace(folder / "recalibrate", "benchmark")
         found = recalibrate.run(RecalibrateConfig(), model, tokens, sparsity, found, work, 2)
     entry = next(entry for entry in found.layers if entry.layer == layer)

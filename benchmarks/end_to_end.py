@@ -29,7 +29,7 @@ KEYS = (
 # model: (corpus in the data folder, DRAM budget as a share of weights and KV cache). The tiny ones are mostly
 # embeddings and buffers of at least one page each, so half of them would not hold what must be resident.
 MODELS = {
-    "demo": (None, "50%"),
+    "demo": (None, "60%"),
     "stories260k": ("corpora/tinystories/calib.jsonl", "90%"),
     "tinystories656k": ("corpora/tinystories/calib.jsonl", "80%"),
     "tinystories656k-relu": ("corpora/tinystories/calib.jsonl", "80%"),

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks._ggml import Q4Product
+from benchmarks._llama import llama_extra
 from benchmarks._report import finish, show
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import gemv, mlp, rows
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
+    llama_extra()  # before minutes of work
     clocks = {threads: measure(threads, arguments.rounds) for threads in arguments.threads}
     figures = [row(clock, key) for clock in clocks.values() for key in sorted(clock.seconds) if key[0] in KERNELS]
     q4_0 = [against_q4_0(clock, threads) for threads, clock in clocks.items()]

@@ -32,6 +32,7 @@ import numpy as np
 
 from benchmarks import _llama_mmap, _unbundled
 from benchmarks._emulated import OTHER_BYTES, Task, answered, folder_of, measured_apart, parser, tasks
+from benchmarks._llama import llama_extra
 from benchmarks._planted import (
     GROUP_LAYERS,
     GROUPED,
@@ -143,7 +144,7 @@ def changes_of(task: Task) -> tuple[Placed, list[tuple[str, ladder.Change]]]:
     structural, ordered = (artifact_of(task.case, order, task.folder) for order in (STRUCTURAL, ORDERED))
     manifest, plan = plan_of(structural, task.dram)
     device = load_device(task.device).flash
-    # the gap at which a read costs what the bytes between cost (Ripple 5.1)
+    # the gap at which a read costs what the bytes between cost; Ripple 5.1 has a threshold, and no formula for it
     gap_bytes = int(device.bytes_per_s / device.iops)
     first, steps = ladder.steps(manifest, plan.model_copy(update={"collapse_gap_bytes": gap_bytes}))
     image = image_of(task.case, task.folder)
@@ -283,6 +284,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--without-llama", action="store_true", help="no comparison with llama.cpp")
     arguments = options.parse_args()
+    llama_extra()  # before minutes of work
     if answered(arguments, climb):
         return
     rows: list[dict[str, Any]] = []

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._llama import LlamaCpp
+from benchmarks._llama import LlamaCpp, llama_extra
 from benchmarks._report import finish, show
 from benchmarks.end_to_end import MODELS, settings
 from coldpress.compiler.io import load_arrays, load_record
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
     parser.add_argument("--formats", nargs="+", default=["fp16", "int8_group32", "int4_group32"], metavar="FORMAT")
     arguments = parser.parse_args()
+    llama_extra()  # before minutes of work
     os.environ["OMP_NUM_THREADS"] = "1"
     figures: dict[str, dict[str, Any]] = {}
     for model in arguments.models:

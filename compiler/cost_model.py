@@ -229,5 +229,9 @@ def _round_up(value: int, step: int) -> int:
 
 
 def llm_sparsity(m_max: int, s_m: int) -> float:
-    """sp = 1 - M_max / S_m: the least sparsity with which the active weights fit the memory budget (4.1)."""
+    """sp = 1 - M_max / S_m: the least sparsity with which the active weights fit the memory budget (ActiveFlow 4.1).
+
+    The paper prunes the whole model by it. `allocate` prunes the MLP alone, so a model's own sparsity is less: two
+    thirds of sp where the MLP has two thirds of the weights.
+    """
     return min(1.0, max(0.0, 1 - m_max / s_m))

@@ -201,17 +201,27 @@ def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> argparse.Arg
 
 
 def _settings_of(kind: type[Record], arguments: argparse.Namespace) -> dict[str, typing.Any]:
-    """Settings from flags: texts are read as JSON where that fits the field, else taken as they are."""
+    """Settings from flags: a text is taken as it is where the field takes text, else read as JSON."""
     values: dict[str, typing.Any] = {}
     for name, described in kind.model_fields.items():
         text = getattr(arguments, name)
         if text is None:
             continue
+        field = TypeAdapter(described.rebuild_annotation())
         try:
-            values[name] = TypeAdapter(described.rebuild_annotation()).validate_json(text)
+            values[name] = text if _takes(field, text) else field.validate_json(text)
         except ValidationError:
             values[name] = text
     return values
+
+
+def _takes(field: TypeAdapter[typing.Any], text: str) -> bool:
+    """Whether a field takes a text as it is."""
+    try:
+        field.validate_python(text, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def _validated(kind: type[Record], values: Mapping[str, typing.Any]) -> Record:

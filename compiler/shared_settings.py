@@ -37,6 +37,14 @@ class CacheSetting(Record):
     )
 
 
+class OverpredictionSetting(Record):
+    """For stages that count on how many units predictors name."""
+
+    overprediction: Annotated[float, Key()] = Field(
+        default=1.75, ge=1, description="predicted over true density that predictors keep to where DRAM allows"
+    )
+
+
 class SeedSetting(Record):
     """For stages that draw."""
 

@@ -2,8 +2,8 @@
 
 Reads what top-k reads: the vector that the units multiply. The level comes from the magnitudes that calibration counted
 in the dense model, so any density is to be had from one pass; a token uses as many units as reach the level, and the
-share that a text uses is the density on average. An entry that is exactly zero is never used; where none reaches the
-level, the largest alone is.
+share that a text uses is the density on average. The level is above zero, so an entry that is exactly zero never
+reaches it. Where no entry reaches the level, a token uses the largest alone, which adds nothing if all are zero.
 """
 
 from collections.abc import Mapping

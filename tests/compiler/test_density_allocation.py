@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, dip, global_threshold, greedy, run, uniform
+from coldpress.compiler.stages.allocate import AllocateConfig, _densities, dip, global_threshold, greedy, run, uniform
 from coldpress.compiler.stages.allocate._losses import MeasuredLosses
 from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
 from coldpress.compiler.stages.allocate._task import Key, Shares
@@ -32,6 +33,7 @@ from coldpress.schemas.sparsity import Sparsity
 from tests.support.allocation import magnitudes_of, separable, task_of, used_bytes
 from tests.support.models import write_model
 from tests.support.statistics import device_of
+from tests.support.tiny import tiny_spec
 
 LAYERS = 3
 FAMILIES = ("mlp_in", "mlp_mid")
@@ -344,3 +346,22 @@ def test_options_that_divide_the_density_are_not_overruled(
     found = allocate(model, activations, None, tmp_path / "own", method="dip", options={"input_density": 0.5})
     assert found.densities[0].per_layer == (0.5,) * LAYERS
     assert found.densities[1].per_layer == pytest.approx((0.2,) * LAYERS)
+
+
+def test_a_share_is_lowered_by_one_unit_at_least() -> None:
+    assert greedy._lowered(2 / 3, 3) == pytest.approx(1 / 3)
+    assert greedy._lowered(1 / 3, 3) == pytest.approx(1 / 3)
+    assert greedy._lowered(0.5, 1000) == pytest.approx(greedy.STEP * 0.5)
+
+
+@pytest.mark.parametrize(("share", "density"), [(0.5, 1.0), (0.125, 0.5), (0.001, 0.02)])
+def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(share: float, density: float) -> None:
+    """A quarter of the experts is used: half of the weights hold all of them."""
+    question: Any = SimpleNamespace(
+        density=None,
+        families=("neuron",),
+        spec=tiny_spec(num_experts=8, num_experts_per_tok=2),
+        m_max=share * 1000,
+        s_m=1000,
+    )
+    assert _densities._wanted(question) == pytest.approx(max(density, _densities.MIN_DENSITY))

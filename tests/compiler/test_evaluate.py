@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.support.hf import load_hf, roles_of, spec_of
 from tests.support.methods import families_of, fit
 from tests.support.models import write_model
 from tests.support.product import arrays_of, reading_of
+from tests.support.tiny import tiny_spec
 
 METHODS = plugins.names("coldpress.runtime.sparsity")
 TOKENS = np.random.default_rng(8).integers(0, 384, (2, 20)).astype(np.int32)
@@ -213,3 +215,12 @@ def test_what_cannot_be_scored_is_refused(source: Model) -> None:
         evaluate(LayerStream(source), TOKENS, of("topk", source, 0.5), cache, warm_up_blocks=2)
     with pytest.raises(ColdpressError, match="a cache sees one block after another, found 2 threads; use one"):
         evaluate(LayerStream(source, threads=2), TOKENS, of("topk", source, 0.5), cache)
+
+
+def test_the_density_of_a_mixture_counts_resident_matrices_of_the_experts_that_are_used() -> None:
+    """Gate and up are resident, a token uses two of four experts; of down it uses a quarter of all units."""
+    spec = tiny_spec(num_experts=4, num_experts_per_tok=2)
+    sparse: Any = SimpleNamespace(oracle=False)
+    assert mlp_density(sparse, spec, {"mlp_mid": 0.25}) == pytest.approx((0.25 + 2 * 0.5) / 3)
+    sparse.oracle = True
+    assert mlp_density(sparse, spec, {"mlp_mid": 0.25}) == pytest.approx(0.25)

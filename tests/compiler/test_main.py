@@ -1,12 +1,13 @@
 """compiler/job.py: what a job does beside running its stage; `python -m coldpress.compiler` without what it needs."""
 
+import argparse
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from coldpress.compiler import __main__
+from coldpress.compiler import __main__, job
 from coldpress.compiler.__main__ import main
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.job import execute
@@ -41,6 +42,28 @@ def test_a_compiler_that_is_not_installed_says_what_to_install(
     found = capsys.readouterr().err.splitlines()[-1]
     assert found.startswith("error: the compiler needs transformers, which is not installed; pip install")
     assert "[compiler]" in found
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "field", "value"),
+    [
+        ("tokenize", ["--corpus-field", "null"], "corpus_field", "null"),
+        ("tokenize", ["--corpus-field", '"text"'], "corpus_field", '"text"'),
+        ("tokenize", ["--corpus", "7"], "corpus", "7"),
+        ("tokenize", ["--calibration-tokens", "512"], "calibration_tokens", 512),
+        ("importance", ["--imatrix", "null"], "imatrix", "null"),
+        ("calibrate", ["--options", '{"attention": true}'], "options", {"attention": True}),
+        ("allocate", ["--density", "null"], "density", None),
+    ],
+)
+def test_a_text_is_read_as_json_only_where_the_field_takes_no_text(
+    stage: str, flags: list[str], field: str, value: object
+) -> None:
+    kind = job.config_of(stage)
+    parser = argparse.ArgumentParser()
+    for name in kind.model_fields:
+        parser.add_argument(job.flag(name))
+    assert job._settings_of(kind, parser.parse_args(flags))[field] == value
 
 
 def test_what_a_stage_keeps_hangs_on_what_is_in_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -199,3 +200,16 @@ def test_codes_that_were_damaged_between_stages_are_not_published(tmp_path, plac
     with pytest.raises(ColdpressError, match=f"{Path(source.array_file).name}: the sha256 begins with"):
         build.package()
     assert not build.artifact.exists()
+
+
+def test_a_system_that_gives_no_thread_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    file = HashingFile(tmp_path / "flash.img")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    file.write(b"data")
+    with pytest.raises(ColdpressError, match=r"flash\.img cannot be written: .* \(can't start new thread\); free some"):
+        file.finish()
+    monkeypatch.undo()
+    file.close()

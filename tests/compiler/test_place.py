@@ -10,11 +10,13 @@ import pytest
 
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.stages.place import PlaceConfig, pulp_highs, run
-from coldpress.compiler.stages.place._counts import Window, head_counts, split_tokens, traces_of
+from coldpress.compiler.stages.place._counts import Context, Trace, Window, head_counts, split_tokens, traces_of
 from coldpress.compiler.stages.place._problem import Problem, bytes_of, make_group, units_of
-from coldpress.compiler.stages.place._share import choose_share
+from coldpress.compiler.stages.place._share import _flash_seconds, choose_share
 from coldpress.compiler.stages.place._solve import search
 from coldpress.compiler.stages.place._tiers import min_units, worth
+from coldpress.runtime.cache import Known, make
+from coldpress.runtime.store import planner
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.placement import PinnedShare, Placement
 from tests.support.statistics import activations_of, device_of, model_of, sparsity_of, workspace
@@ -368,3 +370,15 @@ def test_windows_lie_in_the_tail_and_never_overlap(num_tokens: int) -> None:
     for window in windows:
         assert done <= window.start <= window.measured < window.stop <= num_tokens
         done = window.stop
+
+
+def test_tokens_that_warm_up_a_cache_cost_nothing() -> None:
+    ids = tuple(np.array(units) for units in ([0, 1], [2, 3], [0, 2], [1, 3]))
+    units = planner.Strided(0, 4096, 4096)
+
+    def seconds(num_warm: int) -> float:
+        cache = make("lru", {}, Known(8, 4, np.zeros(0, np.int64), np.arange(8)))
+        return _flash_seconds(cache, units, Trace(0, "neuron", (Context(ids, num_warm),)), device_of())
+
+    assert seconds(2) == 0
+    assert seconds(0) > seconds(1) > 0

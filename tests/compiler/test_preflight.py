@@ -276,6 +276,10 @@ def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
     assert _needs.disk_bytes(adapted)["distill"] < _needs.disk_bytes(longer)["distill"]
     assert _needs.ram_bytes(adapted)["distill"] < _needs.ram_bytes(longer)["distill"]
     assert _needs.ram_bytes(longer)["predict"] > ram["predict"]
+    batches = build_of(model, num_tokens=64 * BLOCKS * BLOCK_TOKENS, distill=True, predictor_batch_tokens=1 << 20)
+    tokens = batches.num_tokens
+    more = 16 * (tokens - max(min(256, tokens), tokens // 10)) * model.spec.intermediate_size
+    assert _needs.ram_bytes(batches)["predict"] == _needs.ram_bytes(longer)["predict"] + more
     greedy = _needs.ram_bytes(build_of(model, density_allocation="greedy"))["allocate"]
     states = 4 * BLOCKS * BLOCK_TOKENS * model.spec.hidden_size
     assert greedy > ram["allocate"] + (1 + LAYERS) * states, "a variant per layer of the one family"
@@ -286,12 +290,22 @@ def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
     assert _needs.ram_bytes(halved)["calibrate"] == ram["calibrate"], "memory is bounded by a layer"
 
 
+def test_allocation_counts_two_states_of_each_variant_and_one_of_the_model(model: Model) -> None:
+    build = build_of(model, density_allocation="greedy")
+    spec, tokens = model.spec, BLOCKS * BLOCK_TOKENS
+    variants = 1 + LAYERS  # of one family
+    hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
+    running = 2 * BLOCK_TOKENS * 4 * 8 * spec.intermediate_size
+    logits = _needs.COMPARED_LOGIT_BYTES * BLOCK_TOKENS * spec.vocab_size
+    fixed = _needs.TORCH_BYTES + _needs._layer_weights(build)
+    assert _needs.ram_bytes(build)["allocate"] == fixed + running + hidden + logits
+
+
 def test_limits_are_those_of_the_stages() -> None:
     for rule in ("calibrate", "distill", "recalibrate", "size"):
         text = (ROOT / "rules" / f"{rule}.smk").read_text()
         assert set(re.findall(r"threads: (\d+)", text)) == {str(_needs.PASS_THREADS)}
     assert _needs.EFFECT_TOKENS == size.EFFECT_TOKENS
-    assert predict.PredictConfig().batch_tokens == _needs.BATCH_TOKENS
     assert _needs.REPLAYED_LAYERS == _counts.MAX_LAYERS
     assert _needs.REPLAYED_TOKENS == _counts.MAX_WINDOWS * (_counts.WINDOW_TOKENS + _counts.WARM_TOKENS)
     assert preflight.PREDICTOR_TOKENS == predict.MIN_TOKENS

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.evaluation import tasks
 from benchmarks.evaluation.evaluate import Masks, Sparse
-from benchmarks.evaluation.tasks import read_items, right_answers
+from benchmarks.evaluation.tasks import Item, read_items, right_answers
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
@@ -112,3 +112,13 @@ def test_no_items_and_no_ending_are_refused(tmp_path, stream, encode):
         read_items(tmp_path / "none.jsonl")
     with pytest.raises(ColdpressError, match="the ending '' of a task is no token"):
         right_answers(stream, [tasks.Item("the", ("",), 0)], encode)
+
+
+def test_a_blank_at_the_end_of_a_context_is_scored_with_the_ending() -> None:
+    """As the harness does."""
+
+    def encode(text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    item = Item("One and ", ("two", "three"), 0)
+    assert tasks._encoded(encode, item, "two") == (encode("One and two"), len("One and"))

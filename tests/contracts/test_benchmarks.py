@@ -3,6 +3,8 @@
 import ast
 import json
 import math
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -61,3 +63,11 @@ def test_what_benchmarks_take_from_elsewhere_is_there() -> None:
     benchmarks = sorted((ROOT / "benchmarks").glob("*.py"))
     assert len(benchmarks) > 50
     assert {path.name: missing for path in benchmarks if (missing := missing_in(path))} == {}
+
+
+@pytest.mark.parametrize("name", ["kernels", "ladder", "llama_cpp"])
+def test_a_benchmark_without_its_extra_ends_in_a_sentence(name: str) -> None:
+    code = f"import sys; sys.modules['xllamacpp'] = None; import benchmarks.{name} as benchmark; benchmark.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode != 0
+    assert done.stderr == "error: this benchmark needs llama.cpp; pip install -e '.[llama]' in the checkout\n"

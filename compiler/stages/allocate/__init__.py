@@ -33,7 +33,7 @@ from coldpress.compiler.cost_model import (
 from coldpress.compiler.dense_run import buffer_of
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
-from coldpress.compiler.shared_settings import CacheSetting, MethodSetting
+from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting
 from coldpress.compiler.stages.allocate import _densities
 from coldpress.compiler.stages.allocate._auto import choose
 from coldpress.compiler.stages.allocate._densities import Question
@@ -58,7 +58,7 @@ PREDICTOR_FREE_SHARE = 0.6
 """Predictors take at most this share of the DRAM that could hold units instead."""
 
 
-class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting):
+class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, OverpredictionSetting):
     """Settings of `allocate`."""
 
     format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
@@ -161,7 +161,7 @@ def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
             LOG.info("allocate: %s is no candidate: %s", method, error)
     if not found:
         raise refusals[-1]
-    chosen = choose(found, inputs.model, inputs.activations, inputs.device)
+    chosen = choose(found, inputs.model, inputs.activations, inputs.device, config.overprediction)
     if config.density_allocation == UNIFORM:
         return chosen
     return _divided(configs[chosen.method], inputs).model_copy(update={"tried": chosen.tried})

@@ -28,13 +28,22 @@ MARGIN = 0.05
 """Share of the dense run's time that another method must save: less may be noise, or what the estimate leaves out."""
 REPLAYED_LAYERS, REPLAYED_TOKENS = 4, 48
 HELD_OUT_SHARE = 0.25
-OVERPREDICTED = 1.75
-"""Predicted over active units: the limit up to which `predict` lets predictors grow (compiler/stages/predict)."""
 
 
-def choose(divisions: Sequence[Sparsity], model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
-    """The division to build with; its record keeps what each of them was judged to take."""
-    seconds = {found.method: token_seconds(found, model, activations, device) for found in divisions}
+def choose(
+    divisions: Sequence[Sparsity], model: Model, activations: Activations, device: DeviceProfile, overprediction: float
+) -> Sparsity:
+    """The division to build with; its record keeps the seconds of a token that each was judged to take.
+
+    Args:
+        divisions: One of each method.
+        model: That is built.
+        activations: Of calibration text, of which the last part is replayed.
+        device: Whose law gives seconds.
+        overprediction: Predicted over active units. `predict` keeps predictors to it; `size` may go beyond it where
+            perplexity asks, so a predictor may turn out slower than it was judged.
+    """
+    seconds = {found.method: token_seconds(found, model, activations, device, overprediction) for found in divisions}
     tried = tuple(Tried(method=method, token_s=value) for method, value in seconds.items())
     fastest = min(divisions, key=lambda found: seconds[found.method])
     dense = next((found for found in divisions if found.method == "dense"), None)
@@ -48,8 +57,10 @@ def choose(divisions: Sequence[Sparsity], model: Model, activations: Activations
     return fastest.model_copy(update={"tried": tried})
 
 
-def token_seconds(sparsity: Sparsity, model: Model, activations: Activations, device: DeviceProfile) -> float:
-    """Modelled seconds of a decoded token."""
+def token_seconds(
+    sparsity: Sparsity, model: Model, activations: Activations, device: DeviceProfile, overprediction: float
+) -> float:
+    """Modelled seconds of a decoded token; arguments as of `choose`."""
     if sparsity.method == "dense":
         budget = sparsity.budget.dram_budget_bytes
         run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
@@ -57,15 +68,25 @@ def token_seconds(sparsity: Sparsity, model: Model, activations: Activations, de
             return run.token_s
     layers = activations.layers
     picked = np.unique(np.linspace(0, len(layers) - 1, min(REPLAYED_LAYERS, len(layers))).round().astype(int))
-    costs = [_replay(sparsity, model, layers[number], activations.num_tokens, device) for number in picked.tolist()]
+    costs = [
+        _replay(sparsity, model, layers[number], activations.num_tokens, device, overprediction)
+        for number in picked.tolist()
+    ]
     budget = sparsity.budget
     computed = computed_bytes(model, sparsity.format, budget.resident_bytes, budget.kv_cache_bytes)
     computed += budget.predictor_bytes
     return float(np.mean(costs)) * len(layers) + dram_seconds(device, computed, 1)
 
 
-def _replay(sparsity: Sparsity, model: Model, entry: LayerStatistics, num_tokens: int, device: DeviceProfile) -> float:
-    """Seconds of one layer's requests, a mean over held-out tokens; what is missed is taken to be kept."""
+def _replay(
+    sparsity: Sparsity,
+    model: Model,
+    entry: LayerStatistics,
+    num_tokens: int,
+    device: DeviceProfile,
+    overprediction: float,
+) -> float:
+    """Seconds of one layer's requests, the mean of held-out tokens; every missed unit counts as kept in the cache."""
     budget = sparsity.budget
     free = budget.buffer_bytes + budget.cache_bytes
     buffer_bytes = buffer_of(model, sparsity, free, device)
@@ -81,7 +102,7 @@ def _replay(sparsity: Sparsity, model: Model, entry: LayerStatistics, num_tokens
     for family in sparsity.families:
         size = unit_bytes(family, model.spec, sparsity.format)
         held = int(budget.cache_bytes * demand(family, entry.layer) / max(1.0, total)) // size
-        tokens, hot = _tokens(sparsity, entry, family, num_units(family, model.spec), num_tokens)
+        tokens, hot = _tokens(sparsity, entry, family, num_units(family, model.spec), num_tokens, overprediction)
         for chosen in tokens:
             missing = chosen[~np.isin(chosen, hot[:held])]
             flash_s = read_units(device, size, missing, gap_bytes, buffer_bytes)[2]
@@ -90,9 +111,9 @@ def _replay(sparsity: Sparsity, model: Model, entry: LayerStatistics, num_tokens
 
 
 def _tokens(
-    sparsity: Sparsity, entry: LayerStatistics, family: str, units: int, num_tokens: int
+    sparsity: Sparsity, entry: LayerStatistics, family: str, units: int, num_tokens: int, overprediction: float
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """(the units that held-out tokens use, ascending; all units, the most often used before them first)."""
+    """(the units of each held-out token, ascending; all units, those that the tokens before use most often first)."""
     random = np.random.default_rng(entry.layer)
     known = entry.family(family)
     density = sparsity.density(family, entry.layer)
@@ -106,14 +127,14 @@ def _tokens(
     hot = np.argsort(-active[:, :head].sum(axis=1), kind="stable")
     picked = np.unique(np.linspace(min(head, num_tokens - 1), num_tokens - 1, REPLAYED_TOKENS).astype(int))
     extra = load("coldpress.runtime.sparsity", sparsity.method).NEEDS_PREDICTORS
-    return list(_used(active[:, picked].T, density if extra else 0.0, random)), hot
+    return list(_used(active[:, picked].T, overprediction * density if extra else 0.0, random)), hot
 
 
-def _used(active_TU: np.ndarray, density: float, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """Ids of each token's units; with a `density`, as many random ones beside them as a predictor may take in vain."""
+def _used(active_TU: np.ndarray, predicted: float, random: np.random.Generator) -> Iterator[np.ndarray]:
+    """Ids of each token's units, and random others up to the share `predicted`, which a predictor names in vain."""
     for row in active_TU:
         ids = np.flatnonzero(row)
-        lacking = min(row.size, round(OVERPREDICTED * density * row.size)) - ids.size
+        lacking = min(row.size, round(predicted * row.size)) - ids.size
         others = np.flatnonzero(~row)
         drawn = random.choice(others, max(0, min(lacking, others.size)), replace=False)
         yield np.sort(np.concatenate([ids, drawn]))

@@ -1,8 +1,8 @@
 """The two forms of llama.cpp's importance matrices (tools/imatrix): which tensors a file describes, and how it does so.
 
 Both give the mean square of every input of each matrix, by the matrix's name in GGUF; where there are several experts,
-one expert after another. A GGUF file holds sums of squares (`<name>.in_sum2`) and numbers of tokens (`<name>.counts`), one for
-each expert; the older form, little-endian, without a magic number, means times a number of calls:
+one expert after another. A GGUF file holds sums of squares (`<name>.in_sum2`) and numbers of tokens (`<name>.counts`),
+one for each expert; the older form, little-endian, without a magic number, means times a number of calls:
 
     int32 entries, then for each: int32 length, name, int32 calls, int32 values, float32 values
 
@@ -40,8 +40,10 @@ UINT32, TEXT, ARRAY = 4, 8, 9
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a matrix, or all experts' matrices, lie in the file. The entry holds no array: many may name the same bytes,
-    so that all of them together can be far larger than the file."""
+    """Where a matrix, or all experts' matrices, lie in the file.
+
+    It holds no array: many entries may name the same bytes, so all of them together can be far larger than the file.
+    """
 
     at_bytes: int
     num_values: int

@@ -5,10 +5,10 @@ spends its best places on hot units, which are pinned in DRAM anyway. Here the c
 units with a gap between them cost the gap's bytes or one more read, whichever is cheaper (access collapse, Ripple 5.1).
 
 Order and gap are chosen together. The device takes the longer of reads / IOPS and bytes / bandwidth; under the best
-gap g of an order both are about balanced, and then a byte is worth 1 / g reads, to which comes a page for rounding out
-where units are no whole pages. That is the price of a gap in the search (_search.py), which starts from Algorithm 1
-over what the plan's cache misses (order/misses.py) and looks at the misses only: at the density of top-k methods that
-is worth several times what the search gains on all activations (EXPERIMENTS.md).
+gap g of an order both are about balanced, and then a byte is worth 1 / g reads, plus a page for rounding out where
+units are no whole pages. The search (_local_search.py) prices a gap so, and starts from Algorithm 1 over what
+the plan's cache misses (order/misses.py) and looks at the misses only: at the density of top-k methods that is worth
+several times what the search gains on all activations (EXPERIMENTS.md).
 """
 
 import numpy as np

@@ -20,6 +20,7 @@ import numpy as np
 
 from coldpress.compiler.io import naming
 from coldpress.runtime import _native
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.manifest import ArtifactFile
 
 BLOCK_BYTES = 8 << 20
@@ -36,6 +37,7 @@ class HashingFile:
 
     def __init__(self, path: Path, on_block: OnBlock | None = None) -> None:
         """Creates `path`, which must not exist; `on_block` sees every block, uint8 [n], in order, in a thread."""
+        self._path = path
         self._descriptor, self._direct = _create(path)
         self._on_block = on_block
         self._digest = hashlib.sha256()
@@ -101,8 +103,14 @@ class HashingFile:
             return
         aligned = -(-filled // DIRECT_ALIGN_BYTES) * DIRECT_ALIGN_BYTES
         block[filled:aligned] = 0
-        digested = self._hasher.submit(self._digest.update, block[:filled].data)
-        written = self._writer.submit(self._write_block, block, filled, aligned, self._put_bytes)
+        try:
+            digested = self._hasher.submit(self._digest.update, block[:filled].data)
+            written = self._writer.submit(self._write_block, block, filled, aligned, self._put_bytes)
+        except RuntimeError as error:  # the first block of a file starts its threads
+            raise ColdpressError(
+                f"{self._path.name} cannot be written: the system gives no more threads or memory ({error}); free "
+                "some, then build again"
+            ) from error
         self._pending.append((digested, written))
         self._put_bytes, self._filled = self._put_bytes + filled, 0
         self._blocks.rotate(-1)

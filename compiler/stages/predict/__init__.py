@@ -24,7 +24,7 @@ from coldpress.compiler.activity.counted import counted
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import predictor_bytes, whole_rank
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.shared_settings import SeedSetting
+from coldpress.compiler.shared_settings import OverpredictionSetting, SeedSetting
 from coldpress.runtime.sparsity import topk
 from coldpress.schemas.activations import Activations, LayerStatistics
 from coldpress.schemas.base import PositiveCount
@@ -55,14 +55,11 @@ SAFER_RECALLS = (0.97, 0.99, 0.997, 0.999)
 """What a predictor finds at its further thresholds, however much it predicts for it."""
 
 
-class PredictConfig(SeedSetting):
+class PredictConfig(SeedSetting, OverpredictionSetting):
     """Settings of `predict`."""
 
     target_recall: Annotated[float, Key()] = Field(
         default=0.99, gt=0, le=1, description="share of the active units that the largest predictor tried should find"
-    )
-    overprediction: Annotated[float, Key()] = Field(
-        default=1.75, ge=1, description="predicted over true density that predictors keep to where DRAM allows"
     )
     steps: Annotated[PositiveCount, Key("predictor_steps")] = Field(
         default=120, description="updates of each predictor that is trained"

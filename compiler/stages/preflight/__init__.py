@@ -227,6 +227,7 @@ def _needs_of(
         gram_tokens=build.settings["gram"]["gram_tokens"],
         density_allocation=build.settings["allocate"]["density_allocation"],
         allocation_tokens=build.settings["allocate"]["allocation_tokens"],
+        predictor_batch_tokens=build.settings["predict"]["batch_tokens"],
         relufy_rank=build.settings["relufy"]["rank"],
         recipe=build.settings["distill"]["recipe"],
         recipe_options=build.settings["distill"].get("options", {}),

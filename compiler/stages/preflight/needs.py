@@ -51,8 +51,6 @@ TORCH_BYTES = 500 << 20
 BLOCK_BYTES = 64 << 20
 """Buffers of fixed size: blocks that are read, encoded, hashed or written at a time."""
 SORTED_PAIRS_BYTES = 256 << 20
-BATCH_TOKENS = 256
-"""Tokens of one step when predictors are trained."""
 PREDICTOR_STATE_BYTES = 20
 """Per parameter of a predictor: weights, gradients and two moments in float32, and the best ones so far."""
 PREDICTOR_PARAMETER_SHARE = 0.1
@@ -101,6 +99,7 @@ class Build:
     gram_tokens: int = 32768
     density_allocation: str = "uniform"
     allocation_tokens: int = 2048
+    predictor_batch_tokens: int = 256
     relufy_rank: int = 0
     recipe: str = "self"
     recipe_options: Options = field(default_factory=dict)
@@ -243,7 +242,7 @@ def _predict_ram(build: Build) -> int:
     gate = 2 * 4 * spec.hidden_size * units
     state = PREDICTOR_STATE_BYTES * _largest_predictor(build)
     scored = spec.intermediate_size * spec.num_experts_per_tok
-    scores = 4 * 4 * max(min(BATCH_TOKENS, tokens), tokens // 10) * scored
+    scores = 4 * 4 * max(min(build.predictor_batch_tokens, tokens), tokens // 10) * scored
     return TORCH_BYTES + data + gate + state + scores
 
 
