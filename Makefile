@@ -22,11 +22,13 @@ env: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcard runtime/native/src/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with make PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing into .venv (a few minutes, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compiler,dev,eval,slurm,kubernetes]' --constraint constraints.txt
+	@echo "Installing into .venv, once: torch, transformers, snakemake and others from the package index, then the C++ core."
+	@echo "It takes 2.4 GB with torch for CPUs, more with the CUDA build that some indexes serve, and 2 to 5 minutes on a fast line."
+	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.[compiler,dev,eval,slurm,kubernetes]' --constraint constraints.txt
 	@touch $@
 
 demo: $(STAMP)
+	@echo "Compiling the demonstration model for a phone: about 20 steps, 1 to 4 minutes on two cores."
 	@snakemake --config model=demo device=pixel6 2>&1 | python -m coldpress.compiler.workflow.progress
 
 test: $(STAMP)

@@ -29,9 +29,14 @@ def perplexity(nll: np.ndarray) -> tuple[float, float]:
     return figure, figure * standard_error(nll) if math.isfinite(figure) else math.nan
 
 
+def deviation(of_block: np.ndarray) -> float:
+    """Standard deviation of [num_blocks]; NaN for one block, which says nothing about how blocks differ."""
+    return float(of_block.std(ddof=1)) if of_block.size > 1 else math.nan
+
+
 def standard_error(of_block: np.ndarray) -> float:
-    """Of the mean of [num_blocks]; NaN for one block, which says nothing of how blocks differ."""
-    return float(of_block.std(ddof=1)) / math.sqrt(of_block.size) if of_block.size > 1 else math.nan
+    """Standard error of the mean of [num_blocks]; NaN for one block."""
+    return deviation(of_block) / math.sqrt(of_block.size) if of_block.size > 1 else math.nan
 
 
 def with_error(figure: float, error: float, digits: int) -> str:

@@ -17,7 +17,7 @@ class MethodSetting(Record):
         Key(
             plugins="coldpress.runtime.sparsity",
             auto=True,
-            default="`auto`: dense, unless another method decodes held-out tokens clearly faster",
+            default="`auto`: dense, unless topk (exact zeros: relu or predictor) decodes held-out text clearly faster",
         ),
     ] = Field(description="how active units are found")
     options: Annotated[Options, OptionsOf("method")] = Field(

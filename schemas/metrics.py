@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from coldpress.schemas.base import Count, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.sparsity import Tried
 
 Measured = Annotated[
     float,
@@ -200,6 +201,8 @@ class Verification(Record):
     ladder: tuple[LadderStep, ...]
     """Empty where every unit is used, or where the choice of units sees what is in DRAM."""
     run: RunMetrics
+    tokens_per_s_deviation: Measured
+    """Standard deviation of the measured decoding speed from block to block; null where one block was decoded."""
 
     @property
     def ppl_ratio(self) -> float:
@@ -234,12 +237,19 @@ class Metrics(Record):
     ppl_ratio_error: Measured
     ppl_dense: float
     tokens_per_s: float
+    """On the machine that built the artifact, at its load: the only figure here that differs from run to run."""
+    tokens_per_s_deviation: Measured
+    """See `Verification`."""
     modelled_tokens_per_s: float
     """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
     dense: DenseRun | None
     """A dense run under the same budget; None where it holds none."""
     ladder: tuple[LadderStep, ...]
     """What each mechanism brings; see `Verification`."""
+    tried: tuple[Tried, ...]
+    """The methods that `auto` compared or skipped; empty where the method was given."""
+    protocol: Protocol
+    """The text that the perplexities are of."""
     sample: Sample | None
 
     @property

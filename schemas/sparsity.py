@@ -34,11 +34,15 @@ class Densities(Record):
 
 
 class Tried(Record):
-    """What `auto` judged a method to take before it chose."""
+    """What `auto` found out about a method before it chose: its seconds, or why it is no candidate."""
 
     method: Method
-    token_s: float = Field(ge=0)
-    """Modelled seconds of a decoded token."""
+    token_s: float | None = Field(default=None, ge=0)
+    """Modelled seconds of a decoded token; None where the method was skipped."""
+    skipped: str | None = None
+    """Why the method was skipped; None where it was judged."""
+    needed_bytes: Count | None = None
+    """DRAM that a skipped method needs before it caches any unit; None where that was not the reason."""
 
 
 class Sparsity(Record):
@@ -62,7 +66,7 @@ class Sparsity(Record):
     """How predictors are stored; None where the method has none."""
     budget: Budget
     tried: tuple[Tried, ...] = ()
-    """What `auto` compared; empty where the method was given."""
+    """The methods that `auto` compared or skipped; empty where the method was given."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
 

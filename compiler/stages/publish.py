@@ -112,7 +112,7 @@ def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) 
 
 
 def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
-    """What the user said, else what the formats of the artifact's units leave to rounding, the widest of them."""
+    """The user's limit, else the widest of the rounding errors that the formats of the artifact's units may have."""
     if config.max_logit_error is not None:
         return config.max_logit_error
     formats = {entry.format for entry in manifest.families}
@@ -120,7 +120,7 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
 
 
 def _missed_gates(config: PublishConfig, found: Verification, max_error: float | Off) -> Iterator[str]:
-    """One clause per gate that is missed. Comparisons are such that NaN never passes."""
+    """Yields one clause per missed gate. NaN passes no gate."""
     ratio = found.ppl_ratio
     if not (math.isfinite(ratio) and (config.max_ppl_ratio == "off" or ratio <= config.max_ppl_ratio)):
         yield (
@@ -169,7 +169,7 @@ def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
 
 
 def _set_aside(reports: tuple[Path, ...], aside: Path) -> None:
-    """Moves what there is of reports to `aside`."""
+    """Moves the reports that exist to `aside`."""
     make_folder(aside)
     found = [report for report in reports if report.exists()]
     for report in found:
@@ -179,7 +179,7 @@ def _set_aside(reports: tuple[Path, ...], aside: Path) -> None:
 
 
 def _remove(reports: tuple[Path, ...]) -> None:
-    """Takes reports away for good: one that came back beside another artifact would tell of that."""
+    """Deletes reports; a stale one would describe the wrong artifact."""
     found = [report for report in reports if report.exists()]
     for report in found:
         report.unlink()

@@ -1,7 +1,7 @@
-"""The last words of a snakemake run that leaves a whole artifact: what the build gave (compiler/workflow/summary.py).
+"""Prints the summary (compiler/workflow/summary.py) at the end of a snakemake run that leaves a whole artifact.
 
-They are printed when the process ends, behind everything that snakemake says and whatever it is told to be quiet about.
-A run that finds nothing to do calls no hook of the workflow, so that is heard from snakemake's own log.
+It is printed when the process ends, after everything that snakemake prints and even with `--quiet all`. A run that
+finds nothing to do calls no hook of the workflow, so this module listens to snakemake's log.
 """
 
 import atexit
@@ -20,37 +20,37 @@ UP_TO_DATE = "everything is up to date"
 
 
 class Ending(logging.Handler):
-    """Listens whether there is anything to do; is told when it is done."""
+    """Watches snakemake's log for a run with nothing to do; the workflow calls `built` after any other."""
 
     def __init__(self, workflow: Any, folder: Path, checked: Callable[..., str]) -> None:
-        """Begins to listen.
+        """Starts listening.
 
         Args:
-            workflow: Snakemake's.
-            folder: Of the build for a device.
-            checked: Calls a function and ends the process with the sentence of what it raises.
+            workflow: Snakemake's workflow object.
+            folder: The build folder of one device.
+            checked: Calls a function; if it raises, ends the process with the error's sentence.
         """
         super().__init__(logging.INFO)
         self._workflow, self._folder, self._checked = workflow, folder, checked
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Snakemake's log, record by record."""
+        """Handles one record of snakemake's log."""
         if record.msg == NOTHING_TO_BE_DONE_MSG and self._is_build():
             self._say(f"{UP_TO_DATE}\n")
 
     def built(self) -> None:
-        """All jobs are done."""
+        """Takes note that all jobs are done."""
         if self._is_build():
             self._say("")
 
     def _say(self, before: str) -> None:
-        with contextlib.chdir(self._workflow.workdir_init):  # where the user is; snakemake works in the build folder
+        with contextlib.chdir(self._workflow.workdir_init):  # the user's folder; snakemake works in the build folder
             text = self._checked(summary.show, self._folder)
         atexit.register(print, before + text, flush=True)
 
     def _is_build(self) -> bool:
-        """Whether all of the build was asked for, and not a part, or what would be done."""
+        """Whether the user asked for the whole build, and for no part or dry run."""
         asked = self._workflow.dag_settings
         partial = asked.targets - {"all"} or asked.target_jobs or asked.until or asked.omit_from
         return self._workflow.is_main_process and not self._workflow.dryrun and not partial

@@ -1,7 +1,7 @@
-"""Why a build failed, in the words of the job that did: snakemake's own last lines do not say it, or say nothing.
+"""Finds the sentence that says why a build failed; snakemake's own last lines do not.
 
-A stage that refuses ends its log with `error: ` and one sentence. Reads the logs of jobs, here or on a cluster,
-whatever snakemake was told to print, and gives the line that ends the build's output, with its exit code.
+A stage that refuses its input ends its log with `error: ` and one sentence. This module reads the logs of the jobs,
+here or on a cluster, whatever snakemake was told to print, and returns the last line of the build with its exit code.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,15 @@ from pathlib import Path
 
 REFUSAL = "error: "
 REFUSED, FAILED = 2, 1
-"""Exit codes: bad input, said in one sentence; anything else."""
+"""Exit codes: bad input, which one sentence explains; anything else."""
+NO_SENTENCE, NO_JOB = "ended without a sentence of its own", "no job began"
+"""Marks of the lines that end a build without a refusal."""
 TAIL_BYTES = 1 << 16
 Mark = tuple[int, int, int]
 
 
 def marks(logs: Mapping[Path, str]) -> dict[Path, Mark]:
-    """What changes when a log is written again, of those that exist."""
+    """Inode, modification time and size of every log that exists: they change when the log is written again."""
     found = {}
     for log in logs:
         if log.exists():
@@ -25,11 +27,11 @@ def marks(logs: Mapping[Path, str]) -> dict[Path, Mark]:
 
 
 def last_words(logs: Mapping[Path, str], before: Mapping[Path, Mark]) -> tuple[str, int]:
-    """(last line of a failed build, its exit code).
+    """Returns the last line of a failed build and its exit code.
 
     Args:
-        logs: Log -> rule, of the jobs that did not finish.
-        before: The marks of their logs when the build began; a log that is as it was is of a job that never began.
+        logs: Log -> rule, for the jobs that did not finish.
+        before: The marks of their logs when the build began. The job of an unchanged log never began.
     """
     now = marks(logs)
     written = sorted((log for log in now if now[log] != before.get(log)), key=lambda log: now[log][1])
@@ -38,12 +40,16 @@ def last_words(logs: Mapping[Path, str], before: Mapping[Path, Mark]) -> tuple[s
         if line.startswith(REFUSAL):
             return line, REFUSED
     if not written:
-        return f"{REFUSAL}no job began, or none could write its log; snakemake's own output says why", FAILED
+        return f"{REFUSAL}{NO_JOB}, or none could write its log; snakemake's own output says why", FAILED
     log = written[0]
-    return (
-        f"{REFUSAL}{logs[log]} ended without a sentence of its own: it was killed, or there is a bug; its log is {log}",
-        FAILED,
-    )
+    return f"{REFUSAL}{logs[log]} {NO_SENTENCE}: it was killed, or there is a bug; its log is {log}", FAILED
+
+
+def exit_code(line: str) -> int:
+    """Returns the exit code of a build that ended with this line; see `last_words`."""
+    subject = line.removeprefix(REFUSAL)
+    crashed = subject.startswith(NO_JOB) or subject.partition(" ")[2].startswith(NO_SENTENCE)
+    return FAILED if crashed else REFUSED
 
 
 def _last_line(log: Path) -> str:

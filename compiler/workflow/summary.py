@@ -1,12 +1,15 @@
-"""What a finished build gave, on one screen: from metrics.json and publish.json of its folder.
+"""Prints what a finished build gave, on one screen, from the records in its folder.
 
-Where the artifact is and which it is, text that it wrote, its figures with a dense run and the source beside them, and
-the command that runs it. rules/common.smk has it printed at the end of every build (compiler/workflow/ending.py).
+The screen says where the artifact is and which one it is, shows text that it wrote, puts its figures beside those of a
+dense build and of the source, and ends with the command that runs it. rules/common.smk has it printed at the end of
+every build (compiler/workflow/ending.py).
 """
 
+import math
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from coldpress.compiler.block_statistics import with_error
@@ -14,15 +17,20 @@ from coldpress.compiler.io import load_record
 from coldpress.compiler.run_command import PROGRAM, run_command
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.errors import ColdpressError, printable
-from coldpress.schemas.metrics import Metrics
+from coldpress.schemas.export import Export
+from coldpress.schemas.metrics import Metrics, Protocol, Sample
 from coldpress.schemas.package import Package
+from coldpress.schemas.sparsity import Tried
+
+PYDOC = "pydoc"
+"""The corpus that Python itself carries (compiler/stages/tokenize/pydoc.py)."""
 
 
 def show(folder: Path) -> str:
-    """The whole screen for a device's build folder.
+    """Returns the whole screen for a device's build folder.
 
     Raises:
-        ColdpressError: if a record is missing, or they are of two artifacts.
+        ColdpressError: if a record is missing, or metrics and package describe two artifacts.
     """
     metrics, package = load_record(folder / "metrics.json", Metrics), load_record(folder / "publish.json", Package)
     if metrics.artifact_sha256 != package.manifest_sha256:
@@ -34,23 +42,52 @@ def show(folder: Path) -> str:
     places = [
         ("artifact", f"{artifact}, {show_bytes(metrics.artifact_bytes)}"),
         ("identity", package.manifest_sha256),
+        ("text", corpus_of(metrics.protocol)),
+        *exported(folder, package.manifest_sha256),
         ("report", str(_shown(folder / "report.html"))),
     ]
-    sample = metrics.sample
-    lines = f"{sample.prompt}{sample.text}".split("\n") if sample else []
-    text = textwrap.indent("\n".join(map(printable, lines)), "  ") + "\n\n" if lines else ""
     return (
-        f"\n{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}\n\n{text}"
-        f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n  {run_command(_runtime(), str(artifact), sample)}"
+        f"\n{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}\n\n{_written(metrics.sample)}"
+        f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n"
+        f"  {run_command(_runtime(), str(artifact), metrics.sample)}"
     )
 
 
+def _written(sample: Sample | None) -> str:
+    """The prompt and its continuation, each under its own name."""
+    if sample is None:
+        return ""
+    parts = (("prompt", sample.prompt), ("continuation", sample.text))
+    return "".join(f"  {name}\n{_indented(words)}\n\n" for name, words in parts)
+
+
+def _indented(words: str) -> str:
+    return textwrap.indent("\n".join(map(printable, words.split("\n"))), "    ")
+
+
+def corpus_of(protocol: Protocol) -> str:
+    """The corpus, which the artifact's identity depends on."""
+    own = "; the documentation of this Python, so another Python gives another identity"
+    return f"{protocol.corpus}, sha256 {protocol.text_sha256[:12]}{own if protocol.corpus == PYDOC else ''}"
+
+
+def exported(folder: Path, identity: str) -> list[tuple[str, str]]:
+    """A row for the file that `export` made of this artifact, if it made one."""
+    record = folder / "export.json"
+    found = load_record(record, Export) if record.exists() else None
+    if found is None or found.artifact_sha256 != identity or not Path(found.file).exists():
+        return []
+    rounded = f", {len(found.rounded)} tensors rounded again" if found.rounded else ""
+    return [("exported", f"{_shown(Path(found.file))}, {show_bytes(found.size_bytes)}{rounded}")]
+
+
 def rows(metrics: Metrics) -> list[tuple[str, str]]:
-    """The short table: what is measured, and its value."""
+    """Returns the short table: each figure's name and value."""
     return [
         (
-            "in DRAM / budget",
-            f"{show_bytes(metrics.resident_bytes)} always resident / {show_bytes(metrics.budget_bytes)}",
+            "DRAM",
+            f"{show_bytes(metrics.resident_bytes)} fixed, of a budget of {show_bytes(metrics.budget_bytes)}; "
+            "the interpreter and its libraries are outside the budget",
         ),
         (
             "read from flash",
@@ -68,26 +105,53 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
             f"{metrics.num_measured_blocks} of {metrics.num_test_blocks} blocks of test text, "
             f"{metrics.num_test_tokens:,} tokens; ± is the standard error over blocks",
         ),
-        ("speed here", f"{metrics.tokens_per_s:.0f} tokens/s"),
+        ("speed here", speed_here(metrics)),
         (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s, simulated"),
         ("dense, same DRAM", dense(metrics)),
+        *([("auto tried", tried(metrics.tried, metrics.budget_bytes))] if metrics.tried else []),
     ]
 
 
+def speed_here(metrics: Metrics) -> str:
+    """The measured speed, with its spread where several blocks were decoded."""
+    spread = "; ± is the standard deviation over blocks"
+    known = math.isfinite(metrics.tokens_per_s_deviation)
+    return (
+        f"{metrics.tokens_per_s:.0f}{f' ± {metrics.tokens_per_s_deviation:.0f}' if known else ''} tokens/s, "
+        f"measured at this machine's present load{spread if known else ''}"
+    )
+
+
 def dense(metrics: Metrics) -> str:
-    """What a dense run in the same DRAM does, and how this artifact compares."""
+    """The figures of a dense build in the same DRAM, and how this artifact compares."""
     if metrics.dense is None or metrics.gain_over_dense is None:
-        return "does not fit: its buffers alone exceed the budget"
+        return "a build with method=dense does not fit: its buffers alone exceed the budget"
     run, gain = metrics.dense, metrics.gain_over_dense
     figures = f"{run.tokens_per_s:.0f} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
     if metrics.method == "dense":
         return f"{figures} per token; this artifact is dense"
     pays = "" if gain >= 1 else ": sparsity does not pay here, build with method=dense"
-    return f"{figures} per token, perplexity {metrics.ppl_dense:.2f}; this artifact is {gain:.2f} times as fast{pays}"
+    return (
+        f"a build with method=dense, simulated: {figures} per token, perplexity {metrics.ppl_dense:.2f}; "
+        f"this artifact is {gain:.2f} times as fast{pays}"
+    )
+
+
+def tried(found: Sequence[Tried], budget_bytes: int) -> str:
+    """The methods that `auto` judged, in modelled tokens/s, then those that it skipped, each with the reason."""
+    judged = [f"{entry.method} {1 / entry.token_s:.0f}" for entry in found if entry.token_s]
+    skipped = [f"{entry.method} {_why_skipped(entry, budget_bytes)}" for entry in found if entry.skipped is not None]
+    return "; ".join([*([f"{', '.join(judged)} tokens/s, estimated"] if judged else []), *skipped])
+
+
+def _why_skipped(entry: Tried, budget_bytes: int) -> str:
+    if entry.needed_bytes is not None:
+        return f"needs {show_bytes(entry.needed_bytes)} of {show_bytes(budget_bytes)}"
+    return f"was skipped: {(entry.skipped or '').partition(';')[0]}"
 
 
 def _runtime() -> list[str]:
-    """How a user calls the runtime here: by its name where the environment is active, else by its path."""
+    """The words that call the runtime here: its name where the environment is active, else its path."""
     beside = Path(sys.executable).with_name(PROGRAM)
     if not beside.is_file():
         return [str(_shown(Path(sys.executable))), "-m", "coldpress.runtime"]
@@ -99,6 +163,6 @@ def _table(lines: list[tuple[str, str]]) -> str:
 
 
 def _shown(path: Path) -> Path:
-    """Relative where it lies below the present folder; links in it stay, an environment's interpreter is one."""
+    """The path, relative if it lies below the current folder. Keeps links: an environment's interpreter is one."""
     absolute = path.absolute()
     return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute

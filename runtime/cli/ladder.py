@@ -1,15 +1,18 @@
-"""What each mechanism brings on one artifact: decoding measured with one setting more at each step.
+"""Measures what each mechanism brings on one artifact: decoding with one setting more at each step.
 
-The steps are those of LLM in a flash, Table 2, Ripple, Fig. 11, and ActiveFlow, Fig. 16, as far as one artifact can
-take them: bundles and their order on flash are the artifact's own. Each step adds one setting to the best of those
-before it; what loses is shown with its loss and not taken along, but for what later steps stand on. All have the same
-DRAM budget. io_uring is a step where the kernel has it, and reading ahead one where a later layer's units can be
-guessed.
+The steps follow LLM in a flash, Table 2, Ripple, Fig. 11, and ActiveFlow, Fig. 16, as far as one artifact can take
+them: units and their order on flash are the artifact's own. Each step adds one setting to the best of those before it.
+A step that does not gain more than its noise is shown and left out, unless later steps need it. All steps have the same
+DRAM budget. io_uring is a step where the kernel has it, and reading ahead is one where the units of a later layer can
+be guessed.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from coldpress.runtime import _native
 from coldpress.runtime.cli import bench
@@ -22,24 +25,46 @@ from coldpress.schemas.manifest import Manifest
 
 SERIAL = "serial"
 GROUND = ("hybrid", "+selector", "+bundling", "+ordering")
-"""Beginnings of the names of steps that others stand on: a choice of units may cost more in scattered reads than it
-saves, and pay when those are put together."""
+"""Beginnings of the names of steps that later steps need. A choice of units, for example, may cost more in scattered
+reads than it saves, and pay as soon as those reads are joined."""
+ROUNDS = 3
+"""Rounds in which a measured step and the best one before it take turns."""
+NOISE = 2.0
+"""A step gains if its gain exceeds 1 by this many standard errors over the rounds."""
+MEANINGS = {
+    "naive": "every unit is read for every token, computing waits for it, and no unit stays in DRAM "
+    "(LLM in a flash, Table 2)",
+    "hybrid": "the same with as many units pinned as the DRAM holds (LLM in a flash, Table 2). Both stream this "
+    "artifact's units in its layout; a build with method=dense has its own layout and read buffer, so its speed "
+    "is another one",
+    "+selector": "only the units that the selector chooses are read",
+    "+bundling": "the slices of a unit lie together on flash",
+    "+window": "the units of the last tokens stay in DRAM (LLM in a flash)",
+    "+ordering": "units that are used together lie together on flash (Ripple)",
+    "+collapse": "reads are joined across gaps of at most so many bytes; adaptive: the runtime finds the gap (Ripple)",
+    "+cache": "this cache policy replaces the window",
+    "+linked": "runs of neighbours on flash enter that cache less often (Ripple)",
+    "+overlap": "computing goes on while units are read",
+    "+io_uring": "reads go through io_uring",
+    "+preload": "units that the next layers will probably use are read ahead (ActiveFlow)",
+}
+"""What a step is, by the beginning of its name."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How an artifact is run."""
+    """A plan for the artifact, and the way in which it reads flash."""
 
     plan: Plan
     flash: str
 
 
 class Rated(Protocol):
-    """What was measured of a setting."""
+    """The figures of a measured setting."""
 
     @property
     def tokens_per_s(self) -> float:
-        """By which settings are compared."""
+        """The figure that settings are compared by."""
         ...
 
 
@@ -52,24 +77,27 @@ class Step(Generic[RowT]):
 
     name: str
     gain: float
-    """Tokens per second over those of what was taken along before; 1 for the first."""
+    """Tokens per second over those of the best setting before it, a mean over rounds; 1 for the first step."""
+    gain_error: float
+    """Standard error of the gain over rounds; 0 for one round, as of a simulation, which has no noise."""
     total_gain: float
-    """Over those of the first, of what is taken along."""
+    """Tokens per second of the best setting so far over those of the first step."""
     kept: bool
-    """Whether the next steps have it, too."""
+    """Whether the next steps build on it."""
     row: RowT
+    """The setting's figures in the round of median speed."""
 
 
 Change = Callable[[Setting], Setting]
-"""What a step does to the best setting before it."""
+"""Makes a step's setting from the best setting before it."""
 
 
 def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Change]]]:
-    """The first setting, which keeps nothing and chooses nothing, and the steps behind it, each with its name.
+    """Returns the first setting, which caches nothing and uses every unit, and the named steps after it.
 
     Args:
         manifest: The artifact's.
-        plan: Where the ladder leads to: its selector, cache, gap and budget.
+        plan: The last step's: its selector, cache, gap and budget.
     """
     room = plan.dram_budget_bytes
     plan = budget.refit(manifest, plan.model_copy(update=NOTHING.fields), room)
@@ -115,20 +143,41 @@ def _as_before(plan: Plan, before: Plan) -> Plan:
     return plan.model_copy(update={"collapse_gap_bytes": before.collapse_gap_bytes, "collapse": before.collapse})
 
 
-def run(first: Setting, changes: Sequence[tuple[str, Change]], measure: Callable[[Setting], RowT]) -> list[Step[RowT]]:
-    """Climbs from the first setting; see `steps`. `measure` is asked once for each."""
+def run(
+    first: Setting, changes: Sequence[tuple[str, Change]], measure: Callable[[Setting], RowT], rounds: int = 1
+) -> list[Step[RowT]]:
+    """Measures the first setting, and each step beside the best setting before it.
+
+    Args:
+        first: See `steps`.
+        changes: See `steps`.
+        measure: Returns the figures of a setting.
+        rounds: How often a step and the best setting before it take turns; 1 where measuring has no noise: then each
+            setting is measured once.
+    """
     best, row = first, measure(first)
-    found: list[Step[RowT]] = [Step("naive", 1.0, 1.0, True, row)]
+    found: list[Step[RowT]] = [Step("naive", 1.0, 0.0, 1.0, True, row)]
     rate = lowest = row.tokens_per_s
     for name, change in changes:
         setting = change(best)
-        row = measure(setting)
-        gain = row.tokens_per_s / rate
-        kept = gain >= 1 or name.startswith(GROUND)
+        turns = [(measure(best).tokens_per_s if rounds > 1 else rate, measure(setting)) for _ in range(rounds)]
+        gains = np.array([then.tokens_per_s / before for before, then in turns])
+        gain, error = float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(rounds) if rounds > 1 else 0.0
+        row = turns[int(np.argsort([then.tokens_per_s for _, then in turns])[rounds // 2])][1]
+        kept = gain - NOISE * error >= 1 or name.startswith(GROUND)
         if kept:
             best, rate = setting, row.tokens_per_s
-        found.append(Step(name, gain, rate / lowest, kept, row))
+        found.append(Step(name, gain, error, rate / lowest, kept, row))
     return found
+
+
+def legend(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns what the steps of these names are, each kind of step once: (beginning of the name, meaning)."""
+    return [
+        (beginning, meaning)
+        for beginning, meaning in MEANINGS.items()
+        if any(name.startswith(beginning) for name in names)
+    ]
 
 
 def as_data(found: Sequence[Step[bench.Row]]) -> dict[str, Any]:
@@ -137,13 +186,13 @@ def as_data(found: Sequence[Step[bench.Row]]) -> dict[str, Any]:
 
 
 def render(found: Sequence[Step[bench.Row]]) -> str:
-    """The waterfall for people."""
+    """Returns the steps as a table, and what their names mean."""
     head = ("step", "tokens/s", "gain", "in all", "kept", "reads/token", "bytes/token", "hit rate", "flash ms/token")
     lines = [
         (
             step.name,
             f"{step.row.tokens_per_s:.2f}",
-            f"{step.gain:.2f}",
+            f"{step.gain:.2f} ± {step.gain_error:.2f}",
             f"{step.total_gain:.2f}",
             "yes" if step.kept else "no",
             f"{step.row.reads_per_token:.1f}",
@@ -153,4 +202,9 @@ def render(found: Sequence[Step[bench.Row]]) -> str:
         )
         for step in found
     ]
-    return table([head, *lines])
+    meanings = [f"{name}: {meaning}" for name, meaning in legend([step.name for step in found])]
+    note = (
+        f"gain: over the best step before it, a mean of {ROUNDS} rounds in turns; ± is its standard error. A step is "
+        f"kept where it gains more than {NOISE:g} of them, or where later steps need it."
+    )
+    return "\n".join([table([head, *lines]), "", note, *meanings])

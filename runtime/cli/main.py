@@ -102,7 +102,7 @@ def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | No
         with Session(arguments.artifact, plan=setting.plan, flash=setting.flash) as session:
             return bench.measure(session, prompt_ids, arguments.tokens, arguments.runs)
 
-    found = ladder.run(*ladder.steps(manifest, plan), measure)
+    found = ladder.run(*ladder.steps(manifest, plan), measure, ladder.ROUNDS)
     print(ladder.render(found))
     _print_json(ladder.as_data(found) | _emulated_as_data(caps))
     return 0

@@ -15,6 +15,8 @@ class Quality:
     """Mean negative log likelihood of a token, in nats, of each block."""
     num_predicted: int
     metrics: RunMetrics
+    block_tokens_per_s: tuple[float, ...]
+    """Measured decoding speed of each block in which tokens were decoded."""
 
     @property
     def mean_nll(self) -> float:

@@ -291,17 +291,19 @@ class Session:
                 "at least one block of two tokens, and at least one of them prefilled"
             )
         with self._exclusive():
-            timer, block_nll = self._start(), []
+            timer, block_nll, rates = self._start(), [], []
             for block in token_blocks:
-                done, total = 0, 0.0
+                done, total, before = 0, 0.0, timer.decoded()
                 for logits in self._teach(block, prefill_tokens if sparse else block_tokens, tokens_per_pass, timer):
                     total += sum_nll(logits, block[done + 1 : done + 1 + len(logits)])
                     done += len(logits)
                     if on_logits:
                         on_logits(logits)
                 block_nll.append(total / (block_tokens - 1))
+                decoded, seconds = (now - then for now, then in zip(timer.decoded(), before, strict=True))
+                rates += [decoded / seconds] if decoded else []
             num_predicted = len(token_blocks) * (block_tokens - 1)
-            return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store))
+            return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store), tuple(rates))
 
     def _teach(self, block: np.ndarray, num_dense: int, tokens_per_pass: int, timer: Timer) -> Iterator[np.ndarray]:
         """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""

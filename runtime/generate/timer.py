@@ -71,6 +71,10 @@ class Timer:
             self._num_decoded += self._decoding and place > 0
             yield replace(token, pass_number=self._num_passes if self._decoding else 0, accepted=place < own)
 
+    def decoded(self) -> tuple[int, float]:
+        """(tokens decoded so far, their seconds)."""
+        return self._num_decoded, self._decode_s
+
     def metrics(self, store: Store) -> RunMetrics:
         """Those of the run so far."""
         first_token_s = self._first_token_s or 0.0

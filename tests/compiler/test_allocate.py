@@ -11,7 +11,7 @@ from coldpress.compiler import cost_model
 from coldpress.compiler.activity import unit_statistics
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import allocate, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.stages.allocate import AllocateConfig, OverBudgetError
 from coldpress.compiler.stages.allocate import run as run_stage
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.plugins import names
@@ -382,6 +382,20 @@ def test_auto_takes_dense_unless_another_method_is_clearly_faster(
 def test_auto_takes_dense_where_all_fits(model: Model, tmp_path: Path) -> None:
     """Nothing is read then, and a sparse run computes as much or more."""
     assert run(config("auto", "100%"), model, of_density(tmp_path, 0.5), device_of()).method == "dense"
+
+
+def test_auto_records_the_methods_that_it_skipped(model: Model, tmp_path: Path) -> None:
+    """`relu` keeps all gates in DRAM, and a dense run keeps none."""
+    activations = of_density(tmp_path, 0.05)
+    with pytest.raises(OverBudgetError) as least:
+        run(config("relu", 100_000), model, activations, device_of())
+    budget = least.value.needed_bytes - 1
+    with pytest.raises(OverBudgetError) as alone:
+        run(config("relu", budget), model, activations, device_of())
+    sparsity = run(config("auto", budget), model, activations, device_of())
+    (skipped,) = (entry for entry in sparsity.tried if entry.skipped is not None)
+    assert (skipped.method, skipped.token_s, skipped.skipped) == ("relu", None, str(alone.value))
+    assert f" {skipped.needed_bytes:,} are needed" in str(alone.value)
 
 
 def test_auto_says_what_does_not_fit(model: Model, tmp_path: Path) -> None:

@@ -207,8 +207,10 @@ def test_measuring_needs_only_the_runtime(tmp_path: Path) -> None:
     """`pip install coldpress` without extras, on the device itself."""
     blocked = ("psutil", "yaml", "torch", "transformers", "pyarrow", "numba", "huggingface_hub", "snakemake")
     code = (
-        f"import sys; sys.modules.update(dict.fromkeys({blocked})); from coldpress.compiler.device import __main__ as command\n"
-        "from coldpress.compiler.device import host; host.READ_SIZES, host.DEPTHS, host.DRAM_BYTES = (4096,), (1,), 1 << 20\n"
+        f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
+        "from coldpress.compiler.device import __main__ as command\n"
+        "from coldpress.compiler.device import host\n"
+        "host.READ_SIZES, host.DEPTHS, host.DRAM_BYTES = (4096,), (1,), 1 << 20\n"
         "host.ROUND_BYTES = 1 << 16; sys.exit(command.main(sys.argv[1:]))"
     )
 

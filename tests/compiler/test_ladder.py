@@ -5,6 +5,7 @@ import pytest
 
 from coldpress.compiler.stages.verify.ladder import Placed, climb, every_unit, simulated, structural
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli.ladder import legend
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
@@ -93,6 +94,22 @@ def test_every_unit_is_asked_for_once(climbed):
 def test_a_dense_plan_has_no_ladder(climbed):
     artifact, plan, trace, _ = climbed
     assert climb(artifact, plan.model_copy(update={"method": "dense"}), trace) == ()
+
+
+def test_a_plan_that_prunes_nothing_has_no_ladder(climbed):
+    """Its bars would be empty."""
+    artifact, plan, trace, _ = climbed
+    whole = tuple(part.model_copy(update={"density": 1.0}) for part in plan.parts)
+    assert climb(artifact, plan.model_copy(update={"parts": whole}), trace) == ()
+
+
+def test_every_step_has_a_meaning(climbed):
+    names = [step.name for step in climbed[-1]]
+    meanings = dict(legend(names))
+    assert [name for name in names if not name.startswith(tuple(meanings))] == []
+    assert "LLM in a flash" in meanings["naive"]
+    assert "a build with method=dense has its own layout" in meanings["hybrid"]
+    assert "+io_uring" not in meanings
 
 
 def test_what_is_read_ahead_is_a_step_where_the_plan_reads_ahead(tmp_path):

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from coldpress.compiler.cost_model import kv_cache_bytes, slice_bytes, weight_bytes
 from coldpress.compiler.io import save_arrays
 from coldpress.compiler.stages.report import ReportConfig, charts, figures, run
 from coldpress.runtime.quantities import show_bytes
@@ -69,6 +70,11 @@ class Elements(HTMLParser):
 
     def handle_data(self, data):
         self.text.append(data)
+
+
+def shown(html):
+    """The text of a page, on one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html.replace("&#39;", "'")))
 
 
 def test_the_figures_by_hand(build, tmp_path):
@@ -144,7 +150,7 @@ def test_the_page_fits_a_narrow_screen(build, tmp_path):
     """360 px: nothing but what scrolls by itself is wider. Tables and charts lie in boxes that scroll."""
     _, html = report(build, tmp_path)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in html
-    for element in ("<table>", "<svg "):
+    for element in ("<table", "<svg "):
         assert html.count(element) == len(re.findall(rf'<div class="wide">\s*{element}', html)) > 0
     (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     assert ".wide { overflow-x: auto; }" in style
@@ -159,7 +165,7 @@ def test_the_page_fits_a_narrow_screen(build, tmp_path):
 
 def test_the_page_shows_the_figures(build, tmp_path):
     metrics, html = report(build, tmp_path)
-    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html.replace("&#39;", "'")))
+    text = shown(html)
     for part in (
         "tiny on Tiny phone",
         f"{show_bytes(metrics.resident_bytes)} / {show_bytes(metrics.budget_bytes)}",
@@ -179,7 +185,7 @@ def test_the_page_shows_the_figures(build, tmp_path):
         build.package().manifest_sha256,
         "DRAM in use",
         "Sparsity pays: 1.25 times the speed of a dense run in the same DRAM.",
-        "dense, same DRAM and format",
+        "a build with method=dense, same DRAM and format",
         "the original, all in DRAM as fp16",
         f"per token: {0.15:.3f} ms of flash reads, {0.07:.3f} ms of computing and copying",
         "50 tokens, tokenized with seed 0",
@@ -229,11 +235,85 @@ def test_what_each_mechanism_brings_is_drawn_from_where_the_best_before_led(buil
     assert [step.name for step in metrics.ladder] == ["naive", "+window", "+ordering"]
     drawn = report(build, tmp_path)[1]
     assert "+ordering" in drawn
-    assert "gains" in drawn
-    assert "loses, left out" in drawn
-    assert "the rest stands on it<" not in drawn  # no such step here
+    assert "faster" in drawn
+    assert "slower, left out" in drawn
+    assert "later steps need it<" not in drawn  # no such step here
     none = tiny_verification(build.layout, build.package().manifest_sha256).model_copy(update={"ladder": ()})
     assert "What each mechanism brings" not in report(build, tmp_path, verification=none)[1]
+
+
+def test_the_ladder_has_a_legend_and_says_how_it_differs_from_the_table(build, tmp_path):
+    text = shown(report(build, tmp_path)[1])
+    assert "naive every unit is read for every token" in text
+    assert "+window the units of the last tokens stay in DRAM" in text
+    assert "A build with method=dense, which makes 4,000 tokens/s in the same DRAM, is no step" in text
+    assert "the second half of the first decoded tokens, and the table above on all test tokens" in text
+
+
+def test_the_whole_model_in_dram_is_a_row_for_each_format(build, tmp_path):
+    """By hand: at the bandwidth of DRAM, all weights and half the KV cache of a token pass once."""
+    rows = re.findall(r'<tr><th scope="row">([^<]*, all in DRAM[^<]*)</th>(.*?)</tr>', report(build, tmp_path)[1])
+    cells = {name: re.findall(r"<td[^>]*>([^<]*)</td>", row) for name, row in rows}
+    assert list(cells) == [
+        "the original, all in DRAM as fp16", "int8_group32, all in DRAM", "int4_group32, all in DRAM",
+    ]  # fmt: skip
+    plan, spec = build.layout.plans[0], build.model.spec
+    for (name, row), format_name in zip(cells.items(), ("fp16", "int8_group32", "int4_group32"), strict=True):
+        kv_cache = kv_cache_bytes(spec, plan.context_length, "fp16")
+        passed = weight_bytes(build.model, format_name) + kv_cache // 2
+        if not spec.tie_word_embeddings:
+            passed -= spec.vocab_size * slice_bytes(spec.hidden_size, "fp16" if "original" in name else "int8_group32")
+        assert row[3] == f"{build.device.dram_bytes_per_s.value / passed:,.0f}", name
+        assert (row[1], row[2]) == ("0 B", "0.0")
+    assert [row[-1] for row in cells.values()] == ["8.00 ± 0.64", "8.10", "not measured"]
+
+
+def test_the_original_takes_more_dram_than_the_artifact_of_its_bytes(build, tmp_path):
+    """Both count bookkeeping, or an artifact would seem to take more than its whole model."""
+    whole = figures.all_in_dram(build.model, "int8_group32", 64, "fp16", build.device)
+    parts = {part.name: part.bytes for part in figures.budget_parts(build.model.spec, build.layout)}
+    assert whole.dram_bytes > weight_bytes(build.model, "int8_group32") + parts["KV cache"]
+
+
+def test_formats_in_which_the_whole_model_fits_are_named(build, tmp_path):
+    """In a budget of the whole model's bytes, and in one a byte smaller."""
+    needed = figures.all_in_dram(build.model, "int4_group32", 64, "fp16", build.device).dram_bytes
+    plan = build.layout.largest_plan
+    said = {}
+    for budget in (needed, needed - 1):
+        plans = (plan.model_copy(update={"dram_budget_bytes": budget}),)
+        html = report(build, tmp_path, layout=build.layout.model_copy(update={"plans": plans}))[1]
+        said[budget] = f"fits this budget, without reading flash, as int4_group32 ({show_bytes(needed)})." in shown(
+            html
+        )
+    assert list(said.values()) == [True, False]
+
+
+def test_a_build_that_prunes_nothing_says_so(build, tmp_path):
+    whole = tuple(
+        found.model_copy(update={"per_layer": (1.0,) * len(found.per_layer)}) for found in build.sparsity.densities
+    )
+    sparsity = build.sparsity.model_copy(update={"densities": whole})
+    said = "Nothing is pruned at this budget: every token uses every unit."
+    assert said in shown(report(build, tmp_path, sparsity=sparsity)[1])
+    assert said not in shown(report(build, tmp_path)[1])
+
+
+def test_no_memory_of_the_building_process_is_shown(build, tmp_path):
+    text = shown(report(build, tmp_path)[1])
+    assert "interpreter and its libraries are outside the budget" in text
+    assert " process " not in text
+
+
+def test_a_narrow_screen_shows_every_column(build, tmp_path):
+    """Cells of the first table stand below each other there, each with the name of its column."""
+    _, html = report(build, tmp_path)
+    (style,) = re.findall(r"@media \(max-width: 480px\) \{(.*?)\n\}", html, re.DOTALL)
+    assert ".stacked td { display: flex;" in style
+    assert ".stacked td::before { content: attr(data-name);" in style
+    (table,) = re.findall(r'<table class="stacked">(.*?)</table>', html, re.DOTALL)
+    assert table.count("<td") == table.count("data-name=") == 5 * (table.count("<tr>") - 1)
+    assert table.count('data-name="perplexity"') == table.count("<tr>") - 1
 
 
 def test_how_the_model_was_distilled_is_shown(build, tmp_path):

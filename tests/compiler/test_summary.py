@@ -9,8 +9,10 @@ import pytest
 from coldpress.compiler.io import load_record, save_record
 from coldpress.compiler.workflow import summary
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.metrics import DenseRun, Metrics, Sample
+from coldpress.schemas.export import Export
+from coldpress.schemas.metrics import DenseRun, Metrics, Protocol, Sample
 from coldpress.schemas.package import Package
+from coldpress.schemas.sparsity import Tried
 
 IDENTITY = "0123456789abcdef" * 4
 PROMPT = "It's a cat; $HOME"
@@ -40,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
         ppl_artifact_error=1.345,
         ppl_ratio_error=0.0123,
         tokens_per_s=46.4,
+        tokens_per_s_deviation=3.6,
         modelled_tokens_per_s=1241.0,
         ppl_dense=23.94,
         dense=DenseRun(
@@ -52,6 +55,8 @@ def folder(tmp_path: Path) -> Path:
             pinned_bytes=500_000,
         ),
         ladder=(),
+        tried=(),
+        protocol=Protocol(corpus="text", text_sha256="f" * 64, tokens_sha256="b" * 64, context_length=256, stride=256),
         sample=Sample(prompt=PROMPT, text=" sat\ndown", max_new_tokens=48, temperature=0.6, seed=7),
     )
     package = Package(
@@ -75,8 +80,8 @@ def changed(folder: Path, **figures: object) -> str:
 
 def test_the_screen_has_text_figures_and_paths(folder: Path) -> None:
     text = summary.show(folder)
-    assert "  It's a cat; $HOME sat\n  down\n" in text
-    for figure in ("4.6 MB", "814 kB", "2.2 MB", "123 kB", "55.0 reads", "19.1%", "46 tokens/s", IDENTITY):
+    assert "\n  prompt\n    It's a cat; $HOME\n\n  continuation\n     sat\n    down\n\n" in text
+    for figure in ("4.6 MB", "814 kB", "2.2 MB", "123 kB", "55.0 reads", "19.1%", "46 ± 4 tokens/s", IDENTITY):
         assert figure in text, figure
     assert "25.29 ± 1.34; of the source 23.91 ± 1.23; ratio 1.0575 ± 0.0123" in text
     assert "4 of 16 blocks of test text, 1,020 tokens" in text
@@ -86,7 +91,7 @@ def test_the_screen_has_text_figures_and_paths(folder: Path) -> None:
 
 def test_text_of_a_strange_model_moves_no_cursor(folder: Path) -> None:
     sample = Sample(prompt="a", text="\x1b[2J\rb\nc", max_new_tokens=1, temperature=0.6, seed=7)
-    assert "\n  a\\x1b[2J\\rb\n  c\n" in changed(folder, sample=sample)
+    assert "\n    \\x1b[2J\\rb\n    c\n" in changed(folder, sample=sample)
 
 
 def test_the_last_line_is_a_command_for_a_shell(folder: Path) -> None:
@@ -133,7 +138,60 @@ def test_dense_stands_beside_the_choice(folder: Path) -> None:
     assert "500 tokens/s, 2.61 MB in 24 reads per token, perplexity 23.94; this artifact is 2.48" in summary.show(
         folder
     )
+    assert "  dense, same DRAM  a build with method=dense, simulated: 500 tokens/s" in summary.show(folder)
     said = "0.50 times as fast: sparsity does not pay here, build with method=dense"
     assert said in changed(folder, modelled_tokens_per_s=250.0)
     assert "this artifact is dense" in changed(folder, method="dense")
     assert "does not fit" in changed(folder, dense=None)
+
+
+def test_the_budget_is_said_to_be_without_the_interpreter(folder: Path) -> None:
+    assert "814 kB fixed, of a budget of 2.2 MB; the interpreter and its libraries are outside" in summary.show(folder)
+
+
+def test_a_speed_of_one_block_has_no_spread(folder: Path) -> None:
+    text = changed(folder, tokens_per_s_deviation=float("nan"))
+    assert "speed here        46 tokens/s, measured at this machine's present load\n" in text
+
+
+def test_what_auto_tried_is_one_line(folder: Path) -> None:
+    """Speeds of the methods that it judged, and why it skipped the others."""
+    assert "auto tried" not in summary.show(folder)
+    tried = (
+        Tried(method="dense", token_s=1 / 452),
+        Tried(method="predictor", token_s=1 / 60),
+        Tried(method="relu", skipped="a budget is too small; raise it", needed_bytes=11_300_000),
+        Tried(method="topk", skipped="nothing is left out; use method=dense"),
+    )
+    (line,) = [line for line in changed(folder, tried=tried).splitlines() if "auto tried" in line]
+    assert line.split(maxsplit=2)[2] == (
+        "dense 452, predictor 60 tokens/s, estimated; relu needs 11.3 MB of 2.2 MB; "
+        "topk was skipped: nothing is left out"
+    )
+
+
+def test_the_exported_file_is_named(folder: Path) -> None:
+    """Where it is of this artifact, and still there."""
+    assert "  exported  " not in summary.show(folder)
+    file = folder / "demo.gguf"
+    record = Export(
+        target="gguf",
+        file=str(file),
+        sha256="c" * 64,
+        size_bytes=5_200_000,
+        artifact_sha256=IDENTITY,
+        rounded=("blk.0.ffn_down.weight",),
+    )
+    save_record(record, folder / "export.json")
+    assert "  exported  " not in summary.show(folder)
+    file.touch()
+    assert f"exported          {file}, 5.2 MB, 1 tensors rounded again\n" in summary.show(folder)
+    save_record(record.model_copy(update={"artifact_sha256": "d" * 64}), folder / "export.json")
+    assert "  exported  " not in summary.show(folder)
+
+
+def test_the_text_that_the_identity_depends_on_is_named(folder: Path) -> None:
+    """The documentation that a Python carries differs from Python to Python."""
+    assert "  text              text, sha256 ffffffffffff\n" in summary.show(folder)
+    protocol = load_record(folder / "metrics.json", Metrics).protocol.model_copy(update={"corpus": "pydoc"})
+    assert "pydoc, sha256 ffffffffffff; the documentation of this Python" in changed(folder, protocol=protocol)

@@ -44,6 +44,25 @@ def test_a_stage_is_a_module_a_rule_and_a_test(stage: str) -> None:
     assert list((ROOT / "tests" / "compiler").glob(f"test_{stage}*.py"))
 
 
+def test_make_says_what_it_installs_and_shows_it() -> None:
+    """Nobody should wait for minutes without a line."""
+    done = subprocess.run(
+        ["make", "-n", "-B", "demo"], cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    install = next(line for line in done.stdout.splitlines() if " pip install " in line)
+    assert "--quiet" not in install
+    before = done.stdout[: done.stdout.index(install)]
+    assert "torch" in before
+    assert " GB " in before
+    assert re.search(r"\d+ to \d+ minutes", before)
+
+
+def test_every_benchmark_is_listed() -> None:
+    modules = {path.stem for path in (ROOT / "tests" / "benchmarks").glob("[a-z]*.py")}
+    listed = set(re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    assert modules == {name for names in listed for name in re.findall(r"\w+", names)}
+
+
 def test_there_are_no_other_rules() -> None:
     assert {path.stem for path in RULES.glob("*.smk")} == {*STAGES, "common", "device"}
     included = re.findall(r'include: "rules/(\w+)\.smk"', (ROOT / "Snakefile").read_text())

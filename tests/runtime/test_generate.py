@@ -335,6 +335,8 @@ def test_perplexity_is_that_of_transformers(tmp_path):
     assert dense.perplexity == pytest.approx(np.exp(dense.mean_nll))
     assert dense.num_predicted == sparse.num_predicted == 3 * 39
     assert (dense.metrics.num_tokens, sparse.metrics.num_tokens) == (0, 3 * 38)
+    assert (len(dense.block_tokens_per_s), len(sparse.block_tokens_per_s)) == (0, 3)
+    assert sum(38 / rate for rate in sparse.block_tokens_per_s) == pytest.approx(sparse.metrics.decode_s)
     assert (np.argmax(rows, axis=1) == np.concatenate(likeliest)).mean() > 0.95
     mixed = session.perplexity(blocks, sparse=True, prefill_tokens=10)
     assert mixed.mean_nll == pytest.approx(np.mean(expected), rel=1e-3)

@@ -145,6 +145,33 @@ def test_what_others_stand_on_is_taken_along_though_it_loses():
     ]
 
 
+def climbed_in_rounds(rates):
+    """The step of a ladder whose settings are measured with these speeds, in three rounds."""
+    speeds = iter(rates)
+    changes = [("+window", lambda setting: f"{setting} +window")]
+    measured = []
+
+    def measure(setting):
+        measured.append(setting)
+        return SimpleNamespace(tokens_per_s=next(speeds))
+
+    _, step = ladder.run("naive", changes, measure, 3)
+    assert measured == ["naive", *(["naive", "naive +window"] * 3)]
+    return step
+
+
+def test_a_measured_step_gains_only_beyond_its_noise():
+    """The step and the best before it take turns, so that a machine that slows down slows both."""
+    noisy = climbed_in_rounds([10.0, 10.0, 13.0, 10.0, 9.0, 10.0, 9.5])
+    assert noisy.gain == pytest.approx(1.05)
+    assert noisy.gain_error == pytest.approx(0.218 / 3**0.5, rel=0.01)
+    assert not noisy.kept
+    drifting = climbed_in_rounds([10.0, 10.0, 11.0, 8.0, 8.8, 6.0, 6.6])
+    assert drifting.gain == pytest.approx(1.1)
+    assert drifting.kept
+    assert drifting.row.tokens_per_s == 8.8
+
+
 def test_bench_prints_the_waterfall(relu_artifact, capsys):
     assert main(["bench", str(relu_artifact.path), "--ladder", "--tokens", "3", "--runs", "1"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
@@ -153,3 +180,5 @@ def test_bench_prints_the_waterfall(relu_artifact, capsys):
     assert found[0]["row"]["hit_rate"] == 0 < found[1]["row"]["hit_rate"]
     assert [step["row"]["selector"] for step in found[:4]] == ["dense", "dense", "relu", "relu"]
     assert any(line.startswith("+overlap") for line in lines)
+    assert any(line.startswith("hybrid: the same with as many units pinned") for line in lines)
+    assert all(step["gain_error"] > 0 for step in found[1:])

@@ -1,4 +1,4 @@
-"""runtime/profiles/yaml_records.py: every mistake of a profile in one sentence, and nothing that a stranger's file can break."""
+"""runtime/profiles/yaml_records.py: one sentence names every mistake of a profile, and no file can break the reader."""
 
 import os
 from pathlib import Path

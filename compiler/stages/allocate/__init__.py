@@ -49,7 +49,7 @@ from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.families import FamilyName, FormatName, used_share
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
-from coldpress.schemas.sparsity import Budget, Densities, Sparsity
+from coldpress.schemas.sparsity import Budget, Densities, Sparsity, Tried
 
 LOG = logging.getLogger(__name__)
 MIN_RANK = 8
@@ -65,7 +65,7 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, Overpredicti
         default="int4_group32", description="how weights are stored"
     )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
-        description="bytes, 3GB, 1.5GiB, or a share of weights and KV cache such as 50%, and bookkeeping on top"
+        description="bytes, 3GB, 1.5GiB, or a share such as 50% of weights and KV cache, plus fixed bookkeeping"
     )
     context_length: Annotated[PositiveCount, Key(default="the model's, at most 1024")] = Field(
         description="tokens that the KV cache holds; it is part of the budget"
@@ -83,6 +83,15 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, Overpredicti
     layers_per_group: Annotated[PositiveCount, Key()] = Field(
         default=1, description="consecutive layers whose units lie together on flash"
     )
+
+
+class OverBudgetError(DoesNotFitError):
+    """The DRAM budget cannot hold what a method needs before it caches any unit."""
+
+    def __init__(self, text: str, needed_bytes: int) -> None:
+        """`needed_bytes` is what the method needs."""
+        super().__init__(text)
+        self.needed_bytes = needed_bytes
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,7 @@ def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
     """
     found: list[Sparsity] = []
     refusals: list[ColdpressError] = []
+    skipped: list[Tried] = []
     configs: dict[str, AllocateConfig] = {}
     for method in candidates(inputs.model.spec):
         own = {"options": own_options(method, config.options), "density": _density_for(method, config.density)}
@@ -158,10 +168,13 @@ def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
             found.append(_divided(configs[method].model_copy(update={"density_allocation": UNIFORM}), inputs))
         except ColdpressError as error:  # too large for the budget, or with nothing to leave out
             refusals.append(error)
+            needed = error.needed_bytes if isinstance(error, OverBudgetError) else None
+            skipped.append(Tried(method=method, skipped=str(error), needed_bytes=needed))
             LOG.info("allocate: %s is no candidate: %s", method, error)
     if not found:
         raise refusals[-1]
     chosen = choose(found, inputs.model, inputs.activations, inputs.device, config.overprediction)
+    chosen = chosen.model_copy(update={"tried": (*chosen.tried, *skipped)})
     if config.density_allocation == UNIFORM:
         return chosen
     return _divided(configs[chosen.method], inputs).model_copy(update={"tried": chosen.tried})
@@ -323,11 +336,12 @@ def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:
     """What is left for units (Eqs. 2 and 8)."""
     needed = needs.resident + needs.kv_cache + needs.bookkeeping + needs.predictors + needs.buffers
     if needed > budget:
-        raise DoesNotFitError(
+        raise OverBudgetError(
             f"a DRAM budget of {budget:,} bytes was asked for, {needed:,} are needed before any unit is kept: "
             f"{needs.resident:,} resident tensors in {config.format}, {needs.kv_cache:,} KV cache of "
             f"{config.context_length} tokens, {needs.bookkeeping:,} bookkeeping, {needs.predictors:,} predictors, "
             f"{needs.buffers:,} buffers; "
-            "use a shorter context_length or a smaller format, or raise dram_budget"
+            "use a shorter context_length or a smaller format, or raise dram_budget",
+            needed,
         )
     return budget - needed

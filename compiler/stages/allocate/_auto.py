@@ -52,7 +52,7 @@ def choose(
     LOG.info(
         "allocate: auto takes %s; a token takes about %s",
         fastest.method,
-        ", ".join(f"{1e3 * entry.token_s:.3g} ms with {entry.method}" for entry in tried),
+        ", ".join(f"{1e3 * value:.3g} ms with {method}" for method, value in seconds.items()),
     )
     return fastest.model_copy(update={"tried": tried})
 

@@ -68,8 +68,12 @@ def line(across: str, up: str, points: Mapping[float, float]) -> str:
 
 
 def waterfall(across: str, bars: Sequence[tuple[str, float, float, bool]]) -> str:
-    """Bars from the top down, each from where it began to where it led: (name, from, to, whether it is taken along)."""
-    labels = {(True, True): "gains", (False, True): "loses, the rest stands on it", (False, False): "loses, left out"}
+    """Bars from the top down: (name, figure before the step, figure after it, whether the step is kept)."""
+    labels = {
+        (True, True): "faster",
+        (False, True): "slower, but later steps need it",
+        (False, False): "slower, left out",
+    }
     colours = dict(zip(labels, (SERIES[0], SERIES[1], SERIES[5]), strict=True))
 
     def draw(axes: Any) -> None:

@@ -1,4 +1,4 @@
-"""The numbers behind the report: plain arithmetic on records and activation counts, nothing is drawn here."""
+"""Computes the numbers of the report from records and activation counts; draws nothing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,12 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.compiler.activity.packed_bits import adjacent_share
+from coldpress.compiler.cost_model import flash_bytes, kv_cache_bytes, resident_bytes
+from coldpress.compiler.dense_run import computed_bytes
 from coldpress.compiler.io import load_arrays
+from coldpress.compiler.sections import asked_budget_bytes
 from coldpress.runtime.plan.bookkeeping import counted_bytes
+from coldpress.runtime.store.clock import dram_seconds
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName
-from coldpress.schemas.layout import Layout, placed_parts
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, used_share
+from coldpress.schemas.layout import KvCacheFormat, Layout, placed_parts
 from coldpress.schemas.metrics import Metrics, Verification
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.package import Package
@@ -30,6 +34,15 @@ class BudgetPart:
 
     name: str
     bytes: int
+
+
+@dataclass(frozen=True)
+class InDram:
+    """A run that holds the whole model in DRAM and reads no flash."""
+
+    dram_bytes: int
+    tokens_per_s: float
+    """By the device's law."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,10 @@ class FrequencyCurve:
 
 @dataclass(frozen=True)
 class HotOverlap:
-    """How many of the hottest units of all text are so in a part of it: near 1, one placement suits every text."""
+    """The share of the hottest units of all text that are among the hottest of a part of it.
+
+    Near 1, one placement suits every text.
+    """
 
     layer: int
     family: FamilyName
@@ -89,16 +105,36 @@ def make_metrics(
         ppl_artifact_error=found.ppl_artifact_error,
         ppl_ratio_error=found.ppl_ratio_error,
         tokens_per_s=run.num_tokens / run.decode_s,
+        tokens_per_s_deviation=found.tokens_per_s_deviation,
         modelled_tokens_per_s=run.modelled_tokens_per_s,
         ppl_dense=found.ppl_dense,
         dense=found.dense,
         ladder=found.ladder,
+        tried=sparsity.tried,
+        protocol=found.protocol,
         sample=found.sample,
     )
 
 
+def all_in_dram(
+    model: Model, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, device: DeviceProfile
+) -> InDram:
+    """Returns what the whole model takes in DRAM, and its simulated speed there, by arithmetic on shapes.
+
+    Every token reads from DRAM what it computes with: all weights, of experts its own alone, and half the KV cache.
+    """
+    spec, page_bytes = model.spec, device.flash.page_bytes.value
+    resident = resident_bytes(model, (WHOLE_MLP,), format_name)
+    computed = computed_bytes(model, format_name, resident, kv_cache_bytes(spec, context_length, kv_cache))
+    units = int(flash_bytes((WHOLE_MLP,), spec, format_name) * used_share(WHOLE_MLP, spec))
+    return InDram(
+        dram_bytes=asked_budget_bytes("100%", model, format_name, context_length, kv_cache, page_bytes),
+        tokens_per_s=1 / dram_seconds(device, computed, 1, units),
+    )
+
+
 def budget_parts(spec: ModelSpec, layout: Layout) -> tuple[BudgetPart, ...]:
-    """What the DRAM budget is spent on; the parts sum to it."""
+    """Returns the uses of the DRAM budget; they sum to it."""
     plan = layout.largest_plan
     arrays = [array for one in layout.plans for array in one.arrays]
     bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays)
@@ -128,7 +164,7 @@ def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[Freq
 
 
 def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverlap, ...]:
-    """Of each layer and family that was counted by context (ActiveFlow Fig. 6 shows the same of channels)."""
+    """One overlap per layer and family that was counted by context (ActiveFlow Fig. 6 shows this for channels)."""
     found: list[HotOverlap] = []
     for layer, statistics in _counted(activations, sparsity):
         arrays = load_arrays(statistics.arrays)
@@ -149,14 +185,14 @@ def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverl
 
 
 def _hottest(counts: np.ndarray) -> np.ndarray:
-    """bool [num_units], the HOT_UNITS most active ones; ties go to the lower unit."""
+    """bool [num_units], true for the HOT_UNITS most active units; of equal ones the lower unit counts as hotter."""
     hot = np.zeros(counts.size, bool)
     hot[np.argsort(-counts.astype(np.int64), kind="stable")[: max(1, round(HOT_UNITS * counts.size))]] = True
     return hot
 
 
 def _mean_overlap(hot: np.ndarray, parts: np.ndarray) -> float:
-    """Mean share of `hot` that is hottest in each row of counts [num_parts, num_units], too."""
+    """Mean, over the rows of counts [num_parts, num_units], of the share of `hot` that is hottest in the row too."""
     return float(np.mean([(hot & _hottest(counts)).sum() / hot.sum() for counts in parts]))
 
 
@@ -174,7 +210,7 @@ def _counted(activations: Activations, sparsity: Sparsity) -> Iterator[tuple[int
 
 
 def structural_adjacency(activations: Activations, sparsity: Sparsity) -> dict[tuple[int, FamilyName], float]:
-    """Share of activations whose neighbour in the model's own order is active too: what `order` improves on."""
+    """Share of activations whose neighbour in the model's own order is active too; `order` improves on it."""
     return {
         (layer, statistics.family): adjacent_share(load_arrays(statistics.arrays, "bits")["bits"])
         for layer, statistics in _counted(activations, sparsity)

@@ -1,4 +1,4 @@
-"""The HTML page: one file, no links, no scripts. Puts words and charts to the numbers of `_figures`."""
+"""Renders the HTML page: one file, no links, no scripts. Adds words and charts to the numbers of `_figures`."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -8,18 +8,32 @@ import jinja2
 import numpy as np
 
 from coldpress.compiler.block_statistics import with_error
-from coldpress.compiler.cost_model import dense_footprint_bytes, weight_bytes
+from coldpress.compiler.cost_model import weight_bytes
 from coldpress.compiler.run_command import PROGRAM, run_command
-from coldpress.compiler.stages.report.figures import BudgetPart, FrequencyCurve, budget_parts, frequency_curves
+from coldpress.compiler.stages.report.figures import (
+    BudgetPart,
+    FrequencyCurve,
+    InDram,
+    all_in_dram,
+    budget_parts,
+    frequency_curves,
+)
 from coldpress.compiler.stages.report.page_charts import Inputs, charts_of
 from coldpress.compiler.stages.report.predictors import predictor_part
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas import __version__
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.errors import printable
-from coldpress.schemas.families import FamilyName
+from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.layout import Layout, placed_parts
 from coldpress.schemas.metrics import Metrics, RunMetrics, Verification
+
+COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
+"""Of the table that answers whether the artifact pays."""
+DENSE = "dense"
+ORIGINAL: FormatName = "fp16"
+WHOLE_FORMATS: tuple[FormatName, ...] = ("int8_group32", "int4_group32")
+"""Formats that the whole model in DRAM is shown in, beside the original's."""
 
 
 def render(metrics: Metrics, inputs: Inputs) -> str:
@@ -43,7 +57,8 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         cards=_cards(metrics, inputs.device),
         budget=_with_unused_last(budget_parts(inputs.model.spec, inputs.layout)),
         charts=list(charts_of(inputs, curves)),
-        verdict=[_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device.flash)],
+        verdict=_verdicts(metrics, inputs),
+        columns=COLUMNS,
         command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
         compared=_compared(metrics, inputs),
         measured=_measured(metrics, inputs.verification, inputs.layout),
@@ -55,8 +70,10 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
 
 
 def shown(value: Any) -> Any:
-    """A value of a template as it may be shown: of a stranger's text no control character, and nothing that turns the
-    direction of writing; line feeds stay, which a sample has."""
+    """Escapes control characters and marks of writing direction in a template's text, which a stranger may have chosen.
+
+    Line feeds stay, since a sample has them.
+    """
     return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 
@@ -64,7 +81,7 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
     worse = metrics.ppl_ratio - 1
     return [
         (show_bytes(metrics.artifact_bytes), "artifact"),
-        (f"{show_bytes(metrics.resident_bytes)} / {show_bytes(metrics.budget_bytes)}", "always in DRAM / budget"),
+        (f"{show_bytes(metrics.resident_bytes)} / {show_bytes(metrics.budget_bytes)}", "fixed in DRAM / DRAM budget"),
         (show_bytes(metrics.flash_bytes_per_token), "read from flash per token"),
         (f"{metrics.reads_per_token:.1f}", "reads per token"),
         (f"{100 * metrics.hit_rate:.1f} %", "cache hit rate"),
@@ -72,7 +89,10 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
             f"{metrics.ppl_source:.2f} → {metrics.ppl_artifact:.2f}",
             f"perplexity, source → artifact ({100 * worse:+.1f} %)",
         ),
-        (_rate(metrics.tokens_per_s), "tokens/s on the machine that built this"),
+        (
+            with_error(metrics.tokens_per_s, metrics.tokens_per_s_deviation, 0),
+            "tokens/s on the machine that built this, at its load then; ± is the standard deviation over blocks",
+        ),
         (_rate(metrics.modelled_tokens_per_s), f"tokens/s simulated on {device.title}"),
         *(
             []
@@ -82,12 +102,27 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
     ]
 
 
+def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
+    """The sentences below the first heading."""
+    found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device.flash)]
+    if metrics.method != DENSE and inputs.sparsity.is_whole:
+        found.insert(1, "Nothing is pruned at this budget: every token uses every unit.")
+    fitting = [
+        f"{format_name} ({show_bytes(whole.dram_bytes)})"
+        for format_name in (ORIGINAL, *WHOLE_FORMATS)
+        if (whole := _in_dram(inputs, format_name)).dram_bytes <= metrics.budget_bytes
+    ]
+    if fitting:
+        found.append(f"The whole model fits this budget, without reading flash, as {' or '.join(fitting)}.")
+    return found
+
+
 def _verdict(metrics: Metrics) -> str:
     """Whether sparsity pays, in a sentence."""
     gain = metrics.gain_over_dense
     if gain is None:
         return "A dense run does not fit this budget: its buffers alone exceed it."
-    if metrics.method == "dense":
+    if metrics.method == DENSE:
         return "This artifact is the dense run itself: every unit is used on every token."
     if gain >= 1:
         return f"Sparsity pays: {gain:.2f} times the speed of a dense run in the same DRAM."
@@ -98,7 +133,7 @@ def _verdict(metrics: Metrics) -> str:
 
 
 def _quality(metrics: Metrics) -> str:
-    """What the artifact lost, in a sentence."""
+    """The artifact's loss of quality, in a sentence."""
     ratio = with_error(metrics.ppl_ratio, metrics.ppl_ratio_error, 4)
     return (
         f"Its perplexity is {ratio} times the original's, on {metrics.num_measured_blocks} of "
@@ -107,7 +142,7 @@ def _quality(metrics: Metrics) -> str:
 
 
 def _limit(run: RunMetrics, flash: Flash) -> str:
-    """What limits the simulated speed, in a sentence."""
+    """The bottleneck of the simulated speed, in a sentence."""
     flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
     whole = f"of {1000 * run.modelled_s / run.num_tokens:.3g} ms of a token"
     if dram_ms >= flash_ms:
@@ -122,7 +157,7 @@ def _limit(run: RunMetrics, flash: Flash) -> str:
 
 
 def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
-    """This artifact beside a dense run in the same DRAM, and beside the original."""
+    """Rows for this artifact, a dense build in the same DRAM, and the whole model in DRAM, format by format."""
     rows = [
         (
             f"this artifact, {metrics.method}",
@@ -137,7 +172,7 @@ def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
         dense = metrics.dense
         rows.append(
             (
-                "dense, same DRAM and format",
+                "a build with method=dense, same DRAM and format",
                 show_bytes(metrics.budget_bytes),
                 show_bytes(dense.flash_bytes_per_token),
                 str(dense.reads_per_token),
@@ -145,11 +180,27 @@ def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
                 f"{metrics.ppl_dense:.2f}",
             )
         )
-    context_length = inputs.layout.largest_plan.context_length
-    whole = dense_footprint_bytes(inputs.model, "fp16", context_length)
-    perplexity = with_error(metrics.ppl_source, metrics.ppl_source_error, 2)
-    rows.append(("the original, all in DRAM as fp16", show_bytes(whole), "-", "-", "-", perplexity))
-    return rows
+    return rows + [_whole(metrics, inputs, format_name) for format_name in (ORIGINAL, *WHOLE_FORMATS)]
+
+
+def _whole(metrics: Metrics, inputs: Inputs, format_name: FormatName) -> tuple[str, ...]:
+    """The row of the whole model in DRAM: the source in fp16, and this artifact's weights in other formats."""
+    original = format_name == ORIGINAL
+    found = _in_dram(inputs, format_name)
+    perplexity = "not measured"
+    if original:
+        perplexity = with_error(metrics.ppl_source, metrics.ppl_source_error, 2)
+    elif format_name == metrics.format:
+        perplexity = f"{metrics.ppl_dense:.2f}"
+    name = f"the original, all in DRAM as {format_name}" if original else f"{format_name}, all in DRAM"
+    return (name, show_bytes(found.dram_bytes), "0 B", "0.0", _rate(found.tokens_per_s), perplexity)
+
+
+def _in_dram(inputs: Inputs, format_name: FormatName) -> InDram:
+    """The whole model in DRAM: the original keeps its KV cache in fp16, other formats as the artifact does."""
+    plan = inputs.layout.largest_plan
+    kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
+    return all_in_dram(inputs.model, format_name, plan.context_length, kept, inputs.device)
 
 
 def _rate(per_s: float) -> str:
@@ -222,12 +273,8 @@ def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tup
         (
             "DRAM in use",
             show_bytes(run.dram_used_bytes),
-            f"of {show_bytes(run.dram_budget_bytes)}, by the runtime's count",
-        ),
-        (
-            "process",
-            show_bytes(run.peak_rss_bytes),
-            "largest resident set while decoding, interpreter and libraries included",
+            f"of {show_bytes(run.dram_budget_bytes)}, by the runtime's count; the interpreter and its libraries are "
+            "outside the budget",
         ),
     ]
     return rows

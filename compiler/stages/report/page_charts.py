@@ -1,4 +1,4 @@
-"""Which charts the page has, and what stands below them. The numbers come from `_figures`, the drawing is `_charts`."""
+"""Chooses the charts of the page and writes their captions; `_figures` has the numbers, `_charts` draws."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,12 @@ import numpy as np
 
 from coldpress.compiler.stages.report import charts
 from coldpress.compiler.stages.report.figures import FrequencyCurve, HotOverlap, hot_overlaps, structural_adjacency
+from coldpress.runtime.cli.ladder import legend
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Layout, placed_parts
-from coldpress.schemas.metrics import LadderStep, Verification
+from coldpress.schemas.metrics import DenseRun, LadderStep, Verification
 from coldpress.schemas.model import Distillation, Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.package import Package
@@ -25,7 +26,7 @@ NUM_CURVES = 5
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that the page tells about."""
+    """The records that the page shows."""
 
     model: Model
     device: DeviceProfile
@@ -48,12 +49,14 @@ class Chart:
     title: str
     svg: str
     caption: str
+    legend: tuple[tuple[str, str], ...] = ()
+    """Names in the drawing that need a sentence, and the sentence."""
 
 
 def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
-    """The charts that there are numbers for, in the order of the stages."""
+    """The charts whose numbers exist, in the order of the stages."""
     if inputs.verification.ladder:
-        yield _ladder_chart(inputs.verification.ladder)
+        yield _ladder_chart(inputs.verification.ladder, inputs.verification.dense)
     yield _density_chart(inputs)
     yield _share_chart(inputs.layout)
     if inputs.model.relufication is not None:
@@ -71,18 +74,23 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
         yield _pinned_chart(inputs.placement)
 
 
-def _ladder_chart(steps: Sequence[LadderStep]) -> Chart:
+def _ladder_chart(steps: Sequence[LadderStep], dense: DenseRun | None) -> Chart:
     bars, reached = [], 0.0
     for step in steps:
         bars.append((step.name, reached, step.tokens_per_s, step.kept))
         reached = step.tokens_per_s if step.kept else reached
     caption = (
-        "Simulated tokens per second with one mechanism more at a time, in the same DRAM, on the requests of the first "
-        "decoded tokens: from reading every unit, through what DRAM has room for, the choice of units and the cache, "
-        "to the order on flash, reads across gaps and computing while reading. What loses is left out, unless the rest "
-        "stands on it, as on the choice of units."
+        "Simulated tokens per second with one mechanism more at a time, in the same DRAM, from the top down. A step "
+        "that makes it slower is left out, unless later steps need it. The bars are simulated on the second half of "
+        "the first decoded tokens, and the table above on all test tokens, so the two differ a little."
     )
-    return Chart("What each mechanism brings", charts.waterfall("tokens/s", bars), caption)
+    if dense is not None:
+        caption += (
+            f" A build with method=dense, which makes {dense.tokens_per_s:,.0f} tokens/s in the same DRAM, is no step: "
+            "it pins whole layers and streams the others in a layout of its own."
+        )
+    meanings = tuple(legend([step.name for step in steps]))
+    return Chart("What each mechanism brings", charts.waterfall("tokens/s", bars), caption, meanings)
 
 
 def _density_chart(inputs: Inputs) -> Chart:
@@ -98,16 +106,16 @@ def _density_chart(inputs: Inputs) -> Chart:
         }
         if measured and measured != series[f"{densities.family} planned"]:
             series[f"{densities.family} active"] = measured
-    caption = "Share of a family's units that a token uses: what allocate planned"
-    caption += ", what calibration text activates" if len(series) > len(inputs.sparsity.densities) else ""
-    caption += ", and what the predictors choose on text they were not trained on." if predicted else "."
+    caption = "Share of a family's units that a token uses: as planned"
+    caption += ", as calibration text activates them" if len(series) > len(inputs.sparsity.densities) else ""
+    caption += ", and what the predictors choose on text that they were not trained on." if predicted else "."
     if predicted:
         series["predicted"] = {entry.layer: entry.predicted_density for entry in predicted}
     return Chart("Density", charts.per_layer("density", series), caption)
 
 
 def _share_chart(layout: Layout) -> Chart:
-    """Of all flash bytes of a layer, how many are pinned or have a cache slot."""
+    """Draws the share of each layer's flash bytes that are pinned or have a cache slot."""
     pinned, cached, total = defaultdict(int), defaultdict(int), defaultdict(int)
     for part, section in placed_parts(layout.largest_plan, layout.sections):
         pinned[part.layer] += part.num_pinned * section.unit_bytes
@@ -118,7 +126,7 @@ def _share_chart(layout: Layout) -> Chart:
         "pinned": [pinned[layer] / total[layer] for layer in layers],
         "cache slots": [cached[layer] / total[layer] for layer in layers],
     }
-    caption = "Share of each layer's flash bytes that DRAM has room for: pinned for good, and slots that change hands."
+    caption = "Share of each layer's flash bytes that DRAM has room for: pinned units, and slots of the cache."
     return Chart("Kept in DRAM", charts.stacked("share of the layer's units", series, layers), caption)
 
 
@@ -140,8 +148,8 @@ def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:
     names = {f"layer {curve.layer}" + (f" {curve.family}" if several else ""): curve.frequency for curve in chosen}
     hot = float(np.mean([curve.hot_units for curve in curves]))
     caption = (
-        f"How often a unit is active, most active first. On average {100 * hot:.0f} % of the units make 80 % of the "
-        "activations; a power law is a straight line."
+        f"How often a unit is active, most active first. On average {100 * hot:.0f} % of the units account for 80 % of "
+        "the activations; a power law is a straight line."
     )
     return Chart("Activation frequency", charts.frequencies("tokens on which it is active", names), caption)
 
@@ -169,8 +177,8 @@ def _overlap_chart(overlaps: tuple[HotOverlap, ...]) -> Chart:
         if entry.task is not None:
             series[f"in one task{name}"][entry.layer] = entry.task
     caption = (
-        "Of the hottest fifth of the units over all text, the share that is so in a single context or task. What is "
-        "low here is better left to the cache, which follows the text, than pinned."
+        "Share of the hottest fifth of the units over all text that is also hottest in a single context or task. Where "
+        "it is low, the cache, which follows the text, serves better than pinning."
     )
     return Chart("Hot units by text", charts.per_layer("still among the hottest", series), caption)
 
@@ -183,17 +191,17 @@ def _similarity_chart(activations: Activations) -> Chart:
         for found in entry.top_precision:
             series[f"largest {100 * found.density:.0f} %"][entry.layer] = found.precision
     caption = (
-        "How much the MLP input of a layer is like that of the layer before: cosine, and the share of its largest "
-        "channels that were so there, too. What is high can be read ahead one layer early."
+        "How similar the MLP input of a layer is to that of the layer before: cosine, and the share of its largest "
+        "channels that are the largest there too. Where it is high, units can be read ahead one layer early."
     )
-    return Chart("Inputs across layers", charts.per_layer("alike", series), caption)
+    return Chart("Inputs across layers", charts.per_layer("similarity", series), caption)
 
 
 def _pinned_chart(placement: Placement) -> Chart:
     seconds = {100 * entry.share: 1000 * entry.flash_s_per_token for entry in placement.shares_tried}
     caption = (
-        "Modelled time in flash reads per token, by the share of the units' DRAM that is pinned, the rest being "
-        f"cache; replayed on tokens that placements were not made from. {100 * (placement.pinned_share or 0):.0f} % is "
+        "Modelled flash time per token, by the share of the units' DRAM that is pinned; the rest is cache. Replayed on "
+        f"tokens that no placement was made from. {100 * (placement.pinned_share or 0):.0f} % is "
         "pinned."
     )
     return Chart("Pinned or cached", charts.line("pinned, %", "flash time per token, ms", seconds), caption)

@@ -1,4 +1,4 @@
-"""What the page tells of activation predictors: size and quality layer by layer, and what they cost."""
+"""The page's part about activation predictors: size and quality layer by layer, and their cost."""
 
 import math
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def predictor_part(inputs: Inputs) -> PredictorPart | None:
 
 
 def decode_share(inputs: Inputs) -> float:
-    """Of a token's simulated time on the device, what reading the predictors' weights from DRAM takes."""
+    """Share of a token's simulated time on the device that reading the predictors' weights from DRAM takes."""
     run, predictors = inputs.verification.run, inputs.predictors
     token_s = run.modelled_s / run.num_tokens
     scored = scored_bytes(inputs.model.spec, predictors.layers if predictors else ())
@@ -56,8 +56,8 @@ def _costs(inputs: Inputs, found: Predictors) -> str:
     return (
         f"{count:,} parameters in {show_bytes(stored)}, {100 * count / inputs.model.num_parameters:.1f} % of the "
         f"model's; computing with them takes {100 * decode_share(inputs):.1f} % of a token's simulated time. Recall, "
-        "precision and densities are of calibration tokens that nothing was chosen by; the cosine is that of the "
-        "MLP's output with and without what was not predicted, on validation text."
+        "precision and densities are of calibration tokens held out from training and from every choice; the cosine "
+        "compares the MLP's output with and without the units that were not predicted, on validation text."
     )
 
 
@@ -80,12 +80,12 @@ def _quality_chart(layers: tuple[LayerPredictor, ...]) -> Chart:
         "recall": {entry.layer: entry.recall for entry in layers},
         "precision": {entry.layer: entry.precision for entry in layers},
     }
-    caption = "Share of the active units that are predicted, and of the predicted that are active."
+    caption = "Share of the active units that are predicted, and share of the predicted units that are active."
     return Chart("Predictors", _charts.per_layer("recall and precision", series), caption)
 
 
 def _bytes_chart(found: Predictors) -> Chart:
-    """What other sizes would have cost: where DRAM ends sooner, the way to the left (LLM in a flash B)."""
+    """The loss of quality with predictors of other sizes (LLM in a flash B)."""
     if found.ppl_without is None:
         raise ValueError("sizes of predictors were tried and the perplexity without predictors was not")
     lost = {

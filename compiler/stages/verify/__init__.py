@@ -1,11 +1,10 @@
-"""verify: opens an unpublished artifact with the runtime that will run it, and holds it against what was compiled.
+"""verify: opens an unpublished artifact with the runtime that will run it, and compares it with its source.
 
-Every byte is checked (hashes, pages, layout: runtime/artifact/reader.py and runtime/artifact/integrity.py have the
-rules). Then test text is decoded token by token through selector, cache and flash, as in use: perplexity, divergence
-from the source, and the reads that it took. The source is the checkpoint that the build began with, so that what
-`relufy` and `distill` cost counts; dense logits are compared with those of the weights that were packed. What is
-measured goes into the record, block by block, whatever it is: `publish` judges it. So does a little text that the
-artifact writes.
+It checks every byte (hashes, pages, layout: runtime/artifact/reader.py and runtime/artifact/integrity.py have the
+rules). Then it decodes test text token by token through selector, cache and flash, as in use, and measures perplexity,
+divergence from the source, and reads. The source is the checkpoint that the build began with, so that the loss by
+`relufy` and `distill` counts; dense logits are compared with those of the packed weights. All figures go into the
+record, block by block, with a short text that the artifact writes; `publish` judges them.
 """
 
 import logging
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from coldpress.compiler.block_statistics import perplexity
+from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
@@ -108,6 +107,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         sample=write_sample(folder, every_block[0]) if math.isfinite(decoded.quality.mean_nll) else None,
         ladder=decoded.ladder,
         run=decoded.run,
+        tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
     )
 
 
@@ -154,7 +154,7 @@ def blocks_of_test_text(corpus: Corpus, context_length: int) -> np.ndarray:
 
 
 def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
-    """What the figures hang on besides the models."""
+    """The text that the figures depend on."""
     blocks = corpus.split("test")
     return Protocol(
         corpus=corpus.name,

@@ -61,6 +61,8 @@ class Decoded:
     simulated_equals_real: bool
     ladder: tuple[LadderStep, ...]
     """What each mechanism brings to the tokens that were compared."""
+    tokens_per_s: tuple[float, ...]
+    """Measured speed of `run`, block by block."""
 
 
 def decode(folder: str, blocks: np.ndarray, watch: Watch, some_at_once: bool) -> Decoded:
@@ -83,13 +85,13 @@ def decode(folder: str, blocks: np.ndarray, watch: Watch, some_at_once: bool) ->
     if session.plan.collapse == "adaptive":
         replayed = adapting(folder, blocks)
     if some_at_once and not session.decoder.sees_residency:
-        run = session.perplexity(first_of(blocks), sparse=True, on_logits=replayed).metrics
+        alone = session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
         equal = replayed.equals()
         quality = session.perplexity(blocks, sparse=True, tokens_per_pass=FEW_TOKENS, on_logits=watch)
     else:
-        quality = session.perplexity(blocks, sparse=True, on_logits=on_logits)
-        run, equal = quality.metrics, replayed.equals()
-    return Decoded(quality, run, equal, replayed.ladder())
+        alone = quality = session.perplexity(blocks, sparse=True, on_logits=on_logits)
+        equal = replayed.equals()
+    return Decoded(quality, alone.metrics, equal, replayed.ladder(), alone.block_tokens_per_s)
 
 
 def adapting(folder: str, blocks: np.ndarray) -> Replayed:

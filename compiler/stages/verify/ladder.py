@@ -1,9 +1,8 @@
-"""What each mechanism brings on the artifact's device: the ladder of runtime/cli/ladder.py, climbed in modelled
-seconds.
+"""Simulates what each mechanism brings on the artifact's device: runtime/cli/ladder.py in modelled seconds.
 
-The requests are those that `verify` recorded, so that each step is the real store on simulated flash
-(runtime/simulate.py), and the figures depend on no machine. The first half of the recorded tokens fills the caches and
-is not counted. Ordering is a step of its own here: what comes before it has the same units in the model's own order.
+The requests are those that `verify` recorded. Each step is the real store on simulated flash (runtime/simulate.py), so
+the figures do not depend on the machine. The first half of the recorded tokens fills the caches and is not counted.
+Ordering is a step of its own here: the steps before it have the same units in the model's own order.
 """
 
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ from coldpress.schemas.metrics import LadderStep
 
 DENSE = "dense"
 UNMODELLED = "+io_uring"
-"""A step that only a machine can tell."""
+"""A step whose gain only a real machine shows."""
 FIRST_OF_FLASH = "+collapse"
-"""Ordering comes before it, by the beginning of its name: units that are used together lie together, then the gaps
-between them are read (Ripple 4 and 5)."""
+"""Beginning of the name of the step that ordering comes before: first units that are used together are put together,
+then the gaps between them are read (Ripple 4 and 5)."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +43,15 @@ class Simulated:
 
 
 def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> tuple[LadderStep, ...]:
-    """The steps up to `plan`, each beside the best before it; none where the plan uses every unit.
+    """Returns the steps up to `plan`, each beside the best before it; none if nothing is pruned.
 
     Args:
-        artifact: Whose units are asked for.
-        plan: Where the ladder leads to. Its selector must not see what is in DRAM, or another plan would have other
+        artifact: The artifact that the trace was recorded from.
+        plan: The last step's. Its selector must not see what is in DRAM: under another plan it would make other
             requests than the recorded ones.
-        trace: What decoding under `plan` asked for, of two tokens or more.
+        trace: The requests of decoding two tokens or more under `plan`.
     """
-    if plan.method == DENSE:
+    if plan.method == DENSE or all(part.density >= 1 for part in plan.parts):
         return ()
     first, changes = ladder.steps(artifact.manifest, plan)
     # what is guessed is in the trace only where the plan reads ahead
