@@ -51,7 +51,7 @@ def dense_run(
     computed = computed_bytes(model, format_name, resident, kv_cache)
     found: list[DenseRun] = []
     for buffer_bytes in _buffer_sizes(span_bytes(unit, page_bytes), min(room, PEAK_READ_BYTES), page_bytes):
-        pinned = min(total, (room - buffer_bytes) // unit)
+        pinned = total if total * unit <= room else (room - buffer_bytes) // unit  # nothing is read: no buffer
         reads, read_bytes, flash_s, token_s = _streamed(device, unit, spec, total - pinned, buffer_bytes)
         found.append(
             DenseRun(

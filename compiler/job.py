@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from coldpress.compiler.code_digest import stage_digest
 from coldpress.compiler.io import Workspace, digest, load_record, save_record, sha256_of
 from coldpress.compiler.lock import job_lock
+from coldpress.runtime.cli.command_line import Parser
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 
@@ -166,9 +167,9 @@ def execute(stage: str, argv: list[str]) -> None:
         run_job(job)
 
 
-def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> argparse.ArgumentParser:
+def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> Parser:
     module = importlib.import_module(f"coldpress.compiler.stages.{stage}")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"python -m coldpress.compiler {stage}",
         description=inspect.getdoc(module),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,6 +7,7 @@ with the file, the place and what was found.
 from pathlib import Path
 
 import coldpress
+from coldpress.runtime.profiles.devices import device_path, read_device
 from coldpress.runtime.profiles.yaml_records import load_yaml
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import UnknownNameError
@@ -17,18 +18,13 @@ MEASURED_HOST = "host.yaml"
 """In the build folder: the profile of the machine at hand, as compiler/device/__main__.py measured it."""
 
 
-def device_names() -> list[str]:
-    """The devices that have a profile, sorted."""
-    return _names(PROFILES / "devices")
-
-
 def model_names() -> list[str]:
     """The models that have a profile, sorted."""
     return _names(PROFILES / "models")
 
 
 def device_file(name_or_path: str, build_dir: Path) -> Path:
-    """Where a device's profile lies: `name_or_path` is the name of a profile or the path of a YAML file.
+    """Where a device's profile lies: see `coldpress.runtime.profiles.devices.device_path`.
 
     `host` is the measured profile `<build_dir>/host.yaml` where one exists (compiler/device/__main__.py writes it).
 
@@ -37,21 +33,16 @@ def device_file(name_or_path: str, build_dir: Path) -> Path:
     """
     if name_or_path == "host" and (build_dir / MEASURED_HOST).is_file():
         return build_dir / MEASURED_HOST
-    if name_or_path.endswith((".yaml", ".yml")):
-        return Path(name_or_path).expanduser()
-    known = device_names()
-    if name_or_path not in known:
-        raise UnknownNameError("device", name_or_path, known)
-    return PROFILES / "devices" / f"{name_or_path}.yaml"
+    return device_path(name_or_path)
 
 
 def load_device(path: Path) -> DeviceProfile:
-    """The device profile of a YAML file.
+    """The device profile of a file in YAML or JSON.
 
     Raises:
         ColdpressError: if there is no such file or it is not a valid profile.
     """
-    return load_yaml(path, DeviceProfile)
+    return read_device(path)
 
 
 def load_model(name: str) -> ModelProfile:

@@ -1,6 +1,7 @@
-"""A device profile: hardware figures, each with its source or the word `assumption`; and the one law of how long reads
-take (`flash_seconds`), which the simulator, `place`, `order` and every modelled speed share. Each of them adds the time
-of memory in its own way.
+"""A device profile: hardware figures, each with its source or the word `assumption`, and the law of its reads.
+
+`flash_seconds` is the one law of how long reads take; the simulator, `place`, `order` and every modelled speed use it.
+How memory time joins flash time is not decided here (runtime/store/clock.py).
 """
 
 from typing import Any, Generic, TypeVar
@@ -28,7 +29,7 @@ class Figure(Record, Generic[T]):
 
 
 class ReadPoint(Record):
-    """Read bandwidth reached with reads of one size and with as many in flight as its source had."""
+    """Read bandwidth that the source gives for reads of one size; the source says with how many in flight."""
 
     read_bytes: PositiveCount
     bytes_per_s: float = Field(ge=BYTES_PER_S[0], le=BYTES_PER_S[1])

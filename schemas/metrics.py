@@ -57,6 +57,8 @@ class RunMetrics(Record):
     dram_budget_bytes: PositiveCount
     dram_used_bytes: PositiveCount
     """What the budget covers: resident, predictors, KV cache, buffers, slots."""
+    whole_model_bytes: PositiveCount
+    """The DRAM with which the plan would hold every unit and read nothing."""
     peak_rss_bytes: Count
     extents_sha256: Sha256 | None = None
     """Digest over all reads, in order (runtime/store/store.py): equal for a real run and its simulation."""
@@ -223,6 +225,8 @@ class Metrics(Record):
     flash_bytes: PositiveCount
     resident_bytes: PositiveCount
     budget_bytes: PositiveCount
+    whole_model_bytes: PositiveCount
+    """The DRAM with which the artifact would hold all weights and read nothing."""
     flash_bytes_per_token: float
     reads_per_token: float
     hit_rate: Share

@@ -12,6 +12,8 @@ from pathlib import Path
 from coldpress.compiler.device.fio import import_fio, read_report
 from coldpress.compiler.device.measure import measure
 from coldpress.compiler.io import replacing, save_record
+from coldpress.runtime.cli.command_line import Parser
+from coldpress.runtime.profiles.devices import DEVICE_HELP
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.schemas.device import MAX_NAME_CHARS, NAME_PATTERN, DeviceProfile
 from coldpress.schemas.errors import ColdpressError, clipped
@@ -60,15 +62,15 @@ def _save_profile(profile: DeviceProfile, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _build_parser() -> Parser:
+    parser = Parser(
         prog="python -m coldpress.compiler.device",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     resolve = commands.add_parser("resolve", help="check a profile and write its record")
-    resolve.add_argument("device", help="name of a profile, or the path of a YAML file")
+    resolve.add_argument("device", help=DEVICE_HELP)
     measured = commands.add_parser("measure", help="measure this machine: its DRAM, its cores, the storage of --folder")
     measured.add_argument("--folder", type=Path, help="where artifacts will lie (default: the output's folder)")
     measured.add_argument("--file-size", default="1GiB", help="size of the file that is read (default: 1GiB)")

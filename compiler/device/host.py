@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
 from coldpress.runtime import _native
+from coldpress.runtime.plan.memory import memory_groups
 from coldpress.schemas.errors import ColdpressError
 
 PAGE_BYTES = 4096
@@ -69,52 +70,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def dram_bytes() -> int:
-    """Physical memory in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def free_dram_bytes() -> int:
-    """Bytes of memory that this process may still take: those the system has free, or less by its control groups."""
+    """Returns the bytes of memory that this process may still take: the system's, or less by its control groups."""
     import psutil  # measuring a device does without it
 
-    return min([psutil.virtual_memory().available, *left_in_groups()])
-
-
-def left_in_groups(root: Path = Path("/")) -> Iterator[int]:
-    """What limits of containers and cluster jobs leave, where there are any; caches count as free.
-
-    Args:
-        root: Folder in which proc/self/cgroup and sys/fs/cgroup lie.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, kinds, group = line.split(":", 2)
-        if kinds == "":
-            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in kinds.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            top = root / "sys/fs/cgroup/memory"
-        else:
-            continue
-        path = PurePosixPath(group.lstrip("/"))
-        # the groups around count, too; in a container the path may be the host's, and only the top is to be seen
-        found = (_left(top / parent, *names) for parent in (path, *path.parents))
-        yield from (left for left in found if left is not None)
-
-
-def _left(folder: Path, limit: str, usage: str, cache: str) -> int | None:
-    """Bytes up to one group's limit; None where it has none."""
-    try:
-        most, used = ((folder / name).read_text().strip() for name in (limit, usage))
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except OSError:
-        return None
-    cached = dict(line.rsplit(maxsplit=1) for line in lines).get(cache, "0")
-    return max(0, int(most) - int(used) + int(cached)) if most.isdigit() else None
+    return min([psutil.virtual_memory().available, *(group.left_bytes for group in memory_groups())])
 
 
 def dram_rates() -> Rounds:

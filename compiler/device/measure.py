@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coldpress.compiler.device import host
 from coldpress.compiler.device.host import PAGE_BYTES, Rounds
+from coldpress.runtime.plan.memory import physical_bytes
 from coldpress.schemas.device import DeviceProfile, Figure, Flash, ReadPoint
 
 MEASURED = "measured: python -m coldpress.compiler.device measure"
@@ -39,7 +40,7 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
     where = f"{MEASURED}, {datetime.now(UTC):%Y-%m-%d}, {platform.system()} {platform.release()}, load {load:.1f}"
     largest = max(flash.curve, key=lambda point: point[1].spread)[1]
     _warn(load, num_cores, {"DRAM": dram, "storage": largest}, tell)
-    memory = host.dram_bytes()
+    memory = physical_bytes()
     return DeviceProfile(
         name=name,
         title="The machine at hand, measured",

@@ -34,7 +34,7 @@ class WorkflowKeys(Record):
         default=None, pattern=REVISION_PATTERN, description="the 40 hexadecimal digits of a hub commit"
     )
     device: Annotated[str, Key()] = Field(
-        default="pixel6", description="a profile of profiles/devices, or the path of a YAML file"
+        default="pixel6", description="a device: the name of a profile, or its file in YAML or JSON"
     )
     label: Annotated[str | None, Key(default="none")] = Field(
         default=None,

@@ -15,6 +15,7 @@ from pathlib import Path
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.io import load_record
 from coldpress.compiler.run_command import PROGRAM, run_command
+from coldpress.runtime.cli.summary import whole_model
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.errors import ColdpressError, printable
 from coldpress.schemas.export import Export
@@ -89,6 +90,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
             f"{show_bytes(metrics.resident_bytes)} fixed, of a budget of {show_bytes(metrics.budget_bytes)}; "
             "the interpreter and its libraries are outside the budget",
         ),
+        ("the whole model", whole_model(metrics.whole_model_bytes, metrics.budget_bytes)),
         (
             "read from flash",
             f"{show_bytes(metrics.flash_bytes_per_token)} in {metrics.reads_per_token:.1f} reads per token",
@@ -127,7 +129,10 @@ def dense(metrics: Metrics) -> str:
     if metrics.dense is None or metrics.gain_over_dense is None:
         return "a build with method=dense does not fit: its buffers alone exceed the budget"
     run, gain = metrics.dense, metrics.gain_over_dense
-    figures = f"{run.tokens_per_s:.0f} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
+    figures = (
+        "a build with method=dense, simulated: "
+        f"{run.tokens_per_s:.0f} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
+    )
     if metrics.method == "dense":
         return f"{figures} per token; this artifact is dense"
     pays = "" if gain >= 1 else ": sparsity does not pay here, build with method=dense"

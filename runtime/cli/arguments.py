@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 from coldpress.runtime import plugins
+from coldpress.runtime.cli.command_line import Parser
 from coldpress.runtime.generate.choice import DEFAULT_FLASH
 from coldpress.runtime.generate.speculation import DRAFT_TOKENS
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
+from coldpress.runtime.profiles.devices import DEVICE_HELP
 from coldpress.schemas import __version__
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.layout import Collapse, Preload
@@ -32,11 +34,23 @@ EXAMPLES = """examples:
   coldpress-run bench demo.coldpress --emulate pixel6 --scale 0.3
   coldpress-run bench demo.coldpress --ladder --dram-budget 3MB
   coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
-  coldpress-run simulate demo.coldpress --trace run.trace --device device.json --dram-budget 2MB
+  coldpress-run simulate demo.coldpress --trace run.trace --device oneplus12 --dram-budget 2MB
+"""
+LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
+  naive                read every weight for every token, keep nothing
+  hybrid               keep a fixed share of the weights in DRAM, read the rest for every token
+  +selector NAME       read only the units that a token needs
+  +window              keep the units of the last tokens
+  +collapse N          join reads that are at most N bytes apart; `adaptive` finds N while it runs
+  +cache NAME          the plan's cache policy in place of the window
+  +linked over NAME    the same, but units that were read together are admitted together (Ripple 5.2)
+  +overlap             compute while reads are under way
+  +io_uring            read through io_uring, where the kernel has it
+  +preload             read ahead what later layers will probably need
+A step that is slower is shown but not kept, unless later steps build on it.
 """
 BUDGET_HELP = "DRAM in bytes, or as 3GB, 50MB, 1.5GiB (default: the artifact's largest plan)"
 OPTIONS_HELP = "options behind a colon: window:window_tokens=3"
-DEVICE_HELP = "a device: the name of a profile, or its file in YAML or JSON"
 
 
 def _token_ids(text: str) -> list[int]:
@@ -84,7 +98,7 @@ class _Once(argparse.Action):
 
 def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | None]]) -> argparse.ArgumentParser:
     """The parser; the namespace it gives has `run`, the function of the command that was named."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="coldpress-run",
         description="Runs compiled language models from flash.",
         epilog=EXAMPLES,
@@ -116,6 +130,7 @@ def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | Non
     inspecting = of_artifact("inspect", "show what an artifact is: model, files, families, plans")
     verifying = of_artifact("verify", "check every byte of an artifact: digests, page checksums, weights")
     measuring = of_artifact("bench", "measure decoding for selectors and caches; the last line is JSON")
+    measuring.epilog = f"{LADDER_STEPS}\n{measuring.epilog}"
     _add_bench(measuring)
     simulating = of_artifact("simulate", "replay a trace on a modelled device, without weights")
     _add_simulate(simulating)
@@ -217,7 +232,8 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ladder",
         action="store_true",
-        help="measure what each mechanism brings, one more at a time, up to the plan's selector, cache and gap",
+        help="measure what each mechanism brings, one more at a time, up to the plan's selector, cache and gap; the "
+        "steps are explained below",
     )
     parser.add_argument(
         "--batch",
@@ -227,6 +243,13 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         help=f"decode so many sequences at once, up to {FEW_TOKENS}, drawn at temperature 1 (default: 1, greedy)",
     )
     parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
+    parser.add_argument(
+        "--place",
+        type=Path,
+        metavar="PATH",
+        help="with --emulate: a file of at least 16 MiB, or a folder, on the artifact's disk, whose speed is measured "
+        "there (default: the artifact's folder)",
+    )
     _add_caps(parser)
 
 
@@ -237,9 +260,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
     parser.add_argument("--cache", metavar="NAME", help=f"a cache policy other than the plan's ({OPTIONS_HELP})")
     _add_reading(parser)
-    parser.add_argument(
-        "--device", type=Path, metavar="FILE", help="device record (default: the artifact's own device)"
-    )
+    parser.add_argument("--device", metavar="DEVICE", help=f"{DEVICE_HELP} (default: the artifact's own device)")
 
 
 def _add_emulate(parser: argparse.ArgumentParser) -> None:
@@ -326,5 +347,5 @@ def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: st
         f"{', '.join(ACTIVATIONS)}; default: {DEFAULT_ACTIVATIONS})",
     )
     parser.add_argument(
-        "--device", type=Path, metavar="FILE", help="device record to simulate (default: the artifact's own device)"
+        "--device", metavar="DEVICE", help=f"with --flash simulated, {DEVICE_HELP} (default: the artifact's own device)"
     )

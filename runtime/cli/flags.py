@@ -8,7 +8,7 @@ from pathlib import Path
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.profiles.devices import load_record
+from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.runtime.trace import Recorder
@@ -64,7 +64,7 @@ def device_of(arguments: argparse.Namespace) -> DeviceProfile | None:
         return None
     if getattr(arguments, "flash", "simulated") != "simulated":
         raise ColdpressError("--device is the device to simulate, but flash is read directly; add --flash simulated")
-    return load_record(arguments.device)
+    return load_device(arguments.device)
 
 
 def prompts_of(arguments: argparse.Namespace, artifact: Artifact) -> list[list[int]]:

@@ -2,15 +2,15 @@
 --tasks …`.
 
 The command line is the harness's own (extra `eval`); `--model_args artifact=FOLDER` names the artifact, and
-`dram_budget=…`, `selector=…`, `cache=…` change its plan as they do for `coldpress-run`. What is scored is what the
-runtime does in use: the prompt is computed densely, what follows it token by token through selector and cache. With
-`sparse_prompt=true` the prompt goes through the selector, too, as papers on sparsity measure.
+`dram_budget=…`, `selector=…`, `cache=…` change its plan as they do for `coldpress-run`. It scores what the runtime does
+in use: the prompt is computed densely, the rest token by token through selector and cache. With `sparse_prompt=true`
+the prompt goes through the selector, too, as papers on sparsity measure.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.text.stream import TextStream
 from coldpress.runtime.text.tokenizer import TextCodec
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError, clipped, printable
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -35,7 +35,11 @@ except ModuleNotFoundError as error:
     raise ColdpressError("lm-evaluation-harness is not installed; pip install 'coldpress[eval]'") from error
 
 MAX_NEW_TOKENS = 256
-"""Where a task does not say how long an answer may be, as in the harness's own models."""
+"""Length of an answer where a task does not say, as in the harness's own models."""
+NO_NETWORK = (
+    "without a network, give a task whose data is in local files: a YAML file with `dataset_path: json` and "
+    "`dataset_kwargs: {data_files: {test: /path/items.jsonl}}`, its folder with --include_path"
+)
 
 
 class ArtifactModel(TemplateLM):
@@ -48,7 +52,7 @@ class ArtifactModel(TemplateLM):
         selector: str | None = None,
         cache: str | None = None,
         activations: str = DEFAULT_ACTIVATIONS,
-        sparse_prompt: bool = False,
+        sparse_prompt: bool | str = False,
         **others: Any,
     ) -> None:
         """Opens the artifact.
@@ -59,12 +63,12 @@ class ArtifactModel(TemplateLM):
             selector: None for the plan's.
             cache: None for the plan's.
             activations: What decoding rounds vectors to.
-            sparse_prompt: Whether every token but the first goes through the selector.
-            others: What the harness gives every model: a batch size and a device, which do not apply.
+            sparse_prompt: Whether every token but the first goes through the selector; also as text, `true` or `false`.
+            others: Arguments that the harness gives every model: a batch size and a device, which do not apply.
 
         Raises:
             ArtifactError: if the artifact is damaged or has no tokenizer.
-            ColdpressError: for an argument that there is none of.
+            ColdpressError: for an unknown argument, or a value of the wrong type.
         """
         super().__init__()
         unknown = sorted(set(others) - {"batch_size", "max_batch_size", "device"})
@@ -73,12 +77,15 @@ class ArtifactModel(TemplateLM):
                 f"model_args has {', '.join(unknown)}, expected artifact, dram_budget, selector, cache, "
                 "activations or sparse_prompt"
             )
+        for name, value in (("selector", selector), ("cache", cache), ("activations", activations)):
+            if not isinstance(value, str | None):
+                raise ColdpressError(f"model_args has {name}={value!r}, expected a name; see `coldpress-run bench -h`")
         budget_bytes = None if dram_budget is None else parse_bytes(str(dram_budget))
+        self._sparse_prompt = _truth("sparse_prompt", sparse_prompt)
         self._session = Session(
-            artifact, dram_budget_bytes=budget_bytes, selector=selector, cache=cache, activations=activations
+            str(artifact), dram_budget_bytes=budget_bytes, selector=selector, cache=cache, activations=activations
         )
         self._codec = TextCodec(self._session.artifact)
-        self._sparse_prompt = sparse_prompt
         self._spec = self._session.artifact.manifest.model
 
     @property
@@ -89,7 +96,7 @@ class ArtifactModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What a text without a prompt begins with."""
+        """The token that a text without a prompt begins with."""
         return self.eot_token_id if self._spec.bos_token_id is None else self._spec.bos_token_id
 
     @property
@@ -98,16 +105,26 @@ class ArtifactModel(TemplateLM):
         return self._session.plan.context_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The ids of a text: as of a prompt, or without what the tokenizer puts in front of one."""
+        """The ids of a text: as a prompt, or without the token that the tokenizer puts in front of a prompt."""
         ids = self._codec.encode(string)
         if add_special_tokens is False and ids[:1] == [self._spec.bos_token_id]:
             return ids[1:]
         return ids
 
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """As the harness does it; refuses requests without a token, with which it fails."""
+        for context, continuation in (request.args for request in requests):
+            if not context and not self.tok_encode(continuation, add_special_tokens=False):
+                raise ColdpressError(
+                    f"a task scores the ending {continuation!r}, which has no tokens, after an empty context; expected "
+                    "at least one token; correct the task's data"
+                )
+        return super().loglikelihood(list(requests), disable_tqdm=disable_tqdm)
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        """(log-likelihood of the continuation in nats, whether greedy decoding gives it) of each request."""
+        """(log-likelihood of the continuation in nats, whether greedy decoding gives it), for each request."""
         found = []
         for texts, context, continuation in requests:
             scored = self._scored(context, continuation)
@@ -132,19 +149,10 @@ class ArtifactModel(TemplateLM):
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the artifact continues each prompt with, up to a stop string or the end of text."""
+        """Continues each prompt, up to a stop string or the end of text."""
         found = []
         for prompt, kwargs in (request.args for request in requests):
-            wanted = normalize_gen_kwargs(dict(kwargs), MAX_NEW_TOKENS)
-            stops = [stop for stop in handle_stop_sequences(wanted.get("until"), None) if stop]
-            sampling = Sampling(
-                temperature=float(wanted.get("temperature") or 0.0) if wanted.get("do_sample") else 0.0,
-                top_p=float(wanted.get("top_p") or 1.0),
-                top_k=int(wanted.get("top_k") or 0),
-                min_p=float(wanted.get("min_p") or 0.0),
-                repetition_penalty=float(wanted.get("repetition_penalty") or 1.0),
-            )
-            text = self._continued(prompt, int(wanted.get("max_gen_toks") or MAX_NEW_TOKENS), stops, sampling)
+            text = self._continued(prompt, *_wanted(kwargs))
             self.cache_hook.add_partial("generate_until", (prompt, kwargs), text)
             found.append(text)
         return found
@@ -193,6 +201,41 @@ class ArtifactModel(TemplateLM):
         return -sum_nll(logits, targets), bool((logits.argmax(axis=1) == targets).all())
 
 
+def _truth(name: str, value: object) -> bool:
+    """A switch from the command line, where it is text, or from Python."""
+    found = {"true": True, "false": False}.get(str(value).lower())
+    if found is None:
+        raise ColdpressError(f"model_args has {name}={value!r}, expected true or false")
+    return found
+
+
+def _wanted(kwargs: Mapping[str, Any]) -> tuple[int, list[str], Sampling]:
+    """The number of new tokens, the stop strings and the sampling that a task asks for.
+
+    Raises:
+        ColdpressError: for values of the wrong type.
+    """
+    try:
+        wanted = normalize_gen_kwargs(dict(kwargs), MAX_NEW_TOKENS)
+        stops = [stop for stop in handle_stop_sequences(wanted.get("until"), None) if stop]
+        sampling = Sampling(
+            temperature=float(wanted.get("temperature") or 0.0) if wanted.get("do_sample") else 0.0,
+            top_p=float(wanted.get("top_p") or 1.0),
+            top_k=int(wanted.get("top_k") or 0),
+            min_p=float(wanted.get("min_p") or 0.0),
+            repetition_penalty=float(wanted.get("repetition_penalty") or 1.0),
+        )
+        max_new_tokens = int(wanted.get("max_gen_toks") or MAX_NEW_TOKENS)
+    except (TypeError, ValueError) as error:
+        raise ColdpressError(
+            f"a task's generation_kwargs are {clipped(str(dict(kwargs)))}: {error}; correct them"
+        ) from error
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise ColdpressError(f"a task's `until` has {stop!r}, expected texts; put it in quotes")
+    return max_new_tokens, stops, sampling
+
+
 register_model("coldpress")(ArtifactModel)  # no decorator: the registry's has no type
 
 
@@ -202,9 +245,15 @@ def main() -> None:
 
     try:
         cli_evaluate()
-    except (ColdpressError, ValueError) as error:  # the harness has ValueError for what it was asked and cannot do
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    except (ColdpressError, ValueError) as error:  # the harness raises ValueError for arguments that it refuses
+        _fail(str(error))
+    except OSError as error:  # how `datasets` and `huggingface_hub` say that they reached nothing
+        _fail(f"the harness could not load a task's data ({' '.join(str(error).split())}); {NO_NETWORK}")
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(f"error: {printable(sentence)}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 if __name__ == "__main__":

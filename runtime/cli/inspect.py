@@ -5,7 +5,7 @@ from typing import Any
 
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
-from coldpress.runtime.plan.budget import fixed_bytes, used_bytes
+from coldpress.runtime.plan.budget import least_budget_bytes, used_bytes, whole_bytes
 from coldpress.runtime.quantities import show_bytes, table
 from coldpress.schemas.errors import clipped, printable
 from coldpress.schemas.layout import Plan
@@ -59,7 +59,8 @@ def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
         "read_buffer_bytes": plan.read_buffer_bytes,
         "preload_buffer_bytes": plan.preload_buffer_bytes,
         "bookkeeping_bytes": bookkeeping_bytes(manifest),
-        "least_budget_bytes": fixed_bytes(manifest, plan),
+        "least_budget_bytes": least_budget_bytes(manifest, plan),
+        "whole_model_bytes": whole_bytes(manifest, plan),
         "used_bytes": used_bytes(manifest, plan),
         "pinned_bytes": sum(part.num_pinned * unit_bytes[part.family] for part in plan.parts),
         "cache_bytes": sum(part.cache_slots * unit_bytes[part.family] for part in plan.parts),

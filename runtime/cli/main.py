@@ -10,8 +10,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,8 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import bench, inspect, ladder
 from coldpress.runtime.cli import summary as _summary
 from coldpress.runtime.cli.arguments import build_parser
-from coldpress.runtime.cli.emulation import Caps, Emulation, emulate, emulated, our_command
+from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
+from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
 from coldpress.runtime.cli.flags import budget_of, device_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan, on_device
@@ -31,10 +32,10 @@ from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import load_trace
-from coldpress.schemas.errors import ColdpressError, printable
+from coldpress.schemas.errors import ArtifactError, ColdpressError, printable
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 
 
 def _inspect_artifact(arguments: argparse.Namespace) -> None:
@@ -58,10 +59,13 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 def _measure(arguments: argparse.Namespace) -> int:
     caps = emulated()
-    if arguments.emulate is None and (arguments.scale is not None or arguments.memory is not None):
-        raise ColdpressError("--scale and --memory are caps of an emulated device, and there is none; add --emulate")
+    if arguments.emulate is None and (arguments.scale, arguments.memory, arguments.place) != (None, None, None):
+        raise ColdpressError(
+            "--scale, --memory and --place are for an emulated device, and there is none; add --emulate"
+        )
     if arguments.emulate is not None and caps is None:
-        emulation = _emulation(arguments, Path(arguments.artifact).resolve())
+        emulation = _emulation(arguments, (arguments.place or Path(arguments.artifact)).resolve())
+        _check_same_disk(emulation, Path(arguments.artifact).resolve())
         print(f"emulating {emulation.title()}", flush=True)
         return emulation.run(our_command(arguments.argv))
     prompt_ids = prompt_ids_of(arguments, open_artifact(arguments.artifact))
@@ -79,8 +83,34 @@ def _measure(arguments: argparse.Namespace) -> int:
     print(bench.render(rows))
     drawn = f" of each of {arguments.batch} sequences, drawn at temperature 1" if arguments.batch > 1 else ""
     print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens{drawn}")
+    for note in _notes(rows, arguments, caps):
+        print(note)
     _print_json(bench.as_data(rows) | _emulated_as_data(caps))
     return 0
+
+
+def _check_same_disk(emulation: Emulation, artifact: Path) -> None:
+    """Refuses caps on another disk than the artifact's: they would cap nothing."""
+    if (found := disk_of(artifact)).number != emulation.disk.number:
+        raise ColdpressError(
+            f"--place {emulation.disk.place} is on {emulation.disk.name}, expected {found.name}, the artifact's disk"
+        )
+
+
+def _notes(rows: list[bench.Row], arguments: argparse.Namespace, caps: Caps | None) -> Iterator[str]:
+    """What a reader must know about the rows of `bench`."""
+    methods = {plan.method for plan in open_artifact(arguments.artifact).manifest.plans}
+    others = sorted({row.selector for row in rows} - methods)
+    if others:
+        made_for, other = ", ".join(sorted(methods)), others[0]
+        yield f"the artifact was laid out for {made_for}: one built with method={other} may be faster than {other} here"
+    for row in rows:
+        rates = row.reads_per_token * row.tokens_per_s, row.read_bytes_per_token * row.tokens_per_s
+        if caps and (factor := exceeded(caps, *rates)):
+            yield (
+                f"{row.selector} read {factor:.1f} times as fast as the caps: the kernel lets short runs exceed them; "
+                f"decode more than --tokens {arguments.tokens}"
+            )
 
 
 def _check_ladder(arguments: argparse.Namespace) -> None:
@@ -123,7 +153,13 @@ def _simulate(arguments: argparse.Namespace) -> None:
     artifact = on_device(opened, device_of(arguments))
     reading = arguments.collapse, arguments.preload
     plan = choose_plan(artifact.manifest, budget_of(arguments), None, arguments.cache, *reading, arguments.kv_cache)
-    metrics = simulate(artifact, plan, load_trace(arguments.trace))
+    try:
+        trace = load_trace(arguments.trace)
+    except ArtifactError as error:
+        raise ColdpressError(
+            f"{arguments.trace}: is no trace, expected a file that `generate --trace` wrote ({error})"
+        ) from error
+    metrics = simulate(artifact, plan, trace)
     if arguments.json:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
     else:
@@ -136,7 +172,8 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 def _emulation(arguments: argparse.Namespace, place: Path) -> Emulation:
     memory_bytes = None if arguments.memory is None else parse_bytes(arguments.memory)
-    return emulate(load_device(arguments.emulate), place, arguments.scale, memory_bytes)
+    found = emulate(load_device(arguments.emulate), place, arguments.scale, memory_bytes)
+    return replace(found, disk_rates=found.disk_rates or found.disk.measured_if_possible())
 
 
 def _names(text: str | None) -> list[str | None]:

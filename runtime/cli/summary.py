@@ -29,7 +29,7 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
     rows = [
         ("decoded tokens", str(metrics.num_tokens)),
         ("tokens/s", speed),
-        ("first token", f"{metrics.first_token_s:.2f} s"),
+        ("first token", _seconds(metrics.first_token_s)),
         ("flash read per token", show_bytes(metrics.read_bytes / tokens)),
         ("reads per token", f"{metrics.reads / tokens:.1f}"),
         *(_spread_rows(decoded) if decoded else ()),
@@ -41,9 +41,18 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
             "DRAM used, of the budget",
             f"{show_bytes(metrics.dram_used_bytes)} of {show_bytes(metrics.dram_budget_bytes)}",
         ),
+        ("the whole model", whole_model(metrics.whole_model_bytes, metrics.dram_budget_bytes)),
         ("peak RSS of the process", show_bytes(metrics.peak_rss_bytes)),
     ]
     return table(rows)
+
+
+def whole_model(whole_bytes: int, budget_bytes: int) -> str:
+    """Says whether a budget has room for all weights, or how much is missing."""
+    fits = f"fits in {whole_bytes:,} bytes"
+    if whole_bytes <= budget_bytes:
+        return f"{fits}: flash is not needed"
+    return f"{fits}, {whole_bytes - budget_bytes:,} more than the budget"
 
 
 def batch_as_data(done: Batch) -> dict[str, Any]:
@@ -81,6 +90,11 @@ def _spread_rows(decoded: TokenSpreads) -> list[tuple[str, str]]:
         row("its reads", decoded.reads, lambda reads: f"{reads:.0f}"),
         row("its hit rate", decoded.hit_rate, lambda rate: f"{rate:.3f}"),
     ]
+
+
+def _seconds(seconds: float) -> str:
+    """Seconds, or milliseconds of less than a second."""
+    return f"{seconds:.2f} s" if seconds >= 1 else ms(seconds)
 
 
 def ms(seconds: float) -> str:

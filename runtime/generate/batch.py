@@ -1,14 +1,13 @@
-"""Several sequences generated at once: a pass decodes one token of each, and what any of them uses is read once.
+"""Generates several sequences at once: a pass decodes one token of each, and a unit that several use is read once.
 
-A pass asks the store for the union of what its tokens select, so that a batch reads more than one sequence does, and
-per token less; what is left of sparsity shrinks as the batch grows (PowerInfer 8.2, Fig. 14). Each sequence has a KV
-cache, settings and an end of its own, and the tokens that it has alone: to the bit where everything is in DRAM, else up
-to the rounding of sums, whose terms come in the order in which units arrive. Prompts that begin together share a dense
-pass over flash.
+A pass asks the store for the union of the units that its tokens select. So a batch reads more than one sequence does,
+but less per token; the larger the batch, the less sparsity is left (PowerInfer 8.2, Fig. 14). Each sequence has its own
+KV cache, settings and end. Its tokens are those that it gets alone: to the bit where everything is in DRAM, else up to
+the rounding of sums, since units arrive in another order. Prompts that begin together share a dense pass over flash.
 
-There may be any number of prompts. Where places are free the next ones begin (as in Orca, Yu et al. 2022), as far as
-their keys and values have room, and as soon as waiting for others to share a dense pass with costs more than the pass
-does (runtime/generate/admission.py).
+There may be any number of prompts. The next ones begin when slots of the batch are free (as in Orca, Yu et al. 2022),
+their keys and values have room, and waiting for more prompts to share a dense pass costs more than the pass
+(runtime/generate/admission.py).
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -32,7 +31,7 @@ OnToken = Callable[[int, Token], bool | None]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is to be continued."""
+    """A prompt to continue."""
 
     ids: Sequence[int]
     """At least one token id."""
@@ -41,29 +40,29 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Room:
-    """What sequences that are under way at once may take."""
+    """Limits on the sequences that run at the same time."""
 
     sequences: int
     """1 to FEW_TOKENS."""
     longest: int
-    """Tokens of one of them, prompt and new ones."""
+    """Most tokens of one sequence, prompt and new ones."""
     num_tokens: int
-    """Of all of them."""
+    """Most tokens of all of them together."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What became of some prompts, in their order."""
+    """The continuations of several prompts, in the order of the prompts."""
 
     sequences: tuple[tuple[Token, ...], ...]
-    """New tokens of each. Those of one pass have its number; the first of them has what the pass took, the others
-    nothing."""
+    """New tokens of each. Tokens of one pass have its number; the first of them carries the cost of the pass, the
+    others none."""
     metrics: RunMetrics
-    """Of all of them together."""
+    """All sequences together."""
 
     @property
     def decoded(self) -> list[Token]:
-        """Those that were decoded, which the first of each sequence is not, pass by pass."""
+        """The decoded tokens, pass by pass; the first token of a sequence comes from the prefill."""
         behind_first = (token for tokens in self.sequences for token in tokens[1:])
         return sorted(behind_first, key=lambda token: token.pass_number)
 
@@ -82,15 +81,15 @@ def generate_batch(
     Args:
         session: Not in use.
         prompts: One to FEW_TOKENS of them, each of at least one token id.
-        max_new_tokens: Of each sequence, at least 1.
+        max_new_tokens: New tokens of each sequence, at least 1.
         sampling: One for each prompt; None is greedy for all.
-        ignore_eos: Go on behind end-of-sequence tokens.
-        on_token: Called with every new token as soon as it is known; its time is not counted. The sequence ends behind
-            a token for which it gives True.
+        ignore_eos: Go on after end-of-sequence tokens.
+        on_token: Called with every new token as soon as it is known; its time is not counted. The sequence ends after
+            a token for which it returns True.
 
     Raises:
-        ColdpressError: as `Session.generate`; for more prompts; or for several under a selector that sees what is in
-            DRAM, which would pick other units for them than for each alone.
+        ColdpressError: as `Session.generate`; for more prompts; or for several prompts under a selector that sees what
+            is in DRAM, which would choose other units for them than for each alone.
         DoesNotFitError: if a sequence exceeds the plan's context, or the DRAM budget cannot hold all KV caches.
         CorruptPageError: if a page of flash.img is damaged.
     """
@@ -121,10 +120,10 @@ def generate_each(
     """Continues any number of prompts, as many at once as there is room for, in bounded memory.
 
     Args:
-        session: Not in use, and in use from the first sequence until the last, or until the generator is closed.
-        prompts: Taken as places become free.
-        max_new_tokens: Of each sequence, at least 1.
-        room: For those under way.
+        session: Free when this begins, and in use until the last sequence has ended or the generator is closed.
+        prompts: Taken one by one as slots of the batch become free; the iterator may call `session.resize`.
+        max_new_tokens: New tokens of each sequence, at least 1.
+        room: Limits on the sequences that run at the same time.
         ignore_eos: As of `generate_batch`.
         on_token: As of `generate_batch`; prompts are numbered from 0.
 
@@ -132,7 +131,7 @@ def generate_each(
         The new tokens of each prompt, in the order of the prompts, as soon as they and those before them have ended.
 
     Returns:
-        The metrics of all of them together.
+        The metrics of all sequences together.
 
     Raises:
         ColdpressError, DoesNotFitError, CorruptPageError: as `generate_batch`.
@@ -140,10 +139,9 @@ def generate_each(
     _check(session, room, max_new_tokens)
     stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
     with session.batch(room.longest, room.num_tokens) as timer:
-        run = _Run(session.decoder, prompts, max_new_tokens, room, stop_ids, on_token)
+        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token)
         while True:
-            with session.step:
-                begun = run.admit()
+            begun = run.admit()
             if begun:
                 with session.step, timer.prefill():
                     chosen = run.prefill(begun)
@@ -158,10 +156,10 @@ def generate_each(
 
 @dataclass
 class _Sequence:
-    """One that is under way, or has ended behind one that has not."""
+    """A sequence that runs, or that has ended while one before it still runs."""
 
     number: int
-    """Its prompt's."""
+    """The prompt's number."""
     prompt: np.ndarray
     """int64 [n]."""
     chooser: Chooser
@@ -169,11 +167,11 @@ class _Sequence:
 
 
 class _Run:
-    """Sequences by the places that they have in the decoder."""
+    """The sequences of a batch, by their places in the decoder."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        session: Session,
         prompts: Iterable[Prompt],
         max_new_tokens: int,
         room: Room,
@@ -185,7 +183,8 @@ class _Run:
         self._num_given = 0
         self._waiting = self._prepared(prompts)
         self._next = next(self._waiting, None)
-        self._decoder, self._room, self._on_token = decoder, room, on_token
+        self._decoder: Decoder = session.decoder
+        self._step, self._room, self._on_token = session.step, room, on_token
         self._renewal = Renewal(PREFILL_CHUNK_TOKENS)
         self._max_new_tokens, self._stop_ids = max_new_tokens, stop_ids
 
@@ -196,14 +195,18 @@ class _Run:
             yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()))
 
     def admit(self) -> list[int]:
-        """The places of sequences that begin now."""
+        """Begins the next sequences if there is room for them; their places.
+
+        It takes the session's `step` for the decoder alone, not while it waits for the caller's next prompt.
+        """
         free, begun = [place for place in range(self._room.sequences) if place not in self.active], list[int]()
         if self._next is None or not free:
             return begun
         if self.active and not self._renewal.pays(len(free) * len(self._next.prompt)):
             return begun
         if not self.active:
-            self._decoder.begin_batch([0] * self._room.sequences)
+            with self._step:
+                self._decoder.begin_batch([0] * self._room.sequences)
         used = sum(self._num_tokens(sequence) for sequence in self.active.values())
         for place in free:
             if self._next is None:
@@ -211,17 +214,18 @@ class _Run:
             used += self._num_tokens(self._next)
             if self.active and used > self._room.num_tokens:
                 break
-            self._decoder.renew(place, self._num_tokens(self._next))
+            with self._step:
+                self._decoder.renew(place, self._num_tokens(self._next))
             self.active[place], self._next = self._next, next(self._waiting, None)
             begun.append(place)
         return begun
 
     def _num_tokens(self, sequence: _Sequence) -> int:
-        """That it may come to."""
+        """The most tokens that a sequence can have."""
         return len(sequence.prompt) + self._max_new_tokens
 
     def prefill(self, places: Sequence[int]) -> list[int]:
-        """The first token of each of some sequences."""
+        """The first token of the sequences at `places`."""
         prompts = [self.active[place].prompt for place in places]
         return self._chosen(places, self._decoder.prefill_each(prompts, places))
 
@@ -235,7 +239,7 @@ class _Run:
         return [self.active[place].chooser.choose(row) for place, row in zip(places, logits, strict=True)]
 
     def take(self, places: Sequence[int], tokens: Sequence[Token]) -> None:
-        """Hands out a token of each of these sequences; one that ends with it gives its place and its KV cache back."""
+        """Adds a token to each sequence at `places`; a sequence that ends gives back its place and its KV cache."""
         self._note(places, tokens[0])
         for place, token in zip(places, tokens, strict=True):
             sequence = self.active[place]
@@ -246,21 +250,21 @@ class _Run:
                 self._decoder.end(place)
 
     def _note(self, places: Sequence[int], first: Token) -> None:
-        """What the step took that gave these sequences a token each."""
+        """Notes what the step took that gave the sequences at `places` a token each."""
         if first.pass_number:
             return self._renewal.decoded(len(places), first.seconds, idle=len(places) < self._room.sequences)
         lengths = [len(self.active[place].prompt) for place in places]
         self._renewal.prefilled(sum(1 for _ in packed(lengths)), first.seconds)
 
     def ended(self) -> Iterator[tuple[Token, ...]]:
-        """The tokens of the next prompts, as far as all before them have ended."""
+        """The tokens of the next prompts, up to the first that has not ended."""
         while self._num_given in self._ended:
             yield tuple(self._ended.pop(self._num_given).tokens)
             self._num_given += 1
 
 
 def _check(session: Session, room: Room, max_new_tokens: int) -> None:
-    """Refuses what no batch is."""
+    """Refuses batches that are too large or have no new tokens."""
     if not 1 <= room.sequences <= FEW_TOKENS:
         raise ColdpressError(
             f"{room.sequences} prompts are to be continued at once, expected 1 to {FEW_TOKENS}; run them in turns"

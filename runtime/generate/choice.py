@@ -1,4 +1,4 @@
-"""What a session is opened with: a plan of the artifact's, its device, and what reads the flash image."""
+"""Chooses what a session runs with: the plan, the device, and the reader of the flash image."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def choose_plan(
     preload: Preload | None = None,
     kv_cache: KvCacheFormat | None = None,
 ) -> Plan:
-    """The plan to run with: the largest that fits, with what was named in place of its own.
+    """The plan to run with: the largest that fits, changed by each setting that is not None.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
@@ -58,7 +58,7 @@ def choose_plan(
 
 
 def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:
-    """The plan with as many tokens in another KV cache; None for its own."""
+    """The plan with a KV cache of another format for as many tokens; None changes nothing."""
     if kind in (None, plan.kv_cache):
         return plan
     num_bytes = kv_cache_bytes(manifest.model, plan.context_length, kind)
@@ -80,7 +80,10 @@ def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
 
 
 def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
-    """The artifact as if compiled for `device`, on which only a simulation's seconds depend; keep `artifact` alive."""
+    """The artifact as if compiled for `device`, which changes the seconds of a simulation and nothing else.
+
+    The caller keeps `artifact` alive.
+    """
     if device is None:
         return artifact
     return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))

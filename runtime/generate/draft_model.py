@@ -1,8 +1,7 @@
-"""A second artifact as a draft: a smaller model that writes on, greedily, until the larger one has its say.
+"""A second artifact as a draft: a smaller model proposes tokens greedily, and the larger model checks them.
 
-It is a session of its own, with its own plan and cache, whose DRAM counts in the one budget that a user gives. Its
-vocabulary must be the larger model's. Its sequence follows that of the run: what it wrote and the larger model did not
-choose is taken back.
+The draft has a session, a plan and a cache of its own; its DRAM counts in the one budget that a user gives. Both models
+must have the same vocabulary. The draft's sequence follows the run: it takes back tokens that the larger model rejects.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,13 +49,13 @@ class DraftModel:
 
 
 class _Sequence:
-    """What the draft's KV cache has: tokens of the run, and drafts behind them."""
+    """The tokens in the draft's KV cache: those of the run, and drafts after them."""
 
     def __init__(self, session: Session) -> None:
         self._decoder = session.decoder
         self._ids: list[int] = []
         self._agreed = 0
-        """How many of them are the run's for certain."""
+        """The number of leading ids that are known to be the run's."""
 
     def propose(self, ids: Sequence[int], count: int) -> list[int]:
         """The most likely token, and what it makes most likely next; `ids` begin with those of the call before."""
@@ -71,17 +70,17 @@ class _Sequence:
         return drafts
 
     def _append(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits behind the next tokens of the run, at least one: the prompt densely, later ones token by token."""
+        """Logits after the next tokens of the run, at least one: the prompt densely, later tokens one by one."""
         if self._decoder.length == 0:
             return self._decoder.prefill_last(np.array(ids))
         return [self._decoder.decode(token) for token in ids][-1]
 
 
 def beside_draft(manifest: Manifest, draft: Session, dram_budget_bytes: int | None) -> int:
-    """What a draft leaves of a budget, in bytes.
+    """The bytes of a budget that a draft leaves for the larger model.
 
     Args:
-        manifest: Of what it drafts for.
+        manifest: The larger model's.
         draft: The draft's open session.
         dram_budget_bytes: Of both together; None for that of the manifest's largest plan.
 

@@ -1,4 +1,4 @@
-"""How well text was predicted: sums of negative log likelihoods, and what they make of a run."""
+"""How well text was predicted: sums of negative log likelihoods, and the perplexity of a run."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """A session: an artifact, its store and its decoder under one plan; generation and perplexity, on token ids.
 
 The plan is the largest that fits the budget (runtime/plan/budget.py); a selector or a cache policy that the user names
-replaces the plan's. The prefill is dense, every further token goes through the selector (design, section 5).
+replaces the plan's. The prefill is dense; every later token goes through the selector.
 """
 
 import threading
@@ -39,7 +39,7 @@ from coldpress.schemas.metrics import RunMetrics
 
 @dataclass(frozen=True)
 class Generation:
-    """New tokens, the prompt not among them; an end-of-sequence token that stopped the run is the last one."""
+    """The new tokens, without the prompt; an end-of-sequence token that stopped the run is the last one."""
 
     tokens: tuple[Token, ...]
     metrics: RunMetrics
@@ -53,8 +53,8 @@ class Generation:
 class Session:
     """An artifact ready to run; a context manager, which closes it.
 
-    It holds one sequence at a time, and units stay cached from one call to the next: a call while another one runs, in
-    this thread or in others, is refused. Threads of their own need sessions of their own.
+    It holds one sequence at a time, and units stay cached from one call to the next. A call while another one runs, in
+    this thread or another, is refused: threads that run at the same time need a session each.
     """
 
     def __init__(
@@ -79,19 +79,20 @@ class Session:
 
         Args:
             path: The artifact's folder.
-            dram_budget_bytes: None takes the artifact's largest plan as it is.
+            dram_budget_bytes: None takes the artifact's largest plan. With room for the whole model, all of it is
+                loaded and nothing is read afterwards.
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
-            plan: Runs as it stands, whatever budget, selector, cache and KV cache say; one made from the artifact's.
+            plan: Runs as it stands, and overrides budget, selector, cache and KV cache; made from an artifact's.
             flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
                 device profile's seconds.
             activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
             kv_cache: How keys and values are kept: `fp16`, or `int8`, which leaves more of the budget to units; None
                 for what the plan says.
-            collapse: Whether the gap that reads are joined over is the plan's, or adapts; None for what the plan says.
-            preload: Whether what later layers will probably ask for is read ahead; None for what the plan says.
+            collapse: Whether reads are joined over the plan's gap, or an adaptive one; None for what the plan says.
+            preload: Whether units that later layers will probably ask for are read ahead; None for what the plan says.
             device: The device to simulate; None for the one that the artifact was compiled for.
-            recorder: Takes down what the store is asked.
+            recorder: Records what the store is asked for.
             identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.
 
@@ -109,7 +110,7 @@ class Session:
         kept = None if kv_cache is None else kv_cache_format(kv_cache)
         plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kept)
         self._wanted_plan = plan
-        """What a change of budget is a change of: the plan as opened, with the KV cache of what runs."""
+        """The plan that `resize` divides anew: the one of the opening, with the KV cache of the present run."""
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), recorder)
         selection = Selection(self.artifact, plan)
         self.decoder = Decoder(self.artifact, self.store, selection, activation_format(activations))
@@ -135,14 +136,14 @@ class Session:
         """
         if self._closed:
             return
-        with self._exclusive():
+        with self._exclusive(), self.step:  # `resize` takes `step` alone
             self._closed = True
             self.store.close()
             self._opened.folder.close()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """The right to use the store and the decoder, for one caller at a time."""
+        """Reserves the store and the decoder for one caller at a time."""
         if not self._running.acquire(blocking=False):
             raise ColdpressError(
                 "this session is in use by another call, expected one at a time; wait for it or close its generator, "
@@ -156,10 +157,11 @@ class Session:
             self._running.release()
 
     def resize(self, dram_budget_bytes: int) -> None:
-        """Takes less or more DRAM from the next token on; what runs goes on, in this thread or another.
+        """Takes less or more DRAM from the next token on; a run in this thread or another goes on.
 
-        Selector and densities stay, so that texts do, unless the selector sees what is in DRAM. The caches shrink, by
-        their policies' order, or grow; units are pinned as the plan that the session was opened with has them.
+        Selector and densities stay, so that the text stays the same up to the rounding of sums, unless the selector
+        sees what is in DRAM. The caches shrink, in their policies' order, or grow; the units that the opening's plan
+        pins stay pinned. With room for the whole model, the rest of it is loaded and nothing is read afterwards.
 
         Raises:
             ColdpressError: if the session is closed.
@@ -189,14 +191,14 @@ class Session:
             prompt_ids: At least one token id.
             max_new_tokens: At least 1.
             sampling: None is greedy.
-            ignore_eos: Go on behind end-of-sequence tokens.
-            draft: Proposes next tokens, which are checked in one pass; the tokens stay what they are without.
-            draft_tokens: Drafts of a pass, at most.
-            on_token: Called with every new token as soon as it is known; its time is not counted. The run ends behind a
-                token for which it gives True.
+            ignore_eos: Go on after end-of-sequence tokens.
+            draft: Proposes next tokens, which are checked in one pass; the text stays the same.
+            draft_tokens: Most drafts per pass.
+            on_token: Called with every new token as soon as it is known; its time is not counted. The run ends after a
+                token for which it returns True.
 
         Raises:
-            ColdpressError: for an empty prompt, what is no id of the vocabulary, logits that are not finite, a session
+            ColdpressError: for an empty prompt, an id outside the vocabulary, logits that are not finite, a session
                 that is closed or in use, or drafts under a selector that sees what is in DRAM.
             DoesNotFitError: if prompt and new tokens exceed the plan's context.
             CorruptPageError: if a page of flash.img is damaged.
@@ -228,11 +230,13 @@ class Session:
         draft: Drafting | None = None,
         draft_tokens: int = DRAFT_TOKENS,
     ) -> Generator[Token, bool | None, Generation]:
-        """As `generate`, one token after another; the session is in use from the first until the last, or until the
-        generator is closed, after which the session is as after any run.
+        """Generates as `generate` does, one token after another.
+
+        The session is in use from the first token to the last, or until the generator is closed; afterwards it is free
+        for other calls.
 
         Yields:
-            Each new token as soon as it is known. Sending True ends the run behind it.
+            Each new token as soon as it is known. Sending True ends the run after it.
 
         Returns:
             All of them, and the metrics.
@@ -278,8 +282,8 @@ class Session:
             sparse: Token by token through selector and store, as in decoding; else densely, as in the prefill.
             prefill_tokens: With `sparse`, tokens of each block that are prefilled densely, at least one.
             tokens_per_pass: With `sparse`, tokens that are decoded together: the same up to the rounding of sums.
-            on_logits: Called with the logits of consecutive positions, float32 [some, vocab_size], in order; a block
-                has those of all its positions but, with `sparse`, the last. Its time is not counted.
+            on_logits: Called with the logits of consecutive positions, float32 [n, vocab_size], in order: of all
+                positions of a block, except the last with `sparse`. Its time is not counted.
 
         Raises:
             ColdpressError, DoesNotFitError, CorruptPageError: as `generate`.
@@ -306,7 +310,7 @@ class Session:
             return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store), tuple(rates))
 
     def _teach(self, block: np.ndarray, num_dense: int, tokens_per_pass: int, timer: Timer) -> Iterator[np.ndarray]:
-        """Logits of a block whose first tokens are prefilled and whose others, but the last, are decoded."""
+        """Logits of a block: its first tokens are prefilled, the others are decoded, except for the last."""
         self.decoder.begin(len(block))
         for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
             with self.step, timer.prefill():
@@ -320,11 +324,11 @@ class Session:
 
     @contextmanager
     def sequence(self, context_length: int) -> Iterator[None]:
-        """The right to use `decoder` for a sequence of at most so many tokens, all counters at zero.
+        """Reserves `decoder` for one sequence of at most `context_length` tokens; all counters start at zero.
 
         Raises:
             ColdpressError: if the session is closed or in use.
-            DoesNotFitError: if the plan counts on fewer tokens.
+            DoesNotFitError: if the plan's KV cache is too short.
         """
         with self._exclusive():
             self.store.counters = Counters()
@@ -333,18 +337,21 @@ class Session:
 
     @contextmanager
     def batch(self, longest: int, num_tokens: int) -> Iterator[Timer]:
-        """The right to use `decoder` for several sequences of at most `longest` tokens each and `num_tokens` of all
-        that are under way, all counters at zero.
+        """Reserves `decoder` for several sequences that run at once; all counters start at zero.
 
-        Where the plan's KV cache is too small for them, units give way to it as long as the batch lasts. `step` is to
-        be held while sequences begin and tokens are computed.
+        Where the plan's KV cache is too small for them, units give way to it as long as the batch lasts. The caller
+        holds `step` while sequences begin and tokens are computed.
+
+        Args:
+            longest: Most tokens of one sequence, prompt and new ones.
+            num_tokens: Most tokens of all sequences that run at the same time.
 
         Yields:
-            What measures the run.
+            The timer of the run.
 
         Raises:
             ColdpressError: if the session is closed or in use.
-            DoesNotFitError: if the plan counts on fewer tokens per sequence, or the budget cannot hold the KV caches.
+            DoesNotFitError: if the plan's context is too short for a sequence, or the budget cannot hold the KV caches.
         """
         with self._exclusive(), self._kv_room(longest, num_tokens):
             try:
@@ -353,7 +360,7 @@ class Session:
                 self.decoder.end_batch()
 
     def has_kv_room(self, num_tokens: int) -> bool:
-        """Whether the DRAM budget can hold the keys and values of so many tokens, if units give way to them."""
+        """Whether the DRAM budget can hold the keys and values of `num_tokens` tokens, if units give way to them."""
         needed = self.decoder.kv_cache_bytes(num_tokens)
         try:
             budget.with_kv_cache(self.artifact.manifest, self._wanted_plan, needed, self.plan.dram_budget_bytes)
@@ -363,7 +370,7 @@ class Session:
 
     @contextmanager
     def _kv_room(self, longest: int, num_tokens: int) -> Iterator[None]:
-        """A plan with room for the keys and values of so many tokens."""
+        """Switches to a plan with room for the keys and values of `num_tokens` tokens, and back."""
         self.decoder.check_context(longest)
         opened, before = self._wanted_plan, self.plan
         needed = self.decoder.kv_cache_bytes(num_tokens)
@@ -384,7 +391,7 @@ class Session:
                 self.store.resize(self.artifact, before if same else budget.refit(manifest, opened, now_bytes))
 
     def _start(self) -> Timer:
-        """A run with counters at zero; the clock of the session's first one began with the session."""
+        """Starts a run with counters at zero; the clock of the session's first run began with the session."""
         started_s, self._started_s = self._started_s, None
         self.store.counters = Counters()
         return Timer(time.perf_counter() if started_s is None else started_s, self.store.counters)

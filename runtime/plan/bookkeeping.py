@@ -56,7 +56,11 @@ def counted_bytes(spec: ModelSpec, sections: Iterable[Section], num_pages: int, 
     units = sum(section.num_units * len(section.layers) for section in sections)
     tables = CHECKSUM_BYTES * num_pages + PLACE_BYTES * placed + sum(array.num_bytes for array in arrays)
     objects = RUN_BYTES + LAYER_BYTES * spec.num_hidden_layers + PART_BYTES * parts
+    return tables + (SLOT_BYTES + POLICY_BYTES) * units + objects + token_bytes(spec, sections)
+
+
+def token_bytes(spec: ModelSpec, sections: Iterable[Section]) -> int:
+    """What a decoded token works with, in bytes; free for other uses before the first token."""
     largest = max((section.num_units for section in sections), default=0)
-    token = TOKEN_UNIT_BYTES * largest + TOKEN_HIDDEN_BYTES * spec.hidden_size
-    token += TOKEN_VOCABULARY_BYTES * spec.vocab_size
-    return tables + (SLOT_BYTES + POLICY_BYTES) * units + objects + token
+    units = TOKEN_UNIT_BYTES * largest
+    return units + TOKEN_HIDDEN_BYTES * spec.hidden_size + TOKEN_VOCABULARY_BYTES * spec.vocab_size

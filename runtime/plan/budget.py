@@ -1,17 +1,21 @@
-"""One DRAM budget, divided: resident tensors, predictors, KV cache, buffers and bookkeeping first, then pinned units,
-and cache slots with all that is left. Pure arithmetic on the manifest's plans.
+"""Divides one DRAM budget: resident tensors, predictors, KV cache, buffers and bookkeeping come first, then pinned
+units, and cache slots get all that is left. Pure arithmetic on the manifest's plans.
 
 Slots are spread evenly over the layers (DIP, appendix A: no gain was found from spreading them otherwise) and, where
 layers or families differ, by demand: density times bytes, the flash traffic of a token without a cache.
+
+With room for all units nothing is ever read, so that a plan needs no buffers: `holds_everything` is the one rule. Such
+a plan keeps its division into pinned units and slots, so that a smaller budget is divided as before; it runs as
+`as_run` says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from coldpress.runtime import plugins
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.layout import Plan, by_budget, placed_parts
+from coldpress.schemas.layout import Plan, Section, by_budget, placed_parts
 from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
 
 
@@ -26,10 +30,14 @@ class Claim(NamedTuple):
 
 
 def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
-    """DRAM that a plan needs before any unit is kept: resident, predictors, KV cache, buffers, bookkeeping."""
-    buffer_bytes = plan.read_buffer_bytes + plan.preload_buffer_bytes
-    stored = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + buffer_bytes
-    return stored + bookkeeping_bytes(manifest)
+    """DRAM that a plan needs beside units: resident tensors, predictors, KV cache, bookkeeping, and the buffers of a
+    plan that reads."""
+    return _unread_bytes(manifest, plan) + buffer_bytes(plan, manifest.flash.sections)
+
+
+def least_budget_bytes(manifest: Manifest, plan: Plan) -> int:
+    """The smallest budget that `refit` can divide for a plan: no unit stays in DRAM, or all do, whichever is less."""
+    return min(_unread_bytes(manifest, plan) + _reading_bytes(plan), whole_bytes(manifest, plan))
 
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
@@ -39,18 +47,50 @@ def used_bytes(manifest: Manifest, plan: Plan) -> int:
     return fixed_bytes(manifest, plan) + slots
 
 
+def whole_bytes(manifest: Manifest, plan: Plan) -> int:
+    """The DRAM with which a plan holds every unit and reads nothing."""
+    units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
+    return _unread_bytes(manifest, plan) + sum(units)
+
+
+def holds_everything(plan: Plan, sections: Iterable[Section]) -> bool:
+    """Whether a plan has room for every unit of flash.img, so that nothing is read after the session has opened."""
+    return all(
+        part.num_pinned + part.cache_slots == section.num_units for part, section in placed_parts(plan, sections)
+    )
+
+
+def buffer_bytes(plan: Plan, sections: Iterable[Section]) -> int:
+    """What read buffer and preload buffer take; nothing in a plan that never reads."""
+    return 0 if holds_everything(plan, sections) else _reading_bytes(plan)
+
+
+def as_run(manifest: Manifest, plan: Plan) -> Plan:
+    """The plan as the store follows it: with every unit pinned where it has room for all."""
+    if not holds_everything(plan, manifest.flash.sections):
+        return plan
+    parts = (
+        part.model_copy(update={"num_pinned": section.num_units, "cache_slots": 0})
+        for part, section in placed_parts(plan, manifest.flash.sections)
+    )
+    return plan.model_copy(update={"parts": tuple(parts)})
+
+
 def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans: Sequence[Plan] | None = None) -> Plan:
-    """The plan to run with, of the manifest's or of `plans`, which were made of them.
+    """The plan to run with, from the manifest or from `plans`, which were made from the manifest's.
 
     Without a budget, the plan with the largest one. With a budget, the largest plan that fits, else the smallest one;
-    its pinned units and cache slots are then cut or extended to what the budget leaves.
+    its pinned units and cache slots are then cut or extended to what the budget leaves. A budget with room for
+    everything holds everything.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must always be in DRAM; the text gives both numbers.
     """
     by_size = by_budget(manifest.plans if plans is None else plans)
     if dram_budget_bytes is None:
-        return by_size[-1]
+        plan = by_size[-1]
+        fits = whole_bytes(manifest, plan) <= plan.dram_budget_bytes
+        return refit(manifest, plan, plan.dram_budget_bytes) if fits else plan
     fitting = [plan for plan in by_size if plan.dram_budget_bytes <= dram_budget_bytes]
     return refit(manifest, fitting[-1] if fitting else by_size[0], dram_budget_bytes)
 
@@ -58,28 +98,33 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans:
 def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     """`plan` under another budget: pinned units first, then cache slots with what is left.
 
-    A policy that admits nothing has no use for slots: with it, what the plan spends on them, and what the budget has
-    more than the plan's, pins further units.
+    A budget with room for every unit has a slot for each, and counts no buffers. A policy that admits nothing has no
+    use for slots: with it, what the plan spends on them, and what the budget has more than the plan's, pins further
+    units.
 
     Raises:
         DoesNotFitError: if the fixed part does not fit.
     """
-    fixed = fixed_bytes(manifest, plan)
-    if fixed > dram_budget_bytes:
+    claims = _claims(manifest, plan)
+    free_bytes = dram_budget_bytes - _unread_bytes(manifest, plan)
+    room_bytes = free_bytes - _reading_bytes(plan)
+    if _all_bytes(claims) <= free_bytes:
+        pins, slots = [0] * len(claims), [claim.num_units - claim.num_pinned for claim in claims]
+    elif room_bytes < 0:
         raise DoesNotFitError(
-            f"{MANIFEST_FILE}: {plan.title} needs {fixed} bytes of DRAM before any unit is cached (resident "
-            f"{plan.resident_bytes}, predictors {plan.predictor_bytes}, KV cache {plan.kv_cache_bytes}, bookkeeping "
-            f"{bookkeeping_bytes(manifest)}, buffers the rest), the budget is {dram_budget_bytes}; raise it, or build "
-            "for a shorter context or a smaller format"
+            f"{MANIFEST_FILE}: {plan.title} needs {dram_budget_bytes - room_bytes} bytes of DRAM before any unit is "
+            f"cached (resident {plan.resident_bytes}, predictors {plan.predictor_bytes}, KV cache "
+            f"{plan.kv_cache_bytes}, bookkeeping {bookkeeping_bytes(manifest)}, buffers the rest), the budget is "
+            f"{dram_budget_bytes}; raise it, or build for a shorter context or a smaller format"
         )
-    room_bytes = dram_budget_bytes - fixed
-    claims = _pinned(_claims(manifest, plan), room_bytes)
-    if _admits(plan.cache):
-        pins, slots = [0] * len(claims), _divided(claims, room_bytes)
     else:
         more_bytes = max(0, dram_budget_bytes - plan.dram_budget_bytes)
-        room_bytes = min(room_bytes, used_bytes(manifest, plan) - fixed + more_bytes)
-        pins, slots = _divided(claims, room_bytes), [0] * len(claims)
+        claims = _pinned(claims, room_bytes)
+        if _admits(plan.cache):
+            pins, slots = [0] * len(claims), _divided(claims, room_bytes)
+        else:
+            spent_bytes = used_bytes(manifest, plan) - fixed_bytes(manifest, plan)
+            pins, slots = _divided(claims, min(room_bytes, spent_bytes + more_bytes)), [0] * len(claims)
     parts = tuple(
         part.model_copy(update={"num_pinned": claim.num_pinned + num_more, "cache_slots": num_slots})
         for part, claim, num_more, num_slots in zip(plan.parts, claims, pins, slots, strict=True)
@@ -93,24 +138,43 @@ def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budg
     Raises:
         DoesNotFitError: if the budget cannot hold it.
     """
-    left = dram_budget_bytes - fixed_bytes(manifest, plan) + plan.kv_cache_bytes
-    if kv_cache_bytes > left:
+    changed = plan.model_copy(update={"kv_cache_bytes": kv_cache_bytes})
+    missing = least_budget_bytes(manifest, changed) - dram_budget_bytes
+    if missing > 0:
         raise DoesNotFitError(
-            f"the KV cache takes {kv_cache_bytes} bytes, {plan.title} leaves {left} of {dram_budget_bytes} bytes of "
-            "DRAM for it; ask for fewer sequences or tokens, or give a larger DRAM budget"
+            f"the KV cache takes {kv_cache_bytes} bytes, {plan.title} leaves {kv_cache_bytes - missing} of "
+            f"{dram_budget_bytes} bytes of DRAM for it; ask for fewer sequences or tokens, or give a larger DRAM budget"
         )
-    return refit(manifest, plan.model_copy(update={"kv_cache_bytes": kv_cache_bytes}), dram_budget_bytes)
+    return refit(manifest, changed, dram_budget_bytes)
 
 
-def cache_slots(cache: str, claims: Sequence[Claim], room_bytes: int) -> list[int]:
+def cache_slots(cache: str, claims: Sequence[Claim], free_bytes: int, reading_bytes: int = 0) -> list[int]:
     """Cache slots of each claim beside its pinned units.
 
     Args:
-        cache: A policy of runtime/cache; one that admits nothing gets no slots.
-        claims: Of all layers and families.
-        room_bytes: DRAM for units, pinned ones included.
+        cache: A policy of runtime/cache; one that admits nothing gets no slots, unless all units have room.
+        claims: Those of all layers and families.
+        free_bytes: DRAM for units, pinned ones included, and for buffers.
+        reading_bytes: What buffers take of it where anything is read.
     """
-    return _divided(claims, room_bytes) if _admits(cache) else [0] * len(claims)
+    if _all_bytes(claims) <= free_bytes:
+        return [claim.num_units - claim.num_pinned for claim in claims]
+    return _divided(claims, free_bytes - reading_bytes) if _admits(cache) else [0] * len(claims)
+
+
+def _unread_bytes(manifest: Manifest, plan: Plan) -> int:
+    """What is in DRAM whether or not the plan reads."""
+    stored = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes
+    return stored + bookkeeping_bytes(manifest)
+
+
+def _reading_bytes(plan: Plan) -> int:
+    """The buffers of a plan that reads."""
+    return plan.read_buffer_bytes + plan.preload_buffer_bytes
+
+
+def _all_bytes(claims: Sequence[Claim]) -> int:
+    return sum(claim.num_units * claim.unit_bytes for claim in claims)
 
 
 def _admits(cache: str) -> bool:

@@ -1,8 +1,8 @@
-"""How the keys and values of past tokens are kept, and what they take.
+"""The formats of the KV cache, and their bytes.
 
 `fp16` rounds each value to half precision. `int8` keeps the values of a head in groups of 32 that share a float16
-scale, the blocks of `int8_group32`: what llama.cpp calls a q8_0 cache (`--cache-type-k q8_0`). With heads of whole
-groups it takes 17/32 of the bytes. Where fp16 takes as little, as of heads that fill half a group, it is refused.
+scale, the blocks of `int8_group32`; llama.cpp calls it a q8_0 cache (`--cache-type-k q8_0`). With heads of whole groups
+it takes 17/32 of the bytes. It is refused where fp16 takes no more, as with heads that fill half a group.
 """
 
 from typing import get_args

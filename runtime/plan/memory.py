@@ -1,9 +1,12 @@
-"""Memory of this machine and of this process."""
+"""Memory of this machine, of the control groups around this process, and of the process itself."""
 
 import ctypes
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.layout import Plan
@@ -14,12 +17,12 @@ def check_fits(plan: Plan, needed: int, available: int) -> None:
     """Refuses a plan whose parts do not fit its budget, or this machine.
 
     Args:
-        plan: Its budget counts.
+        plan: The plan, with its budget.
         needed: Bytes that its parts take.
-        available: Bytes that there are.
+        available: Bytes that this process can have (`physical_bytes`).
 
     Raises:
-        DoesNotFitError: saying which numbers.
+        DoesNotFitError: with both numbers.
     """
     if needed > plan.dram_budget_bytes:
         raise DoesNotFitError(
@@ -28,22 +31,73 @@ def check_fits(plan: Plan, needed: int, available: int) -> None:
         )
     if needed > available:
         raise DoesNotFitError(
-            f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, this machine has {available}; give a "
-            "smaller --dram-budget"
+            f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, this machine has {available} for this "
+            "process; give a smaller --dram-budget"
         )
 
 
 def give_back_heap() -> None:
-    """Gives the pages back to the system that the C library's heap keeps of what was freed, where it can: glibc does so
-    by itself with those at its end alone."""
+    """Gives freed pages of the C library's heap back to the system, where the library can: by itself, glibc only gives
+    back pages at the heap's end."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def physical_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+class GroupMemory(NamedTuple):
+    """The memory of a control group that has a limit, such as a container or a cluster job."""
+
+    limit_bytes: int
+    left_bytes: int
+    """Up to the limit; caches count as free."""
+
+
+def physical_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process can have at most: the machine's, or the least limit of its control groups.
+
+    Args:
+        root: As of `memory_groups`.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *(group.limit_bytes for group in memory_groups(root))])
+
+
+def memory_groups(root: Path = Path("/")) -> Iterator[GroupMemory]:
+    """The control groups around this process that limit its memory, of both versions.
+
+    Args:
+        root: Folder in which proc/self/cgroup and sys/fs/cgroup lie.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, group = line.split(":", 2)
+        if kinds == "":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in kinds.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            top = root / "sys/fs/cgroup/memory"
+        else:
+            continue
+        path = PurePosixPath(group.lstrip("/"))
+        # the groups around it limit it, too; in a container the path may be the host's, and only the top can be seen
+        found = (_group_memory(top / parent, *names) for parent in (path, *path.parents))
+        yield from (memory for memory in found if memory is not None)
+
+
+def _group_memory(folder: Path, limit: str, usage: str, cache: str) -> GroupMemory | None:
+    """None where the group has no limit."""
+    try:
+        most, used = ((folder / name).read_text().strip() for name in (limit, usage))
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return None
+    if not most.isdigit():
+        return None
+    cached = dict(line.rsplit(maxsplit=1) for line in lines).get(cache, "0")
+    return GroupMemory(int(most), max(0, int(most) - int(used) + int(cached)))
 
 
 def peak_rss_bytes() -> int:

@@ -1,4 +1,8 @@
-"""Device profiles that a user names: a record in JSON, as builds write it, or a profile in YAML."""
+"""Reads the device that a user names: by the name of a profile, or by a file in YAML or JSON. One rule, everywhere.
+
+`device=`, `--device`, `--emulate` and `emulate` all take a name of profiles/devices, a profile in YAML as people write
+it, or a record in JSON as a build writes it (`build/<model>/<device>/device.json`).
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +16,27 @@ from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
 from coldpress.schemas.sealed import KEY, unseal
 
 PROFILES = Path(coldpress.__file__).parent / "profiles" / "devices"
+DEVICE_HELP = "a device: the name of a profile, or its file in YAML or JSON"
+YAML = (".yaml", ".yml")
 JSON = replace(strict_json.MANIFEST, size_bytes=1 << 20)
+
+
+def device_names() -> list[str]:
+    """The devices that have a profile, sorted."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def device_path(name_or_path: str) -> Path:
+    """The file of a device: what ends in .yaml, .yml or .json or has a slash is a path, anything else a name.
+
+    Raises:
+        UnknownNameError: if no profile has that name.
+    """
+    if "/" in name_or_path or name_or_path.endswith((*YAML, ".json")):
+        return Path(name_or_path).expanduser()
+    if name_or_path not in (known := device_names()):
+        raise UnknownNameError("device", name_or_path, known)
+    return PROFILES / f"{name_or_path}.yaml"
 
 
 def load_device(name_or_path: str) -> DeviceProfile:
@@ -21,30 +45,34 @@ def load_device(name_or_path: str) -> DeviceProfile:
     Raises:
         ColdpressError: if there is none, or it is not a valid one.
     """
-    if name_or_path.endswith(".json"):
-        return load_record(Path(name_or_path))
-    known = sorted(path.stem for path in PROFILES.glob("*.yaml"))
-    given = name_or_path.endswith((".yaml", ".yml"))
-    if not given and name_or_path not in known:
-        raise UnknownNameError("device", name_or_path, known)
+    return read_device(device_path(name_or_path))
+
+
+def read_device(path: Path) -> DeviceProfile:
+    """The profile of a file: YAML by its ending, else a record in JSON. Raises as `load_device`."""
+    if path.suffix not in YAML:
+        return load_record(path)
     try:
         from coldpress.runtime.profiles.yaml_records import load_yaml
     except ModuleNotFoundError as error:
         raise ColdpressError(
-            f"{name_or_path}: a profile in YAML needs PyYAML, which is not installed; install coldpress[compiler], or "
-            "give a device record in JSON, such as a build's device.json"
+            f"{path}: a profile in YAML needs PyYAML, which is not installed; install coldpress[compiler], or give a "
+            "device record in JSON, such as a build's device.json"
         ) from error
-    return load_yaml(Path(name_or_path) if given else PROFILES / f"{name_or_path}.yaml", DeviceProfile)
+    return load_yaml(path, DeviceProfile)
 
 
 def load_record(path: Path) -> DeviceProfile:
     """The device record of a JSON file.
 
     Raises:
-        ColdpressError: if it is not a valid one, or was changed since it was written.
+        ColdpressError: if it cannot be read, is not a valid record, or was changed since it was written.
     """
-    with path.open("rb") as file:
-        data = file.read(JSON.size_bytes + 1)  # of a pipe or a device node, too
+    try:
+        with path.open("rb") as file:
+            data = file.read(JSON.size_bytes + 1)  # it may be a pipe or a device node
+    except OSError as error:
+        raise ColdpressError(f"{path}: {error.strerror}, expected a device record in JSON; name a device") from error
     strict_json.parse(data, lambda found, expected: _no_record(path, found, expected), JSON)
     try:
         opened = unseal(data)

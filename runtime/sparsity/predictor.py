@@ -24,7 +24,8 @@ NEEDS_EXACT_ZEROS = False
 EXACT = False
 SEES_RESIDENCY = False
 MISSED_SHARE = 0.1
-"""The weakest of the active units are what is missed (LLM in a flash, Fig. 3a)."""
+"""Share of the active units that a predictor is assumed to miss, the weakest ones; LLM in a flash, Fig. 3a shows that
+misses are weak, but not how many there are."""
 
 
 class Options(ReadingOptions):

@@ -2,7 +2,8 @@
 
 Flash time is counted where reads are made (runtime/store/store.py), by the device profile's law. Memory time is bytes
 over DRAM bandwidth: computing reads every weight that it uses once, and each unit that is read and kept is copied from
-the read buffer to its slot, which reads and writes it (LLM in a flash 3: I/O, memory management, computing). A
+the read buffer to its slot, which reads and writes it. LLM in a flash 3 has the same three parts (I/O, memory
+management, computing), but measures them and adds them up; nominal bandwidth is a lower bound of the last two. A
 request's units are computed with and copied while the rest of it is read, so that it takes the longer of the two; the
 weights that are resident are computed with between requests, since what a layer asks for depends on them; what is read
 then is what was asked for ahead.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from coldpress.runtime.plan.budget import whole_bytes
 from coldpress.runtime.plan.memory import peak_rss_bytes
 from coldpress.runtime.store.clock import computed_bytes, dram_seconds
 from coldpress.runtime.store.planner import Batch
@@ -104,6 +105,7 @@ class Counters:
             first_token_s=first_token_s,
             dram_budget_bytes=plan.dram_budget_bytes,
             dram_used_bytes=dram_used_bytes,
+            whole_model_bytes=whole_bytes(manifest, plan),
             peak_rss_bytes=peak_rss_bytes(),
             extents_sha256=extents_sha256,
             direct_io=direct_io,

@@ -1,7 +1,7 @@
 """Who is where: the slots of a part's pinned and cached units. Bookkeeping only.
 
 A part is one family of one layer, with a cache of its own wherever its units lie. Slots of a family are numbered
-through all layers: each layer's pinned units, then its cached ones.
+through all layers: each layer's pinned units in flash order, then its cached ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ class Part:
         self.cache.resize(capacity, pinned)
         after = self.cache.present
         stay, come = np.flatnonzero(before & after), np.flatnonzero(after & ~before)
-        there = np.concatenate([stay, come])
+        there = self.in_flash_order(np.concatenate([stay, come]))
         old = self.slot[stay].copy()
         self.slot[there] = np.arange(first_slot, first_slot + there.size, dtype=self.slot.dtype)
         stop = first_slot + pinned.size + capacity
@@ -130,7 +130,7 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
         order, position = positions[section.offset_bytes]
         slot, first = np.full_like(order, -1), next_slot[family]
         middle, next_slot[family] = first + wanted.num_pinned, first + wanted.num_pinned + wanted.cache_slots
-        slot[pinned] = np.arange(first, middle, dtype=slot.dtype)
+        slot[pinned[np.argsort(position[pinned])]] = np.arange(first, middle, dtype=slot.dtype)
         free = FreeSlots(first, middle, next_slot[family])
         future = None if requests is None else requests.get((wanted.layer, family), ())
         known = Known(section.num_units, wanted.cache_slots, pinned, position, future)

@@ -18,8 +18,10 @@ import numpy as np
 
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.flash import Landing, Reader, Ticket
-from coldpress.runtime.plan.budget import used_bytes
+from coldpress.runtime.plan.bookkeeping import token_bytes
+from coldpress.runtime.plan.budget import as_run, holds_everything, used_bytes
 from coldpress.runtime.plan.memory import check_fits, physical_bytes
 from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
@@ -37,6 +39,7 @@ from coldpress.runtime.store.reads import (
     in_buffer,
     longest_read_bytes,
     modelled_flash_s,
+    room_bytes,
 )
 from coldpress.runtime.store.slot_memory import SlotMemory, copy_rows, moved
 from coldpress.runtime.store.slots import Part, Requests, num_slots, parts_of, resized
@@ -88,17 +91,16 @@ class Store:
             ColdpressError: if the plan's cache policy cannot be used here.
             DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory.
         """
+        plan = as_run(artifact.manifest, plan)
         self.plan, self.counters = plan, Counters()
+        self._whole = holds_everything(plan, artifact.manifest.flash.sections)
         self.dram_used_bytes = used_bytes(artifact.manifest, plan)
         check_fits(plan, self.dram_used_bytes, physical_bytes() if flash.moves_data else plan.dram_budget_bytes)
         self._flash, self._recorder, self._manifest = flash, recorder, artifact.manifest
         self._use_read_units = uses_read_units(plan)
         self._modelled = artifact.manifest.device.flash.issuing(plan.queue_depth)
         self._page_bytes = artifact.manifest.flash.page_bytes
-        # one fetch reads no page more than twice and no unit twice, so that more than that would never be touched,
-        # whatever a plan says
-        size_bytes = min(plan.read_buffer_bytes, 2 * artifact.manifest.flash.size_bytes, MAX_BUFFER_BYTES)
-        self._buffer = _native.aligned_buffer(size_bytes)
+        self._buffer = np.zeros(0, np.uint8)
         self._extents = hashlib.sha256()
         self._gap = gap_of(plan, self._page_bytes)
         self._preloads = Preloads(plan, artifact.manifest.flash.sections, self._page_bytes)
@@ -110,9 +112,27 @@ class Store:
         for entry in artifact.manifest.families:
             family: FamilyName = entry.family
             self._memory[family] = SlotMemory(num_slots(plan, family), entry.unit_bytes)
-            self._halves[family] = halves(self._buffer, entry.unit_bytes, self._page_bytes)
+        self._make_buffer(loading=True)
         for (_, family), part in self._parts.items():
             self._load_pinned(part, family, np.flatnonzero(part.cache.present))
+        self._make_buffer(loading=False)
+
+    def _make_buffer(self, *, loading: bool) -> None:
+        """Allocates the read buffer, if it is to have another size than now.
+
+        A plan that holds everything counts none. It loads units through what the budget has left, and what a decoded
+        token will work with; afterwards it keeps room for one unit, in case one could not be read.
+        """
+        flash, plan, size_bytes = self._manifest.flash, self.plan, self._reading_bytes()
+        if self._whole:
+            least = max(span_bytes(entry.unit_bytes, flash.page_bytes) for entry in self._manifest.families)
+            spare = token_bytes(self._manifest.model, flash.sections) + plan.dram_budget_bytes - self.dram_used_bytes
+            size_bytes = max(least, min(size_bytes, spare // flash.page_bytes * flash.page_bytes)) if loading else least
+        if self._buffer.size != size_bytes:
+            self._halves.clear()
+            self._buffer = _native.aligned_buffer(size_bytes)
+            for entry in self._manifest.families:
+                self._halves[entry.family] = halves(self._buffer, entry.unit_bytes, self._page_bytes)
 
     def resize(self, artifact: Artifact, plan: Plan) -> None:
         """Goes on under a plan that differs in its budget and its parts' units alone, between two fetches.
@@ -121,14 +141,17 @@ class Store:
         as opening does; where the plan does not fit, nothing has changed; where a read fails, units that the plan pins
         are missing, and are read when they are asked for.
         """
+        plan = as_run(artifact.manifest, plan)
         needed = used_bytes(artifact.manifest, plan)
         self._preloads.drop()
         check_fits(plan, needed, physical_bytes() if self._flash.moves_data else plan.dram_budget_bytes)
         self.plan, self.dram_used_bytes = plan, needed
+        self._whole = holds_everything(plan, artifact.manifest.flash.sections)
         moves, come = resized(artifact, plan, self._parts)
         for family in sorted(moves, key=lambda family: num_slots(plan, family) - len(self._memory[family].rows)):
             old, new = moves[family]
             self._memory[family] = moved(self._memory[family], num_slots(plan, family), old, new)
+        self._make_buffer(loading=True)
         try:
             for layer, family in list(come):
                 self._load_pinned(self._parts[layer, family], family, come[layer, family])
@@ -136,6 +159,13 @@ class Store:
         finally:
             for key, ids in come.items():  # what could not be read is no more there than any other unit
                 self._parts[key].unpin(ids)
+            self._make_buffer(loading=False)
+
+    def _reading_bytes(self) -> int:
+        """The read buffer of a plan that reads."""
+        # one fetch reads no page more than twice and no unit twice, so that more than that would never be touched,
+        # whatever a plan says
+        return min(self.plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
 
     def _load_pinned(self, part: Part, family: FamilyName, ids: np.ndarray) -> None:
         pinned = part.in_flash_order(ids)
@@ -368,13 +398,24 @@ class Store:
         part = self._parts[layer, family]
         if self._recorder:
             self._recorder.stream(layer, family)
-        room, gap_bytes = self._room(family), self.plan.collapse_gap_bytes
+        pinned = self._whole and bool(part.cache.present.all())
+        room, gap_bytes = self._whole_room(part) if pinned else self._room(family), self.plan.collapse_gap_bytes
         batches = dense_batches(part.units, part.order.size, room, self._page_bytes, gap_bytes, self._modelled)
+        if pinned:  # in slots in flash order; as many at a time as if they were read, so that sums have the same bits
+            first, rows = int(part.slot[part.order[0]]), self._memory[family].rows
+            for batch in batches:
+                its = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
+                yield part.order[its], rows[first + its.start : first + its.stop]
+            return
         with closing(Incoming(batches, self._halves[family], self._submit)) as incoming:
             for batch, ticket, half in incoming:
                 self.counters.stream(batch, ticket.finish())
                 ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
                 yield ids, in_buffer(half, batch.buffer_offset, part.units)
+
+    def _whole_room(self, part: Part) -> int:
+        """What `_room` would be if the plan read."""
+        return room_bytes(self._reading_bytes(), self._page_bytes, span_bytes(part.units.unit_bytes, self._page_bytes))
 
     def extents_sha256(self) -> str:
         """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""

@@ -70,6 +70,14 @@ def test_more_dram_is_never_slower_and_enough_reads_nothing():
     assert runs[-1] is not None
     assert (runs[-1].reads_per_token, runs[-1].flash_s, runs[-1].pinned_bytes) == (0, 0.0, total)
     assert dense_run(model, "int8_group32", CONTEXT, least - 1, device) is None
+    buffer = span_bytes(unit_bytes(WHOLE_MLP, model.spec, "int8_group32"), device.flash.page_bytes.value)
+    enough, short = (
+        dense_run(model, "int8_group32", CONTEXT, least - buffer + total - less, device) for less in (0, 1)
+    )
+    assert enough is not None
+    assert enough.flash_bytes_per_token == 0  # where nothing is read, no buffer counts
+    assert short is not None
+    assert short.flash_bytes_per_token > 0
 
 
 def test_what_an_int8_kv_cache_saves_is_for_units():

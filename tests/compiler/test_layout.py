@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coldpress.compiler.stages.layout import LayoutConfig, run
 from coldpress.runtime.artifact.checks import check_manifest
 from coldpress.runtime.artifact.errors import FieldError
-from coldpress.runtime.plan.budget import refit, used_bytes
+from coldpress.runtime.plan.budget import holds_everything, refit, used_bytes, whole_bytes
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Layout, placed_parts
@@ -141,7 +141,11 @@ def test_the_checker_sees_what_is_wrong(tmp_path):
         {"sections": sections[:3]},
         {"flash_bytes": good.flash_bytes + SECTION_ALIGN_BYTES},
         {"plans": parts},
-        {"plans": (plan.model_copy(update={"dram_budget_bytes": plan.dram_budget_bytes - 10_000}),)},
+        {
+            "plans": (
+                plan.model_copy(update={"dram_budget_bytes": plan.dram_budget_bytes - plan.read_buffer_bytes - 10_000}),
+            )
+        },
     ):
         bad: Layout = good.model_copy(update=update)
         with pytest.raises(FieldError):
@@ -159,9 +163,36 @@ def test_cache_slots_are_even_over_layers_and_leave_room_for_pinned_units(tmp_pa
 
 
 def test_a_static_cache_has_no_slots(tmp_path):
-    plan = lay_out(*records(tmp_path), cache="static").plans[0]
+    given = records(tmp_path)
+    plan = lay_out(*with_budget(given, whole_of(given) - 1), cache="static").plans[0]
     assert {part.cache_slots for part in plan.parts} == {0}
     assert {part.num_pinned for part in plan.parts} == {3}
+
+
+def whole_of(given):
+    """The DRAM in which these records' model reads nothing."""
+    layout = lay_out(*given)
+    return whole_bytes(manifest_of(*given, layout), layout.plans[0])
+
+
+def with_budget(given, budget_bytes):
+    model, sparsity, placement, device = given
+    budget = sparsity.budget.model_copy(update={"dram_budget_bytes": budget_bytes})
+    return model, sparsity.model_copy(update={"budget": budget}), placement, device
+
+
+@pytest.mark.parametrize("cache", ["lru", "static"])
+@pytest.mark.parametrize("method", ["dense", "topk"])
+def test_a_budget_with_room_for_every_unit_holds_every_unit(tmp_path, method, cache):
+    """And is one that the reader takes, to the byte: the read buffer, which is never used, does not count."""
+    given = records(tmp_path, method)
+    whole = whole_of(given)
+    enough, short = (lay_out(*with_budget(given, whole - missing), cache=cache) for missing in (0, 1))
+    for layout, full in ((enough, True), (short, False)):
+        check_layout(*with_budget(given, layout.plans[0].dram_budget_bytes), layout)
+        assert holds_everything(layout.plans[0], layout.sections) == full
+    assert enough.plans[0].read_buffer_bytes > 0
+    assert used_bytes(manifest_of(*with_budget(given, whole), enough), enough.plans[0]) == whole
 
 
 def test_predictors_are_counted_as_they_are(tmp_path):

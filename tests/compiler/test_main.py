@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from coldpress.compiler import __main__, job
 from coldpress.compiler.__main__ import main
+from coldpress.compiler.device.__main__ import main as device_main
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.job import execute
 from coldpress.compiler.stages import tokenize
@@ -102,3 +104,24 @@ def test_a_stage_that_gets_no_memory_says_so(
     assert capsys.readouterr().err == (
         "error: layout was given no more memory (Cannot allocate memory (os error 12)); free some, then build again\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments", "sentence"),
+    [
+        (main, ["layout", "--nope"], "required: --model, --sparsity"),
+        (main, ["tokenize"], "required: "),
+        (device_main, ["resolve"], "required: device, --output"),
+        (device_main, ["fly"], "invalid choice: 'fly'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], entry: Callable[[list[str]], int], arguments: list[str], sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        entry(arguments)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert sentence in line
+    assert line.endswith("--help`")

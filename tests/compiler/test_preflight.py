@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from coldpress.compiler.device import host
@@ -22,6 +23,7 @@ from coldpress.compiler.stages.preflight import PreflightConfig, trial
 from coldpress.compiler.stages.preflight import needs as _needs
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
+from coldpress.runtime.plan.memory import memory_groups, physical_bytes
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.model import Model
@@ -127,8 +129,10 @@ def test_the_limits_of_all_groups_around_a_job_count(
         (path / "memory.stat").write_text(f"anon 1\n{cache} 500\n")
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "cgroup").write_text(f"9:pids:/\n{line}\n")
-    assert list(host.left_in_groups(tmp_path)) == [2500, 1500]
-    assert list(host.left_in_groups(tmp_path / "elsewhere")) == []
+    assert [group.left_bytes for group in memory_groups(tmp_path)] == [2500, 1500]
+    assert physical_bytes(tmp_path) == 4000
+    assert list(memory_groups(tmp_path / "elsewhere")) == []
+    assert physical_bytes(tmp_path / "elsewhere") == psutil.virtual_memory().total
 
 
 def test_too_little_disk(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

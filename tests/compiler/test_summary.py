@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
         flash_bytes=3_000_000,
         resident_bytes=813_600,
         budget_bytes=2_200_000,
+        whole_model_bytes=4_500_000,
         flash_bytes_per_token=123_456.0,
         reads_per_token=55.04,
         hit_rate=0.191,
@@ -135,6 +136,10 @@ def test_one_block_has_no_error_bar(folder: Path) -> None:
 
 def test_dense_stands_beside_the_choice(folder: Path) -> None:
     """Slower than a dense run in the same DRAM: the screen gives both speeds and says what to do."""
+    shown = summary.show(folder)
+    assert "dense             a dense build in the same DRAM (method=dense), simulated: 500 tokens/s" in shown
+    assert "fits in 4,500,000 bytes, 2,300,000 more than the budget" in shown
+    assert "fits in 4,500,000 bytes: flash is not needed" in changed(folder, budget_bytes=4_500_000)
     assert "500 tokens/s, 2.61 MB in 24 reads per token, perplexity 23.94; this artifact is 2.48" in summary.show(
         folder
     )

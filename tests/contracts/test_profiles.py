@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from coldpress.compiler.profiles import PROFILES, device_names, load_device, load_model, model_names
+from coldpress.compiler.profiles import PROFILES, load_device, load_model, model_names
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
+from coldpress.runtime.profiles.devices import device_names
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from tests.support.data import ROOT
 

@@ -1,5 +1,6 @@
 """Several sequences at once: each has the tokens that it has alone, and what they share is read once."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -160,6 +161,27 @@ def test_a_budget_that_changes_meanwhile_holds_the_kv_caches(tmp_path):
     assert plans[-1].kv_cache_bytes == plans[0].kv_cache_bytes > opened.kv_cache_bytes
     assert session.plan.dram_budget_bytes == plans[-1].dram_budget_bytes == opened.dram_budget_bytes + 100_000
     assert session.plan.kv_cache_bytes == opened.kv_cache_bytes
+
+
+def test_prompts_may_change_the_budget_as_they_are_taken(tmp_path):
+    """The session's lock is free while the caller makes the next prompt."""
+    session = open_session(tmp_path, "relu", "fp16", context_length=16, slots_share=0.5)
+    expected, opened, found = alone(session, ignore_eos=True), session.plan, []
+
+    def prompts():
+        for number, ids in enumerate(PROMPTS):
+            session.resize(opened.dram_budget_bytes + number * 10_000)
+            yield Prompt(ids)
+
+    def work():
+        found.extend(generate_each(session, prompts(), NUM_NEW, Room(2, 16, 32), ignore_eos=True))
+
+    worker = threading.Thread(target=work, daemon=True)  # a deadlock ends with the tests
+    worker.start()
+    worker.join(30)
+    assert not worker.is_alive()
+    assert [tuple(token.id for token in tokens) for tokens in found] == expected
+    assert session.plan.dram_budget_bytes == opened.dram_budget_bytes + 30_000
 
 
 def test_what_no_budget_or_context_holds_is_refused(tmp_path):

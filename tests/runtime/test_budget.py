@@ -5,8 +5,17 @@ import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.flash import direct
+from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
-from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_bytes
+from coldpress.runtime.plan.budget import (
+    as_run,
+    choose_plan,
+    fixed_bytes,
+    least_budget_bytes,
+    refit,
+    used_bytes,
+    whole_bytes,
+)
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.errors import DoesNotFitError
@@ -113,3 +122,95 @@ def test_where_nothing_is_admitted_a_larger_budget_pins_the_next(relu_artifact):
     assert refit(manifest, spent, spent.dram_budget_bytes) == spent
     grown = refit(manifest, spent, spent.dram_budget_bytes + 12 * 10 * 256)
     assert [(part.num_pinned, part.cache_slots) for part in grown.parts] == [(42, 0)] * 12
+
+
+@pytest.mark.parametrize("cache", ["lru", "lfu", "static", "window", "linked", "s3fifo"])
+@pytest.mark.parametrize("beyond_bytes", [0, 1, 100_000_000])
+def test_with_room_for_everything_nothing_is_read(relu_artifact, cache, beyond_bytes):
+    """Neither by the first token nor by any other, nor by the prefill, whatever policy the plan names."""
+    whole = whole_bytes(relu_artifact.manifest, relu_artifact.manifest.plans[0])
+    with Session(relu_artifact.path, dram_budget_bytes=whole + beyond_bytes, cache=cache) as session:
+        for _ in range(2):
+            run = session.generate([3, 14, 15], 6, ignore_eos=True).metrics
+            assert (run.reads, run.misses, run.prefill_reads) == (0, 0, 0)
+            assert run.hits > 0
+            assert run.dram_used_bytes == run.whole_model_bytes == whole
+
+
+@pytest.mark.parametrize("selector", [None, "dense"])
+def test_one_byte_less_is_divided_as_before(relu_artifact, selector):
+    manifest = relu_artifact.manifest
+    whole = whole_bytes(manifest, manifest.plans[0])
+    with Session(relu_artifact.path, dram_budget_bytes=whole - 1, selector=selector) as session:
+        plan = session.plan
+        assert used_bytes(manifest, plan) < whole
+        assert [part.num_pinned for part in plan.parts] == [part.num_pinned for part in manifest.plans[0].parts]
+        assert session.generate([3, 14, 15], 6, ignore_eos=True).metrics.reads > 0
+
+
+def test_what_the_whole_model_takes_by_hand(relu_artifact):
+    manifest, plan = relu_artifact.manifest, relu_artifact.manifest.plans[0]
+    beside = fixed_bytes(manifest, plan) - plan.read_buffer_bytes - plan.preload_buffer_bytes
+    assert whole_bytes(manifest, plan) == beside + 12 * 512 * 256
+
+
+def test_a_plan_that_holds_everything_can_be_cut_as_if_it_never_had(relu_artifact):
+    """A budget that was large once leaves no trace in how a smaller one is divided."""
+    manifest = relu_artifact.manifest
+    plan = manifest.plans[0]
+    small = fixed_bytes(manifest, plan) + 300_000
+    whole = refit(manifest, plan, 100_000_000)
+    assert refit(manifest, whole, small).parts == refit(manifest, plan, small).parts
+    pinned = as_run(manifest, whole)
+    assert {(part.num_pinned, part.cache_slots) for part in pinned.parts} == {(512, 0)}
+    assert as_run(manifest, plan) == plan
+
+
+def test_the_least_budget_can_be_divided_and_one_byte_less_cannot(relu_artifact):
+    manifest = relu_artifact.manifest
+    buffered = manifest.plans[0].model_copy(update={"read_buffer_bytes": 100 << 20})
+    for plan in (manifest.plans[0], buffered):
+        least = least_budget_bytes(manifest, plan)
+        assert used_bytes(manifest, refit(manifest, plan, least)) == least
+        with pytest.raises(DoesNotFitError):
+            refit(manifest, plan, least - 1)
+    assert least_budget_bytes(manifest, buffered) == whole_bytes(manifest, buffered)
+
+
+def test_a_session_reads_nothing_more_once_it_is_given_room_for_everything(relu_artifact):
+    """And reads again, through the plan's buffer, when it has to give the room back; the text stays throughout."""
+    manifest = relu_artifact.manifest
+    plan = manifest.plans[0]
+    expected = Session(relu_artifact.path).generate([3, 14, 15], 18, ignore_eos=True).token_ids
+    with Session(relu_artifact.path) as session:
+        tokens = []
+        for token in session.stream([3, 14, 15], 18, ignore_eos=True):
+            tokens.append(token)
+            if len(tokens) in (6, 12):
+                session.resize(whole_bytes(manifest, plan) if len(tokens) == 6 else plan.dram_budget_bytes)
+                if len(tokens) == 6:
+                    buffer = session.store._buffer.size
+                    assert buffer < plan.read_buffer_bytes
+        assert session.store._buffer.size == plan.read_buffer_bytes
+    assert tuple(token.id for token in tokens) == expected
+    assert min(token.reads for token in tokens[1:6]) > 0
+    assert max(token.reads for token in tokens[6:12]) == 0
+    assert max(token.reads for token in tokens[12:]) > 0
+
+
+def test_the_prefill_of_a_model_in_dram_is_the_one_that_reads_it(relu_artifact):
+    """The same sums in the same order: its units lie in flash order, too."""
+    prompt = np.arange(1, 20)
+    with Session(relu_artifact.path) as reading, Session(relu_artifact.path, dram_budget_bytes=100_000_000) as holding:
+        for session in (reading, holding):
+            session.decoder.begin(32)
+        found = [session.decoder.prefill(prompt) for session in (reading, holding)]
+    assert (found[0] == found[1]).all()
+
+
+def test_an_artifact_whose_budget_has_always_been_enough_is_divided_anew(relu_artifact):
+    """One that was built before plans knew of it, or whose plan says less than its budget holds."""
+    manifest = relu_artifact.manifest
+    plan = manifest.plans[0].model_copy(update={"dram_budget_bytes": whole_bytes(manifest, manifest.plans[0])})
+    found = choose_plan(manifest.model_copy(update={"plans": (plan,)}))
+    assert all(part.num_pinned + part.cache_slots == 512 for part in found.parts)

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from coldpress.runtime.cli import emulation
+from coldpress.runtime.cli import main as command_line
 from coldpress.runtime.cli.emulation import Caps, cgroup_v1, systemd
+from coldpress.runtime.cli.emulation import disk as disks
 from coldpress.runtime.cli.emulation.disk import Disk, Rates, disk_of
 from coldpress.runtime.cli.main import main
 from coldpress.runtime.profiles.devices import load_device
@@ -270,7 +272,7 @@ def test_no_device_inside_another(monkeypatch):
         emulation.Emulation(small_device(), DISK, CAPS).run(["true"])
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"device": "x"}', "{" * 5000])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"device": "x"}', "{" * 5000, "[" * 100_000])
 def test_caps_that_somebody_else_wrote_are_refused(text, monkeypatch):
     monkeypatch.setenv(emulation.ENVIRONMENT, text)
     with pytest.raises(ColdpressError, match=r"COLDPRESS_EMULATED is '.*', expected caps as .* writes them; unset it"):
@@ -293,6 +295,53 @@ def test_a_slower_disk_scales_both_rates_alike():
     assert emulation.scale_of(device, Rates(100 * iops, 1e11)) == 1
     assert emulation.scale_of(device, Rates(iops / 2, 1e11)) == pytest.approx(0.8 / 2)
     assert emulation.scale_of(device, Rates(iops / 2, 1e8)) == pytest.approx(0.8 / 10)
+
+
+def test_the_speed_of_a_folder_without_a_large_file_is_measured_on_one_that_nobody_sees(tmp_path, monkeypatch):
+    (tmp_path / "small").write_bytes(b"x" * 4096)
+    found = []
+
+    def watched(path):
+        found.append((path.stat().st_size, sorted(file.name for file in tmp_path.iterdir())))
+        return Rates(1000.0, 1e8)
+
+    monkeypatch.setattr(disks, "_rates", watched)
+    assert Disk("/dev/sdx", "8:16", tmp_path).measured() == Rates(1000.0, 1e8)
+    assert found[0][0] >= 16 << 20
+    assert "small" in found[0][1]
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    (tmp_path / "large").write_bytes(b"x" * (16 << 20))
+    Disk("/dev/sdx", "8:16", tmp_path).measured()
+    assert found[1][0] == 16 << 20
+    with pytest.raises(ColdpressError, match="this one has 4096; name a larger one or a folder with --place"):
+        Disk("/dev/sdx", "8:16", tmp_path / "small").measured()
+
+
+def test_a_disk_that_is_slower_than_its_caps_is_told(tmp_path):
+    def title(rates):
+        return emulation.Emulation(small_device(), DISK, CAPS, rates).title()
+
+    assert "but this disk gives only 1000 reads/s and 1.000 GB/s" in title(Rates(1000.0, 1e9))
+    assert "but this disk gives only 9999 reads/s and 0.000 GB/s" in title(Rates(9999.0, 1e5))
+    assert "but this disk" not in title(Rates(2000.0, 1e9))
+    assert "but this disk" not in title(None)
+
+
+def test_a_run_that_lives_on_the_kernels_burst_is_told():
+    """`bench` says so of a row; up to a tenth above the caps counts as capped."""
+    assert emulation.exceeded(CAPS, 1234, 567_000) is None
+    assert emulation.exceeded(CAPS, 1300, 600_000) is None
+    assert emulation.exceeded(CAPS, 100, 5 * 567_000) == pytest.approx(5)
+    assert emulation.exceeded(CAPS, 2 * 1234, 0) == pytest.approx(2)
+
+
+def test_the_place_is_on_the_artifacts_disk(tmp_path, monkeypatch):
+    numbers = {tmp_path: "8:16", ROOT: "8:32"}
+    monkeypatch.setattr(command_line, "disk_of", lambda place: Disk("/dev/other", numbers[place], place))
+    here = emulation.Emulation(small_device(), DISK, CAPS)
+    command_line._check_same_disk(here, tmp_path)
+    with pytest.raises(ColdpressError, match="is on /dev/sdx, expected /dev/other, the artifact's disk"):
+        command_line._check_same_disk(here, ROOT)
 
 
 def test_a_whole_disk_is_capped_for_its_partition(tmp_path):

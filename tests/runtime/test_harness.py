@@ -143,6 +143,57 @@ def test_what_cannot_be_scored_is_refused(model):
 
 
 @pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"selector": 7}, "model_args has selector=7, expected a name"),
+        ({"cache": 1.5}, "model_args has cache=1.5, expected a name"),
+        ({"sparse_prompt": "maybe"}, "model_args has sparse_prompt='maybe', expected true or false"),
+        ({"sparse_prompt": 2}, "model_args has sparse_prompt=2, expected true or false"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(model, changes, sentence):
+    with pytest.raises(ColdpressError, match=sentence):
+        ArtifactModel(model._session.artifact.path, **changes)
+
+
+@pytest.mark.parametrize("said", ["false", "False", False])
+def test_false_is_false_however_it_is_written(model, said):
+    assert not ArtifactModel(model._session.artifact.path, sparse_prompt=said)._sparse_prompt
+
+
+def test_a_request_without_any_token_is_refused(model):
+    with pytest.raises(ColdpressError, match="scores the ending '', which has no tokens, after an empty context"):
+        model.loglikelihood(requests("loglikelihood", ("", "")), disable_tqdm=True)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "sentence"),
+    [
+        ({"until": [1]}, r"a task's `until` has 1, expected texts"),
+        ({"until": ["x"], "temperature": [1]}, r"a task's generation_kwargs are .*temperature"),
+        ({"until": ["x"], "max_gen_toks": "many"}, r"a task's generation_kwargs are .*many"),
+    ],
+)
+def test_generation_kwargs_of_another_type_are_refused(model, kwargs, sentence):
+    with pytest.raises(ColdpressError, match=sentence):
+        model.generate_until(requests("generate_until", ("w3", kwargs)))
+
+
+def test_a_data_set_out_of_reach_is_one_sentence_that_says_what_to_do(monkeypatch, capsys):
+    def unreachable():
+        raise ConnectionError("Couldn't reach 'baber/piqa' on the Hub\n(offline)")
+
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", unreachable)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("error: the harness could not load a task's data (Couldn't reach 'baber/piqa'")
+    assert "dataset_path: json" in sentence
+    assert "--include_path" in sentence
+
+
+@pytest.mark.parametrize(
     ("task", "sentence"),
     [("local_endings", "error: /nowhere: the artifact is missing"), ("other", "error: Tasks not found: other")],
 )

@@ -11,8 +11,12 @@ import tomllib
 import pytest
 
 from coldpress.compiler.__main__ import main as compiler_main
+from coldpress.compiler.workflow import settings
+from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.main import main
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import whole_bytes
+from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import RunMetrics
@@ -140,6 +144,66 @@ def test_a_trace_replays_with_equal_counters(capsys, artifact, tmp_path):
     assert "hit rate" in run(capsys, "simulate", artifact.path, "--trace", trace, "--cache", "lfu")[1]
 
 
+def test_a_device_is_named_in_one_way_everywhere(capsys, artifact, tmp_path):
+    """By the name of a profile, or by its file in YAML or JSON; `device=` of a build too."""
+    trace, record = tmp_path / "run.trace", tmp_path / "device.json"
+    simulated = (
+        "generate",
+        artifact.path,
+        "--prompt-ids",
+        "3,4",
+        "--max-new-tokens",
+        5,
+        "--flash",
+        "simulated",
+        "--json",
+    )
+    run(capsys, "generate", artifact.path, "--prompt-ids", "3,4", "--max-new-tokens", 5, "--trace", trace)
+    record.write_text(load_device("oneplus12").to_json())
+    for device in ("oneplus12", ROOT / "profiles" / "devices" / "oneplus12.yaml", record):
+        code, out, err = run(capsys, "simulate", artifact.path, "--trace", trace, "--device", device, "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)["device"] == "oneplus12"
+        assert run(capsys, *simulated, "--device", device)[0] == 0
+        assert settings.resolve({"device": str(device)}).device.name == "oneplus12"
+    code, _, err = run(capsys, "simulate", artifact.path, "--trace", trace, "--device", "oneplus21")
+    assert code == 2
+    assert "unknown device 'oneplus21'. Did you mean 'oneplus12'?" in err
+
+
+def test_a_file_that_is_no_trace_is_called_so(capsys, artifact, tmp_path):
+    (tmp_path / "notes.txt").write_text("some notes that are no trace at all")
+    code, _, err = run(capsys, "simulate", artifact.path, "--trace", tmp_path / "notes.txt")
+    assert code == 2
+    assert "notes.txt: is no trace, expected a file that `generate --trace` wrote" in err
+
+
+def test_a_simulation_gives_short_times_in_milliseconds(capsys, artifact, tmp_path):
+    trace = tmp_path / "run.trace"
+    run(capsys, "generate", artifact.path, "--prompt-ids", "3,4", "--max-new-tokens", 5, "--trace", trace)
+    out = run(capsys, "simulate", artifact.path, "--trace", trace)[1]
+    (line,) = [line for line in out.splitlines() if line.startswith("first token")]
+    assert re.search(r" [0-9.]+ ms$", line)
+    assert float(line.split()[-2]) > 0
+
+
+def test_whether_the_whole_model_fits_is_said(capsys, artifact):
+    plan = open_artifact(artifact.path).manifest.plans[0]
+    whole = whole_bytes(open_artifact(artifact.path).manifest, plan)
+    options = ("--prompt-ids", "3,4", "--max-new-tokens", 5)
+    out = run(capsys, "generate", artifact.path, *options)[1]
+    assert f"fits in {whole:,} bytes, {whole - plan.dram_budget_bytes:,} more than the budget" in out
+    out = run(capsys, "generate", artifact.path, *options, "--dram-budget", whole)[1]
+    assert f"fits in {whole:,} bytes: flash is not needed" in out
+
+
+def test_bench_tells_of_selectors_that_the_layout_was_not_made_for(capsys, artifact):
+    out = run(capsys, "bench", artifact.path, "--tokens", 1, "--runs", 1, "--selector", "relu,dense")[1]
+    assert "the artifact was laid out for relu: one built with method=dense may be faster than dense here" in out
+    out = run(capsys, "bench", artifact.path, "--tokens", 1, "--runs", 1, "--selector", "relu")[1]
+    assert "laid out for" not in out
+
+
 # inspect, verify, bench
 
 
@@ -192,7 +256,7 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
         seconds = row["per_token"]["seconds"]
         assert 0 < seconds["p5"] <= seconds["median"] <= seconds["p95"]
     assert rows[2]["read_bytes_per_token"] <= rows[0]["read_bytes_per_token"]
-    assert out.count("\n") == 7  # head, four rows, the setting, JSON
+    assert out.count("\n") == 8  # head, four rows, the setting, the selector that the layout was not made for, JSON
 
 
 # What is refused
@@ -290,11 +354,12 @@ def test_memory_that_a_process_may_not_have_ends_in_one_sentence(artifact, tmp_p
         ["fly"],
     ],
 )
-def test_a_wrong_command_line_shows_the_usage(capsys, arguments):
+def test_a_wrong_command_line_is_one_sentence(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "usage: coldpress-run" in capsys.readouterr().err
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"error: .+; see `coldpress-run( generate| simulate)? --help`", sentence)
 
 
 @pytest.mark.parametrize("name", ["generate", "inspect", "verify", "bench", "simulate"])

@@ -14,7 +14,7 @@ from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import fixed_bytes, refit
+from coldpress.runtime.plan.budget import as_run, fixed_bytes, refit
 from coldpress.runtime.store.slot_memory import SlotMemory, moved
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
@@ -69,7 +69,7 @@ def test_units_stay_what_they_are_under_every_policy(built, cache):
             check_fetch(store, built, layer, family, ids)
         before = {key: store.residency(*key).present.copy() for key in built.units}
         store.resize(artifact, plan)
-        for part in plan.parts:
+        for part in store.plan.parts:  # with room for all units, all are pinned
             present = store.residency(part.layer, part.family).present
             pinned = artifact.rank(part.layer, part.family)[: part.num_pinned]
             assert present[pinned].all()
@@ -189,7 +189,7 @@ def test_what_could_not_be_read_is_not_taken_for_pinned(built, cache):
     store._flash = Failing(inner, 3)
     with pytest.raises(DeviceError):
         session.resize(all_units.dram_budget_bytes)
-    assert session.plan == all_units
+    assert session.plan == as_run(built.manifest, all_units)
     store._flash = inner
     pinned = [store.residency(layer, family).present.sum() for layer, family in store._parts]
     assert max(pinned) > min(pinned) == 0

@@ -59,6 +59,40 @@ def test_a_session_in_use_refuses_every_call_until_its_generator_is_closed(relu_
     session.close()
 
 
+def test_closing_waits_for_a_change_of_budget_in_another_thread(relu_artifact, monkeypatch):
+    """Else the change would read through a descriptor that is closed by then, and perhaps another file's."""
+    session = Session(relu_artifact.path)
+    resizing, may_go_on, events = threading.Event(), threading.Event(), []
+    resize, close = session.store.resize, session.store.close
+
+    def slow(*arguments):
+        resizing.set()
+        assert may_go_on.wait(20)
+        resize(*arguments)
+        events.append("resized")
+
+    def closed():
+        events.append("closed")
+        close()
+
+    monkeypatch.setattr(session.store, "resize", slow)
+    monkeypatch.setattr(session.store, "close", closed)
+    budget = session.plan.dram_budget_bytes + 50_000
+    changing = threading.Thread(target=session.resize, args=(budget,))
+    closing = threading.Thread(target=session.close)
+    changing.start()
+    assert resizing.wait(20)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    may_go_on.set()
+    for thread in (changing, closing):
+        thread.join(20)
+    assert events == ["resized", "closed"]
+    with pytest.raises(ColdpressError, match="this session is closed"):
+        session.resize(budget)
+
+
 @pytest.mark.parametrize("flash", ["direct", "simulated"])
 def test_a_closed_session_has_no_file_open_and_says_so(relu_artifact, flash):
     before = open_descriptors(relu_artifact.path, collect=True)

@@ -240,6 +240,7 @@ def tiny_run(layout: Layout) -> RunMetrics:
         first_token_s=0.1,
         dram_budget_bytes=layout.largest_plan.dram_budget_bytes,
         dram_used_bytes=layout.largest_plan.dram_budget_bytes - 100,
+        whole_model_bytes=layout.largest_plan.dram_budget_bytes + 1_000_000,
         peak_rss_bytes=80_000_000,
         extents_sha256="e" * 64,
         direct_io=True,

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from coldpress.compiler.job import STAGES
-from coldpress.compiler.profiles import device_names, model_names
+from coldpress.compiler.profiles import model_names
+from coldpress.runtime.profiles.devices import device_names
 from tests.support.data import ROOT
 from tests.support.stages import DEFAULT
 from tests.support.workflow import NUM_LAYERS, Workflow

@@ -2,7 +2,7 @@
 
 Reads the model's shape, what `allocate` granted, how many units `place` pinned, what each collapse gap costs under the
 orders that `order` found, how alike layers' inputs are (compiler/stages/layout/preloading.py), and the device's page
-size. What the budget leaves is cache (runtime/plan/budget.py, DIP A).
+size. What the budget leaves is cache (runtime/plan/budget.py, DIP A); a budget with room for every unit holds them all.
 """
 
 from collections import defaultdict
@@ -82,7 +82,8 @@ def run(
 
     @cache
     def parts(buffer: int) -> tuple[PartPlan, ...]:
-        return _parts(claims, cache_slots(config.cache, list(claims.values()), room_bytes - buffer))
+        slots = cache_slots(config.cache, list(claims.values()), room_bytes + buffer_bytes, buffer_bytes + buffer)
+        return _parts(claims, slots)
 
     judged = preloading.Run(model, sparsity, sections, order, gap_bytes, device, activations, parts, free_bytes)
     ahead = _ahead(config, judged)

@@ -11,6 +11,7 @@ from coldpress.compiler.dense_run import computed_bytes
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import asked_budget_bytes
 from coldpress.runtime.plan.bookkeeping import counted_bytes
+from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.store.clock import dram_seconds
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.device import DeviceProfile
@@ -93,6 +94,7 @@ def make_metrics(
         flash_bytes=package.flash_bytes,
         resident_bytes=package.resident_bytes,
         budget_bytes=plan.dram_budget_bytes,
+        whole_model_bytes=run.whole_model_bytes,
         flash_bytes_per_token=run.read_bytes / run.num_tokens,
         reads_per_token=run.reads / run.num_tokens,
         hit_rate=run.hit_rate,
@@ -141,13 +143,14 @@ def budget_parts(spec: ModelSpec, layout: Layout) -> tuple[BudgetPart, ...]:
     planned = placed_parts(plan, layout.sections)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
+    reads = not holds_everything(plan, layout.sections)
     parts = [
         BudgetPart("resident weights", plan.resident_bytes),
         BudgetPart("predictors", plan.predictor_bytes),
         BudgetPart("KV cache", plan.kv_cache_bytes),
         BudgetPart("bookkeeping", bookkeeping),
-        BudgetPart("read buffer", plan.read_buffer_bytes),
-        BudgetPart("preload buffer", plan.preload_buffer_bytes),
+        BudgetPart("read buffer", reads * plan.read_buffer_bytes),
+        BudgetPart("preload buffer", reads * plan.preload_buffer_bytes),
         BudgetPart("pinned units", pinned),
         BudgetPart("cached units", slots),
     ]

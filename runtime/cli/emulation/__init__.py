@@ -1,10 +1,10 @@
-"""A device emulated on a real disk: the kernel caps reads per second, bytes per second and memory of a command.
+"""Emulates a device on a real disk: the kernel caps reads per second, bytes per second and memory of a command.
 
-What is measured under the caps is measured, not modelled, for our runtime and for any other program. Where this disk is
-slower than the device, both rates are scaled by one stated factor, so that what is slow on the device is slow here in
-the same proportion; memory is not scaled, and computing runs as fast as this machine does. The kernel counts a cap over
-slices of about 0.1 s, in which what was saved up while a program computed may be read at the disk's own rate: the
-closer the caps are to the disk's rates, the less that is.
+Speeds under the caps are measured, not modelled, for our runtime and for any other program. Where this disk is slower
+than the device, one stated factor scales both rates; memory is not scaled, and computing runs as fast as this machine
+does. The kernel counts a cap over slices of about 0.1 s. A program that computes for a while may then read at the
+disk's own rate until its saved-up share is spent, so that short runs are too fast: `exceeded` tells. The closer the
+caps are to the disk's rates, the smaller this effect.
 
 A mechanism is a file of this package with `why_not(disk)`, a sentence where it cannot work here, and `limited(caps,
 disk)`, which gives the words to put before a command: cgroup_v1.py, systemd.py (cgroup v2).
@@ -27,6 +27,8 @@ from coldpress.schemas.errors import ColdpressError, clipped
 MECHANISMS = (systemd, cgroup_v1)
 HEADROOM = 0.8
 """Of the disk's rates, what caps may ask for: the cap is to be what limits, also when the disk is a little slower."""
+TOLERANCE = 1.1
+"""Of a cap, what a run may read and still count as capped."""
 LEAST_SCALE = 0.001
 """Of a scale that is asked for: with less, a program does not begin within minutes, as it is read under the caps."""
 ENVIRONMENT = "COLDPRESS_EMULATED"
@@ -40,6 +42,8 @@ class Emulation:
     device: DeviceProfile
     disk: Disk
     caps: Caps
+    disk_rates: Rates | None = None
+    """What the disk gives without caps; None where nobody measured it."""
 
     def title(self) -> str:
         """What is emulated, in words."""
@@ -48,7 +52,17 @@ class Emulation:
             f"{self.device.title} on {self.disk.name}: {caps.reads_per_s} reads/s and "
             f"{caps.bytes_per_s / 1e9:.3f} GB/s, {caps.scale:.3f} of the device's "
             f"{flash.iops:.0f} and {flash.bytes_per_s / 1e9:.3f}; memory {caps.memory_bytes / 1e9:.3f} GB; "
-            "computing as fast as this machine"
+            f"computing as fast as this machine{self._slower_disk()}"
+        )
+
+    def _slower_disk(self) -> str:
+        """What to add where the disk, and not the caps, will limit."""
+        found, caps = self.disk_rates, self.caps
+        if found is None or (found.reads_per_s >= caps.reads_per_s and found.bytes_per_s >= caps.bytes_per_s):
+            return ""
+        return (
+            f"; but this disk gives only {found.reads_per_s:.0f} reads/s and {found.bytes_per_s / 1e9:.3f} GB/s, so "
+            "that it limits more than the device would: give a smaller --scale, or none"
         )
 
     def run(self, command: Sequence[str]) -> int:
@@ -86,7 +100,7 @@ def emulate(
     Args:
         device: What to emulate.
         place: A file or folder; its disk is capped, and measured if `scale` is None.
-        scale: Of the device's rates; None takes as much of them as the disk gives.
+        scale: The share of the device's rates; None takes as much of them as the disk gives.
         memory_bytes: None for what the device's profile gives to a program.
 
     Raises:
@@ -96,21 +110,30 @@ def emulate(
     disk = disk_of(place)
     if scale is not None and not LEAST_SCALE <= scale <= 1:
         raise ColdpressError(f"the scale is {scale:g}, expected from {LEAST_SCALE} to 1; give another --scale, or none")
-    used = scale_of(device, disk.measured()) if scale is None else scale
+    rates = None
+    if scale is None:
+        rates = disk.measured()
+        scale = scale_of(device, rates)
     caps = Caps(
         device=device.name,
-        scale=used,
-        reads_per_s=max(1, round(used * device.flash.iops)),
-        bytes_per_s=max(1, round(used * device.flash.bytes_per_s)),
+        scale=scale,
+        reads_per_s=max(1, round(scale * device.flash.iops)),
+        bytes_per_s=max(1, round(scale * device.flash.bytes_per_s)),
         memory_bytes=device.dram_budget_bytes.value if memory_bytes is None else memory_bytes,
     )
-    return Emulation(device, disk, caps)
+    return Emulation(device, disk, caps, rates)
 
 
 def scale_of(device: DeviceProfile, rates: Rates) -> float:
     """The share of a device's rates that a disk of these rates can be capped to: at most 1."""
     flash = device.flash
     return min(1.0, HEADROOM * min(rates.reads_per_s / flash.iops, rates.bytes_per_s / flash.bytes_per_s))
+
+
+def exceeded(caps: Caps, reads_per_s: float, bytes_per_s: float) -> float | None:
+    """By what factor a run read faster than the caps allow, as short runs can; None if it did not."""
+    factor = max(reads_per_s / caps.reads_per_s, bytes_per_s / caps.bytes_per_s)
+    return factor if factor > TOLERANCE else None
 
 
 def emulated() -> Caps | None:
@@ -124,7 +147,7 @@ def emulated() -> Caps | None:
         return None
     try:
         return Caps(**json.loads(found))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ColdpressError(
             f"the environment variable {ENVIRONMENT} is {clipped(found)!r}, expected caps as `coldpress-run emulate` "
             "writes them; unset it"

@@ -2,7 +2,10 @@
 
 import errno
 import os
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +16,8 @@ from coldpress.schemas.errors import ColdpressError
 
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 20
 DEPTH = 32
+WRITTEN_BYTES = 64 << 20
+"""Of the file that is written where there is none."""
 LEAST_FILE_BYTES = 16 << 20
 """A smaller file says more of caches than of a disk."""
 SAMPLE_READS, SAMPLE_BYTES, ROUNDS = 6000, 256 << 20, 3
@@ -40,29 +45,63 @@ class Disk:
     """The file or folder that it was asked for."""
 
     def measured(self) -> Rates:
-        """Its rates, from the largest file at `place`: the median of some rounds.
+        """Measures its rates on the largest file at `place`: the median of some rounds.
+
+        In a folder without a large file it writes one, which has no name and goes when this returns.
 
         Raises:
-            ColdpressError: if there is no large file, or the file system has no direct reads.
+            ColdpressError: if the file is too small or cannot be written, or the file system has no direct reads.
         """
         path = max(_files(self.place), key=lambda file: file.stat().st_size, default=None)
-        if path is None or path.stat().st_size < LEAST_FILE_BYTES:
+        if path is not None and path.stat().st_size >= LEAST_FILE_BYTES:
+            return _rates(path)
+        if self.place.is_file():
             raise ColdpressError(
-                f"{self.place}: the disk's speed is measured on a file of at least {LEAST_FILE_BYTES} bytes, and there "
-                "is none; name one, or give the --scale"
+                f"{self.place}: the disk's speed is measured on a file of at least {LEAST_FILE_BYTES} bytes, this one "
+                f"has {self.place.stat().st_size}; name a larger one or a folder with --place, or give the --scale"
             )
-        size = path.stat().st_size
-        random = np.random.default_rng(0)
-        buffer = _native.aligned_buffer(SAMPLE_BYTES)
-        buffer[::SMALL_BYTES] = 1  # memory that is there
-        file = _opened(path)
+        with _temporary_file(self.place) as written:
+            return _rates(written)
+
+    def measured_if_possible(self) -> Rates | None:
+        """Its rates, where they can be measured."""
         try:
-            small = [_seconds(file, size, SMALL_BYTES, SAMPLE_READS, buffer, random) for _ in range(ROUNDS)]
-            many = SAMPLE_BYTES // LARGE_BYTES
-            large = [_seconds(file, size, LARGE_BYTES, many, buffer, random) for _ in range(ROUNDS)]
-        finally:
-            os.close(file)
-        return Rates(SAMPLE_READS / float(np.median(small)), SAMPLE_BYTES / float(np.median(large)))
+            return self.measured()
+        except ColdpressError:
+            return None
+
+
+def _rates(path: Path) -> Rates:
+    """The rates of random reads of a file of at least LEAST_FILE_BYTES."""
+    size, random = path.stat().st_size, np.random.default_rng(0)
+    buffer = _native.aligned_buffer(SAMPLE_BYTES)
+    buffer[::SMALL_BYTES] = 1  # memory that is there
+    file = _opened(path)
+    try:
+        small = [_seconds(file, size, SMALL_BYTES, SAMPLE_READS, buffer, random) for _ in range(ROUNDS)]
+        many = SAMPLE_BYTES // LARGE_BYTES
+        large = [_seconds(file, size, LARGE_BYTES, many, buffer, random) for _ in range(ROUNDS)]
+    finally:
+        os.close(file)
+    return Rates(SAMPLE_READS / float(np.median(small)), SAMPLE_BYTES / float(np.median(large)))
+
+
+@contextmanager
+def _temporary_file(folder: Path) -> Iterator[Path]:
+    """A path to a new file of random bytes on the folder's disk."""
+    random = np.random.default_rng(0)
+    try:
+        with tempfile.TemporaryFile(prefix=".coldpress-", dir=folder) as file:
+            for _ in range(WRITTEN_BYTES // LARGE_BYTES):
+                file.write(random.bytes(LARGE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+            yield Path(f"/proc/self/fd/{file.fileno()}")
+    except OSError as error:
+        raise ColdpressError(
+            f"{folder}: the disk's speed is measured on a file of at least {LEAST_FILE_BYTES} bytes, there is none, "
+            f"and none can be written ({error.strerror}); name one with --place, or give the --scale"
+        ) from error
 
 
 def disk_of(place: Path, blocks: Path = Path("/sys/dev/block")) -> Disk:
