@@ -13,6 +13,7 @@ from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.evaluation.reads import Reading, reads_of
 from coldpress.runtime.cache import Policy
 from coldpress.runtime.sparsity import Residency, flash, topk
+from coldpress.runtime.store.clock import fetch_seconds
 from tests.support.caches import empty
 
 GAPS = (0.0, 0.25, 0.5, 1.0)
@@ -24,12 +25,11 @@ Curve = list[dict[str, float]]
 
 
 def measure(setting: Setting, sparse: Sparse, reading: Reading, density: float) -> dict[str, float]:
-    """Perplexity on test text, and milliseconds of a token's reads, and of these and memory."""
+    """Perplexity on test text, and milliseconds of a token's reads, and of its requests, computing among them."""
     tokens = setting.known.test
     found = evaluate(setting.known.case.stream, tokens, sparse, setting.cache, reading=reading)
-    ms = 1e3 * found.flash_s / tokens.size
-    memory_ms = setting.memory_ms(found.mlp_density * setting.mlp_bytes, found.read_bytes / tokens.size)
-    return {"asked": density, "ppl": found.ppl, "ms": ms, "token_ms": ms + memory_ms, "density": found.mlp_density}
+    ms, token_ms = 1e3 * found.flash_s / tokens.size, 1e3 * found.request_s / tokens.size
+    return {"asked": density, "ppl": found.ppl, "ms": ms, "token_ms": token_ms, "density": found.mlp_density}
 
 
 class TopK:
@@ -64,11 +64,18 @@ class TopK:
         }
         return [(key, _missing(caches[key], mask)) for key, mask in self.masks[split, density]]
 
-    def missed_bytes(self, setting: Setting, density: float) -> float:
-        """Of a token of test text."""
-        missing = self.missing(setting, "test", density)
-        found = sum(UNIT_BYTES[family] * np.count_nonzero(mask) for (_, family), mask in missing)
-        return found * len(setting.known.keys) / sum(len(mask) for _, mask in missing)
+    def token_ms(self, setting: Setting, density: float, gap_bytes: float) -> float:
+        """Of a token's requests of test text, computing among them; a cache keeps all that is missed."""
+        reading, seconds, num_tokens = setting.reading(gap_bytes, use_read_units=False), 0.0, 0
+        missed = self.missing(setting, "test", density)
+        for (key, mask), (_, missing) in zip(self.masks["test", density], missed, strict=True):
+            flash_s = reads_of(missing, reading.placed[key], reading).seconds
+            active = UNIT_BYTES[key[1]] * np.count_nonzero(mask, axis=1)
+            kept = UNIT_BYTES[key[1]] * np.count_nonzero(missing, axis=1) * bool(setting.slots)
+            each = zip(flash_s.tolist(), active.tolist(), kept.tolist(), strict=True)
+            seconds += math.fsum(fetch_seconds(setting.device, *request) for request in each)
+            num_tokens += len(mask)
+        return 1e3 * seconds * len(setting.known.keys) / num_tokens
 
     def best_gap(self, setting: Setting, density: float) -> float:
         """Of GAPS, by validation text, bytes."""
@@ -104,8 +111,7 @@ def topk_curves(setting: Setting, masks: TopK) -> tuple[Curve, Curve]:
     for density in TOPK_DENSITIES:
         gap = masks.best_gap(setting, density)
         ms = masks.ms(setting, "test", density, gap)
-        used_bytes = setting.known.used * density * setting.mlp_bytes
-        token_ms = ms + setting.memory_ms(used_bytes, masks.missed_bytes(setting, density))
+        token_ms = masks.token_ms(setting, density, gap)
         row = {"asked": density, "ppl": masks.ppl[density], "ms": ms, "token_ms": token_ms, "density": density}
         plain.append(row | {"gap_bytes": gap})
         sparse = masked_by(_keeping(setting.known.used * density, []), setting.known.keys)

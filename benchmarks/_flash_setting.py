@@ -13,9 +13,10 @@ from benchmarks._cases import Case, case_of
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
 from benchmarks.evaluation.reads import Placed, Reading
 from coldpress.compiler.activity.unit_statistics import unit_norms
-from coldpress.compiler.cost_model import read_units
+from coldpress.compiler.cost_model import PEAK_READ_BYTES, read_units
+from coldpress.compiler.seconds import Reading as Requests
 from coldpress.runtime.sparsity import Residency
-from coldpress.runtime.store.clock import dram_seconds
+from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import DeviceProfile, Flash
@@ -70,7 +71,7 @@ class Setting:
             )
             for layer, family in self.known.keys
         }
-        return Reading(self.flash, int(gap_bytes), MAX_READ_BYTES, use_read_units, placed)
+        return Reading(self.flash, int(gap_bytes), MAX_READ_BYTES, use_read_units, placed, self.device)
 
     @property
     def flash(self) -> Flash:
@@ -78,21 +79,16 @@ class Setting:
         return self.device.flash
 
     @property
-    def mlp_bytes(self) -> int:
-        """All units of all layers."""
-        return sum(UNIT_BYTES[family] * self.known.norms[layer, family].size for layer, family in self.known.keys)
-
-    def memory_ms(self, used_bytes: float, missed_bytes: float) -> float:
-        """Of a token: the units that it computes with, and those that are copied on the way
-        (runtime/store/clock.py)."""
-        return 1e3 * dram_seconds(self.device, 0, 1, round(used_bytes), round(missed_bytes))
-
-    @property
     def dense_ms(self) -> float:
-        """Of a token that uses all that it may: what the cache does not hold is read from front to back."""
-        used_bytes = self.known.used * self.mlp_bytes
-        missed_bytes = (1 - self.slots) * used_bytes
-        return 1e3 * missed_bytes / self.flash.bytes_per_s + self.memory_ms(used_bytes, missed_bytes)
+        """Of a token that uses all that it may: what DRAM does not hold is read from front to back, and not kept."""
+        seconds = 0.0
+        for key, norms in self.known.norms.items():
+            size, count = UNIT_BYTES[key[1]], round(self.known.used * norms.size)
+            held = min(count, round(self.slots * count))
+            requests = Requests(self.flash, Strided(0, size, size), 0, PEAK_READ_BYTES)
+            flash_s = requests.reads(np.arange(held, count)).flash_s
+            seconds += fetch_seconds(self.device, flash_s, count * size, 0)
+        return 1e3 * seconds
 
     def costs(self, family: str) -> np.ndarray:
         """See compiler/cost_model.py."""

@@ -2,8 +2,9 @@
 
 `python -m benchmarks.caches [--cases …] [--slots 0.1 …] [--policies lru window:window_tokens=3 …]`. What tokens
 of real models, and of planted ones at a 7B's size, use of a layer is replayed through each policy; what it misses
-becomes reads by the runtime's planner, and seconds by the device's law, to which come those of memory. Slots are a
-share of the layer's units, some of them pinned, the most frequent ones of calibration text; `static` pins all. The text
+becomes reads by the runtime's planner. A request takes the device's seconds for these reads, or those for computing
+with all that it uses and copying what the cache keeps, whichever is more (runtime/store/clock.py). Slots are a share of
+the layer's units, some of them pinned, the most frequent ones of calibration text; `static` pins all. The text
 before the one that counts fills the caches. With `--split validation` parameters are chosen; the default is the test
 text. The last line has `rows`; by policy its gain over `lru` in modelled seconds of a token's layer (median, worst and
 best of cases, devices and slots), without pins and with as many as are best for either; and that of `linked` over its
@@ -27,7 +28,7 @@ from benchmarks._report import finish, show
 from benchmarks.evaluation.reads import Placed, Reading, reads_of
 from coldpress.compiler.profiles import load_device
 from coldpress.runtime.cache import read_choice
-from coldpress.runtime.store.clock import dram_seconds
+from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import DeviceProfile
@@ -49,8 +50,9 @@ BEFORE = {"test": "validation", "validation": "calibration"}
 Row = dict[str, Any]
 
 
-def missed_by(text: str, trace: Trace, slots: float, pinned: float, split: str) -> tuple[np.ndarray, float]:
-    """(what each token of the split misses, bool [T, num_units], seconds that a request took to decide)."""
+def missed_by(text: str, trace: Trace, slots: float, pinned: float, split: str) -> tuple[np.ndarray, np.ndarray, float]:
+    """(what each token of the split misses, bool [T, num_units], how many of those units the cache keeps, int64 [T],
+    seconds that a request took to decide)."""
     name, options = read_choice(text)
     num_units = trace.order.size
     count = round(slots * num_units)
@@ -60,31 +62,35 @@ def missed_by(text: str, trace: Trace, slots: float, pinned: float, split: str) 
     requests = [np.flatnonzero(row).astype(np.int32) for row in used]
     pins = trace.rank[: count if name == "static" else round(pinned * count)].tolist()
     cache = empty(name, num_units, count - len(pins), pins, position=position, requests=requests, **options)
-    missed, seconds = used.copy(), 0.0
+    missed, kept, seconds = used.copy(), np.zeros(len(used), np.int64), 0.0
     for token, ids in enumerate(requests):
         if token % CONTEXT_TOKENS == 0:
             cache.reset()
         start = time.perf_counter()
-        present = cache.serve(ids)
+        present = cache.touch(ids)
+        kept[token] = 0 if present.all() else cache.admit(ids[~present])[0].size
+        cache.end_tokens()
         seconds += time.perf_counter() - start
         missed[token, ids[present]] = False
-    return missed[-len(trace.used[split]) :], seconds / len(requests)
+    count = len(trace.used[split])
+    return missed[-count:], kept[-count:], seconds / len(requests)
 
 
-def row_of(trace: Trace, used: np.ndarray, missed: np.ndarray, device: DeviceProfile) -> Row:
+def row_of(trace: Trace, used: np.ndarray, missed: np.ndarray, kept: np.ndarray, device: DeviceProfile) -> Row:
     """Figures of a token, of one layer."""
     flash, size = device.flash, trace.unit_bytes
     placed = Placed(Strided(0, size, size), trace.order)
     reading = Reading(flash, flash.break_even_gap_bytes, MAX_READ_BYTES, False, {})
     found = reads_of(missed, placed, reading)
     num_tokens, num_used, num_missed = len(used), np.count_nonzero(used), np.count_nonzero(missed)
-    memory_s = dram_seconds(device, 0, num_tokens, num_used * size, num_missed * size)
+    active_bytes, kept_bytes = size * np.count_nonzero(used, axis=1), size * kept
+    requests = zip(found.seconds.tolist(), active_bytes.tolist(), kept_bytes.tolist(), strict=True)
     return {
         "hit_rate": 1 - num_missed / num_used,
         "reads": float(found.num_reads.sum()) / num_tokens,
         "read_bytes": float(found.num_bytes.sum()) / num_tokens,
         "flash_s": float(found.seconds.sum()) / num_tokens,
-        "token_s": (float(found.seconds.sum()) + memory_s) / num_tokens,
+        "token_s": math.fsum(fetch_seconds(device, *request) for request in requests) / num_tokens,
     }
 
 
@@ -96,8 +102,8 @@ def rows_of(
     rows = []
     for device in devices:
         parts = [
-            row_of(one, one.used[split], missed, device) | {"us_per_request": 1e6 * seconds}
-            for one, (missed, seconds) in zip(trace, found, strict=True)
+            row_of(one, one.used[split], missed, kept, device) | {"us_per_request": 1e6 * seconds}
+            for one, (missed, kept, seconds) in zip(trace, found, strict=True)
         ]
         means = {name: statistics.fmean(part[name] for part in parts) for name in parts[0]}
         rows.append(

@@ -3,13 +3,14 @@
 `python -m benchmarks.dip_ca [--models …] [--devices …] [--slots 0.5 …] [--blocks N]`. The model is in the loop: a
 choice sees what its layer's cache holds, token by token, in blocks one after another, the first of which warm the
 caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's cache holds a stated share of its
-units; there are as many units as the model has, each as large as a 7B's in int4. A token takes the device's seconds for
-the reads of what it misses, and memory's for computing with all it uses. What DIP chooses hangs on no cache, so each
-policy replays its choices, and `belady` knows them all beforehand. `along` is `dip_ca` with `use_read_units`, and
-`flash` that selector, both with an LRU cache. A curve has one point per density and is linear in log perplexity. Gamma
-and the cache beside it are chosen on validation text, at the perplexity that DIP has there at half of the weights; the
-last line has `throughput_gain_at_equal_ppl` on test text, by case and policy: tokens per second of `dip_ca`, of `along`
-and of `flash` over DIP with that policy, at DIP's perplexity at each of EQUAL_TO; and `rows`.
+units; there are as many units as the model has, each as large as a 7B's in int4. A request takes the device's seconds
+for the reads of what it misses, or memory's for computing with all it uses, whichever is more. What DIP chooses depends
+on no cache, so each policy replays its choices, and `belady` knows them all beforehand. `along` is `dip_ca` with
+`use_read_units`, and `flash` that selector, both with an LRU cache. A curve has one point per density and is linear in
+log perplexity. Gamma and the cache beside it are chosen on validation text, at the perplexity that DIP has there at
+half of the weights; the last line has `throughput_gain_at_equal_ppl` on test text, by case and policy: tokens per
+second of `dip_ca`, of `along` and of `flash` over DIP with that policy, at DIP's perplexity at each of EQUAL_TO; and
+`rows`.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
 from benchmarks.evaluation.reads import Placed, Reading, reads_of
 from coldpress.compiler.profiles import load_device
 from coldpress.runtime.sparsity import Residency, dip_ca, flash, topk
-from coldpress.runtime.store.clock import dram_seconds
+from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import DeviceProfile
@@ -61,6 +62,8 @@ class Asked:
 
     used: dict[Key, list[np.ndarray]] = field(default_factory=dict)
     missed: dict[Key, list[np.ndarray]] = field(default_factory=dict)
+    keeps: bool = True
+    """Whether what is missed is kept."""
 
     def add(self, key: Key, used: np.ndarray, missed: np.ndarray) -> None:
         """A token's."""
@@ -70,7 +73,8 @@ class Asked:
     def scored(self) -> "Asked":
         """Behind the warm-up."""
         first = WARM_UP_BLOCKS * BLOCK_TOKENS
-        return Asked(*({key: ids[first:] for key, ids in all_ids.items()} for all_ids in (self.used, self.missed)))
+        used, missed = ({key: ids[first:] for key, ids in all_ids.items()} for all_ids in (self.used, self.missed))
+        return Asked(used, missed, self.keeps)
 
     @property
     def hit_rate(self) -> float:
@@ -118,7 +122,7 @@ class Work:
             for layer in layers
         }
         gap_bytes = device.flash.break_even_gap_bytes // 4
-        return Reading(device.flash, gap_bytes, MAX_READ_BYTES, use_read_units, placed)
+        return Reading(device.flash, gap_bytes, MAX_READ_BYTES, use_read_units, placed, device)
 
 
 def choose(work: Work, density: float, gamma: float, policy: str | None) -> tuple[float, Asked]:
@@ -144,15 +148,12 @@ def choose(work: Work, density: float, gamma: float, policy: str | None) -> tupl
 
 
 def using_along(work: Work, sparse: Sparse, device: DeviceProfile) -> Row:
-    """With `use_read_units` and an LRU cache; memory moves what the MLPs' density says."""
+    """With `use_read_units` and an LRU cache."""
     reading = work.reading(device, use_read_units=True)
     found = evaluate(work.case.stream, work.tokens, sparse, work.cache("lru"), WARM_UP_BLOCKS, reading)
     scored = work.tokens[WARM_UP_BLOCKS:].size
-    whole = sum(UNIT_BYTES[family] * work.units(family) for _, family in reading.placed)
-    used_bytes = round(scored * found.mlp_density * whole)
-    seconds = found.flash_s + dram_seconds(device, 0, scored, used_bytes, found.read_bytes)
     hit_rate = found.hits / (found.hits + found.misses)
-    return {"ppl": found.ppl, "hit_rate": hit_rate, "tokens_per_s": scored / seconds}
+    return {"ppl": found.ppl, "hit_rate": hit_rate, "tokens_per_s": scored / found.request_s}
 
 
 def rows_along(work: Work, device: DeviceProfile) -> list[Row]:
@@ -180,7 +181,7 @@ def rows_along(work: Work, device: DeviceProfile) -> list[Row]:
 
 def replayed(work: Work, asked: Asked, policy: str) -> Asked:
     """The same uses with that cache."""
-    found = Asked(asked.used)
+    found = Asked(asked.used, keeps=policy != "static")
     for key, requests in asked.used.items():
         units, capacity = work.units(key[1]), round(work.slots * work.units(key[1]))
         found.missed[key] = missed(empty(policy, units, capacity, requests=requests), requests)
@@ -188,18 +189,20 @@ def replayed(work: Work, asked: Asked, policy: str) -> Asked:
 
 
 def tokens_per_s(work: Work, asked: Asked, device: DeviceProfile) -> float:
-    """By the device's law for each request, and memory's."""
-    seconds, used_bytes, missed_bytes, num_tokens = 0.0, 0, 0, 0
+    """By the device's law, request by request; a cache keeps all that is missed, `static` nothing."""
+    seconds, num_tokens = 0.0, 0
     reading = work.reading(device, use_read_units=False)
     for key, requests in asked.missed.items():
         size, wanted = UNIT_BYTES[key[1]], np.zeros((len(requests), work.units(key[1])), bool)
         for row, ids in zip(wanted, requests, strict=True):
             row[ids] = True
-        seconds += math.fsum(reads_of(wanted, reading.placed[key], reading).seconds)
-        missed_bytes += size * int(wanted.sum())
-        used_bytes += size * sum(ids.size for ids in asked.used[key])
+        flash_s = reads_of(wanted, reading.placed[key], reading).seconds.tolist()
+        seconds += math.fsum(
+            fetch_seconds(device, read_s, size * used.size, asked.keeps * size * missed.size)
+            for read_s, used, missed in zip(flash_s, asked.used[key], requests, strict=True)
+        )
         num_tokens = len(requests)
-    return num_tokens / (seconds + dram_seconds(device, 0, num_tokens, used_bytes, missed_bytes))
+    return num_tokens / seconds
 
 
 def rows_of(work: Work, devices: list[DeviceProfile]) -> list[Row]:

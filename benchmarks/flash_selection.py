@@ -10,8 +10,8 @@ Neuron Chunking (2511.18692); `flash` is the product's selector with one density
 the densities of `density_allocation=greedy`, from which prices per layer and family follow. The order
 `own` is made for this selection (_flash_orders.py). A curve has one point per density; between points milliseconds are
 linear in log perplexity, and all are held to top-k's perplexity at two densities. The last line has `rows` with
-milliseconds of reads, `token_ms` with memory's, median and worst gains over top-k and over greedy chunks of `flash`, of
-`by loss` and of `use_read_units`, and the same with memory's time (`_token`).
+milliseconds of reads, `token_ms` of requests, each of which reads while it computes and copies; median and worst gains
+over top-k and over greedy chunks of `flash`, of `by loss` and of `use_read_units`, and the same of requests (`_token`).
 """
 
 import argparse
@@ -91,7 +91,7 @@ def gains(rows: list[dict[str, Any]], over: str, ours: str) -> list[float]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the last line; `_token` counts memory's time, too."""
+    """The figures of the last line; `_token`: of whole requests, not of their reads alone."""
     found: dict[str, Any] = {"rows": rows}
     whole = [row | row["token_ms"] for row in rows]
     for ours, suffix in (("use_read_units", "_use_read_units"), ("flash", ""), ("by loss", "_by_loss")):

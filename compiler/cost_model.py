@@ -30,6 +30,7 @@ from coldpress.schemas.families import (
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.predictors import matrix_shapes
+from coldpress.schemas.quantized import ResidentTensor
 
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
@@ -160,8 +161,10 @@ def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: 
     return spec.num_hidden_layers * per_layer
 
 
-def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName) -> int:
-    """Bytes of the tensors that no family holds, rotary frequencies included; a tied head is its embedding."""
+def resident_tensors(
+    model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName
+) -> tuple[ResidentTensor, ...]:
+    """The tensors that no family holds, rotary frequencies included; a tied head is its embedding."""
     spec = model.spec
     in_dram = resident_roles(families, spec)
     on_flash = tuple(f".{role}.weight" for role in resident_roles((), spec) if role not in in_dram)
@@ -170,7 +173,16 @@ def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], format_na
         stored.pop("lm_head.weight", None)
     if spec.position == "rotary":
         stored["rotary.inv_freq"] = (spec.rotary_dim // 2,)
-    return sum(tensor_bytes(role, shape, format_name) for role, shape in stored.items())
+    return tuple(
+        ResidentTensor(role=role, format=stored_format(role, format_name), shape=shape)
+        for role, shape in stored.items()
+    )
+
+
+def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName) -> int:
+    """Bytes of the resident tensors."""
+    found = resident_tensors(model, families, format_name)
+    return sum(tensor_bytes(tensor.role, tensor.shape, format_name) for tensor in found)
 
 
 def weight_bytes(model: HasShapes, format_name: FormatName) -> int:

@@ -1,33 +1,28 @@
-"""A dense run of a model under a DRAM budget: what a build's choice is held against, and what it should be if nothing
-is faster.
+"""The fastest dense run of a model under a DRAM budget: what every choice is compared with, and what a build should be
+if nothing is faster.
 
-The same weights in the same format, every unit used on every token, or every one of the experts that a router picks,
-each of them as often as another. Whole layers are pinned until the DRAM is spent, since a layer that is read at all
-waits for a first byte; the rest is streamed in the model's own order. The read buffer is the one of least time, so that
-dense is not judged by buffers that suit another method. Reads are the runtime's own (runtime/store/planner.py), their
-seconds the device's law; the text plays no part.
+It has the same weights in the same format, and uses all units on every token, or all units of the experts that a router
+picks, experts equally likely. Attention is resident. Whole layers are pinned until the DRAM is spent, since a layer
+that is read at all waits for a first byte; the rest is streamed in the model's own order, in large sequential reads.
+The read buffer is the one of least time. A naive run pins nothing (LLM in a flash, Table 2). Reads and seconds are
+those of compiler/seconds.py.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.compiler.cost_model import (
-    PEAK_READ_BYTES,
-    kv_cache_bytes,
-    read_buffer_bytes,
-    resident_bytes,
-    tensor_bytes,
-    unit_bytes,
-)
-from coldpress.compiler.sections import dense_bookkeeping_bytes
+from coldpress.compiler.cost_model import PEAK_READ_BYTES, kv_cache_bytes, read_buffer_bytes, resident_bytes, unit_bytes
+from coldpress.compiler.seconds import Reading, Setting
+from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.store import planner
-from coldpress.runtime.store.clock import dram_seconds, fetch_seconds, looked_up_roles
-from coldpress.runtime.store.reads import longest_read_bytes, modelled_flash_s, room_bytes
+from coldpress.runtime.store.clock import computed_bytes, dram_seconds, fetch_seconds
+from coldpress.runtime.store.planner import Strided
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
-from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.layout import KvCacheFormat, Plan
+from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import DenseRun
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.sparsity import Sparsity
@@ -40,69 +35,62 @@ def dense_run(
     budget_bytes: int,
     device: DeviceProfile,
     kv_cache_format: KvCacheFormat = "fp16",
+    *,
+    naive: bool = False,
 ) -> DenseRun | None:
-    """The fastest dense run of `budget_bytes` of DRAM on `device`; None where not even its buffers fit."""
+    """The fastest dense run of `budget_bytes` of DRAM on `device`; None where not even its buffers fit.
+
+    Args:
+        model: Its shape and tensors.
+        format_name: How weights are stored.
+        context_length: Tokens that the KV cache holds.
+        budget_bytes: Of DRAM.
+        device: Its law, its pages and its DRAM.
+        kv_cache_format: How keys and values are kept.
+        naive: Pin no unit, whatever room there is.
+    """
     spec = model.spec
-    unit, page_bytes = unit_bytes(WHOLE_MLP, spec, format_name), device.flash.page_bytes.value
+    page_bytes = device.flash.page_bytes.value
     resident = resident_bytes(model, (WHOLE_MLP,), format_name)
     kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
-    total = spec.num_hidden_layers * num_units(WHOLE_MLP, spec)
     room = budget_bytes - resident - kv_cache - dense_bookkeeping_bytes(spec, format_name, page_bytes)
-    computed = computed_bytes(model, format_name, resident, kv_cache)
+    stream = _Stream(spec, device, unit_bytes(WHOLE_MLP, spec, format_name))
+    sizes = list(_buffer_sizes(span_bytes(stream.unit_bytes, page_bytes), min(room, PEAK_READ_BYTES), page_bytes))
+    if not sizes:
+        return None
+    total = spec.num_hidden_layers * stream.num_units
+    plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
+    sections = make_sections(spec, (WHOLE_MLP,), format_name)
+    computed = computed_bytes(Setting(model, format_name, device, sections, plan).manifest, plan)
+    used_bytes = int(total * used_share(WHOLE_MLP, spec)) * stream.unit_bytes
     found: list[DenseRun] = []
-    for buffer_bytes in _buffer_sizes(span_bytes(unit, page_bytes), min(room, PEAK_READ_BYTES), page_bytes):
-        pinned = total if total * unit <= room else (room - buffer_bytes) // unit  # nothing is read: no buffer
-        reads, read_bytes, flash_s, token_s = _streamed(device, unit, spec, total - pinned, buffer_bytes)
+    for buffer_bytes in sizes:
+        # with room for everything nothing is read, so that no buffer counts
+        fits = total * stream.unit_bytes <= room
+        pinned = 0 if naive else total if fits else (room - buffer_bytes) // stream.unit_bytes
+        reads, read_bytes, flash_s, token_s = stream.token(total - pinned, buffer_bytes)
         found.append(
             DenseRun(
                 reads_per_token=reads,
                 flash_bytes_per_token=read_bytes,
                 flash_s=flash_s,
-                dram_s=dram_seconds(device, computed, 1, int(total * used_share(WHOLE_MLP, spec)) * unit),
+                dram_s=dram_seconds(device, computed, 1, used_bytes),
                 token_s=token_s + dram_seconds(device, computed, 1),
                 read_buffer_bytes=buffer_bytes,
-                pinned_bytes=pinned * unit,
+                pinned_bytes=pinned * stream.unit_bytes,
             )
         )
-    return min(found, key=lambda run: run.token_s, default=None)
+    return min(found, key=lambda run: run.token_s)
 
 
-def computed_bytes(model: Model, format_name: FormatName, resident: int, kv_cache: int) -> int:
-    """Bytes of DRAM that computing a token reads besides units and predictors (runtime/store/clock.py, before there is
-    an artifact).
-
-    Args:
-        model: Its tensors.
-        format_name: How they are stored.
-        resident: Bytes of all resident tensors, looked-up ones among them.
-        kv_cache: Bytes of the whole KV cache; a token reads half of it, on average.
-    """
-    roles = [role for role in looked_up_roles(model.spec) if role in model.tensors]
-    return resident - sum(tensor_bytes(role, model.tensors[role].shape, format_name) for role in roles) + kv_cache // 2
-
-
-def read_units(
-    device: DeviceProfile, unit: int, positions: np.ndarray, gap_bytes: int, buffer_bytes: int
-) -> tuple[int, int, float]:
-    """(reads, bytes, flash seconds) of units of `unit` bytes at `positions`, through a read buffer of `buffer_bytes`.
-
-    Args:
-        device: Its pages and its law.
-        unit: Bytes of a unit; one follows the other.
-        positions: integers [k], ascending.
-        gap_bytes: Reads at most this far apart become one.
-        buffer_bytes: At least what one unit may take.
-    """
-    page_bytes = device.flash.page_bytes.value
-    room = room_bytes(buffer_bytes, page_bytes, span_bytes(unit, page_bytes))
-    longest = longest_read_bytes(room, unit, page_bytes)
-    plan = planner.plan_reads(planner.Strided(0, unit, unit), positions, page_bytes, gap_bytes, longest)
-    return len(plan.extents), plan.extents.num_bytes, modelled_flash_s(device.flash, plan, buffer_bytes, room)
+def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = False) -> DenseRun | None:
+    """The dense run that an artifact of `model` is compared with: its format and device, the budget of `plan`."""
+    shape = manifest.families[0].format, plan.context_length, plan.dram_budget_bytes, manifest.device, plan.kv_cache
+    return dense_run(model, *shape, naive=naive)
 
 
 def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> int:
-    """Bytes of a build's read buffer: that of the best dense run where every neuron is used, else a share of what is
-    free.
+    """Bytes of a build's read buffer: the best dense run's where every neuron is used, else a share of what is free.
 
     Args:
         model: Its shape and tensors.
@@ -129,27 +117,67 @@ def _buffer_sizes(least: int, most: int, page_bytes: int) -> Iterator[int]:
         size = -(-3 * size // 2 // page_bytes) * page_bytes
 
 
-def _streamed(
-    device: DeviceProfile, unit: int, spec: ModelSpec, num_streamed: int, buffer_bytes: int
-) -> tuple[int, int, float, float]:
-    """(reads, bytes, flash seconds, seconds with all layers' units computed) of a token that streams so many units:
-    whole layers, and one layer's rest."""
-    per_layer = num_units(WHOLE_MLP, spec)
-    used_bytes = int(per_layer * used_share(WHOLE_MLP, spec)) * unit
-    whole, rest = divmod(num_streamed, per_layer)
-    totals = np.zeros(4)
-    for layers, count in ((whole, per_layer), (int(rest > 0), rest), (spec.num_hidden_layers - whole - (rest > 0), 0)):
-        for used in _used_together(spec) if layers else ():
-            positions = np.flatnonzero(used[per_layer - count :]) + per_layer - count  # what is pinned lies before them
-            read = read_units(device, unit, positions, 0, buffer_bytes)
-            share = layers / len(_used_together(spec))
-            totals += share * np.array([*read, fetch_seconds(device, read[2], used_bytes, 0)])
-    return round(totals[0]), round(totals[1]), float(totals[2]), float(totals[3])
+def _plan(
+    context_length: int,
+    budget_bytes: int,
+    resident: int,
+    kv_cache: int,
+    kv_cache_format: KvCacheFormat,
+    device: DeviceProfile,
+) -> Plan:
+    """What of a dense run's plan does not depend on its read buffer."""
+    return Plan(
+        name="dense",
+        method="dense",
+        cache="static",
+        dram_budget_bytes=budget_bytes,
+        context_length=context_length,
+        resident_bytes=resident,
+        predictor_bytes=0,
+        kv_cache=kv_cache_format,
+        kv_cache_bytes=kv_cache,
+        read_buffer_bytes=device.flash.page_bytes.value,
+        collapse_gap_bytes=0,
+        queue_depth=device.flash.queue_depth.value,
+        parts=(),
+    )
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """The units of a dense run, which every token reads."""
+
+    spec: ModelSpec
+    device: DeviceProfile
+    unit_bytes: int
+
+    @property
+    def num_units(self) -> int:
+        """Of a layer."""
+        return num_units(WHOLE_MLP, self.spec)
+
+    def token(self, num_streamed: int, buffer_bytes: int) -> tuple[int, int, float, float]:
+        """(reads, bytes, flash seconds, seconds of all layers' requests) of a token that reads so many units.
+
+        It reads whole layers, and the last units of one more; layers that read as much take as long.
+        """
+        layers = self.spec.num_hidden_layers
+        used_bytes = int(self.num_units * used_share(WHOLE_MLP, self.spec)) * self.unit_bytes
+        reading = Reading(self.device.flash, Strided(0, self.unit_bytes, self.unit_bytes), 0, buffer_bytes)
+        whole, rest = divmod(num_streamed, self.num_units)
+        totals = np.zeros(4)
+        for times, count in ((whole, self.num_units), (int(rest > 0), rest), (layers - whole - (rest > 0), 0)):
+            first, requests = self.num_units - count, _used_together(self.spec) if times else []
+            for used in requests:
+                read = reading.reads(np.flatnonzero(used[first:]) + first)
+                seconds = fetch_seconds(self.device, read.flash_s, used_bytes, 0)
+                totals += times / len(requests) * np.array([*read, seconds])
+        return round(totals[0]), round(totals[1]), float(totals[2]), float(totals[3])
 
 
 def _used_together(spec: ModelSpec) -> list[np.ndarray]:
-    """The units that a token may use of a layer, bool [num_units] each, one as often as the other: all, or those of
-    experts as far from each other as they can be, counted from each expert."""
+    """The sets of units, bool [num_units], that a token may use of a layer, equally likely: all units, or those of
+    experts that lie as far apart as they can, once from each first expert."""
     experts, units = num_experts(WHOLE_MLP, spec), num_units(WHOLE_MLP, spec)
     step = experts // spec.num_experts_per_tok
     found = []

@@ -21,6 +21,7 @@ from coldpress.compiler.activity.choice import Arrays, of_experts, used_experts
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.sparsity import Residency, select_of
+from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Signal, activity_of, num_experts, num_units, signal_of, slice_length, slices
@@ -71,6 +72,9 @@ class Score:
     """What scored tokens make the flash read, and the modelled seconds of that; 0 where nothing says how units lie."""
     read_bytes: int = 0
     flash_s: float = 0.0
+    request_s: float = 0.0
+    """Modelled seconds of the requests: reading, while used units are computed with and kept ones are copied; 0 where
+    no device is given."""
 
     @property
     def ppl(self) -> float:
@@ -110,6 +114,7 @@ def evaluate(
         reads=sum(found.reads for found in masks.read.values()),
         read_bytes=sum(found.bytes for found in masks.read.values()),
         flash_s=math.fsum(found.seconds for found in masks.read.values()),
+        request_s=math.fsum(found.request_s for found in masks.read.values()),
     )
 
 
@@ -137,6 +142,7 @@ class _Read(NamedTuple):
     reads: int
     bytes: int
     seconds: float
+    request_s: float
 
 
 @dataclass
@@ -201,7 +207,7 @@ class Masks:
         def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:
             mask = selector.select_many(values, arrays)
             mask = mask if own is None else mask & of_experts(own, mask.shape[1])
-            return mask | self._brought(layer, family, block, mask)
+            return self._used(layer, family, block, mask, np.zeros_like(mask))
 
         return choose
 
@@ -227,25 +233,42 @@ class Masks:
                     hits = int(np.count_nonzero(present))
                     self.hits[layer, family] = self.hits.get((layer, family), 0) + hits
                     self.misses[layer, family] = self.misses.get((layer, family), 0) + ids.size - hits
-            brought = self._brought(layer, family, block, mask & ~here)
-            return mask | brought | (here if self._uses_read_units else False)
+            return self._used(layer, family, block, mask, here)
 
         return choose
 
-    @property
-    def _uses_read_units(self) -> bool:
-        return self.reading is not None and self.reading.use_read_units
+    def _used(self, layer: int, family: str, block: int, mask: np.ndarray, here: np.ndarray) -> np.ndarray:
+        """The units that tokens use, bool [T, num_units], and counts what is read for them.
 
-    def _brought(self, layer: int, family: str, block: int, missing: np.ndarray) -> np.ndarray:
-        """Counts the reads for `missing`, bool [T, num_units]; what they bring to be used, alike."""
+        Args:
+            layer: Layer number.
+            family: Family on flash.
+            block: Number of the block.
+            mask: bool [T, num_units], the units that the tokens choose.
+            here: Alike, the units that are in DRAM.
+        """
         if self.reading is None:
-            return missing
+            return mask
+        missing = mask & ~here
         found = reads_of(missing, self.reading.placed[layer, family], self.reading)
+        used = mask | found.brought | here if self.reading.use_read_units else mask
         if block >= self.warm_up_blocks:
             self.read[layer, family, block] = _Read(
-                int(found.num_reads.sum()), int(found.num_bytes.sum()), math.fsum(found.seconds)
+                int(found.num_reads.sum()),
+                int(found.num_bytes.sum()),
+                math.fsum(found.seconds),
+                self._request_s(found.seconds, used, missing, self.reading.placed[layer, family].units.unit_bytes),
             )
-        return found.brought if self._uses_read_units else missing
+        return used
+
+    def _request_s(self, flash_s: np.ndarray, used: np.ndarray, missing: np.ndarray, unit_bytes: int) -> float:
+        """Seconds of each token's request for a family, summed; a cache keeps all that is missed."""
+        if self.reading is None or self.reading.device is None:
+            return 0.0
+        active = unit_bytes * np.count_nonzero(used, axis=1)
+        kept = unit_bytes * np.count_nonzero(missing, axis=1) if self.cache else np.zeros_like(active)
+        each = zip(flash_s.tolist(), active.tolist(), kept.tolist(), strict=True)
+        return math.fsum(fetch_seconds(self.reading.device, *request) for request in each)
 
 
 _Chooser = Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]

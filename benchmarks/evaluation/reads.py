@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.runtime.store import planner
-from coldpress.schemas.device import Flash, flash_seconds
+from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Reading:
     """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
     placed: Mapping[tuple[int, str], Placed]
     """By layer and family."""
+    device: DeviceProfile | None = None
+    """Needed for the seconds of whole requests, computing among them."""
 
     @property
     def page_bytes(self) -> int:

@@ -34,9 +34,9 @@ NOISE = 2.0
 MEANINGS = {
     "naive": "every unit is read for every token, computing waits for it, and no unit stays in DRAM "
     "(LLM in a flash, Table 2)",
-    "hybrid": "the same with as many units pinned as the DRAM holds (LLM in a flash, Table 2). Both stream this "
-    "artifact's units in its layout; a build with method=dense has its own layout and read buffer, so its speed "
-    "is another one",
+    "hybrid": "the same with as many units pinned as the DRAM holds (LLM in a flash, Table 2). "
+    "`bench --ladder` streams this artifact's layout; the report streams the layout of a build with method=dense, "
+    "and overlaps computing with reading",
     "+selector": "only the units that the selector chooses are read",
     "+bundling": "the slices of a unit lie together on flash",
     "+window": "the units of the last tokens stay in DRAM (LLM in a flash)",

@@ -355,7 +355,7 @@ def test_the_log_says_what_to_expect(model: Model, activations: Activations, cap
     caplog.set_level(logging.INFO)
     run(config("predictor", "70%"), model, activations, device_of())
     assert "KV cache" in caplog.text
-    assert "tokens/s on test at a hit rate of 0." in caplog.text
+    assert "tokens/s on test" in caplog.text
 
 
 def of_density(tmp_path: Path, density: float) -> Activations:

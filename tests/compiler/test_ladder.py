@@ -1,9 +1,12 @@
 """The simulated ladder: the same requests under one setting more at a time, on the device of the artifact."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from coldpress.compiler.stages.verify.ladder import Placed, climb, every_unit, simulated, structural
+from coldpress.compiler.dense_run import dense_for
+from coldpress.compiler.stages.verify.ladder import Placed, climb, simulated, structural
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.ladder import legend
 from coldpress.runtime.generate.session import Session
@@ -11,8 +14,10 @@ from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_spec
+from tests.support.tiny import describe, tensor_shapes
 
 SPEC = small_spec(num_hidden_layers=3)
+MODEL = describe(SPEC, tensor_shapes(SPEC), Path("nowhere/model.safetensors"))
 TOKENS = np.random.default_rng(5).integers(3, SPEC.vocab_size, (1, 26))
 
 
@@ -30,29 +35,58 @@ def climbed(path):
         session.perplexity(TOKENS, sparse=True)
         plan = session.plan
     artifact = open_artifact(path)
-    return artifact, plan, recorder.events, climb(artifact, plan, recorder.events)
+    return artifact, plan, recorder.events, climb(artifact, plan, recorder.events, MODEL)
 
 
 def test_each_mechanism_is_a_step(climbed):
     steps = climbed[-1]
     assert [step.name for step in steps] == [
-        "naive", "hybrid", "+selector topk", "+window", "+ordering", "+collapse 4096", "+collapse adaptive",
-        "+cache lfu", "+linked over lfu", "+overlap",
+        "naive", "+overlap", "hybrid", "+selector topk", "+window", "+ordering", "+collapse 4096",
+        "+collapse adaptive", "+cache lfu", "+linked over lfu",
     ]  # fmt: skip
     rate = steps[0].tokens_per_s
     for step in steps[1:]:
         assert step.gain == pytest.approx(step.tokens_per_s / rate)
         assert step.kept == (step.gain >= 1 or step.name in ("hybrid", "+selector topk", "+ordering"))
         rate = step.tokens_per_s if step.kept else rate
-    assert steps[0].hit_rate == 0 < steps[1].hit_rate
+    assert steps[0].hit_rate == steps[1].hit_rate == 0 < steps[2].hit_rate
 
 
-def test_naive_reads_all_that_flash_has(climbed):
+def test_naive_reads_the_whole_mlp_in_large_reads(climbed):
+    """Not the artifact's columns, each of which begins with a first byte."""
     artifact, steps = climbed[0], climbed[-1]
     units = sum(
         section.num_units * section.unit_bytes * len(section.layers) for section in artifact.manifest.flash.sections
     )
     assert units <= steps[0].read_bytes_per_token < 1.2 * units
+    assert steps[0].reads_per_token <= 2 * SPEC.num_hidden_layers
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_hybrid_is_the_dense_run_of_the_whole_report(tmp_path, attention):
+    """Whatever lies on flash in the artifact: attention's columns would be streamed otherwise."""
+    recipe = Recipe(spec=SPEC, method="topk", density=0.3, options={"attention": attention}, slots_share=0.4)
+    path = build_artifact(tmp_path / "a", recipe).path
+    recorder = Recorder()
+    with Session(path, recorder=recorder) as session:
+        session.perplexity(TOKENS, sparse=True)
+        least = session.plan.dram_budget_bytes + 2 * SPEC.hidden_size**2 * SPEC.num_hidden_layers * 8
+        plan = session.plan.model_copy(update={"dram_budget_bytes": least})
+    artifact = open_artifact(path)
+    dense, naive = (dense_for(MODEL, artifact.manifest, plan, naive=word) for word in (False, True))
+    steps = {step.name: step for step in climb(artifact, plan, recorder.events, MODEL)}
+    assert steps["hybrid"].tokens_per_s == dense.tokens_per_s
+    assert steps["hybrid"].reads_per_token == dense.reads_per_token
+    assert steps["+overlap"].tokens_per_s == naive.tokens_per_s <= dense.tokens_per_s
+    assert naive.pinned_bytes == 0
+
+
+def test_a_budget_without_room_for_a_dense_run_begins_with_the_selector(climbed, monkeypatch):
+    artifact, plan, trace, _ = climbed
+    monkeypatch.setattr("coldpress.compiler.stages.verify.ladder.dense_for", lambda *_, **__: None)
+    steps = climb(artifact, plan, trace, MODEL)
+    assert [step.name for step in steps][:3] == ["selector topk", "+overlap", "+window"]
+    assert steps[0].gain == 1
 
 
 def test_overlap_is_worth_no_more_than_both_are(climbed):
@@ -85,15 +119,9 @@ def test_the_models_own_order_only_changes_how_reads_lie(climbed):
     assert ours.extents_sha256 != theirs.extents_sha256
 
 
-def test_every_unit_is_asked_for_once(climbed):
-    artifact = climbed[0]
-    asked = sum(event.ids.size for event in every_unit(artifact))
-    assert asked == sum(section.num_units * len(section.layers) for section in artifact.manifest.flash.sections)
-
-
 def test_a_dense_plan_has_no_ladder(climbed):
     artifact, plan, trace, _ = climbed
-    assert climb(artifact, plan.model_copy(update={"method": "dense"}), trace) == ()
+    assert climb(artifact, plan.model_copy(update={"method": "dense"}), trace, MODEL) == ()
 
 
 def test_a_plan_that_prunes_nothing_has_no_ladder(climbed):
@@ -120,6 +148,6 @@ def test_what_is_read_ahead_is_a_step_where_the_plan_reads_ahead(tmp_path):
         plan = session.plan
     assert plan.preload_buffer_bytes
     artifact = open_artifact(path)
-    assert climb(artifact, plan, recorder.events)[-1].name == "+preload"
+    assert climb(artifact, plan, recorder.events, MODEL)[-1].name == "+preload"
     off = plan.model_copy(update={"preload_buffer_bytes": 0})
-    assert climb(artifact, off, recorder.events)[-1].name == "+overlap"
+    assert climb(artifact, off, recorder.events, MODEL)[-1].name == "+linked over lru"

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from coldpress.compiler.seconds import requests_of, simulated
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as allocate
 from coldpress.compiler.stages.layout import LayoutConfig
@@ -21,6 +22,7 @@ from coldpress.compiler.stages.place import run as place
 from coldpress.runtime.store import planner
 from coldpress.schemas.device import Flash, flash_seconds
 from tests.support.caches import RUNNABLE, empty
+from tests.support.settings import FAMILY, setting_of
 from tests.support.statistics import activations_of, device_of, model_of, pack, task_of, topical, workspace
 
 FLASH = device_of().flash
@@ -54,6 +56,37 @@ def test_reads_are_those_of_the_runtime(active: np.ndarray, unit_bytes: int, gap
         expected = planned(active, order, unit_bytes, FLASH, entry.gap_bytes)
         assert (entry.seconds, entry.reads, entry.read_bytes) == pytest.approx(tuple(expected))
     assert [entry.gap_bytes for entry in found] == gaps
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(2, 40), st.integers(1, 70)),
+    unit_bytes=st.sampled_from([100, 432, 1536, 4096]),
+    gap_bytes=st.sampled_from([0, 4096, 12288, 1 << 20]),
+    cache=st.sampled_from([("static", 0), ("lru", 6), ("lfu", 6)]),
+    seed=st.integers(0, 999),
+)
+def test_an_order_costs_what_the_store_on_simulated_flash_takes(
+    shape: tuple[int, int, int], unit_bytes: int, gap_bytes: int, cache: tuple[str, int], seed: int
+) -> None:
+    """Random activity of a layer or a group in a random order, behind pins and a cache, against compiler/seconds.py."""
+    (num_layers, num_units, num_tokens), (policy, slots) = shape, cache
+    random = np.random.default_rng(seed)
+    active = random.random(shape) < random.random((1, num_units, 1))
+    order, pinned = random.permutation(num_units), random.permutation(num_units)[: num_units // 4]
+    mask = np.isin(np.arange(num_units), pinned)
+    missed = [read_bits(pack(layer), num_tokens, mask, policy, slots) for layer in active]
+    bits = np.concatenate(missed, axis=1)
+    (found,) = modelled(bits, num_tokens, order, unit_bytes, FLASH, np.array([gap_bytes]), num_layers)
+    changes = {"cache": policy, "collapse_gap_bytes": gap_bytes}
+    setting = setting_of(num_units, unit_bytes, num_layers, pinned, slots, order=order, **changes)
+    tokens = [
+        {(layer, FAMILY): np.flatnonzero(active[layer, :, t]) for layer in range(num_layers)} for t in range(num_tokens)
+    ]
+    run = simulated(setting, requests_of(tokens))
+    assert found.seconds * num_tokens == pytest.approx(run.modelled_flash_s, rel=1e-9)
+    assert found.reads * num_tokens == pytest.approx(run.reads)
+    assert found.read_bytes * num_tokens == pytest.approx(run.read_bytes)
 
 
 def test_the_best_gap_is_the_fastest_of_many() -> None:

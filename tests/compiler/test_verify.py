@@ -36,7 +36,7 @@ from tests.support.artifacts import Recipe, build_artifact
 from tests.support.data import ROOT, data_folder
 from tests.support.records import Build
 from tests.support.shapes import small_spec
-from tests.support.tiny import tiny_spec
+from tests.support.tiny import describe, tensor_shapes, tiny_spec
 
 SPEC = tiny_spec(num_hidden_layers=3)
 CONFIG = VerifyConfig(test_tokens=64)
@@ -95,7 +95,9 @@ def test_a_sparse_artifact_reads_what_it_selects(tmp_path, method):
         < 60 * SPEC.num_hidden_layers * (SPEC.intermediate_size + SPEC.hidden_size)
     )
     assert found.max_logit_error < 0.05  # dense logits: what int8 costs, whatever the selector
-    assert found.ladder
+    (hybrid,) = [step for step in found.ladder if step.name == "hybrid"]
+    assert found.dense is not None
+    assert hybrid.tokens_per_s == found.dense.tokens_per_s  # one dense speed in a report
     assert found.artifact_sha256 == build.package().manifest_sha256
 
 
@@ -252,7 +254,9 @@ def test_what_several_tokens_at_once_give_is_what_one_by_one_gives(build, monkey
     blocks = blocks_of_test_text(build.corpus, 64)[:4]
     source = SourceLogits(build.model, blocks)
     watches = [Watch(source, blocks), Watch(source, blocks)]
-    alone, together = (decode(str(build.artifact), blocks, watch, bool(way)) for way, watch in enumerate(watches))
+    alone, together = (
+        decode(str(build.artifact), build.model, blocks, watch, bool(way)) for way, watch in enumerate(watches)
+    )
     assert together.simulated_equals_real
     assert alone.run.num_tokens == 4 * 30
     assert together.run.num_tokens == 2 * 30
@@ -262,9 +266,11 @@ def test_what_several_tokens_at_once_give_is_what_one_by_one_gives(build, monkey
 
 def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
     """Also where some may be decoded at once; other settings would have it choose otherwise, so it has no ladder."""
-    built = build_artifact(tmp_path / "a", Recipe(small_spec(num_hidden_layers=2), method="dip_ca"))
+    spec = small_spec(num_hidden_layers=2)
+    built = build_artifact(tmp_path / "a", Recipe(spec, method="dip_ca"))
+    model = describe(spec, tensor_shapes(spec), built.path / "model.safetensors")
     blocks = np.arange(64, dtype=np.int32).reshape(2, 32)
-    found = decode(str(built.path), blocks, Watch(lambda block: np.zeros((32, 96), np.float32), blocks), True)
+    found = decode(str(built.path), model, blocks, Watch(lambda block: np.zeros((32, 96), np.float32), blocks), True)
     assert (found.run.num_tokens, found.ladder) == (60, ())
     assert found.simulated_equals_real
 

@@ -6,6 +6,9 @@ runtime's own; so is the build's plan, for which statistics and the costs of rea
 """
 
 import copy
+import shutil
+import tempfile
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from coldpress.compiler.cost_model import unit_bytes
+from coldpress.compiler.io import save_arrays
+from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages import layout as layout_stage
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.ahead import Ahead
@@ -30,7 +35,7 @@ from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, num_units
 from coldpress.schemas.layout import Layout, Plan, placed_parts
-from coldpress.schemas.model import Model
+from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from coldpress.schemas.placement import LayerPlacement, Placement
 from coldpress.schemas.sparsity import Sparsity
@@ -42,6 +47,8 @@ CONTEXT_TOKENS = 512
 GAPS_BYTES = (0, 8192, 16384, 24576, 32768, 40960)
 FILLING = 8
 """Requests that bring all units of a part once, so that caches are full."""
+CALIBRATION_TOKENS = 8
+FAMILIES_READ: tuple[FamilyName, ...] = ("mlp_in", "mlp_mid")
 NOWHERE = ArrayFile(array_file="", sha256="0" * 64)
 
 
@@ -92,10 +99,7 @@ class Alike:
     @cached_property
     def records(self) -> tuple[Model, Sparsity, Placement]:
         """What `layout` gets of the stages before it."""
-        width = self.hidden_size
-        sizes = {"hidden_size": width, "intermediate_size": width * 7 // 2}
-        heads = {"num_attention_heads": width // 128, "num_key_value_heads": max(1, width // 512)}
-        spec = spec_7b(self.num_layers, 1024, self.act).model_copy(update=sizes | heads)
+        spec = self._spec
         model = describe(spec, tensor_shapes(spec), Path("nowhere/model.safetensors"))
         sparsity = tiny_sparsity(
             model,
@@ -118,7 +122,36 @@ class Alike:
             for family in sparsity.families
         )
         values: dict[str, Any] = {"objective": 1.0, "gap": 0.0, "pinned_bytes": 0}
-        return model, sparsity, Placement(solver="t", tiers=("flash", "dram"), layers=parts, arrays=NOWHERE, **values)
+        ranks = {f"rank.{part.layer}.{part.family}": self._drawn_order[part.layer, part.family] for part in parts}
+        arrays = self._saved("placement", ranks)
+        return model, sparsity, Placement(solver="t", tiers=("flash", "dram"), layers=parts, arrays=arrays, **values)
+
+    @cached_property
+    def _folder(self) -> Path:
+        """Of the records' arrays; it goes when this does."""
+        folder = tempfile.mkdtemp()
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+    def _saved(self, name: str, arrays: dict[str, np.ndarray]) -> ArrayFile:
+        return save_arrays(self._folder / f"{name}.safetensors", arrays)
+
+    @cached_property
+    def _drawn_order(self) -> dict[tuple[int, FamilyName], np.ndarray]:
+        """By layer and family, int32 [num_units]: the same for all layers of a group."""
+        random = np.random.default_rng(0)
+        found: dict[tuple[int, FamilyName], np.ndarray] = {}
+        for section in make_sections(self._spec, FAMILIES_READ, "int4_group32", self.layers_per_group):
+            order = random.permutation(section.num_units).astype(np.int32)
+            found |= {(layer, section.family): order for layer in section.layers}
+        return found
+
+    @cached_property
+    def _spec(self) -> ModelSpec:
+        width = self.hidden_size
+        sizes = {"hidden_size": width, "intermediate_size": width * 7 // 2}
+        heads = {"num_attention_heads": width // 128, "num_key_value_heads": max(1, width // 512)}
+        return spec_7b(self.num_layers, 1024, self.act).model_copy(update=sizes | heads)
 
     def layout(self, preload: str = "off", order: Sequence[Order] = ()) -> Layout:
         """What the stage decides."""
@@ -131,9 +164,9 @@ class Alike:
         """Units in a drawn order, no bytes."""
         model, sparsity, placement = self.records
         manifest = manifest_of(model, sparsity, placement, self.device, layout)
-        random, tables = np.random.default_rng(0), {}
+        tables = {}
         for section in layout.sections:
-            order = random.permutation(section.num_units).astype(np.int32)
+            order = self._drawn_order[section.first_layer, section.family]
             tables[f"order.{section.first_layer}.{section.family}"] = order
             tables |= {f"rank.{layer}.{section.family}": order for layer in section.layers}
         return Artifact("nowhere", "0" * 64, manifest, {}, (), None, tables)  # type: ignore[arg-type]
@@ -153,21 +186,30 @@ class Alike:
 
     @cached_property
     def activations(self) -> Activations:
-        """What recalibration counts on other tokens: how much of a layer's choice the layer before chose, too."""
-        k = topk.num_selected(self.hidden_size, self.density)
-        chosen = [topk.largest(np.abs(token["mlp_in"]), k) for token in self.signals(4, 7)]
-        layers = []
+        """What recalibration counts on other tokens: what they use, and how much of it the layer before used, too."""
+        tokens = self.signals(CALIBRATION_TOKENS, 7)
+        layers, before = [], None
         for layer in range(self.num_layers):
-            shared = np.mean([(own[layer] & own[layer - 1]).sum() / k for own in chosen]) if layer else None
-            own = FamilyStatistics(
-                family="mlp_in",
-                num_units=self.hidden_size,
-                density=self.density,
-                arrays=NOWHERE,
-                in_layer_before=None if shared is None else float(shared),
-            )
-            layers.append(LayerStatistics(layer=layer, families=(own,), inputs=NOWHERE, input_similarity=None))
-        return Activations(num_tokens=4, exact_zeros=False, layers=tuple(layers))
+            families = []
+            for family in FAMILIES_READ:
+                k = topk.num_selected(tokens[0][family].shape[1], self.density)
+                used = topk.largest(np.abs(np.stack([token[family][layer] for token in tokens])), k)
+                shared = None
+                if family == "mlp_in":
+                    shared = None if before is None else float((used & before).sum() / used.sum())
+                    before = used
+                bits = np.packbits(used.T, axis=1, bitorder="little")
+                families.append(
+                    FamilyStatistics(
+                        family=family,
+                        num_units=used.shape[1],
+                        density=self.density,
+                        arrays=self._saved(f"{layer}.{family}", {"bits": bits}),
+                        in_layer_before=shared,
+                    )
+                )
+            layers.append(LayerStatistics(layer=layer, families=tuple(families), inputs=NOWHERE, input_similarity=None))
+        return Activations(num_tokens=CALIBRATION_TOKENS, exact_zeros=False, layers=tuple(layers))
 
     @cached_property
     def order(self) -> Order:
@@ -178,7 +220,9 @@ class Alike:
         for section in layout.sections:
             own = [(layer, section.family) for layer in section.layers]
             paid = [GapCost(gap_bytes=gap, flash_s_per_token=sum(costs[gap][key] for key in own)) for gap in GAPS_BYTES]
-            values: dict[str, Any] = {"heuristic": "t", "arrays": NOWHERE, "adjacent_coactivation": 0.0}
+            arrays = {"order": self._drawn_order[section.first_layer, section.family]}
+            saved = self._saved(f"order.{section.first_layer}.{section.family}", arrays)
+            values: dict[str, Any] = {"heuristic": "t", "arrays": saved, "adjacent_coactivation": 0.0}
             entries.append(
                 FamilyOrder(
                     layer=section.first_layer,

@@ -35,9 +35,8 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting
 from coldpress.compiler.stages.allocate import _densities
-from coldpress.compiler.stages.allocate._auto import choose
+from coldpress.compiler.stages.allocate._auto import choose, token_seconds
 from coldpress.compiler.stages.allocate._densities import Question
-from coldpress.compiler.stages.allocate._expected import log_expected
 from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationConfig, Inputs, Method, allocated
 from coldpress.runtime.plugins import load, options_of
 from coldpress.schemas.activations import Activations
@@ -144,8 +143,25 @@ def run(
     inputs = Inputs(model, activations, device, work, corpus, threads)
     sparsity = _fastest(config, inputs) if config.method == AUTO else _divided(config, inputs)
     sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, inputs)})
-    log_expected(spec, activations, device, sparsity)
+    _log(sparsity, inputs)
     return sparsity
+
+
+def _log(sparsity: Sparsity, inputs: Inputs) -> None:
+    """Says how the budget is divided, and how fast that may be."""
+    budget = sparsity.budget
+    LOG.info(
+        "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s bookkeeping, %s buffers, %s for units",
+        *(f"{value:,}" for value in (budget.resident_bytes, budget.dram_budget_bytes, budget.predictor_bytes)),
+        *(f"{value:,}" for value in (budget.kv_cache_bytes, budget.bookkeeping_bytes)),
+        *(f"{value:,}" for value in (budget.buffer_bytes, budget.cache_bytes)),
+    )
+    for densities in sparsity.densities:
+        LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
+    token_s = next((entry.token_s for entry in sparsity.tried if entry.method == sparsity.method), None)
+    if token_s is None:
+        token_s = token_seconds(sparsity, inputs.model, inputs.activations, inputs.device)
+    LOG.info("allocate: about %.1f tokens/s on %s", 1 / token_s, inputs.device.name)
 
 
 def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:

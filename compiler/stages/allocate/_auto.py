@@ -1,10 +1,10 @@
-"""Which of several divisions of the budget decodes fastest, before anything is placed, ordered or trained.
+"""Chooses the division of the budget that decodes fastest, before anything is placed, ordered or trained.
 
-Held-out calibration tokens are replayed for a few layers: what is missed of the hottest units that DRAM holds becomes
-reads by the runtime's own planner, in the model's own order, and seconds by the device's law, as in the simulator.
-Placement, order and a cache that follows the text only make it faster. Where activity is not known yet, units are drawn
-at random, the worst case for caches and orders; a predictor's extra units, too. A dense run is known exactly
-(compiler/dense_run.py), and is taken unless another method is faster by MARGIN.
+Held-out calibration tokens of a few layers run on the simulated device (compiler/seconds.py): DRAM holds the hottest
+units that fit, and the others are read in the model's own order. Placement, order and a cache that follows the text
+only make it faster. Where activity is not known yet, units are drawn at random, the worst case for caches and orders;
+so are a predictor's extra units. A dense run is known exactly (compiler/dense_run.py), and is taken unless another
+method is faster by MARGIN.
 """
 
 import logging
@@ -12,14 +12,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from coldpress.compiler import seconds
 from coldpress.compiler.cost_model import unit_bytes
-from coldpress.compiler.dense_run import buffer_of, computed_bytes, dense_run, read_units
+from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
+from coldpress.compiler.seconds import Key, Setting
+from coldpress.compiler.sections import make_sections
 from coldpress.runtime.plugins import load
-from coldpress.runtime.store.clock import dram_seconds, fetch_seconds
 from coldpress.schemas.activations import Activations, LayerStatistics
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, num_units
+from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity, Tried
 
@@ -43,16 +46,16 @@ def choose(
         overprediction: Predicted over active units. `predict` keeps predictors to it; `size` may go beyond it where
             perplexity asks, so a predictor may turn out slower than it was judged.
     """
-    seconds = {found.method: token_seconds(found, model, activations, device, overprediction) for found in divisions}
-    tried = tuple(Tried(method=method, token_s=value) for method, value in seconds.items())
-    fastest = min(divisions, key=lambda found: seconds[found.method])
+    token_s = {found.method: token_seconds(found, model, activations, device, overprediction) for found in divisions}
+    tried = tuple(Tried(method=method, token_s=value) for method, value in token_s.items())
+    fastest = min(divisions, key=lambda found: token_s[found.method])
     dense = next((found for found in divisions if found.method == "dense"), None)
-    if dense is not None and seconds[fastest.method] > (1 - MARGIN) * seconds["dense"]:
+    if dense is not None and token_s[fastest.method] > (1 - MARGIN) * token_s["dense"]:
         fastest = dense
     LOG.info(
         "allocate: auto takes %s; a token takes about %s",
         fastest.method,
-        ", ".join(f"{1e3 * value:.3g} ms with {method}" for method, value in seconds.items()),
+        ", ".join(f"{1e3 * value:.3g} ms with {method}" for method, value in token_s.items()),
     )
     return fastest.model_copy(update={"tried": tried})
 
@@ -66,48 +69,67 @@ def token_seconds(
         run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
         if run is not None:
             return run.token_s
-    layers = activations.layers
-    picked = np.unique(np.linspace(0, len(layers) - 1, min(REPLAYED_LAYERS, len(layers))).round().astype(int))
-    costs = [
-        _replay(sparsity, model, layers[number], activations.num_tokens, device, overprediction)
-        for number in picked.tolist()
-    ]
-    budget = sparsity.budget
-    computed = computed_bytes(model, sparsity.format, budget.resident_bytes, budget.kv_cache_bytes)
-    computed += budget.predictor_bytes
-    return float(np.mean(costs)) * len(layers) + dram_seconds(device, computed, 1)
+    num_layers = len(activations.layers)
+    picked = np.unique(np.linspace(0, num_layers - 1, min(REPLAYED_LAYERS, num_layers)).round().astype(int))
+    parts: list[PartPlan] = []
+    rank: dict[Key, np.ndarray] = {}
+    requests: dict[Key, list[np.ndarray]] = {}
+    for entry in (activations.layers[number] for number in picked.tolist()):
+        for part in _held(sparsity, model, entry.layer):
+            key, units = (part.layer, part.family), num_units(part.family, model.spec)
+            requests[key], hot = _tokens(sparsity, entry, part.family, units, activations.num_tokens, overprediction)
+            parts.append(part)
+            rank[key] = hot.astype(np.int32)
+    tokens = [dict(zip(requests, ids, strict=True)) for ids in zip(*requests.values(), strict=True)]
+    sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
+    setting = Setting(model, sparsity.format, device, sections, _plan(sparsity, parts, device), rank=rank)
+    return seconds.token_seconds(setting, seconds.requests_of(tokens))
 
 
-def _replay(
-    sparsity: Sparsity,
-    model: Model,
-    entry: LayerStatistics,
-    num_tokens: int,
-    device: DeviceProfile,
-    overprediction: float,
-) -> float:
-    """Seconds of one layer's requests, the mean of held-out tokens; every missed unit counts as kept in the cache."""
-    budget = sparsity.budget
-    free = budget.buffer_bytes + budget.cache_bytes
-    buffer_bytes = buffer_of(model, sparsity, free, device)
-    gap_bytes = device.flash.break_even_gap_bytes
+def _held(sparsity: Sparsity, model: Model, layer: int) -> list[PartPlan]:
+    """What a layer's families pin of the cache's bytes, which are divided by demand."""
 
     def demand(family: FamilyName, layer: int) -> float:
         size = unit_bytes(family, model.spec, sparsity.format)
         return sparsity.density(family, layer) * num_units(family, model.spec) * size
 
     layers = range(model.spec.num_hidden_layers)
-    total = sum(demand(family, layer) for family in sparsity.families for layer in layers)
-    seconds = 0.0
-    for family in sparsity.families:
-        size = unit_bytes(family, model.spec, sparsity.format)
-        held = int(budget.cache_bytes * demand(family, entry.layer) / max(1.0, total)) // size
-        tokens, hot = _tokens(sparsity, entry, family, num_units(family, model.spec), num_tokens, overprediction)
-        for chosen in tokens:
-            missing = chosen[~np.isin(chosen, hot[:held])]
-            flash_s = read_units(device, size, missing, gap_bytes, buffer_bytes)[2]
-            seconds += fetch_seconds(device, flash_s, size * chosen.size, size * missing.size) / len(tokens)
-    return seconds
+    total = sum(demand(family, other) for family in sparsity.families for other in layers)
+    return [
+        PartPlan(
+            layer=layer,
+            family=family,
+            density=sparsity.density(family, layer),
+            num_pinned=min(
+                num_units(family, model.spec),
+                int(sparsity.budget.cache_bytes * demand(family, layer) / max(1.0, total))
+                // unit_bytes(family, model.spec, sparsity.format),
+            ),
+            cache_slots=0,
+        )
+        for family in sparsity.families
+    ]
+
+
+def _plan(sparsity: Sparsity, parts: Sequence[PartPlan], device: DeviceProfile) -> Plan:
+    """How the division runs as long as nothing else is known."""
+    budget = sparsity.budget
+    return Plan(
+        name="auto",
+        method=sparsity.method,
+        options=sparsity.options,
+        cache="static",
+        dram_budget_bytes=budget.dram_budget_bytes,
+        context_length=sparsity.context_length,
+        resident_bytes=budget.resident_bytes,
+        predictor_bytes=budget.predictor_bytes,
+        kv_cache=sparsity.kv_cache,
+        kv_cache_bytes=budget.kv_cache_bytes,
+        read_buffer_bytes=budget.buffer_bytes,
+        collapse_gap_bytes=device.flash.break_even_gap_bytes,
+        queue_depth=device.flash.queue_depth.value,
+        parts=tuple(parts),
+    )
 
 
 def _tokens(
@@ -117,15 +139,15 @@ def _tokens(
     random = np.random.default_rng(entry.layer)
     known = entry.family(family)
     density = sparsity.density(family, entry.layer)
+    head = max(1, int((1 - HELD_OUT_SHARE) * num_tokens))
+    picked = np.unique(np.linspace(min(head, num_tokens - 1), num_tokens - 1, REPLAYED_TOKENS).astype(int))
     if density >= 1 or known is None or known.density is None:
         count = min(units, max(1, round(density * units)))
-        drawn = [np.sort(random.choice(units, count, replace=False)) for _ in range(REPLAYED_TOKENS)]
+        drawn = [np.sort(random.choice(units, count, replace=False)) for _ in picked]
         return drawn, np.arange(units)
     bits = load_arrays(known.arrays, "bits")["bits"]
     active = np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little").astype(bool)
-    head = max(1, int((1 - HELD_OUT_SHARE) * num_tokens))
     hot = np.argsort(-active[:, :head].sum(axis=1), kind="stable")
-    picked = np.unique(np.linspace(min(head, num_tokens - 1), num_tokens - 1, REPLAYED_TOKENS).astype(int))
     extra = load("coldpress.runtime.sparsity", sparsity.method).NEEDS_PREDICTORS
     return list(_used(active[:, picked].T, overprediction * density if extra else 0.0, random)), hot
 

@@ -1,8 +1,8 @@
 """layout: arithmetic only. The offsets of flash.img (compiler/sections.py), and the plan that the runtime follows.
 
 Reads the model's shape, what `allocate` granted, how many units `place` pinned, what each collapse gap costs under the
-orders that `order` found, how alike layers' inputs are (compiler/stages/layout/preloading.py), and the device's page
-size. What the budget leaves is cache (runtime/plan/budget.py, DIP A); a budget with room for every unit holds them all.
+orders that `order` found, what tokens use (compiler/stages/layout/preloading.py), and the device's page size. What the
+budget leaves is cache (runtime/plan/budget.py, DIP A).
 """
 
 from collections import defaultdict
@@ -80,35 +80,36 @@ def run(
     gap_bytes = collapse_gap_bytes(order, device.flash)
     free_bytes = room_bytes - sum(claim.num_pinned * claim.unit_bytes for claim in claims.values())
 
-    @cache
-    def parts(buffer: int) -> tuple[PartPlan, ...]:
-        slots = cache_slots(config.cache, list(claims.values()), room_bytes + buffer_bytes, buffer_bytes + buffer)
-        return _parts(claims, slots)
+    def slots(ahead_bytes: int) -> list[int]:
+        room = room_bytes + buffer_bytes
+        return cache_slots(config.cache, list(claims.values()), room, buffer_bytes + ahead_bytes)
 
-    judged = preloading.Run(model, sparsity, sections, order, gap_bytes, device, activations, parts, free_bytes)
-    ahead = _ahead(config, judged)
-    plan = Plan(
-        name="default",
-        method=sparsity.method,
-        options=sparsity.options,
-        arrays=_selector_arrays(sparsity),
-        cache=config.cache,
-        cache_options=config.cache_options,
-        dram_budget_bytes=sparsity.budget.dram_budget_bytes,
-        context_length=sparsity.context_length,
-        resident_bytes=fixed.resident,
-        predictor_bytes=fixed.predictors,
-        kv_cache=sparsity.kv_cache,
-        kv_cache_bytes=fixed.kv_cache,
-        read_buffer_bytes=buffer_bytes,
-        preload_buffer_bytes=ahead.buffer_bytes,
-        preload_guess=ahead.guess,
-        collapse_gap_bytes=gap_bytes,
-        collapse=config.collapse,
-        queue_depth=device.flash.queue_depth.value,
-        parts=parts(ahead.buffer_bytes),
-    )
-    return Layout(page_bytes=page_bytes, sections=sections, flash_bytes=image_bytes(sections), plans=(plan,))
+    def plan(ahead: Ahead) -> Plan:
+        return Plan(
+            name="default",
+            method=sparsity.method,
+            options=sparsity.options,
+            arrays=_selector_arrays(sparsity),
+            cache=config.cache,
+            cache_options=config.cache_options,
+            dram_budget_bytes=sparsity.budget.dram_budget_bytes,
+            context_length=sparsity.context_length,
+            resident_bytes=fixed.resident,
+            predictor_bytes=fixed.predictors,
+            kv_cache=sparsity.kv_cache,
+            kv_cache_bytes=fixed.kv_cache,
+            read_buffer_bytes=buffer_bytes,
+            preload_buffer_bytes=ahead.buffer_bytes,
+            preload_guess=ahead.guess,
+            collapse_gap_bytes=gap_bytes,
+            collapse=config.collapse,
+            queue_depth=device.flash.queue_depth.value,
+            parts=_parts(claims, slots(ahead.buffer_bytes)),
+        )
+
+    judged = preloading.Run(model, sparsity, placement, sections, order, device, activations, cache(plan), free_bytes)
+    found = plan(_ahead(config, judged))
+    return Layout(page_bytes=page_bytes, sections=sections, flash_bytes=image_bytes(sections), plans=(found,))
 
 
 Claims = dict[tuple[int, FamilyName], Claim]

@@ -1,50 +1,49 @@
-"""Whether a build reads ahead (ActiveFlow 3), and how much: compared, by the device's law, with reading nothing ahead.
+"""Whether a build reads ahead (ActiveFlow 3), and how much: runs with and without it, compared in modelled seconds.
 
-Reads what `order` found that each section's misses cost, what recalibration measured of how much a layer chooses that
-the layer before chose, too, and what is computed between two layers; gives the plan's buffer and how much of a guess it
-reads. Requests are drawn that are as dense, as alike and as little in DRAM as those of the build, and the runtime's own
-planner says which reads bring what was not read ahead: what that takes of the time of all of it is what is left of
-`order`'s seconds. A request's reads come behind those that were begun before (runtime/store/clock.py).
+Calibration tokens are decoded on the simulated device (compiler/seconds.py) under the build's own plan, placement and
+order. A layer guesses the units of the next section that it uses itself. Where a plan reads only the most certain part
+of a guess, recalibration's measure of how much consecutive layers share says how many of that part are right.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain, pairwise
 from statistics import NormalDist
 
 import numpy as np
 
-from coldpress.compiler.cost_model import kv_cache_bytes, tensor_bytes
-from coldpress.runtime.store import planner
-from coldpress.runtime.store.ahead_room import (
-    NOTHING,
-    Ahead,
-    Reading,
-    buffer_bytes,
-    divided,
-    guessed_families,
-    rooms,
-    scattered,
-)
-from coldpress.runtime.store.clock import FlashQueue
+from coldpress.compiler import seconds
+from coldpress.compiler.activity.counted import counted
+from coldpress.compiler.io import load_arrays
+from coldpress.compiler.seconds import Key, Setting
+from coldpress.runtime.store.ahead_room import NOTHING, Ahead, Reading, buffer_bytes, guessed_families, scattered
+from coldpress.runtime.store.clock import bytes_before
+from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, RESET, Event
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, resident_roles, used_share
-from coldpress.schemas.layout import PartPlan, Section
-from coldpress.schemas.model import MLP_ROLES, Model, matrices
+from coldpress.schemas.families import FAMILIES
+from coldpress.schemas.layout import Plan, Section
+from coldpress.schemas.model import Model
 from coldpress.schemas.order import Order
+from coldpress.schemas.placement import Placement
 from coldpress.schemas.sparsity import Sparsity
 
 LOG = logging.getLogger(__name__)
 WORTH = 0.985
-"""Share of the time without it that a token must not exceed: requests that are drawn are not those of a text."""
+"""Share of the time without it that a token must not exceed: another text is not the calibration text."""
 WORTH_IN_GROUPS = 0.95
 """The same where layers are in groups: there the law has been off by up to a twentieth (EXPERIMENTS.md)."""
 GUESSES = (0.5, 0.75, 1.0)
-"""Shares of a guess that are tried: fewer units are surer, and more of them let reads be joined."""
+"""Shares of a guess that are tried: fewer units are more certain, and more units let reads be joined."""
+FILLING = 8
+"""Requests that bring all units of a part once, so that caches are full; those that deserve DRAM most come last."""
+WARM_TOKENS, MEASURED_TOKENS = 4, 8
+"""The last calibration tokens: the first of them only bring caches up to date."""
 QUANTILES = 64
-"""Of a normal distribution's tail, where the likeness of two layers is integrated."""
+"""Of a normal distribution's tail, over which the likeness of two layers is integrated."""
 NORMAL = NormalDist()
 
 
@@ -54,58 +53,88 @@ class Run:
 
     model: Model
     sparsity: Sparsity
-    sections: Sequence[Section]
+    placement: Placement
+    sections: tuple[Section, ...]
     order: Sequence[Order]
-    gap_bytes: int
     device: DeviceProfile
     activations: Activations | None
-    parts: Callable[[int], tuple[PartPlan, ...]]
-    """The plan's parts under a preload buffer of so many bytes."""
+    plan: Callable[[Ahead], Plan]
+    """The build's plan if it reads so much ahead."""
     free_bytes: int
-    """DRAM for units and that buffer, but for what is pinned."""
+    """DRAM for units and the preload buffer, without pinned units."""
 
-    def reading(self, buffer: int) -> Reading:
-        """How units are read beside a preload buffer."""
-        return Reading(self.sections, self.parts(buffer), self.device.flash, self.gap_bytes)
-
-    @cached_property
-    def section_of(self) -> dict[tuple[int, FamilyName], Section]:
-        """By layer and family."""
-        return {(layer, section.family): section for section in self.sections for layer in section.layers}
+    def setting(self, ahead: Ahead) -> Setting:
+        """The build on its device."""
+        return Setting(
+            self.model, self.sparsity.format, self.device, self.sections, self.plan(ahead), self._orders, self._ranks
+        )
 
     @cached_property
-    def flash_s(self) -> dict[tuple[int, FamilyName], float]:
-        """Flash seconds of a token's misses in one layer, by the first layer of its section, without reading ahead."""
+    def _orders(self) -> dict[Key, np.ndarray]:
+        entries = (entry for part in self.order for entry in part.entries)
+        return {(entry.layer, entry.family): load_arrays(entry.arrays, "order")["order"] for entry in entries}
+
+    @cached_property
+    def _ranks(self) -> dict[Key, np.ndarray]:
+        found = load_arrays(self.placement.arrays)
         return {
-            (entry.layer, entry.family): next(
-                (cost.flash_s_per_token for cost in entry.gap_costs if cost.gap_bytes == self.gap_bytes),
-                entry.flash_s_per_token,
-            )
-            / entry.num_layers
-            for part in self.order
-            for entry in part.entries
+            (layer, section.family): found[f"rank.{layer}.{section.family}"]
+            for section in self.sections
+            for layer in section.layers
+        }
+
+    @cached_property
+    def used(self) -> dict[Key, np.ndarray]:
+        """By layer and family, the units that the last tokens use, bool [num_units, tokens]."""
+        assert self.activations is not None
+        count = min(self.activations.num_tokens, WARM_TOKENS + MEASURED_TOKENS)
+        found: dict[Key, np.ndarray] = {}
+        for layer in range(self.model.spec.num_hidden_layers):
+            for section in (some for some in self.sections if layer in some.layers):
+                key = layer, section.family
+                if self.sparsity.density(section.family, layer) >= 1:
+                    found[key] = np.ones((section.num_units, count), bool)
+                    continue
+                bits = load_arrays(counted(self.activations, layer, section.family).arrays, "bits")["bits"]
+                first = (self.activations.num_tokens - count) // 8
+                active = np.unpackbits(
+                    bits[:, first:], axis=1, count=self.activations.num_tokens - 8 * first, bitorder="little"
+                )
+                found[key] = active[:, -count:].astype(bool)
+        return found
+
+    @cached_property
+    def following(self) -> dict[Key, tuple[Section, Section]]:
+        """By layer and family, its section and the next one, whose units it guesses."""
+        return {
+            (layer, family): (section, after)
+            for family in guessed_families(self.sparsity.families)
+            for section, after in pairwise([section for section in self.sections if section.family == family])
+            for layer in section.layers
         }
 
 
 def fitting(run: Run, guess: float) -> Ahead:
-    """What is read ahead where so much of a guess is: as much as flash reads while nothing is asked for."""
-    idle_s = max(_bytes_between(run, layer) for layer in range(run.model.spec.num_hidden_layers))
-    found = buffer_bytes(run.reading(0), idle_s / run.device.dram_bytes_per_s.value, guess, run.free_bytes)
+    """What is read ahead of such a share of a guess: as much as flash reads while nothing is asked for."""
+    setting = run.setting(NOTHING)
+    idle_s = max(bytes_before(setting.manifest, setting.plan).values(), default=0) / run.device.dram_bytes_per_s.value
+    reading = Reading(run.sections, setting.plan.parts, run.device.flash, setting.plan.collapse_gap_bytes)
+    found = buffer_bytes(reading, idle_s, guess, run.free_bytes)
     return Ahead(found, guess) if found else NOTHING
 
 
 def best(run: Run) -> tuple[Ahead, float]:
-    """What takes a token the least time of what fits, and the share of the time without it that it then takes; nothing
-    where nothing can be read ahead, or nobody knows how good the guess is."""
+    """The fastest reading ahead of those that fit, and its token's time over that without it; `NOTHING` where nothing
+    can be read ahead, or nobody measured how good a guess is."""
     tried = [ahead for guess in GUESSES if (ahead := fitting(run, guess)).buffer_bytes]
-    known = any(_alike(run, section) for section in run.sections[1:])
+    known = any(_shared(run, section) for section in run.sections[1:])
     if not tried or not known:
         return NOTHING, 1.0
     without_s = token_s(run, NOTHING)
-    found = min(tried, key=lambda ahead: (token_s(run, ahead), ahead.buffer_bytes))
-    with_s = token_s(run, found)
-    LOG.info("layout: a token takes %.3g ms, and %.3g ms with reading ahead", 1000 * without_s, 1000 * with_s)
-    return found, with_s / without_s if without_s else 1.0
+    with_s = {ahead: token_s(run, ahead) for ahead in tried}
+    found = min(tried, key=lambda ahead: (with_s[ahead], ahead.buffer_bytes))
+    LOG.info("layout: a token takes %.3g ms, and %.3g ms with reading ahead", 1e3 * without_s, 1e3 * with_s[found])
+    return found, with_s[found] / without_s if without_s else 1.0
 
 
 def chosen(run: Run) -> Ahead:
@@ -120,98 +149,67 @@ def worth(sections: Sequence[Section]) -> float:
 
 
 def token_s(run: Run, ahead: Ahead) -> float:
-    """Modelled seconds of a token, without the head."""
-    spec, families, bandwidth = run.model.spec, run.sparsity.families, run.device.dram_bytes_per_s.value
-    first_of_mlp = next((name for name in families if set(FAMILIES[name].roles) & set(MLP_ROLES)), None)
-    queue, total_s = FlashQueue(run.device), 0.0
-    drawn = {(section.first_layer, section.family): _drawn(run, section, ahead) for section in run.sections}
-    for layer in range(spec.num_hidden_layers):
-        for family in families:
-            section = run.section_of[layer, family]
-            if family == first_of_mlp:
-                between = _bytes_between(run, layer)
-                queue.compute(between)
-                total_s += between / bandwidth
-            found = drawn[section.first_layer, family]
-            active = run.sparsity.density(family, layer) * section.num_units * section.unit_bytes
-            flash_s = found.left[layer - section.first_layer] * run.flash_s.get((section.first_layer, family), 0.0)
-            total_s += queue.fetch_s(flash_s, int(active), 0, early=found.ahead_s > 0)
-        for family in families:
-            section = run.section_of[layer, family]
-            following = drawn.get((section.last_layer + 1, family))
-            queue.begin(following.ahead_s / len(section.layers) if following else 0.0)
-    return total_s
+    """Modelled seconds of a token."""
+    setting = run.setting(ahead)
+    num_tokens = next(iter(run.used.values())).shape[1]
+    num_warm = max(0, min(WARM_TOKENS, num_tokens - 1))
+    tokens = [_token(run, setting, ahead, token, 1 + FILLING + token) for token in range(num_tokens)]
+    before = [*_filling(run, setting), *chain(*tokens[:num_warm])]
+    return seconds.token_seconds(setting, list(chain(*tokens[num_warm:])), before)
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Requests for a section."""
-
-    ahead_s: float
-    """Seconds of what is read ahead of them."""
-    left: tuple[float, ...]
-    """Seconds of what is read then, over those of everything with nothing read ahead, by layer."""
-
-
-def _drawn(run: Run, section: Section, ahead: Ahead) -> Drawn:
-    """Of the units that a token guesses, `right_share` are among those that it uses; where they lie is drawn, too."""
-    before, reading = run.reading(0), run.reading(ahead.buffer_bytes)
-    num_units, num_layers = section.num_units, len(section.layers)
-    room, right = _room(run, section, ahead), 0.0
-    density = float(np.mean([reading.density[layer, section.family] for layer in section.layers]))
-    guessed = np.zeros(num_units, bool)
-    if room and section.first_layer:
-        right = right_share(_alike(run, section), density, ahead.guess, num_layers)
-        guessed = scattered(num_units, 0) < ahead.guess * density * (right > 0)
-    others = max(0.0, density - ahead.guess * density * right) / max(1e-9, 1 - ahead.guess * density)
-    asked, held = [], []
-    for layer in section.layers:
-        asked.append(scattered(num_units, 1 + layer) < np.where(guessed, right, others if guessed.any() else density))
-        held.append(scattered(num_units, 1001 + layer))
-    missing = [there >= reading.held[layer, section.family] for layer, there in zip(section.layers, held, strict=True)]
-    ahead_s, taken = _read_ahead(reading, section, [guessed & absent for absent in missing], room)
-    left = []
-    for index, layer in enumerate(section.layers):
-        units = planner.Strided(section.part_offset_bytes(layer), section.unit_bytes, section.stride_bytes)
-        wanted = asked[index] & (held[index] >= before.held[layer, section.family])
-        rest = asked[index] & missing[index] & ~taken[index]
-        whole_s, rest_s = (
-            found.read_s(found.plan(units, np.flatnonzero(some)).extents)
-            for found, some in ((before, wanted), (reading, rest))
-        )
-        left.append(rest_s / whole_s if whole_s else 0.0)
-    return Drawn(ahead_s, tuple(left))
+def _filling(run: Run, setting: Setting) -> list[Event]:
+    """Requests for all units, as of tokens from 1 on, and then a new context."""
+    found: list[Event] = []
+    for number in range(FILLING):
+        for layer, family in _parts(run):
+            rank = setting.artifact.rank(layer, family)[::-1]
+            ids = np.sort(np.array_split(rank, FILLING)[number]).astype(np.int32)
+            found.append(Event(FETCH, number + 1, layer, family, ids))
+        found.append(Event(END, number + 1, 0, run.sections[0].family, NO_IDS))
+    return [*found, Event(RESET, 0, 0, run.sections[0].family, NO_IDS)]
 
 
-def _read_ahead(
-    reading: Reading, section: Section, wanted: Sequence[np.ndarray], room: int
-) -> tuple[float, list[np.ndarray]]:
-    """Seconds of the reads for `wanted`, bool [num_units] of each layer, as far as there is room, and what they bring,
-    alike."""
-    num_layers = len(section.layers)
-    places = np.flatnonzero(np.stack(wanted, axis=1))
-    taken = np.zeros(section.num_units * num_layers, bool)
-    seconds = 0.0
-    if places.size and room:
-        units = planner.Strided(section.offset_bytes, section.unit_bytes, section.unit_bytes)
-        batch = next(planner.batches(reading.plan(units, places, room), room))
-        taken[places[: batch.buffer_offset.size]] = True
-        seconds = reading.read_s(batch.extents)
-    return seconds, list(taken.reshape(-1, num_layers).T)
+def _token(run: Run, setting: Setting, ahead: Ahead, token: int, number: int) -> list[Event]:
+    """The requests of a token, the `number`th of the run, and what each layer reads ahead when it has its own units."""
+    found: list[Event] = []
+    for layer in range(run.model.spec.num_hidden_layers):
+        for family in run.sparsity.families:
+            ids = np.flatnonzero(run.used[layer, family][:, token]).astype(np.int32)
+            found.append(Event(FETCH, number, layer, family, ids))
+        for family in run.sparsity.families if ahead.buffer_bytes else ():
+            if (layer, family) in run.following:
+                section, after = run.following[layer, family]
+                ids = _guessed(run, layer, after, ahead.guess, token)
+                positions = np.argsort(setting.artifact.order(after))[ids]
+                turn = positions * len(section.layers) // after.num_units == layer - section.first_layer
+                found.append(Event(PRELOAD, number, after.first_layer, family, ids[turn]))
+    return [*found, Event(END, number, 0, run.sections[0].family, NO_IDS)]
 
 
-def _room(run: Run, section: Section, ahead: Ahead) -> int:
-    """Bytes that a guess for `section` may take."""
-    if not ahead.buffer_bytes:
-        return 0
-    page_bytes = run.device.flash.page_bytes.value
-    found = rooms(run.sections, run.parts(ahead.buffer_bytes), page_bytes)
-    return divided(found, ahead.buffer_bytes, page_bytes).get(section.family, 0)
+def _parts(run: Run) -> list[Key]:
+    layers = range(run.model.spec.num_hidden_layers)
+    return [(layer, family) for layer in layers for family in run.sparsity.families]
 
 
-def _alike(run: Run, section: Section) -> float:
-    """Share of what a token uses of a section's layers that it uses in the layer before each, too; 0 where nobody
-    knows."""
+def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> np.ndarray:
+    """The most certain share of a layer's own units, int32 ascending: as many of them as `right_share` says are used in
+    the first layer of the section `after`. Which ones is drawn."""
+    ids = np.flatnonzero(run.used[layer, after.family][:, token]).astype(np.int32)
+    count = max(1, math.ceil(guess * ids.size))
+    if count >= ids.size:
+        return ids
+    right = run.used[after.first_layer, after.family][ids, token]
+    share = right_share(_shared(run, after), run.sparsity.density(after.family, after.first_layer), guess)
+    drawn = ids[np.argsort(scattered(ids.size, token), kind="stable")]
+    is_right = np.isin(drawn, ids[right])
+    num_right = max(min(round(share * count), int(right.sum())), count - int((~right).sum()))
+    return np.sort(np.concatenate([drawn[is_right][:num_right], drawn[~is_right][: count - num_right]]))
+
+
+def _shared(run: Run, section: Section) -> float:
+    """Share of the units that a token uses of a section's layers that it uses in the layer before each, too; 0 where
+    nobody measured it."""
     if run.activations is None or section.family not in guessed_families(run.sparsity.families):
         return 0.0
     if FAMILIES[section.family].axis != "hidden_size" or not section.first_layer:
@@ -251,14 +249,3 @@ def _both(cosine: float, density: float, surest: float) -> float:
         below = NORMAL.cdf((least - cosine * x) / spread) - NORMAL.cdf((-least - cosine * x) / spread)
         total += 1 - below
     return total / QUANTILES
-
-
-def _bytes_between(run: Run, layer: int) -> int:
-    """Resident weights and keys and values that a layer computes with before it asks for units of the MLP."""
-    spec, sparsity, resident = run.model.spec, run.sparsity, 0
-    for role in resident_roles(sparsity.families, spec):
-        names = [f"layers.{layer}.{name}.weight" for name in matrices(role, spec) if role != "down_proj"]
-        held = sum(tensor_bytes(name, run.model.tensors[name].shape, sparsity.format) for name in names)
-        resident += round(used_share(WHOLE_MLP, spec) * held) if role in MLP_ROLES else held
-    kv_cache = kv_cache_bytes(spec, sparsity.context_length, sparsity.kv_cache)
-    return resident + kv_cache // 2 // spec.num_hidden_layers

@@ -1,9 +1,10 @@
 """What an order costs: modelled flash seconds of a token, after page rounding and access collapse (Ripple 5.1).
 
-The reads are those of runtime/store/planner.py for a section that begins on a page: units lie packed, a read is rounded
-out to pages, and reads with at most `gap_bytes` between their pages become one. The planner's bound on the length of
-one read is left out: it adds a read per 512 KiB. Seconds are coldpress.schemas.device.flash_seconds for each token of
-each layer.
+`order` counts the seconds of thousands of tokens under many gaps for each order that it tries, so it has a compiled
+form of compiler/seconds.py, for units in a section that begins on a page; tests/compiler/test_order_cost.py holds the
+two equal. The bound on the length of one read is left out: it adds a read per 512 KiB. So is the read buffer, as of
+buffers whose halves hold a longest read. Seconds are coldpress.schemas.device.flash_seconds for each token of each
+layer.
 
 In a group of layers a unit holds a part for each of them, `[unit][layer][slice]`. Every layer reads its own parts,
 which lie a whole unit apart, and the layers follow each other: their seconds add up.
@@ -67,7 +68,7 @@ def modelled(
 
 
 def least_seconds(bits: np.ndarray, num_tokens: int, unit_bytes: int, flash: Flash, num_layers: int = 1) -> float:
-    """What no order and no gap beats: each layer's parts side by side, in one read. Arguments as of `modelled`."""
+    """A lower bound for all orders and gaps: each layer's parts in one read. Arguments as in `modelled`."""
     page_bytes = flash.page_bytes.value
     total = 0.0
     for part in np.split(bits, num_layers, axis=1):
@@ -81,7 +82,7 @@ def least_seconds(bits: np.ndarray, num_tokens: int, unit_bytes: int, flash: Fla
 def _count_reads(words, order, where, gaps, reads, read_bytes):
     """Adds up each token's reads and bytes, [64 * num_words, num_gaps], along the order, 64 tokens at a time.
 
-    `where`: bytes of a part, from one part to the next, in front of the first one, and of a page.
+    `where`: bytes of a part, the stride from part to part, the offset of the first part, and the page size.
     """
     part_bytes, stride_bytes, offset_bytes, page_bytes = where
     ends = np.empty(64, np.int64)
@@ -100,7 +101,7 @@ def _count_reads(words, order, where, gaps, reads, read_bytes):
 
 @compiled
 def _add(ends, bit, start, end, gaps, reads, read_bytes):
-    """One more unit of a token: behind the read so far, joined to it, or a read of its own, depending on the gap."""
+    """Adds one more unit of a token: it joins the read before it, or begins another, depending on the gap."""
     before = ends[bit]
     ends[bit] = end
     for g in range(gaps.size):

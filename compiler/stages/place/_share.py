@@ -1,10 +1,10 @@
 """How much of the units' DRAM is pinned, and how much is left to the dynamic cache: decided by replaying tokens.
 
 For each candidate share the placement is made from the first tokens, and the plan's own cache policy (runtime/cache)
-runs over windows of the tokens held out; misses become reads by the runtime's own planner and seconds by the device
-profile. Units lie in natural order, since the order on flash is found after the placement; all shares are compared
-under the same order. Of shares that cost nearly the same the smallest is taken: a cache follows a text that is not like
-the calibration's, pinned units do not.
+runs over windows of the tokens held out; misses become reads and seconds as compiler/seconds.py says. Units lie in
+natural order, since the order on flash is found after the placement, and requests have a read buffer to themselves; all
+shares are compared under the same order and buffer. Of shares that cost nearly the same the smallest is taken: a cache
+follows a text that differs from the calibration text, pinned units do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from coldpress.compiler.cost_model import PEAK_READ_BYTES
+from coldpress.compiler.seconds import Reading
 from coldpress.compiler.stages.place._counts import Trace
 from coldpress.compiler.stages.place._problem import Choice, Group, Problem, tiers_of
 from coldpress.runtime.cache import Known, Policy, make
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import Claim, cache_slots
-from coldpress.runtime.store import planner
-from coldpress.runtime.store.reads import MAX_READ_BYTES
-from coldpress.schemas.device import DeviceProfile, flash_seconds
+from coldpress.runtime.store.planner import Strided
+from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.placement import PinnedShare
 from coldpress.schemas.sparsity import Sparsity
 
@@ -58,16 +59,16 @@ def replay(
         group = problem.groups[number]
         size = group.units.size
         cache = make(policy, options, Known(size, slots[number], pinned[number], np.arange(size)))
-        units = _laid_out(group, sparsity, len(problem.groups) // len(sparsity.families))
-        total += _flash_seconds(cache, units, trace, device) / trace.num_measured
+        reading = _reading(group, sparsity, len(problem.groups) // len(sparsity.families), device)
+        total += _flash_seconds(cache, reading, trace) / trace.num_measured
     return total * len(problem.groups) / len(traces)
 
 
 def whole_layers_seconds(
     problem: Problem, choices: tuple[Choice, ...], sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
 ) -> float:
-    """Modelled flash seconds of a token where some layers are pinned whole, and nothing of the others is cached: at
-    most, since units of the layer that room ends in are not counted as pinned."""
+    """Modelled flash seconds of a token where some layers are pinned whole, and nothing of the others is cached. An
+    upper bound: units of the layer that is pinned in part count as read."""
     read = {group.family: 0 for group in problem.groups}
     for group, choice in _pairs(problem, choices):
         read[group.family] += bool((tiers_of(group, choice) == len(problem.fast_bytes)).any())
@@ -79,8 +80,8 @@ def whole_layers_seconds(
             group = groups[trace.layer, family]
             size = group.units.size
             nothing = make("static", {}, Known(size, 0, np.zeros(0, np.int64), np.arange(size)))
-            units = _laid_out(group, sparsity, len(problem.groups) // len(sparsity.families))
-            seconds = _flash_seconds(nothing, units, trace, device) / trace.num_measured
+            reading = _reading(group, sparsity, len(problem.groups) // len(sparsity.families), device)
+            seconds = _flash_seconds(nothing, reading, trace) / trace.num_measured
             total += seconds * read[family] / len(of_family)
     return total
 
@@ -89,22 +90,20 @@ def _pairs(problem: Problem, choices: tuple[Choice, ...]) -> list[tuple[Group, C
     return list(zip(problem.groups, choices, strict=True))
 
 
-def _laid_out(group: Group, sparsity: Sparsity, num_layers: int) -> planner.Strided:
-    """A group's units in natural order, as far apart as its layer group has layers."""
+def _reading(group: Group, sparsity: Sparsity, num_layers: int, device: DeviceProfile) -> Reading:
+    """Reads of units in natural order, as far apart as their layer group has layers."""
     layers = next(found for found in sparsity.groups(num_layers) if group.layer in found)
-    return planner.Strided(0, group.unit_bytes, len(layers) * group.unit_bytes)
+    units = Strided(0, group.unit_bytes, len(layers) * group.unit_bytes)
+    page_bytes = device.flash.page_bytes.value
+    buffer_bytes = max(PEAK_READ_BYTES, 2 * span_bytes(group.unit_bytes, page_bytes))
+    return Reading(device.flash, units, device.flash.break_even_gap_bytes, buffer_bytes)
 
 
-def _flash_seconds(cache: Policy, units: planner.Strided, trace: Trace, device: DeviceProfile) -> float:
-    flash, page_bytes = device.flash, device.flash.page_bytes.value
-    gap_bytes = flash.break_even_gap_bytes
-    max_bytes = max(MAX_READ_BYTES, span_bytes(units.unit_bytes, page_bytes))
+def _flash_seconds(cache: Policy, reading: Reading, trace: Trace) -> float:
+    """Of all tokens of a trace that count."""
     seconds = 0.0
     for context in trace.contexts:
         cache.reset()
-        for token, ids in enumerate(context.ids):
-            missing = ids[~cache.serve(ids)]
-            if missing.size and token >= context.num_warm:
-                extents = planner.plan_reads(units, missing, page_bytes, gap_bytes, max_bytes).extents
-                seconds += float(flash_seconds(flash, len(extents), extents.num_bytes))
+        for token_s in reading.replay(cache, context.ids, context.num_warm):
+            seconds += token_s
     return seconds

@@ -13,7 +13,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Layout, placed_parts
-from coldpress.schemas.metrics import DenseRun, LadderStep, Verification
+from coldpress.schemas.metrics import LadderStep, Verification
 from coldpress.schemas.model import Distillation, Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.package import Package
@@ -56,7 +56,7 @@ class Chart:
 def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
     """The charts whose numbers exist, in the order of the stages."""
     if inputs.verification.ladder:
-        yield _ladder_chart(inputs.verification.ladder, inputs.verification.dense)
+        yield _ladder_chart(inputs.verification.ladder)
     yield _density_chart(inputs)
     yield _share_chart(inputs.layout)
     if inputs.model.relufication is not None:
@@ -74,21 +74,17 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
         yield _pinned_chart(inputs.placement)
 
 
-def _ladder_chart(steps: Sequence[LadderStep], dense: DenseRun | None) -> Chart:
+def _ladder_chart(steps: Sequence[LadderStep]) -> Chart:
     bars, reached = [], 0.0
     for step in steps:
         bars.append((step.name, reached, step.tokens_per_s, step.kept))
         reached = step.tokens_per_s if step.kept else reached
     caption = (
-        "Simulated tokens per second with one mechanism more at a time, in the same DRAM, from the top down. A step "
+        "Simulated tokens per second with one mechanism more at a time, in the same DRAM, from the top down. It begins "
+        "with dense runs: every unit read, computing while reading, and as many layers pinned as DRAM holds. A step "
         "that makes it slower is left out, unless later steps need it. The bars are simulated on the second half of "
         "the first decoded tokens, and the table above on all test tokens, so the two differ a little."
     )
-    if dense is not None:
-        caption += (
-            f" A build with method=dense, which makes {dense.tokens_per_s:,.0f} tokens/s in the same DRAM, is no step: "
-            "it pins whole layers and streams the others in a layout of its own."
-        )
     meanings = tuple(legend([step.name for step in steps]))
     return Chart("What each mechanism brings", charts.waterfall("tokens/s", bars), caption, meanings)
 

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.block_statistics import deviation, perplexity
-from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.decoded import decode
@@ -33,8 +33,7 @@ from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.manifest import Manifest
-from coldpress.schemas.metrics import DenseRun, MeasuredBlock, Protocol, Sample, Verification
+from coldpress.schemas.metrics import MeasuredBlock, Protocol, Sample, Verification
 from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
 
@@ -87,7 +86,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
     source = SourceLogits(original, blocks)
     packed = source if model == original else SourceLogits(model, blocks)
     watch = Watch(source, blocks)
-    decoded = decode(folder, blocks, watch, blocks.size * model.num_parameters > WORK_ONE_BY_ONE)
+    decoded = decode(folder, model, blocks, watch, blocks.size * model.num_parameters > WORK_ONE_BY_ONE)
     compared = compare(source, packed, folder, blocks)
     found = _quality(decoded.quality.block_nll, compared)
     top1_agreement, top1_error = watch.top1_agreement()
@@ -98,7 +97,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         num_test_tokens=decoded.quality.num_predicted,
         num_test_blocks=len(every_block),
         **found,
-        dense=dense_of(model, artifact.manifest),
+        dense=dense_for(model, artifact.manifest, choose_plan(artifact.manifest)),
         max_logit_error=compared.max_logit_error,
         top1_agreement=top1_agreement,
         top1_agreement_error=top1_error,
@@ -232,14 +231,6 @@ def first_words(text: str) -> str:
     """On one line, without the last word, which may be cut, and without what is no text."""
     words = "".join(char if char.isprintable() else " " for char in text).split()
     return " ".join(words[:-1] or words)
-
-
-def dense_of(model: Model, manifest: Manifest) -> DenseRun | None:
-    """A dense run in the artifact's format, under its plan's budget, on its device."""
-    plan = choose_plan(manifest)
-    format_name = manifest.families[0].format
-    budget = plan.dram_budget_bytes
-    return dense_run(model, format_name, plan.context_length, budget, manifest.device, plan.kv_cache)
 
 
 class SourceLogits:

@@ -13,6 +13,7 @@ from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.metrics import LadderStep, RunMetrics
+from coldpress.schemas.model import Model
 
 MAX_TOKENS = 128
 """Decoded tokens that are compared: past the point where a cache is full and evicts, and what the store was asked for
@@ -44,11 +45,12 @@ class Replayed:
         simulated = simulate(self.session.artifact, self.session.plan, self._recorder.events)
         return self._decisions == _decisions(simulated)
 
-    def ladder(self) -> tuple[LadderStep, ...]:
-        """What each mechanism brings to them; nothing where other settings would have had other requests."""
+    def ladder(self, model: Model) -> tuple[LadderStep, ...]:
+        """What each mechanism brings to them; nothing where other settings would have had other requests. `model` is
+        the one that was packed."""
         if self.session.decoder.sees_residency or self._recorder.num_tokens < FEWEST_TOKENS:
             return ()
-        return climb(self.session.artifact, self.session.plan, self._recorder.events)
+        return climb(self.session.artifact, self.session.plan, self._recorder.events, model)
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,12 @@ class Decoded:
     """Measured speed of `run`, block by block."""
 
 
-def decode(folder: str, blocks: np.ndarray, watch: Watch, some_at_once: bool) -> Decoded:
+def decode(folder: str, model: Model, blocks: np.ndarray, watch: Watch, some_at_once: bool) -> Decoded:
     """Decodes all blocks, with each token's own units.
 
     Args:
         folder: The artifact.
+        model: Whose weights it has.
         blocks: int32 [num_blocks, block_tokens].
         watch: Sees all logits.
         some_at_once: Only the first `MAX_TOKENS` go one by one and tell what a run takes; then several tokens share a
@@ -91,7 +94,7 @@ def decode(folder: str, blocks: np.ndarray, watch: Watch, some_at_once: bool) ->
     else:
         alone = quality = session.perplexity(blocks, sparse=True, on_logits=on_logits)
         equal = replayed.equals()
-    return Decoded(quality, alone.metrics, equal, replayed.ladder(), alone.block_tokens_per_s)
+    return Decoded(quality, alone.metrics, equal, replayed.ladder(model), alone.block_tokens_per_s)
 
 
 def adapting(folder: str, blocks: np.ndarray) -> Replayed:

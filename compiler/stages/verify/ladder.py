@@ -1,8 +1,11 @@
 """Simulates what each mechanism brings on the artifact's device: runtime/cli/ladder.py in modelled seconds.
 
-The requests are those that `verify` recorded. Each step is the real store on simulated flash (runtime/simulate.py), so
-the figures do not depend on the machine. The first half of the recorded tokens fills the caches and is not counted.
-Ordering is a step of its own here: the steps before it have the same units in the model's own order.
+The first steps are dense runs of the model (compiler/dense_run.py), as in LLM in a flash, Table 2: all units streamed
+from a layout of their own, attention resident. `naive` pins nothing, and reads before it computes; `hybrid` is the
+dense run that the whole report compares with. The other steps are the artifact on the real store with simulated flash
+(runtime/simulate.py), for the requests that `verify` recorded, so that the figures depend on no machine. The first half
+of the recorded tokens fills the caches and is not counted. Ordering is a step of its own here: the steps before it have
+the same units in the model's own order.
 """
 
 from collections.abc import Sequence
@@ -10,16 +13,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coldpress.compiler.cost_model import flash_bytes
+from coldpress.compiler.dense_run import dense_for
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli import ladder
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.trace import END, FETCH, PRELOAD, Event
+from coldpress.runtime.trace import PRELOAD, Event
+from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.layout import Plan
-from coldpress.schemas.metrics import LadderStep
+from coldpress.schemas.metrics import DenseRun, LadderStep
+from coldpress.schemas.model import Model
 
 DENSE = "dense"
 UNMODELLED = "+io_uring"
 """A step whose gain only a real machine shows."""
+OVERLAP = "+overlap"
+"""The second step here: all others overlap reading and computing, as the dense run does that they are compared with."""
 FIRST_OF_FLASH = "+collapse"
 """Beginning of the name of the step that ordering comes before: first units that are used together are put together,
 then the gaps between them are read (Ripple 4 and 5)."""
@@ -27,9 +36,12 @@ then the gaps between them are read (Ripple 4 and 5)."""
 
 @dataclass(frozen=True)
 class Placed(ladder.Setting):
-    """A setting, and whether units lie on flash as the artifact has them."""
+    """A setting, and what lies on flash."""
 
     ordered: bool
+    """Whether the artifact's units lie as it has them, or in the model's own order."""
+    dense: DenseRun | None = None
+    """A dense run of the model instead of the artifact."""
 
 
 @dataclass(frozen=True)
@@ -42,33 +54,34 @@ class Simulated:
     hit_rate: float
 
 
-def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> tuple[LadderStep, ...]:
-    """Returns the steps up to `plan`, each beside the best before it; none if nothing is pruned.
+def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) -> tuple[LadderStep, ...]:
+    """The steps up to `plan`, each beside the best before it; none where the plan uses every unit.
+
+    Where the budget holds no dense run, the ladder begins with the selector.
 
     Args:
         artifact: The artifact that the trace was recorded from.
         plan: The last step's. Its selector must not see what is in DRAM: under another plan it would make other
             requests than the recorded ones.
         trace: The requests of decoding two tokens or more under `plan`.
+        model: Whose weights the artifact has.
     """
     if plan.method == DENSE or all(part.density >= 1 for part in plan.parts):
         return ()
-    first, changes = ladder.steps(artifact.manifest, plan)
-    # what is guessed is in the trace only where the plan reads ahead
-    unknown = (UNMODELLED,) if plan.preload_buffer_bytes else (UNMODELLED, "+preload")
-    changes = [(name, change) for name, change in changes if name not in unknown]
-    where = next(index for index, (name, _) in enumerate(changes) if name.startswith(FIRST_OF_FLASH))
-    changes.insert(where, ("+ordering", _order))
+    name, first, changes = _steps(artifact, plan, model)
     layouts = {True: artifact, False: structural(artifact)}
+    units_bytes = flash_bytes((WHOLE_MLP,), model.spec, artifact.manifest.families[0].format)
 
     def measure(setting: ladder.Setting) -> Simulated:
         assert isinstance(setting, Placed)
+        if setting.dense is not None:
+            return streamed(setting.dense, setting.flash, units_bytes)
         return simulated(layouts[setting.ordered], setting, trace)
 
-    found = ladder.run(Placed(first.plan, first.flash, ordered=False), changes, measure)
+    found = ladder.run(first, changes, measure)
     return tuple(
         LadderStep(
-            name=step.name,
+            name=step.name if index else name,
             tokens_per_s=step.row.tokens_per_s,
             gain=step.gain,
             kept=step.kept,
@@ -76,12 +89,48 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event]) -> tuple[Ladde
             read_bytes_per_token=step.row.read_bytes,
             hit_rate=step.row.hit_rate,
         )
-        for step in found
+        for index, step in enumerate(found)
     )
 
 
+def _steps(artifact: Artifact, plan: Plan, model: Model) -> tuple[str, Placed, list[tuple[str, ladder.Change]]]:
+    """The first step and its name, and the steps behind it."""
+    start, changes = ladder.steps(artifact.manifest, plan)
+    # what is guessed is in the trace only where the plan reads ahead
+    unknown = (UNMODELLED,) if plan.preload_buffer_bytes else (UNMODELLED, "+preload")
+    overlap = next(change for change in changes if change[0] == OVERLAP)
+    (_, select), *others = [change for change in changes if change[0] not in (*unknown, OVERLAP, "hybrid")]
+    where = next(index for index, (name, _) in enumerate(others) if name.startswith(FIRST_OF_FLASH))
+    others.insert(where, ("+ordering", _order))
+    naive, hybrid = (dense_for(model, artifact.manifest, plan, naive=word) for word in (True, False))
+    first = Placed(start.plan, start.flash, ordered=False, dense=naive)
+    if naive is None:
+        return f"selector {plan.method}", _sparse(select(first)), [overlap, *others]
+    return (
+        "naive",
+        first,
+        [
+            overlap,
+            ("hybrid", lambda before: replace(before, dense=hybrid)),
+            (f"+selector {plan.method}", lambda before: _sparse(select(before))),
+            *others,
+        ],
+    )
+
+
+def _sparse(setting: ladder.Setting) -> Placed:
+    assert isinstance(setting, Placed)
+    return replace(setting, dense=None)
+
+
+def streamed(run: DenseRun, flash: str, units_bytes: int) -> Simulated:
+    """A token of a dense run of a model whose units take so many bytes."""
+    seconds = run.flash_s + run.dram_s if flash == ladder.SERIAL else run.token_s
+    return Simulated(1 / seconds, run.reads_per_token, run.flash_bytes_per_token, run.pinned_bytes / units_bytes)
+
+
 def structural(artifact: Artifact) -> Artifact:
-    """The artifact with the units of every section in the model's own order on flash; only for simulated flash."""
+    """The artifact with all units in the model's own order on flash; for simulated flash only."""
     orders = {name: np.sort(table) for name, table in artifact.tables.items() if name.startswith("order.")}
     return replace(artifact, tables={**artifact.tables, **orders})
 
@@ -89,29 +138,15 @@ def structural(artifact: Artifact) -> Artifact:
 def simulated(artifact: Artifact, setting: ladder.Setting, trace: Sequence[Event]) -> Simulated:
     """A token of the trace's second half under this setting."""
     plan = setting.plan
-    if plan.method == DENSE:
-        found = simulate(artifact, plan, every_unit(artifact))
-    else:
-        asked = [event for event in trace if plan.preload_buffer_bytes or event.kind != PRELOAD]
-        half = max(event.token for event in asked) // 2
-        first, then = ([event for event in asked if (event.token > half) == later] for later in (False, True))
-        found = simulate(artifact, plan, then, before=first)
+    asked = [event for event in trace if plan.preload_buffer_bytes or event.kind != PRELOAD]
+    half = max(event.token for event in asked) // 2
+    first, then = ([event for event in asked if (event.token > half) == later] for later in (False, True))
+    found = simulate(artifact, plan, then, before=first)
     # without overlap a request is read, and then computed with
     serial = setting.flash == ladder.SERIAL
     seconds = found.modelled_flash_s + found.modelled_dram_s if serial else found.modelled_s
     count = found.num_tokens
     return Simulated(count / seconds, found.reads / count, found.read_bytes / count, found.hit_rate)
-
-
-def every_unit(artifact: Artifact) -> list[Event]:
-    """The requests of one token that uses all units."""
-    sections = artifact.manifest.flash.sections
-    fetched = [
-        Event(FETCH, 1, layer, section.family, np.arange(section.num_units, dtype=np.int32))
-        for section in sections
-        for layer in section.layers
-    ]
-    return [*fetched, Event(END, 1, 0, sections[0].family, np.empty(0, np.int32))]
 
 
 def _order(before: ladder.Setting) -> ladder.Setting:
