@@ -246,7 +246,7 @@ def test_the_ladder_has_a_legend_and_says_how_it_differs_from_the_table(build, t
     text = shown(report(build, tmp_path)[1])
     assert "naive every unit is read for every token" in text
     assert "+window the units of the last tokens stay in DRAM" in text
-    assert "A build with method=dense, which makes 4,000 tokens/s in the same DRAM, is no step" in text
+    assert "It begins with dense runs" in text
     assert "the second half of the first decoded tokens, and the table above on all test tokens" in text
 
 
