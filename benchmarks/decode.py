@@ -39,9 +39,10 @@ from coldpress.runtime.generate.choice import DEFAULT_FLASH
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.simulate import replay
-from coldpress.runtime.store.store import Batch, Store
+from coldpress.runtime.store.facts import Key
+from coldpress.runtime.store.request import Batch
+from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, Event, Recorder
-from coldpress.schemas.families import FamilyName
 from coldpress.schemas.metrics import RunMetrics
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import spec_7b
@@ -192,13 +193,13 @@ class Within:
 
     def __init__(self, store: Store) -> None:
         """Stands before the store."""
-        self.seconds, self._fetch = 0.0, store.fetch
-        store.fetch = self.fetch  # type: ignore[method-assign]
+        self.seconds, self._submit = 0.0, store.submit
+        store.submit = self.submit  # type: ignore[method-assign, assignment]
 
-    def fetch(self, layer: int, family: FamilyName, ids: np.ndarray, kept: np.ndarray | None = None) -> Iterator[Batch]:
-        """See `Store.fetch`; what is done between two batches counts."""
+    def submit(self, key: Key, ids: np.ndarray, kept: np.ndarray | None = None) -> Iterator[Batch]:
+        """See `Store.submit`; what is done between two batches counts."""
         start = time.perf_counter()
-        yield from self._fetch(layer, family, ids, kept)
+        yield from self._submit(key, ids, kept)
         self.seconds += time.perf_counter() - start
 
 

@@ -27,7 +27,7 @@ def measure(model: str, device: str, layers_per_group: int, num_tokens: int, fol
     label = f"of-{layers_per_group}"
     config = settings(model, device) | CHOSEN | {"layers_per_group": layers_per_group, "label": label}
     (artifact,) = build(folder, **config).glob("*.coldpress")
-    session = Session(artifact)
+    session = Session(artifact, modelled=True)
     prompt = TextCodec(session.artifact).encode(PROMPT)
     return session.generate(prompt, max_new_tokens=num_tokens)
 

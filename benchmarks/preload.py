@@ -64,7 +64,7 @@ def write_artifact(case: str, similarity: float, size: int, layers: int, width: 
 
 def decoded(path: Path, plan: Plan, tokens: np.ndarray) -> list[RunMetrics]:
     """Metrics of a run of each row of tokens but the first, which fills the caches."""
-    with Session(path, plan=plan) as session:
+    with Session(path, plan=plan, modelled=True) as session:
         return [session.perplexity(row[None], sparse=True).metrics for row in tokens][1:]
 
 

@@ -38,8 +38,7 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan import budget
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.simulate import replay
-from coldpress.runtime.store.clock import FlashQueue, bytes_before, computed_bytes, fetch_seconds
-from coldpress.runtime.store.counters import Counters
+from coldpress.runtime.store.clock import Clock, FlashQueue, bytes_before, computed_bytes, fetch_seconds
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Event, Recorder
 from coldpress.schemas.device import DeviceProfile, ReadPoint
@@ -74,10 +73,12 @@ class Cap(FlashQueue):
 
 def put_cap(store: Store, artifact: Artifact, plan: Plan, least_share: float) -> None:
     """Replays behind this one are by the cap's law."""
-    store._queue = Cap(artifact.manifest.device, least_share)
+    clock = store.clock
+    assert clock is not None
+    clock._queue = Cap(artifact.manifest.device, least_share)
     before = bytes_before(artifact.manifest, plan)
     rest = computed_bytes(artifact.manifest, plan) - sum(before.values())
-    store._bytes_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
+    clock._bytes_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
 
 
 def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> DeviceProfile:
@@ -103,7 +104,7 @@ def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> Devic
 def memory_bytes_per_s(path: Path, tokens: np.ndarray) -> float:
     """How fast tokens are computed from DRAM: the bytes that the simulator counts over measured seconds."""
     _, plan = plan_of(path, 1.0)
-    with Session(path, plan=plan) as session:
+    with Session(path, plan=plan, modelled=True) as session:
         for _ in range(2):  # sums in the order of arrival, and as units lie, may choose a few other units
             session.perplexity(tokens[1:], sparse=True)  # all that they use is in DRAM from now on
         found = session.perplexity(tokens[1:], sparse=True).metrics
@@ -142,12 +143,12 @@ def replayed(
     cap's on a disk that takes at least such a share of it."""
     artifact = on_device(session.artifact, device)
     flash = Noted(artifact, session.plan.queue_depth)
-    store = Store(artifact, session.plan, flash)
+    store = Store(artifact, session.plan, flash, Clock(artifact.manifest, session.plan))
     if cap is not None:
         put_cap(store, artifact, session.plan, cap)
     replay(store, first)
     flash.calls.clear()
-    store.counters = Counters()
+    store.start_counting()
     replay(store, then)
     return store, flash.calls
 

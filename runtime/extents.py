@@ -1,4 +1,4 @@
-"""Device reads: where each starts, how long it is, where it lands. What planner and flash have in common."""
+"""Device reads: where each starts, how long it is, where it lands. The planner makes them, and flash reads them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ class Extents:
     @cached_property
     def buffer_offsets(self) -> np.ndarray:
         """int64 [n], where each read lands in the buffer."""
-        return np.cumsum(self.lengths) - self.lengths
+        return self.lengths.cumsum() - self.lengths
 
     @cached_property
     def num_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """A run without its model and its device: a recorded trace through the real store, on simulated flash.
 
 Cache, planner and store are those of a real run, so hits, misses, evictions, reads and bytes are what a real run of the
-same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py).
+same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py,
+runtime/store/clock.py).
 """
 
 from collections import defaultdict, deque
@@ -11,7 +12,7 @@ import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.flash import simulated
-from coldpress.runtime.store.counters import Counters
+from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
 from coldpress.schemas.errors import ColdpressError
@@ -28,10 +29,11 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Seq
     """
     whole = [*before, *trace]
     check_trace(artifact, whole)
-    store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth), requests=requests_of(whole))
+    flash, clock = simulated.Flash(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
+    store = Store(artifact, plan, flash, clock, requests=requests_of(whole))
     if before:
         replay(store, before)
-        store.counters = Counters()
+        store.start_counting()
     replay(store, trace)
     counted = store.counters
     num_tokens = max((event.token for event in whole), default=0) - max((event.token for event in before), default=0)
@@ -60,12 +62,12 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
             store.end_tokens(event.token - num_tokens)
             num_tokens = event.token
         elif event.kind == STREAM:
-            deque(store.stream(event.layer, event.family), maxlen=0)
+            deque(store.stream((event.layer, event.family)), maxlen=0)
         elif event.kind == PRELOAD:
-            store.preload(event.layer, event.family, event.ids)
+            store.read_ahead((event.layer, event.family), event.ids)
         else:
             num_tokens = event.token - 1
-            deque(store.fetch(event.layer, event.family, event.ids, event.kept), maxlen=0)
+            deque(store.submit((event.layer, event.family), event.ids, event.kept), maxlen=0)
 
 
 def check_trace(artifact: Artifact, trace: Iterable[Event]) -> None:

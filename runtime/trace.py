@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from coldpress.runtime.artifact import tensor_files
 from coldpress.runtime.artifact.errors import TensorFileError, short
+from coldpress.runtime.store.facts import AheadFacts, Key, Observer, RequestFacts
 from coldpress.schemas.families import FAMILIES
 
 STREAM, FETCH, RESET, END, PRELOAD = 0, 1, 2, 3, 4
@@ -44,8 +45,8 @@ class Event:
 
 
 @dataclass
-class Recorder:
-    """Takes down what a store is asked."""
+class Recorder(Observer):
+    """Takes down what a store is asked for."""
 
     events: list[Event] = field(default_factory=list)
     num_tokens: int = 0
@@ -58,16 +59,24 @@ class Recorder:
         """Whether nothing more is taken down."""
         return self.max_tokens is not None and self.num_tokens >= self.max_tokens
 
-    def stream(self, layer: int, family: str) -> None:
-        """The whole family was wanted, in flash order."""
-        self._add(Event(STREAM, 0, layer, family, NO_IDS))
+    def request(self, facts: RequestFacts) -> None:
+        """See `Observer`."""
+        self.fetch(*facts.key, facts.ids, facts.may_stay)
+
+    def read_ahead(self, facts: AheadFacts) -> None:
+        """See `Observer`."""
+        self.preload(*facts.key, facts.ids)
+
+    def stream(self, key: Key) -> None:
+        """See `Observer`."""
+        self._add(Event(STREAM, 0, *key, NO_IDS))
 
     def reset(self) -> None:
-        """A new context began."""
+        """See `Observer`."""
         self._add(Event(RESET, 0, 0, next(iter(FAMILIES)), NO_IDS))
 
     def fetch(self, layer: int, family: str, ids: np.ndarray, kept: np.ndarray | None = None) -> None:
-        """Some units were wanted, of which those of `kept`, or all, may stay."""
+        """Some units were requested; those of `kept`, or all, may stay in the cache."""
         stay = None if kept is None or kept.size == ids.size else kept.copy()
         self._add(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy(), stay))
 
@@ -75,8 +84,8 @@ class Recorder:
         """Some units were to be read ahead."""
         self._add(Event(PRELOAD, self.num_tokens + 1, layer, family, ids.copy()))
 
-    def end_tokens(self, count: int) -> None:
-        """The tokens that units were fetched for are decoded."""
+    def end_tokens(self, count: int, num_evicted: int = 0) -> None:
+        """See `Observer`."""
         self._add(Event(END, self.num_tokens + count, 0, next(iter(FAMILIES)), NO_IDS))
         self.num_tokens += count
 

@@ -33,11 +33,12 @@ class RunMetrics(Record):
     """Bytes of all units that were used, whether they were in DRAM or had to be read."""
     kept_bytes: Count
     """Bytes of the units that were read and kept, each copied to its slot."""
-    modelled_flash_s: float
-    """What these reads take on the artifact's device, request by request (schemas/device.py)."""
-    modelled_dram_s: float
+    modelled_flash_s: Measured = math.nan
+    """What these reads take on the artifact's device, request by request (schemas/device.py); like the other two not a
+    number, null in JSON, for a run that nobody attached a modelled clock to."""
+    modelled_dram_s: Measured = math.nan
     """What computing and copying take there, by bytes over DRAM bandwidth (runtime/store/clock.py)."""
-    modelled_s: float
+    modelled_s: Measured = math.nan
     """What the tokens take there: both, of which a request's run at once."""
     flash_s: float
     """What decoding waited for flash; with simulated flash, the seconds of the modelled device."""

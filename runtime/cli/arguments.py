@@ -193,6 +193,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, or one of each of --prompts, and nothing else"
     )
+    parser.add_argument(
+        "--modelled", action="store_true", help="also tell what the run would take on the artifact's device, by its law"
+    )
 
 
 def _add_draft(parser: argparse.ArgumentParser) -> None:

@@ -36,6 +36,7 @@ def open_session(
         preload=arguments.preload,
         device=device_of(arguments),
         recorder=recorder,
+        modelled=getattr(arguments, "modelled", False),
         identity=getattr(arguments, "identity", None),
         started_s=time.perf_counter() - _process_age_s(),
     )

@@ -1,5 +1,6 @@
 """What a run took, as a table for people and as JSON-ready data."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -34,7 +35,7 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
         ("reads per token", f"{metrics.reads / tokens:.1f}"),
         *(_spread_rows(decoded) if decoded else ()),
         *(_draft_rows(speculation) if speculation and speculation.drafted else ()),
-        ("modelled flash, memory", f"{ms(metrics.modelled_flash_s / tokens)}, {ms(metrics.modelled_dram_s / tokens)}"),
+        *(_modelled_rows(metrics, tokens) if math.isfinite(metrics.modelled_s) else ()),
         ("hit rate", f"{metrics.hit_rate:.3f}"),
         ("flash read by the prefill", show_bytes(metrics.prefill_read_bytes)),
         (
@@ -71,6 +72,12 @@ def render_batch(done: Batch) -> str:
         seconds = decoded.seconds
         rows.append(("a pass: p5, median, p95", ", ".join(map(ms, (seconds.p5, seconds.median, seconds.p95)))))
     return table(rows) + "\n" + render(metrics)
+
+
+def _modelled_rows(metrics: RunMetrics, tokens: int) -> list[tuple[str, str]]:
+    """Of a run that had a modelled clock."""
+    flash_s, dram_s = metrics.modelled_flash_s / tokens, metrics.modelled_dram_s / tokens
+    return [("modelled flash, memory", f"{ms(flash_s)}, {ms(dram_s)}")]
 
 
 def _draft_rows(found: Drafted) -> list[tuple[str, str]]:

@@ -7,51 +7,24 @@ hidden_size, H heads, D head_dim.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from coldpress.runtime.decoder.arithmetic import rms_norm, rotate
-from coldpress.runtime.decoder.blocks import Blocks, column_sums
+from coldpress.runtime.decoder.blocks import Block, ColumnSums, widths_of
 from coldpress.runtime.decoder.matrix import Resident
+from coldpress.runtime.decoder.tokens import Span, Tokens
 from coldpress.runtime.kernels import FEW_TOKENS, attention
 from coldpress.runtime.kernels.encode import encode_heads
-from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE, head_bytes
+from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 from coldpress.schemas.families import FAMILIES, resident_roles, slices
-from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
 
-
-@dataclass
-class KvCache:
-    """Keys and values of all layers, [num_hidden_layers, context, kv_heads, head_dim], filled to `length`: float16, or
-    uint8 of int8_group32, whose last axis is a head's bytes."""
-
-    keys: np.ndarray
-    values: np.ndarray
-    length: int = 0
-
-    @property
-    def context_length(self) -> int:
-        """Tokens that fit."""
-        return self.keys.shape[1]
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive tokens of one sequence among those of a pass: the next ones behind what its cache holds."""
-
-    cache: KvCache
-    """Of all layers; its `length` is for the caller to advance, once the pass is through all layers."""
-    num_tokens: int
-
-
-def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> KvCache:
-    """An empty cache for `context_length` tokens."""
-    width, dtype = (spec.head_dim, np.float16) if kind == "fp16" else (head_bytes(spec.head_dim, kind), np.uint8)
-    shape = (spec.num_hidden_layers, context_length, spec.num_key_value_heads, width)
-    return KvCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
+INPUTS: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj")
+"""Matrices that take attention's input."""
+OUTPUT: tuple[MatrixRole, ...] = ("o_proj",)
+"""The matrix that takes the mixed heads."""
 
 
 class Attention:
@@ -65,52 +38,49 @@ class Attention:
         """
         prefix = f"layers.{layer}."
         self._layer, self._spec = layer, spec
-        self._families = [FAMILIES[name] for name in families if set(FAMILIES[name].roles) & set(ATTENTION_ROLES)]
-        on_flash = [piece for family in self._families for piece in slices(family.name, spec)]
+        found = [FAMILIES[name] for name in families if set(FAMILIES[name].roles) & set(ATTENTION_ROLES)]
+        # what takes the input comes before what takes the mixed heads
+        found.sort(key=lambda family: family.roles == OUTPUT)
+        on_flash = [piece for family in found for piece in slices(family.name, spec)]
         if len({piece.role for piece in on_flash}) != len(on_flash) or any(p.axis != "column" for p in on_flash):
-            names = ", ".join(family.name for family in self._families)
+            names = ", ".join(family.name for family in found)
             raise ArtifactError(
                 f"the artifact keeps {names} on flash, expected each matrix of attention in one of them, as columns"
             )
         self._matrices = {
             role: resident.matrix(prefix + role)
-            for role in resident_roles([family.name for family in self._families], spec)
+            for role in resident_roles([family.name for family in found], spec)
             if role in ATTENTION_ROLES
         }
+        self.widths = {family.name: widths_of(family.name, spec) for family in found}
+        """Of each family on flash, rows of each of its matrices."""
+        self.requests = tuple((layer, family.name) for family in found)
+        """The families whose units an input asks for, in order."""
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in ATTENTION_ROLES}
         self._q_norm, self._k_norm = (resident.optional_vector(f"{prefix}{name}_norm.weight") for name in "qk")
 
-    def apply(
-        self,
-        x_TN: np.ndarray,
-        rotary: tuple[np.ndarray, np.ndarray] | None,
-        spans: Sequence[Span],
-        blocks: Blocks,
-        parts: Sequence[slice] = (),
-    ) -> np.ndarray:
-        """The attention's output for the next tokens of some sequences; their keys and values enter the caches.
+    def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "AttentionWork":
+        """Begins on the input after the norm, float32 [T, hidden_size]; keys and values will enter the caches."""
+        return AttentionWork(self, x_TN, tokens)
 
-        Args:
-            x_TN: Input after the norm, float32 [T, hidden_size], the spans' tokens one after the other.
-            rotary: cos and sin of their positions; None with learned positions.
-            spans: What sequences they belong to.
-            blocks: Gives the units of the families that hold its matrices.
-            parts: As of `Matrix.apply`.
-
-        Returns:
-            float32 [T, hidden_size].
-        """
-        projected = self._project(("q_proj", "k_proj", "v_proj"), x_TN, blocks, parts)
-        queries = self._heads(projected["q_proj"], self._q_norm, rotary)
-        keys = self._heads(projected["k_proj"], self._k_norm, rotary)
+    def mix(self, projected: dict[MatrixRole, np.ndarray], tokens: Tokens) -> np.ndarray:
+        """The mixed heads, float32 [T, H * D], from the outputs of q, k and v."""
+        queries = self._heads(projected["q_proj"], self._q_norm, tokens.rotary)
+        keys = self._heads(projected["k_proj"], self._k_norm, tokens.rotary)
         values = self._heads(projected["v_proj"], None, None)
         mixed, first = np.empty_like(queries), 0
-        for span in spans:
+        for span in tokens.spans:
             of_span = slice(first, first + span.num_tokens)
             self._append(span, keys[of_span], values[of_span])
             mixed[of_span] = self._attend(span, queries[of_span])
             first = of_span.stop
-        return self._project(("o_proj",), mixed.reshape(len(x_TN), -1), blocks, parts)["o_proj"]
+        return mixed.reshape(len(mixed), -1)
+
+    def projected(
+        self, roles: Sequence[MatrixRole], x_TN: np.ndarray, parts: Sequence[slice]
+    ) -> dict[MatrixRole, np.ndarray]:
+        """Outputs of those of the matrices that are resident, biases added."""
+        return {role: self._matrices[role].apply(x_TN, parts) for role in roles if role in self._matrices}
 
     def _append(self, span: Span, keys: np.ndarray, values: np.ndarray) -> None:
         """Writes keys and values, float32 [tokens, kv_heads, head_dim], behind what the span's cache holds."""
@@ -140,21 +110,8 @@ class Attention:
         each = (attention.attend(q, keys, values, length + 1 + at, window) for at, q in enumerate(queries))
         return np.stack(list(each))
 
-    def _project(
-        self, roles: tuple[MatrixRole, ...], x_TN: np.ndarray, blocks: Blocks, parts: Sequence[slice]
-    ) -> dict[MatrixRole, np.ndarray]:
-        """Outputs of matrices that take the same input, biases added."""
-        found: dict[MatrixRole, np.ndarray] = {
-            role: self._matrices[role].apply(x_TN, parts) for role in roles if role in self._matrices
-        }
-        for family in self._families:
-            wanted: list[MatrixRole] = [role for role in family.roles if role in roles]
-            if wanted:
-                sums = column_sums(self._layer, family, wanted, self._spec, x_TN, blocks)
-                found |= {role: self._with_bias(role, total) for role, total in sums.items()}
-        return found
-
-    def _with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
+    def with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
+        """`values` plus the bias, where the model has one."""
         bias = self._biases[role]
         return values if bias is None else values + bias
 
@@ -166,3 +123,47 @@ class Attention:
         if norm is not None:
             x_THD = rms_norm(x_THD, norm, self._spec.norm_eps)
         return x_THD if rotary is None else rotate(x_THD, *rotary)
+
+
+class AttentionWork:
+    """Attention at work on one input; see `coldpress.runtime.decoder.blocks.Work`."""
+
+    experts = None
+
+    def __init__(self, attention: Attention, x_TN: np.ndarray, tokens: Tokens) -> None:
+        """Computes what resident matrices give."""
+        self._attention, self._x_TN, self._tokens = attention, x_TN, tokens
+        self._projected = attention.projected(INPUTS, x_TN, tokens.parts)
+        self._columns: dict[str, ColumnSums] = {}
+        self._mixed: np.ndarray | None = None
+
+    def signal(self, key: Key) -> np.ndarray:
+        """See `Work`."""
+        widths = self._attention.widths[key[1]]
+        signal = self._mix() if "o_proj" in widths else self._x_TN
+        self._columns[key[1]] = ColumnSums(widths, signal)
+        return signal
+
+    def add(self, key: Key, block: Block) -> None:
+        """See `Work`."""
+        self._columns[key[1]].add(block)
+
+    def result(self) -> np.ndarray:
+        """See `Work`."""
+        mixed = self._mix()
+        self._projected |= self._attention.projected(OUTPUT, mixed, self._tokens.parts)
+        self._finish_columns()
+        return self._projected["o_proj"]
+
+    def _mix(self) -> np.ndarray:
+        """The mixed heads; keys and values enter the caches, once."""
+        if self._mixed is None:
+            self._finish_columns()
+            self._mixed = self._attention.mix(self._projected, self._tokens)
+        return self._mixed
+
+    def _finish_columns(self) -> None:
+        """The outputs whose columns were all added."""
+        for columns in self._columns.values():
+            for role, total in columns.sums.items():
+                self._projected[role] = self._attention.with_bias(role, total)

@@ -1,23 +1,28 @@
 """Blocks of units in memory: what the arithmetic of a layer works on, dense in the prefill and sparse when decoding.
 
-A block is some units of one family whose bytes are in memory; where they come from — a sequential pass over flash, or
-the store's slots — and which units they are is not decided here. Shape letters: T tokens, N values of a slice, K units
-of a block, M rows of a matrix.
+A block is some units of one family whose bytes are in memory; where they come from (a sequential pass over flash, or
+the store's slots) and which units they are is decided elsewhere. A layer's attention and its MLP are `Sublayer`s: each
+gives `Work` on its input, which asks for one family's units after the other. Shape letters: T tokens, N values of a
+slice, K units of a block, M rows of a matrix.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.decoder.arithmetic import activation
+from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.kernels import NATIVE_FORMATS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
-from coldpress.schemas.families import Family, FormatName, slice_length
+from coldpress.runtime.store.facts import Key
+from coldpress.schemas.families import FormatName, slice_length, slices
 from coldpress.schemas.manifest import FamilyFormat
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
+
+WHOLE = slice(None)
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,16 @@ class Units:
     parts: Mapping[MatrixRole, tuple[int, int, int]]
     activations: ActivationFormat = "fp32"
     """What a decoded token's input is rounded to."""
+    _layouts: dict[int, tuple["Inner", mlp.Layout]] = field(default_factory=dict, compare=False)
 
     def layout(self, inner: "Inner") -> mlp.Layout:
-        """The same as the kernel takes it."""
+        """The same as the kernel takes it; made once for each `inner`, of which there is one per layer."""
+        found = self._layouts.get(id(inner))
+        if found is None:
+            found = self._layouts[id(inner)] = inner, self._layout(inner)  # with `inner`, so that its id stays its own
+        return found[1]
+
+    def _layout(self, inner: "Inner") -> mlp.Layout:
         down_offset, _, length = self.parts["down_proj"]
         return mlp.Layout(
             gate_offset=None if inner.gate is None else self.parts[inner.gate][0],
@@ -81,14 +93,38 @@ class Block(Protocol):
         ...
 
 
-class Blocks(Protocol):
-    """Gives the blocks to compute with."""
+class Work(Protocol):
+    """A sublayer at work on one input: for each of its `requests`, in order, first `signal`, then `add` for every block
+    of the units, and `result` at last."""
 
-    def __call__(
-        self, layer: int, family: str, signal: np.ndarray, experts: np.ndarray | None = None
-    ) -> Iterable[Block]:
-        """Those of a family of a layer, from its signal float32 [T, n]; `experts` bool [T, E] are those whose units a
-        token may use, None for all."""
+    @property
+    def experts(self) -> np.ndarray | None:
+        """The experts that each token uses, bool [T, E]; None where there are none."""
+        ...
+
+    def signal(self, key: Key) -> np.ndarray:
+        """What the selector of a family chooses by, float32 [T, n]."""
+        ...
+
+    def add(self, key: Key, block: Block) -> None:
+        """Adds what some units of the family contribute."""
+        ...
+
+    def result(self) -> np.ndarray:
+        """The output, float32 [T, hidden_size]."""
+        ...
+
+
+class Sublayer(Protocol):
+    """Attention or the MLP of a layer."""
+
+    @property
+    def requests(self) -> tuple[Key, ...]:
+        """The parts whose units an input asks for, in order."""
+        ...
+
+    def begin(self, x_TN: np.ndarray, tokens: Tokens) -> Work:
+        """Begins on the input after the norm, float32 [T, hidden_size], with what is resident."""
         ...
 
 
@@ -185,7 +221,7 @@ class SlotBlock:
         offset, _, length = self.units.parts[role]
         y_TK = np.zeros((len(x_TN), self.ids.size), np.float32)
         for token, x in enumerate(x_TN):
-            own = self._own(token)
+            own = WHOLE if self.own_TK is None else self.own_TK[token]
             place = self.memory, self.slots[own], offset, length, self.units.format
             y_TK[token, own] = rows.dot_rows(*place, x, activations=self.units.activations)
         return y_TK
@@ -195,8 +231,10 @@ class SlotBlock:
         offset, _, length = self.units.parts[role]
         y_TN = np.empty((len(c_TK), length), np.float32)
         for token, c in enumerate(c_TK):
-            own = self._own(token)
-            y_TN[token] = rows.axpy_rows(self.memory, self.slots[own], offset, length, self.units.format, c[own])
+            slots = self.slots
+            if self.own_TK is not None:
+                slots, c = slots[self.own_TK[token]], c[self.own_TK[token]]
+            y_TN[token] = rows.axpy_rows(self.memory, slots, offset, length, self.units.format, c)
         return y_TN
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
@@ -205,8 +243,9 @@ class SlotBlock:
             return step_by_step(self, inner, x_TN, terms)
         layout, y_TN = self.units.layout(inner), np.empty_like(x_TN)
         for token, x in enumerate(x_TN):
-            own = self._own(token)
-            gate_bias, up_bias = (None if bias is None else bias[own] for bias in (terms.gate_bias_K, terms.up_bias_K))
+            own = WHOLE if self.own_TK is None else self.own_TK[token]
+            gate_bias = None if terms.gate_bias_K is None else terms.gate_bias_K[own]
+            up_bias = None if terms.up_bias_K is None else terms.up_bias_K[own]
             factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK[token, own])
             slots = self.slots[own]
             own_terms = mlp.Terms(gate_bias, up_bias, factors)
@@ -214,31 +253,30 @@ class SlotBlock:
             y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind)
         return y_TN
 
-    def _own(self, token: int) -> np.ndarray | slice:
-        return slice(None) if self.own_TK is None else self.own_TK[token]
 
+class ColumnSums:
+    """Products of matrices whose columns are a family's units with `x`, whose entry i goes with unit i; no bias."""
 
-def column_sums(
-    layer: int, family: Family, roles: Iterable[MatrixRole], spec: ModelSpec, x_TN: np.ndarray, blocks: Blocks
-) -> dict[MatrixRole, np.ndarray]:
-    """Products of matrices whose columns are the family's slices with `x`, whose entry i goes with unit i; no bias.
+    def __init__(self, widths: Mapping[MatrixRole, int], x_TN: np.ndarray) -> None:
+        """Zeros.
 
-    Args:
-        layer: Layer number.
-        family: Its units are columns of `roles`.
-        roles: Matrices [M, N] of one N.
-        spec: The model's shape.
-        x_TN: The family's signal, float32 [T, N].
-        blocks: Gives the units to add up.
+        Args:
+            widths: Rows of each matrix.
+            x_TN: The family's signal, float32 [T, N].
+        """
+        self._x_TN = x_TN
+        self.sums: dict[MatrixRole, np.ndarray] = {
+            role: np.zeros((len(x_TN), width), np.float32) for role, width in widths.items()
+        }
+        """float32 [T, M] of each role."""
 
-    Returns:
-        float32 [T, M] of each role.
-    """
-    sums: dict[MatrixRole, np.ndarray] = {
-        role: np.zeros((len(x_TN), role_shape(spec, f"{role}.weight")[0]), np.float32) for role in roles
-    }
-    for block in blocks(layer, family.name, x_TN):
-        chosen = np.ascontiguousarray(x_TN[:, block.ids])
-        for role, total in sums.items():
+    def add(self, block: Block) -> None:
+        """Adds the block's columns, each times its entry."""
+        chosen = np.ascontiguousarray(self._x_TN[:, block.ids])
+        for role, total in self.sums.items():
             total += block.axpy(role, chosen)
-    return sums
+
+
+def widths_of(family: str, spec: ModelSpec) -> dict[MatrixRole, int]:
+    """Rows of each matrix whose columns are units of a family."""
+    return {piece.role: role_shape(spec, f"{piece.role}.weight")[0] for piece in slices(family, spec)}

@@ -1,32 +1,35 @@
 """One decoder for every supported architecture, driven by the manifest's ModelSpec. numpy and the kernels, no torch.
 
 `prefill` is dense: layer after layer, the units streamed from flash in sequential blocks, each block used for a
-whole chunk of tokens. `decode` is sparse: per layer and family the selector picks units and the store brings them
-(design, section 5), for one token or for several at once, which share the reads. Both run the same layers; only where a
-unit's bytes come from differs. Shape letters: T tokens, N hidden_size, V vocab_size.
+whole chunk of tokens. `decode` is sparse: for each layer and family the selector picks units and the store brings them
+(design, section 5), for one token or for several at once, which share the reads. Both run the same layers; they differ
+in where the bytes of units come from: `_prefill_layer` and `_decode_layer`, which is the loop that runtime/README.md
+tells. Shape letters: T tokens, N hidden_size, V vocab_size.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.decoder.ahead import Ahead
 from coldpress.runtime.decoder.arithmetic import layer_norm, rms_norm, rotary_tables
-from coldpress.runtime.decoder.attention import Attention, KvCache, Span, new_cache
-from coldpress.runtime.decoder.blocks import Block, Blocks, SlotBlock, StreamedBlock, Units, units_of
+from coldpress.runtime.decoder.attention import Attention
+from coldpress.runtime.decoder.blocks import SlotBlock, StreamedBlock, Sublayer, Units, units_of
 from coldpress.runtime.decoder.experts import Experts
 from coldpress.runtime.decoder.matrix import Resident
 from coldpress.runtime.decoder.mlp import Mlp
 from coldpress.runtime.decoder.selection import Selection, union
+from coldpress.runtime.decoder.tokens import KvCache, Span, Tokens, new_cache
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plan.memory import give_back_heap
+from coldpress.runtime.sparsity import Residency
+from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.families import FAMILIES, FamilyName
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import ModelSpec
 
@@ -49,8 +52,8 @@ class _Norm:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Consecutive tokens of one of some prompts."""
+class PromptChunk:
+    """Consecutive tokens of one of several prompts."""
 
     prompt: int
     start: int
@@ -59,10 +62,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Layer:
-    input_norm: _Norm
-    attention: Attention
-    mlp_norm: _Norm
+    number: int
     mlp: Mlp | Experts
+    sublayers: tuple[tuple[_Norm, Sublayer], ...]
+    """Attention, then the MLP, each behind its norm."""
 
 
 class Decoder:
@@ -98,8 +101,6 @@ class Decoder:
         self._inv_freq = resident.vector("rotary.inv_freq") if self.spec.position == "rotary" else None
         self._norm = self._make_norm("norm", resident)
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
-        routers = [layer.mlp.signal if isinstance(layer.mlp, Experts) else None for layer in self._layers]
-        self._ahead = Ahead(self.spec, store, selection, artifact.manifest.flash.sections, routers)
         self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
 
@@ -107,12 +108,10 @@ class Decoder:
         return new_cache(self.spec, context_length, self._kv_cache)
 
     def _make_layer(self, layer: int, resident: Resident) -> _Layer:
-        return _Layer(
-            self._make_norm(f"layers.{layer}.input_layernorm", resident),
-            Attention(layer, self.spec, tuple(self._units), resident),
-            self._make_norm(f"layers.{layer}.post_attention_layernorm", resident),
-            (Experts if self.spec.is_mixture else Mlp)(layer, self.spec, tuple(self._units), resident),
-        )
+        attention = Attention(layer, self.spec, tuple(self._units), resident)
+        mlp = (Experts if self.spec.is_mixture else Mlp)(layer, self.spec, tuple(self._units), resident)
+        norms = (self._make_norm(f"layers.{layer}.{name}_layernorm", resident) for name in ("input", "post_attention"))
+        return _Layer(layer, mlp, tuple(zip(norms, (attention, mlp), strict=True)))
 
     def _make_norm(self, name: str, resident: Resident) -> _Norm:
         bias = None if self.spec.norm == "rms_norm" else resident.vector(f"{name}.bias")
@@ -140,7 +139,7 @@ class Decoder:
         """
         self._check_room(context_lengths)
         if [cache.context_length for cache in self._caches] != list(context_lengths):
-            self._caches.clear()  # never what there was beside what there will be
+            self._caches.clear()  # frees the old caches before the new ones are allocated
             self._caches += [self._new_cache(length) for length in context_lengths]
         for cache in self._caches:
             cache.length = 0
@@ -211,8 +210,8 @@ class Decoder:
         return self.prefill_each([tokens], [sequence])[0]
 
     def prefill_each(self, prompts: Sequence[np.ndarray], sequences: Sequence[int]) -> np.ndarray:
-        """Appends a prompt to each of some sequences densely. What fits into a chunk of tokens shares one pass over
-        flash, whosesoever it is; each prompt has the logits that it has alone, to the bit.
+        """Appends a prompt to each of several sequences densely. Prompts that fit into one chunk of tokens share a pass
+        over flash; each has the logits that it has alone, to the bit.
 
         Args:
             prompts: int [T] each, at least one token.
@@ -227,8 +226,8 @@ class Decoder:
         last_BN = np.empty((len(prompts), self.spec.hidden_size), np.float32)
         for pieces, hidden_TN in self._prefill_chunks(prompts, sequences):
             ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
-            last_BN[[piece.prompt for piece in pieces]] = hidden_TN[ends]  # a longer prompt's, until its end has come
-        give_back_heap()  # of activations, which no decoded token needs as much room for
+            last_BN[[piece.prompt for piece in pieces]] = hidden_TN[ends]  # a later chunk of the prompt replaces it
+        give_back_heap()  # of activations: a decoded token needs far less room
         return self._head.apply(last_BN)
 
     def decode(self, token: int) -> np.ndarray:
@@ -236,16 +235,16 @@ class Decoder:
         return self.decode_many(np.array([token]))[0]
 
     def decode_many(self, tokens: np.ndarray, num_kept: int | None = None) -> np.ndarray:
-        """Appends consecutive tokens, of which none sees what comes after it, in one pass through the layers.
+        """Appends T tokens in one causal pass.
 
-        Each token computes with what the selector picks for it alone; what any of them uses is fetched once. Logits are
-        those of one token after the other: bit for bit where everything is in DRAM, else up to the rounding of sums,
-        whose terms come in the order in which units arrive.
+        Each token computes with the units that the selector picks for it alone; units that several use are read once.
+        Logits are those of one token after the other: bit for bit where everything is in DRAM, else up to the rounding
+        of sums, whose terms come in the order in which units arrive.
 
         Args:
             tokens: int [T], at least one and at most FEW_TOKENS.
-            num_kept: Of drafts, which `accept` has to follow: the cache lets in what the first so many use, the rest is
-                used and not kept. None where all tokens stand.
+            num_kept: For drafts, and then `accept` has to follow: the cache admits the units of the first so many
+                tokens only. None where all tokens stand.
 
         Returns:
             float32 [T, V].
@@ -256,14 +255,14 @@ class Decoder:
         """
         self._check_together(len(tokens))
         spans = [Span(self._caches[0], len(tokens))]
-        hidden_TN = self._forward(tokens, spans, partial(self._selected, num_kept=num_kept))
+        hidden_TN = self._forward(tokens, spans, self._decode_layer, num_kept=num_kept)
         if num_kept is None:
             self._store.end_tokens(len(tokens))
         return self._head.apply(hidden_TN)
 
     def decode_each(self, tokens: np.ndarray, sequences: Sequence[int]) -> np.ndarray:
-        """Appends one token to each of some sequences, in one pass through the layers; as `decode_many`, what any of
-        them uses is fetched once, and each has the logits that it has alone.
+        """Appends one token to each of several sequences, in one pass through the layers. Units that several tokens use
+        are read once, and each token has the logits that it has alone, as in `decode_many`.
 
         Args:
             tokens: int [B], at least one and at most FEW_TOKENS.
@@ -277,7 +276,7 @@ class Decoder:
         """
         self._check_together(len(tokens))
         spans = [Span(self._caches[sequence], 1) for sequence in sequences]
-        hidden_BN = self._forward(tokens, spans, partial(self._selected, num_kept=None))
+        hidden_BN = self._forward(tokens, spans, self._decode_layer)
         self._store.end_tokens(len(tokens))
         return self._head.apply(hidden_BN)
 
@@ -287,14 +286,14 @@ class Decoder:
         self.roll_back(self.length - num_tokens + num_standing)
 
     def roll_back(self, length: int) -> None:
-        """Takes back tokens behind the first `length`, at most those that there are: what follows replaces them."""
+        """Takes back the tokens behind the first `length`; the next ones replace them."""
         if not 0 <= length <= self.length:
             raise ValueError(f"length is {length}, the KV cache has {self.length} tokens")
         self._caches[0].length = length
 
     @property
     def sees_residency(self) -> bool:
-        """Whether which units a token uses hangs on what is in DRAM."""
+        """Whether the choice of units depends on what is in DRAM."""
         return self._selection.sees_residency
 
     def check_many(self) -> None:
@@ -309,8 +308,8 @@ class Decoder:
 
     def _prefill_chunks(
         self, prompts: Sequence[np.ndarray], sequences: Sequence[int]
-    ) -> Iterator[tuple[list["Piece"], np.ndarray]]:
-        """What a pass is of, and its hidden states, float32 [T, N]."""
+    ) -> Iterator[tuple[list["PromptChunk"], np.ndarray]]:
+        """The chunks of prompts that share a pass, and its hidden states, float32 [T, N]."""
         if not all(map(len, prompts)):
             raise ColdpressError("the prompt has no tokens, expected at least one; give a prompt")
         for pieces in packed(list(map(len, prompts))):
@@ -318,13 +317,25 @@ class Decoder:
             spans = [Span(self._caches[sequences[piece.prompt]], piece.stop - piece.start) for piece in pieces]
             stops = np.cumsum([span.num_tokens for span in spans]).tolist()
             parts = [slice(stop - span.num_tokens, stop) for stop, span in zip(stops, spans, strict=True)]
-            yield pieces, self._forward(tokens, spans, partial(self._streamed, parts=parts), parts)
+            yield pieces, self._forward(tokens, spans, self._prefill_layer, parts)
 
     def _forward(
-        self, tokens: np.ndarray, spans: Sequence[Span], blocks: Blocks, parts: Sequence[slice] = ()
+        self,
+        tokens: np.ndarray,
+        spans: Sequence[Span],
+        through: Callable[[_Layer, np.ndarray, Tokens], np.ndarray],
+        parts: Sequence[slice] = (),
+        num_kept: int | None = None,
     ) -> np.ndarray:
-        """The final hidden states of `tokens`, those of one span after the other: float32 [T, N], after the last norm.
-        Of more tokens than FEW_TOKENS, `parts` are those whose sums hang on no others."""
+        """The hidden states of `tokens` after the last norm, one span after the other: float32 [T, N].
+
+        Args:
+            tokens: int [T].
+            spans: The sequences that they are of.
+            through: Takes hidden states through a layer.
+            parts: Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only).
+            num_kept: See `decode_many`.
+        """
         self.check_tokens(tokens)
         self._check_space(spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
@@ -334,13 +345,51 @@ class Decoder:
         rotary = None
         if self._inv_freq is not None:
             rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
+        together = Tokens(spans, rotary, parts, num_kept)
         for layer in self._layers:
-            x_TN = x_TN + layer.attention.apply(layer.input_norm.apply(x_TN), rotary, spans, blocks, parts)
-            x_TN = x_TN + layer.mlp.apply(layer.mlp_norm.apply(x_TN), blocks, parts)
-            self._ahead.layer_done()
+            x_TN = through(layer, x_TN, together)
         for span in spans:
             span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
+
+    def _decode_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
+        """The loop: the selector picks units, the store brings them, and the kernels compute with them."""
+        inputs: dict[FamilyName, np.ndarray] = {}
+        for norm, sublayer in layer.sublayers:
+            h_TN = norm.apply(x_TN)
+            work = sublayer.begin(h_TN, tokens)
+            for key in sublayer.requests:
+                signal, residency = work.signal(key), self._store.residency(key)
+                chosen = self._selection.select(key, signal, residency, work.experts)
+                ids, used_TU = union(chosen, residency.present.size)
+                # what is in memory comes first, and the kernels run while the rest is read
+                for batch in self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept)):
+                    used_TK = None if used_TU is None else used_TU[:, batch.ids]
+                    work.add(key, SlotBlock(batch.ids, batch.slots, batch.rows, self._units[key[1]], used_TK))
+                inputs[key[1]] = h_TN
+            x_TN = x_TN + work.result()
+        if self._store.ahead.enabled:  # only now: this layer's own units came first
+            self._store.ahead.layer_done(layer.number, inputs, self._choose)
+        return x_TN
+
+    def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
+        """The dense pass: all units, in flash order, whichever experts they belong to."""
+        for norm, sublayer in layer.sublayers:
+            work = sublayer.begin(norm.apply(x_TN), tokens)
+            for key in sublayer.requests:
+                work.signal(key)
+                for ids, codes in self._store.stream(key):
+                    work.add(key, StreamedBlock(ids, codes, self._units[key[1]], tokens.parts))
+            x_TN = x_TN + work.result()
+        return x_TN
+
+    def _choose(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
+        """What a layer would choose for another layer's input; see `coldpress.runtime.store.ahead.Choose`."""
+        layer, family = key
+        mlp, experts_TE = self._layers[layer].mlp, None
+        if isinstance(mlp, Experts) and FAMILIES[family].signal == "mlp_input":
+            signal_TN, experts_TE = mlp.input_signal(family, signal_TN)
+        return self._selection.select(key, signal_TN, residency, experts_TE), signal_TN
 
     def check_tokens(self, tokens: np.ndarray) -> None:
         """Refuses what is no id of the vocabulary.
@@ -363,33 +412,20 @@ class Decoder:
                     "begin with a longer context"
                 )
 
-    def _streamed(
-        self, layer: int, family: str, signal: np.ndarray, experts: np.ndarray | None = None, *, parts: Sequence[slice]
-    ) -> Iterator[Block]:
-        """All units, in flash order, whichever experts they are of."""
-        for ids, codes in self._store.stream(layer, family):
-            yield StreamedBlock(ids, codes, self._units[family], parts)
 
-    def _selected(
-        self, layer: int, family: str, signal: np.ndarray, experts: np.ndarray | None = None, *, num_kept: int | None
-    ) -> Iterable[Block]:
-        """The units that the selector picks for the tokens, each of which computes with its own."""
-        self._ahead.note(layer, family, signal, experts)
-        residency = self._store.residency(layer, family)
-        chosen = self._selection.select_each(layer, family, signal, residency, experts)
-        ids, own_TU = union(chosen, residency.present.size)
-        kept = None if num_kept is None or own_TU is None else ids[own_TU[:num_kept, ids].any(axis=0)]
-        for batch in self._store.fetch(layer, family, ids, kept):
-            own_TK = None if own_TU is None else own_TU[:, batch.ids]
-            yield SlotBlock(batch.ids, batch.slots, batch.rows, self._units[family], own_TK)
+def _kept(ids: np.ndarray, used_TU: np.ndarray | None, num_kept: int | None) -> np.ndarray | None:
+    """The units of `ids` that the first `num_kept` tokens use; None for all."""
+    if num_kept is None or used_TU is None:
+        return None
+    return ids[used_TU[:num_kept, ids].any(axis=0)]
 
 
-def packed(lengths: Sequence[int]) -> Iterator[list[Piece]]:
-    """Prompts of so many tokens, each cut into chunks as it is alone, and as many of these as make one chunk."""
-    pieces, num_tokens = list[Piece](), 0
+def packed(lengths: Sequence[int]) -> Iterator[list[PromptChunk]]:
+    """Packs prompts of so many tokens into passes: each is cut into chunks as if alone, and short chunks share one."""
+    pieces, num_tokens = list[PromptChunk](), 0
     for prompt, length in enumerate(lengths):
         for start in range(0, length, PREFILL_CHUNK_TOKENS):
-            piece = Piece(prompt, start, min(length, start + PREFILL_CHUNK_TOKENS))
+            piece = PromptChunk(prompt, start, min(length, start + PREFILL_CHUNK_TOKENS))
             if num_tokens + piece.stop - start > PREFILL_CHUNK_TOKENS:
                 yield pieces
                 pieces, num_tokens = [], 0

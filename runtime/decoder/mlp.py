@@ -1,9 +1,8 @@
 """The MLP of a decoder layer over blocks of units, whatever families they are of: it knows roles and slices only.
 
-Columns of the gate's and the up projection's are added up for the inputs that were selected; rows of them, and columns
-of the down projection, belong to one entry of the inner activation. A matrix that no family holds is resident. Mixtures
-of experts are in runtime/decoder/experts.py. Shape letters: T tokens, N hidden_size, F intermediate_size, K units of a
-block.
+Columns of the gate and the up projection are added up for the selected inputs; rows of them, and columns of the down
+projection, belong to one entry of the inner activation. A matrix that no family holds is resident. Mixtures of experts
+are in runtime/decoder/experts.py. Shape letters: T tokens, N hidden_size, F intermediate_size, K units of a block.
 """
 
 from collections.abc import Sequence
@@ -11,8 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from coldpress.runtime.decoder.arithmetic import activation
-from coldpress.runtime.decoder.blocks import Blocks, Inner, Terms, column_sums
-from coldpress.runtime.decoder.matrix import Resident
+from coldpress.runtime.decoder.blocks import Block, ColumnSums, Inner, Terms, widths_of
+from coldpress.runtime.decoder.matrix import Matrix, Resident
+from coldpress.runtime.decoder.tokens import Tokens
+from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.families import FAMILIES, Family, Signal, resident_roles, slices
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec
@@ -35,7 +36,6 @@ class Mlp:
         Raises:
             ArtifactError: if there is no way to compute an MLP from these families.
         """
-        self._layer, self._spec = layer, spec
         self._inputs, inner = mlp_families(families, spec)
         if not computable(self._inputs, inner, spec):
             kind = "a gated" if spec.gated_mlp else "an ungated"
@@ -44,43 +44,53 @@ class Mlp:
                 f"the artifact keeps {names} on flash, expected families from which {kind} MLP can be computed: each "
                 "matrix in one of them, and at most one over intermediate_size, whose signal the others give"
             )
-        self._inner = inner[0] if inner else None
+        self.inner = inner[0] if inner else None
+        """The family over the inner activation."""
         self._act = activation(spec.hidden_act, spec.activation_threshold)
         self._act_up = self._act if spec.activated_up else _as_it_is
         prefix = f"layers.{layer}."
-        self._matrices = {role: resident.matrix(prefix + role) for role in held_roles(families, spec)}
-        self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in MLP_ROLES}
-        if self._inner is not None:
-            self._form = inner_of(self._inner.signal, spec)
-
-    def apply(self, x_TN: np.ndarray, blocks: Blocks, parts: Sequence[slice] = ()) -> np.ndarray:
-        """The MLP's output for its input after the norm, float32 [T, hidden_size] both; `parts`: see `Matrix`."""
-        known = self._projections(x_TN, blocks, parts)
-        if self._inner is None:
-            return self._matrices["down_proj"].apply(self._combine(known.get("gate_proj"), known["up_proj"]), parts)
-        signal = self._signal(self._inner.signal, x_TN, known)
-        y_TN = np.zeros_like(x_TN)
-        for block in blocks(self._layer, self._inner.name, signal):
-            terms = Terms(
-                self._bias_of(self._form.gate, block.ids),
-                self._bias_of(self._form.up, block.ids),
-                None if self._inner.signal == "mlp_input" else signal[:, block.ids],
-            )
-            y_TN += block.mlp(self._form, x_TN, terms)
-        return self._with_bias("down_proj", y_TN)
-
-    def _projections(self, x_TN: np.ndarray, blocks: Blocks, parts: Sequence[slice]) -> dict[MatrixRole, np.ndarray]:
-        """Outputs of the gate and the up projection that are known whole, float32 [T, F]."""
-        known: dict[MatrixRole, np.ndarray] = {
-            role: matrix.apply(x_TN, parts)
-            for role, matrix in self._matrices.items()
-            if role in ("gate_proj", "up_proj")
+        matrices: dict[MatrixRole, Matrix] = {
+            role: resident.matrix(prefix + role) for role in held_roles(families, spec)
         }
-        for family in self._inputs:
-            roles: list[MatrixRole] = [piece.role for piece in slices(family.name, self._spec)]
-            sums = column_sums(self._layer, family, roles, self._spec, x_TN, blocks)
-            known |= {role: self._with_bias(role, total) for role, total in sums.items()}
+        self._projections: list[tuple[MatrixRole, Matrix]] = [
+            (role, matrix) for role, matrix in matrices.items() if role != "down_proj"
+        ]
+        self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in MLP_ROLES}
+        self._has_biases = any(bias is not None for bias in self._biases.values())
+        self.widths = {family.name: widths_of(family.name, spec) for family in self._inputs}
+        """Of each family over the inputs, rows of each of its matrices."""
+        if self.inner is None:
+            self._down = matrices["down_proj"]
+        else:
+            self.form = inner_of(self.inner.signal, spec)
+        self.requests = tuple((layer, family.name) for family in (*self._inputs, *inner))
+        """The families whose units an input asks for, in order."""
+
+    def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "MlpWork":
+        """Begins on the input after the norm, float32 [T, hidden_size], with what is resident."""
+        return MlpWork(self, x_TN, tokens.parts)
+
+    def known(self, x_TN: np.ndarray, parts: Sequence[slice]) -> dict[MatrixRole, np.ndarray]:
+        """Outputs of the gate and the up projection that are resident, float32 [T, F]."""
+        known: dict[MatrixRole, np.ndarray] = {role: matrix.apply(x_TN, parts) for role, matrix in self._projections}
         return known
+
+    def inner_signal(self, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
+        """What the inner family's selector sees."""
+        assert self.inner is not None
+        return self._signal(self.inner.signal, x_TN, known)
+
+    def terms(self, signal: np.ndarray, ids: np.ndarray) -> Terms:
+        """What goes with units `ids` of the inner family."""
+        assert self.inner is not None
+        factors = None if self.inner.signal == "mlp_input" else signal[:, ids]
+        if not self._has_biases:
+            return Terms(None, None, factors)
+        return Terms(self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids), factors)
+
+    def down(self, known: dict[MatrixRole, np.ndarray], parts: Sequence[slice]) -> np.ndarray:
+        """The output where the down projection is resident."""
+        return self._down.apply(self._combine(known.get("gate_proj"), known["up_proj"]), parts)
 
     def _signal(self, kind: Signal, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
         """What the inner family's selector sees."""
@@ -99,9 +109,53 @@ class Mlp:
     def _combine(self, gate: np.ndarray | None, up: np.ndarray) -> np.ndarray:
         return self._act(up) if gate is None else self._act(gate) * self._act_up(up)
 
-    def _with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
+    def with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
+        """`values` plus the bias, where the model has one."""
         bias = self._biases[role]
         return values if bias is None else values + bias
+
+
+class MlpWork:
+    """An MLP at work on one input; see `Work`."""
+
+    experts = None
+
+    def __init__(self, mlp: Mlp, x_TN: np.ndarray, parts: Sequence[slice]) -> None:
+        """Computes what resident matrices give."""
+        self._mlp, self._x_TN, self._parts = mlp, x_TN, parts
+        self._known = mlp.known(x_TN, parts)
+        self._columns: dict[str, ColumnSums] = {}
+        self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
+
+    def signal(self, key: Key) -> np.ndarray:
+        """See `Work`."""
+        _, family = key
+        if family in self._mlp.widths:
+            self._columns[family] = ColumnSums(self._mlp.widths[family], self._x_TN)
+            return self._x_TN
+        self._signal = self._mlp.inner_signal(self._x_TN, self._outputs())
+        return self._signal
+
+    def add(self, key: Key, block: Block) -> None:
+        """See `Work`."""
+        columns = self._columns.get(key[1])
+        if columns is not None:
+            columns.add(block)
+        else:
+            self._y_TN += block.mlp(self._mlp.form, self._x_TN, self._mlp.terms(self._signal, block.ids))
+
+    def result(self) -> np.ndarray:
+        """See `Work`."""
+        if self._mlp.inner is None:
+            return self._mlp.down(self._outputs(), self._parts)
+        return self._mlp.with_bias("down_proj", self._y_TN)
+
+    def _outputs(self) -> dict[MatrixRole, np.ndarray]:
+        """The gate and the up projection as far as they are known whole, float32 [T, F]."""
+        for columns in self._columns.values():
+            for role, total in columns.sums.items():
+                self._known[role] = self._mlp.with_bias(role, total)
+        return self._known
 
 
 def mlp_families(names: Sequence[str], spec: ModelSpec) -> tuple[list[Family], list[Family]]:

@@ -12,6 +12,7 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.sparsity import Residency, select_of, uses_read_units
+from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 from coldpress.schemas.layout import PartPlan, Plan, placed_parts
 from coldpress.schemas.manifest import Manifest
@@ -72,17 +73,21 @@ class Selection:
         return kept | (_predictor_arrays(artifact, part.layer) if self._method.NEEDS_PREDICTORS else {})
 
     def select(
-        self, layer: int, family: str, signal: np.ndarray, residency: Residency, experts: np.ndarray | None
-    ) -> np.ndarray:
-        """Ids to use for `signal` float32 [n], int32 ascending; of `experts`, bool [E], where units are theirs."""
-        return select_of(self._method, signal, self._arrays[layer, family], residency, experts)
-
-    def select_each(
-        self, layer: int, family: str, signal: np.ndarray, residency: Residency, experts: np.ndarray | None
+        self, key: Key, signal_Tn: np.ndarray, residency: Residency, experts_TE: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Ids of each of some tokens, of `signal` float32 [T, n]; `experts` bool [T, E], or None."""
-        own = [None] * len(signal) if experts is None else experts
-        return [self.select(layer, family, one, residency, of) for one, of in zip(signal, own, strict=True)]
+        """The ids that each token uses, int32 ascending.
+
+        Args:
+            key: Layer and family.
+            signal_Tn: float32 [T, n].
+            residency: Where the units are.
+            experts_TE: bool [T, E]: the experts that each token uses, where units are theirs.
+        """
+        arrays = self._arrays[key]
+        if experts_TE is None:
+            return [select_of(self._method, signal, arrays, residency, None) for signal in signal_Tn]
+        pairs = zip(signal_Tn, experts_TE, strict=True)
+        return [select_of(self._method, signal, arrays, residency, experts) for signal, experts in pairs]
 
     def check_many(self) -> None:
         """Refuses to choose for several tokens at once where that would not be the choice for one after the other.
@@ -99,7 +104,8 @@ class Selection:
 
 
 def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """What any of some tokens uses: ids int32 ascending, and bool [T, num_units] of whose they are; None of one token.
+    """The units that any of some tokens uses, int32 ascending, and which token uses which, bool [T, num_units]; None
+    for one token, which uses all of them.
 
     Args:
         chosen: Ids of each token, int32 ascending.
@@ -107,10 +113,10 @@ def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.
     """
     if len(chosen) == 1:
         return chosen[0], None
-    own_TU = np.zeros((len(chosen), num_units), bool)
-    for own, ids in zip(own_TU, chosen, strict=True):
-        own[ids] = True
-    return np.flatnonzero(own_TU.any(axis=0)).astype(np.int32), own_TU
+    used_TU = np.zeros((len(chosen), num_units), bool)
+    for used, ids in zip(used_TU, chosen, strict=True):
+        used[ids] = True
+    return np.flatnonzero(used_TU.any(axis=0)).astype(np.int32), used_TU
 
 
 def _predictor_arrays(artifact: Artifact, layer: int) -> dict[str, np.ndarray]:

@@ -41,7 +41,7 @@ class Flash:
             ArtifactError: if the file is missing, a link, or of another size.
         """
         self._artifact = artifact
-        self._page_bytes = artifact.manifest.flash.page_bytes
+        self._page_bytes, self._page_crc32c = artifact.manifest.flash.page_bytes, artifact.page_crc32c
         self._num_threads = min(queue_depth, MAX_THREADS)
         self._file, self.direct = _open(artifact, self._page_bytes)
         self._finalizer = weakref.finalize(self, os.close, self._file)
@@ -74,7 +74,7 @@ class Flash:
             into,
             extents.buffer_offsets.astype(np.uint64),
             self._page_bytes,
-            self._artifact.page_crc32c,
+            self._page_crc32c,
         )
 
     def result(self, extents: Extents, reads: _native.Reads) -> Exception | None:
@@ -83,7 +83,7 @@ class Flash:
             bad_page = reads.finish()
         except OSError as error:
             return DeviceError(FLASH_FILE, "a read", f"failing ({error.strerror})", "data", "check the storage device")
-        if not self.direct and len(extents):
+        if not self.direct and extents.offsets.size:
             first, last = int(extents.offsets[0]), int(extents.offsets[-1] + extents.lengths[-1])
             os.posix_fadvise(self._file, first, last - first, os.POSIX_FADV_DONTNEED)
         return self._corrupt(bad_page) if bad_page >= 0 else None

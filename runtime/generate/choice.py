@@ -17,6 +17,8 @@ from coldpress.schemas.manifest import Manifest
 
 DEFAULT_FLASH = "direct"
 """The file of runtime/flash that flash.img is read with."""
+SIMULATED = "simulated"
+"""The file of runtime/flash that counts the device profile's seconds."""
 
 
 def choose_plan(

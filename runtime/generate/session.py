@@ -17,7 +17,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Drafting
-from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan, make_flash, on_device
+from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choose_plan, make_flash, on_device
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
@@ -28,7 +28,8 @@ from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, activatio
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_format
 from coldpress.runtime.plan.memory import give_back_heap
-from coldpress.runtime.store.counters import Counters
+from coldpress.runtime.store.clock import Clock
+from coldpress.runtime.store.facts import Observer
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile
@@ -72,6 +73,7 @@ class Session:
         preload: Preload | None = None,
         device: DeviceProfile | None = None,
         recorder: Recorder | None = None,
+        modelled: bool = False,
         identity: str | None = None,
         started_s: float | None = None,
     ) -> None:
@@ -93,6 +95,8 @@ class Session:
             preload: Whether units that later layers will probably ask for are read ahead; None for what the plan says.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Records what the store is asked for.
+            modelled: Whether metrics also tell the modelled seconds of the run on the artifact's device; `simulated`
+                flash always does. A clock costs Python time for each request, so a run has none unless asked.
             identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.
 
@@ -111,7 +115,10 @@ class Session:
         plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kept)
         self._wanted_plan = plan
         """The plan that `resize` divides anew: the one of the opening, with the KV cache of the present run."""
-        self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), recorder)
+        observers: list[Observer] = [] if recorder is None else [recorder]
+        if modelled or flash == SIMULATED:
+            observers.append(Clock(self.artifact.manifest, plan))
+        self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
         selection = Selection(self.artifact, plan)
         self.decoder = Decoder(self.artifact, self.store, selection, activation_format(activations))
 
@@ -331,7 +338,7 @@ class Session:
             DoesNotFitError: if the plan's KV cache is too short.
         """
         with self._exclusive():
-            self.store.counters = Counters()
+            self.store.start_counting()
             self.decoder.begin(context_length)
             yield
 
@@ -393,5 +400,5 @@ class Session:
     def _start(self) -> Timer:
         """Starts a run with counters at zero; the clock of the session's first run began with the session."""
         started_s, self._started_s = self._started_s, None
-        self.store.counters = Counters()
+        self.store.start_counting()
         return Timer(time.perf_counter() if started_s is None else started_s, self.store.counters)

@@ -1,1 +1,1 @@
-"""Unit ids in, rows in memory out: cache, slots, read plan and reads."""
+"""Ids in, rows in memory out: cache, slots, read plan and reads under one DRAM budget, and what observes them."""

@@ -1,19 +1,22 @@
-"""What a decoded token takes on a device: flash, request by request, while memory is computed with.
+"""The modelled clock: what decoded tokens take on a device, flash request by request, while memory is computed with.
 
-Flash time is counted where reads are made (runtime/store/store.py), by the device profile's law. Memory time is bytes
-over DRAM bandwidth: computing reads every weight that it uses once, and each unit that is read and kept is copied from
-the read buffer to its slot, which reads and writes it. LLM in a flash 3 has the same three parts (I/O, memory
-management, computing), but measures them and adds them up; nominal bandwidth is a lower bound of the last two. A
-request's units are computed with and copied while the rest of it is read, so that it takes the longer of the two; the
-weights that are resident are computed with between requests, since what a layer asks for depends on them; what is read
-then is what was asked for ahead.
+An observer of the store (`Clock`), attached by whoever wants modelled seconds: simulations, and runs that ask for them.
+Flash time follows the device profile's law. Memory time is bytes over DRAM bandwidth: computing reads every weight that
+it uses once, and each unit that is read and stored is copied from the read buffer to its slot, which reads and writes
+it. LLM in a flash 3 has the same three parts (I/O, memory management, computing), but measures them and adds them up;
+nominal bandwidth is a lower bound of the last two. A request's units are computed with and copied while the rest
+of it is read, so it takes the longer of the two. Resident weights are computed with between requests, since the next
+request depends on them; only what was asked for ahead is read then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from coldpress.runtime.artifact.contents import Layout, layout_bytes, nbytes, resident_tensors
-from coldpress.schemas.device import DeviceProfile
+from coldpress.runtime.extents import Extents
+from coldpress.runtime.store import planner
+from coldpress.runtime.store.facts import AheadFacts, Observer, RequestFacts
+from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
 from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, used_share
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
@@ -105,7 +108,7 @@ def dram_seconds(
         computed_per_token: From `computed_bytes`.
         num_tokens: Decoded tokens.
         active_bytes: As that of `fetch_seconds`, of all requests.
-        kept_bytes: Alike.
+        kept_bytes: As that of `fetch_seconds`, of all requests.
     """
     moved = num_tokens * computed_per_token + active_bytes + COPY_PASSES * kept_bytes
     return moved / device.dram_bytes_per_s.value
@@ -148,3 +151,52 @@ class FlashQueue:
         seconds = fetch_seconds(self._device, reading_s, active_bytes, kept_bytes)
         self._left_s = max(0.0, self._left_s + flash_s - seconds)
         return seconds
+
+
+class Clock(Observer):
+    """The modelled seconds of a store's requests on the artifact's device."""
+
+    def __init__(self, manifest: Manifest, plan: Plan) -> None:
+        """At zero; `plan` says how many reads are issued at once, and what is computed between requests."""
+        self._flash = manifest.device.flash.issuing(plan.queue_depth)
+        self._queue = FlashQueue(manifest.device)
+        self._bytes_before = bytes_before(manifest, plan) if plan.preload_buffer_bytes else {}
+        self.flash_s = 0.0
+        """Of the reads alone, request by request."""
+        self.fetch_s = 0.0
+        """Of the requests: reading, or computing and copying, whichever takes longer."""
+
+    def start(self) -> None:
+        """Counts from zero again; what the device still has to read stays."""
+        self.flash_s = self.fetch_s = 0.0
+
+    def request(self, facts: RequestFacts) -> None:
+        """See `Observer`."""
+        flash_s = modelled_flash_s(self._flash, facts.plan, facts.buffer_bytes, facts.room_bytes)
+        self._queue.compute(self._bytes_before.get(facts.key, 0))
+        self.flash_s += flash_s
+        stored_bytes = facts.num_stored * facts.unit_bytes
+        self.fetch_s += self._queue.fetch_s(flash_s, facts.active_bytes, stored_bytes, early=facts.num_early > 0)
+
+    def read_ahead(self, facts: AheadFacts) -> None:
+        """See `Observer`."""
+        if facts.batch is not None:
+            reads = facts.batch.extents
+            flash_s = float(flash_seconds(self._flash, len(reads), reads.num_bytes))
+            self.flash_s += flash_s
+            self._queue.begin(flash_s)
+
+
+def modelled_flash_s(flash: Flash, plan: planner.ReadPlan, buffer_bytes: int, room: int) -> float:
+    """Seconds of a plan's reads by a device's law; `room` bytes of the buffer are read into at a time."""
+    portions = _under_way_together(plan, buffer_bytes, room)
+    return sum(float(flash_seconds(flash, len(reads), reads.num_bytes)) for reads in portions)
+
+
+def _under_way_together(plan: planner.ReadPlan, buffer_bytes: int, room: int) -> Iterator[Extents]:
+    """The reads of a plan in the portions that a device has at once: all of them where `room` is half of the buffer,
+    since the device is never idle then, or else a buffer full at a time."""
+    if room < buffer_bytes:
+        yield plan.extents
+    else:
+        yield from (batch.extents for batch in planner.batches(plan, room))

@@ -1,20 +1,25 @@
-"""What a store counts while it runs."""
+"""What a store counts while it runs, and the digest over all its reads: two observers, and their record."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from coldpress.runtime.plan.budget import whole_bytes
 from coldpress.runtime.plan.memory import peak_rss_bytes
-from coldpress.runtime.store.clock import computed_bytes, dram_seconds
-from coldpress.runtime.store.planner import Batch
+from coldpress.runtime.store.clock import Clock, computed_bytes, dram_seconds
+from coldpress.runtime.store.facts import AheadFacts, Observer, Purpose, RequestFacts
+from coldpress.runtime.store.planner import ReadBatch
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
 
+DECODING = (Purpose.REQUEST, Purpose.AHEAD)
+
 
 @dataclass
-class Counters:
-    """What was read and why; from `hits` on over `fetch` and `preload`, from `prefill_reads` on over `stream` and
-    opening."""
+class Counters(Observer):
+    """What was read and why: fields up to `preload_used_bytes` are of requests and of reading ahead, `prefill_` of
+    dense passes, `load_` of pinned units. Fields that `RunMetrics` has, too, are taken over under the same name."""
 
     hits: int = 0
     misses: int = 0
@@ -25,8 +30,6 @@ class Counters:
     active_bytes: int = 0
     kept_bytes: int = 0
     flash_s: float = 0.0
-    modelled_flash_s: float = 0.0
-    modelled_fetch_s: float = 0.0
     preload_reads: int = 0
     preload_read_bytes: int = 0
     preloaded_bytes: int = 0
@@ -37,37 +40,59 @@ class Counters:
     load_reads: int = 0
     load_read_bytes: int = 0
 
-    def use(self, unit_bytes: int, num_there: int, num_read: int, num_early: int, num_kept: int) -> int:
-        """A request used so many units that were in DRAM, that it read, and that were read ahead; so many of the latter
-        two stay. The bytes of all that it used."""
-        self.used_bytes += (num_read + num_early) * unit_bytes
-        self.preload_used_bytes += num_early * unit_bytes
-        active_bytes = (num_there + num_read + num_early) * unit_bytes
-        self.active_bytes += active_bytes
-        self.kept_bytes += num_kept * unit_bytes
-        return active_bytes
+    def request(self, facts: RequestFacts) -> None:
+        """See `Observer`."""
+        size = facts.unit_bytes
+        self.hits += facts.num_hits
+        self.active_bytes += facts.num_resident * size
+        missing = facts.ids.size - facts.num_hits
+        if missing:
+            self.misses += missing
+            self.evictions += facts.num_evicted
+            self.used_bytes += (facts.num_read + facts.num_early) * size
+            self.active_bytes += (facts.num_read + facts.num_early) * size
+            self.preload_used_bytes += facts.num_early * size
+            self.kept_bytes += facts.num_stored * size
 
-    def load(self, batch: Batch) -> None:
-        """Reads of pinned units were made."""
-        self.load_reads += len(batch.extents)
-        self.load_read_bytes += batch.extents.num_bytes
+    def read_ahead(self, facts: AheadFacts) -> None:
+        """See `Observer`."""
+        if facts.batch is not None:
+            self.preload_reads += len(facts.batch.extents)
+            self.preload_read_bytes += facts.batch.extents.num_bytes
+            self.preloaded_bytes += facts.batch.buffer_offset.size * facts.unit_bytes
 
-    def stream(self, batch: Batch, flash_s: float) -> None:
-        """Reads of the dense pass were made, and waited for."""
-        self.prefill_flash_s += flash_s
-        self.prefill_reads += len(batch.extents)
-        self.prefill_read_bytes += batch.extents.num_bytes
+    def began(self, purpose: Purpose, batch: ReadBatch) -> None:
+        """See `Observer`."""
+        if purpose in DECODING:
+            self.reads += batch.extents.offsets.size
+            self.read_bytes += batch.extents.num_bytes
 
-    def preload(self, batch: Batch, unit_bytes: int) -> None:
-        """Reads were made ahead."""
-        self.preload_reads += len(batch.extents)
-        self.preload_read_bytes += batch.extents.num_bytes
-        self.preloaded_bytes += batch.buffer_offset.size * unit_bytes
+    def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
+        """See `Observer`."""
+        if purpose in DECODING:
+            self.flash_s += waited_s
+        elif purpose is Purpose.STREAM:
+            self.prefill_flash_s += waited_s
+            self.prefill_reads += num_reads
+            self.prefill_read_bytes += num_bytes
+        else:
+            self.load_reads += num_reads
+            self.load_read_bytes += num_bytes
+
+    def end_tokens(self, count: int, num_evicted: int) -> None:
+        """See `Observer`."""
+        self.evictions += num_evicted
+
+    def start(self) -> None:
+        """Counts from zero again."""
+        for field in fields(self):
+            setattr(self, field.name, field.default)
 
     def as_metrics(
         self,
         manifest: Manifest,
         plan: Plan,
+        clock: Clock | None,
         *,
         num_tokens: int,
         num_passes: int,
@@ -80,27 +105,23 @@ class Counters:
     ) -> RunMetrics:
         """A record of what was counted, with what only others know; tokens of a pass share the weights in DRAM."""
         device, computed = manifest.device, computed_bytes(manifest, plan)
+        modelled: dict[str, Any] = (
+            {}
+            if clock is None
+            else {
+                "modelled_flash_s": clock.flash_s,
+                "modelled_dram_s": dram_seconds(device, computed, num_passes, self.active_bytes, self.kept_bytes),
+                "modelled_s": clock.fetch_s + dram_seconds(device, computed, num_passes),
+            }
+        )
+        counted: dict[str, Any] = {
+            name: value for name, value in asdict(self).items() if name in RunMetrics.model_fields
+        }
         return RunMetrics(
+            **counted,
+            **modelled,
             num_tokens=num_tokens,
-            hits=self.hits,
-            misses=self.misses,
-            evictions=self.evictions,
-            reads=self.reads,
-            read_bytes=self.read_bytes,
-            used_bytes=self.used_bytes,
-            active_bytes=self.active_bytes,
-            kept_bytes=self.kept_bytes,
-            modelled_flash_s=self.modelled_flash_s,
-            modelled_dram_s=dram_seconds(device, computed, num_passes, self.active_bytes, self.kept_bytes),
-            modelled_s=self.modelled_fetch_s + dram_seconds(device, computed, num_passes),
-            flash_s=self.flash_s,
             decode_s=decode_s,
-            preload_reads=self.preload_reads,
-            preload_read_bytes=self.preload_read_bytes,
-            preloaded_bytes=self.preloaded_bytes,
-            preload_used_bytes=self.preload_used_bytes,
-            prefill_reads=self.prefill_reads,
-            prefill_read_bytes=self.prefill_read_bytes,
             prefill_s=prefill_s,
             first_token_s=first_token_s,
             dram_budget_bytes=plan.dram_budget_bytes,
@@ -110,3 +131,20 @@ class Counters:
             extents_sha256=extents_sha256,
             direct_io=direct_io,
         )
+
+
+class ReadDigest(Observer):
+    """Digest over all reads: offsets, then lengths (int64, little-endian), batch by batch as they begin."""
+
+    def __init__(self) -> None:
+        """Of no reads."""
+        self._sha256 = hashlib.sha256()
+
+    def began(self, purpose: Purpose, batch: ReadBatch) -> None:
+        """See `Observer`."""
+        self._sha256.update(batch.extents.offsets.astype("<i8").tobytes())
+        self._sha256.update(batch.extents.lengths.astype("<i8").tobytes())
+
+    def hexdigest(self) -> str:
+        """Of the reads so far."""
+        return self._sha256.hexdigest()

@@ -1,15 +1,16 @@
 """How far apart two reads may be and still become one, found while running (Ripple 5.1).
 
-The plan's gap is right for the device that the artifact was compiled for. This one tries other gaps on some tokens,
-wider and narrower ones in turn, and moves to what takes fewer seconds for the bytes that were wanted. From time
-to time two tokens read without any gap: where that moves as many bytes per second as the best gap does, the device is
-bound by bandwidth and not by operations, and collapse is switched off until such a check finds otherwise. Decides from
-the seconds that it is told, nothing else: modelled ones in a simulation, which repeats, and in a run those that were
-waited for, so that its reads may differ from run to run.
+The plan's gap is right for the device that the artifact was compiled for. The adaptive gap tries other gaps on some
+tokens, wider and narrower ones in turn, and moves to the gap that takes fewer seconds for the bytes that were wanted.
+From time to time two tokens read without any gap: where that moves as many bytes per second as the best gap does, the
+device is bound by bandwidth and not by operations, and collapse is switched off until such a check finds otherwise. It
+observes the store, and decides from the seconds of reads alone: modelled ones in a simulation, which repeats, and in a
+run those that were waited for, so that its reads may differ from run to run.
 """
 
 from dataclasses import dataclass
 
+from coldpress.runtime.store.facts import Observer, Purpose, RequestFacts
 from coldpress.schemas.layout import Plan
 
 STEPS_DOWN, STEPS_UP = 12, 10
@@ -61,8 +62,21 @@ class _Tried:
         return self.seconds * other.wanted_bytes < WORTH * other.seconds * self.wanted_bytes
 
 
-class AdaptiveGap:
-    """The gap of the next reads; told of what they cost."""
+class PlansGap(Observer):
+    """The plan's gap throughout: learns nothing."""
+
+    def __init__(self, gap_bytes: int) -> None:
+        """Keeps the plan's gap."""
+        self._gap_bytes = gap_bytes
+
+    @property
+    def gap_bytes(self) -> int:
+        """For the next reads."""
+        return self._gap_bytes
+
+
+class AdaptiveGap(Observer):
+    """The gap of the next reads; learns what reads cost."""
 
     def __init__(self, start_bytes: int, page_bytes: int) -> None:
         """Begins with the plan's gap.
@@ -89,18 +103,26 @@ class AdaptiveGap:
         """For the next reads."""
         return self._tried[self._used].gap_bytes
 
-    def want(self, wanted_bytes: int) -> int:
-        """So much of what will be read for this token is asked for; the gap to read it with."""
+    def request(self, facts: RequestFacts) -> None:
+        """See `Observer`."""
+        self.want(facts.wanted_bytes)
+
+    def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
+        """See `Observer`; learns from the reads of requests alone, which somebody waits for."""
+        if purpose is Purpose.REQUEST:
+            self.observe(num_bytes, waited_s)
+
+    def want(self, wanted_bytes: int) -> None:
+        """Adds bytes that the current tokens ask flash for."""
         self._wanted_bytes += wanted_bytes
-        return self.gap_bytes
 
     def observe(self, read_bytes: int, seconds: float) -> None:
-        """What reads for this token cost."""
+        """Adds reads of the current tokens and the seconds that they cost."""
         self._read_bytes += read_bytes
         self._seconds += seconds
 
-    def end_tokens(self) -> None:
-        """The reads from now on are another token's, and may have another gap."""
+    def end_tokens(self, count: int = 1, num_evicted: int = 0) -> None:
+        """See `Observer`; the next tokens' reads may have another gap."""
         if not self._read_bytes:
             return
         self._tried[self._used].add(self._wanted_bytes, self._read_bytes, self._seconds)
@@ -154,19 +176,8 @@ class AdaptiveGap:
         return min(max(self._current + step, 0), len(self._tried) - 1)
 
 
-class PlansGap:
-    """The plan's gap throughout: learns nothing."""
-
-    def want(self, wanted_bytes: int) -> None:
-        """None is the plan's."""
-
-    def observe(self, read_bytes: int, seconds: float) -> None:
-        """Nothing to learn."""
-
-    def end_tokens(self) -> None:
-        """Nothing to change."""
-
-
 def gap_of(plan: Plan, page_bytes: int) -> AdaptiveGap | PlansGap:
-    """What a run of a plan joins its reads over."""
-    return AdaptiveGap(plan.collapse_gap_bytes, page_bytes) if plan.collapse == "adaptive" else PlansGap()
+    """The gap that a run of a plan joins its reads over."""
+    if plan.collapse == "adaptive":
+        return AdaptiveGap(plan.collapse_gap_bytes, page_bytes)
+    return PlansGap(plan.collapse_gap_bytes)

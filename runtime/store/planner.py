@@ -1,10 +1,10 @@
-"""Which reads bring a set of units from flash: pure arithmetic, shared by real and simulated runs.
+"""Plans the reads that bring a set of units from flash: pure arithmetic, the same for real and simulated runs.
 
-Units lie packed, or as far apart as a layer group's are, so a read starts and ends inside a page and is rounded out to
+Units lie packed, or as far apart as a layer group needs, so a read begins and ends inside a page and is rounded out to
 pages. Reads that share or touch pages become one, and so do reads with at most `gap_bytes` between them: access
-collapse as in Ripple 5.1, so fewer operations for a few bytes that nobody asked for; who calls says the gap, which may
-be another each time (runtime/store/gap.py). No read is longer than `max_bytes`; it is cut where no page is read twice,
-and only where its second half has no such place between two units of one page, which both reads then contain.
+collapse as in Ripple 5.1, which trades a few bytes that nobody asked for against operations. The caller names the gap,
+which may change from request to request (runtime/store/gap.py). Reads longer than `max_bytes` are cut at page
+boundaries; if the second half has none, inside a page, which is then read twice.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ NO_READS = ReadPlan(Extents(np.empty(0, np.int64), np.empty(0, np.int64)), np.em
 
 
 @dataclass(frozen=True)
-class Batch:
+class ReadBatch:
     """Consecutive reads of a plan that fit the read buffer together, and the units in them."""
 
     extents: Extents
@@ -72,18 +72,31 @@ def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes
     high = -(-(starts + units.unit_bytes) // page_bytes) * page_bytes
     opens = np.ones(starts.size, bool)
     opens[1:] = low[1:] - high[:-1] > gap_bytes
-    _cut(opens, low, high, max_bytes)
-    first = np.flatnonzero(opens)
-    last = np.append(first[1:], starts.size)[: first.size] - 1
-    unit_extent = np.cumsum(opens) - 1
-    return ReadPlan(Extents(low[first], high[last] - low[first]), unit_extent, starts - low[first][unit_extent])
+    first, last = _runs(opens)
+    if (high[last] - low[first]).max() > max_bytes:
+        _cut(opens, low, high, max_bytes)
+        first, last = _runs(opens)
+    offsets, unit_extent = low[first], opens.cumsum() - 1
+    return ReadPlan(Extents(offsets, high[last] - offsets), unit_extent, starts - offsets[unit_extent])
+
+
+def _runs(opens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the last unit of each read, int64 [n] both; `opens` bool [k] says where a read begins.
+
+    Methods of arrays, here and below, since numpy's functions of the same names cost several Python calls each, and
+    this runs for every request.
+    """
+    first = opens.nonzero()[0]
+    last = np.empty_like(first)
+    last[:-1], last[-1] = first[1:] - 1, opens.size - 1
+    return first, last
 
 
 def _cut(opens: np.ndarray, low: np.ndarray, high: np.ndarray, max_bytes: int) -> None:
     """Opens further reads inside those that are too long, each as long as it may be, or a little shorter where that
     leaves every page to one read."""
-    first = np.flatnonzero(opens)
-    stops = np.append(first[1:], opens.size)[: first.size]
+    first, last = _runs(opens)
+    stops = last + 1
     too_long = high[stops - 1] - low[first] > max_bytes
     for start, stop in zip(first[too_long].tolist(), stops[too_long].tolist(), strict=True):
         while high[stop - 1] - low[start] > max_bytes:
@@ -113,9 +126,12 @@ def inside(units: Strided, positions: np.ndarray, extents: Extents) -> ReadPlan:
     return ReadPlan(extents, unit_extent, starts - extents.offsets[unit_extent])
 
 
-def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[Batch]:
+def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
     """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each group as large as it may be."""
     lengths = plan.extents.lengths
+    if lengths.size and plan.extents.num_bytes <= buffer_bytes:  # nearly every request
+        yield ReadBatch(plan.extents, 0, plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset)
+        return
     ends = np.cumsum(lengths)
     first = 0
     while first < lengths.size:
@@ -126,11 +142,11 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[Batch]:
         extents = Extents(plan.extents.offsets[first:stop], lengths[first:stop])
         low, high = np.searchsorted(plan.unit_extent, (first, stop))
         buffer_offset = extents.buffer_offsets[plan.unit_extent[low:high] - first] + plan.unit_offset[low:high]
-        yield Batch(extents, int(low), buffer_offset)
+        yield ReadBatch(extents, int(low), buffer_offset)
         first = stop
 
 
-def arrivals(batch: Batch, unit_bytes: int, least_bytes: int) -> Iterator[tuple[int, int, int]]:
+def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Cuts a batch into parts that can be used before the rest of it is read.
 
     Args:
@@ -141,6 +157,10 @@ def arrivals(batch: Batch, unit_bytes: int, least_bytes: int) -> Iterator[tuple[
     Yields:
         (first unit, stop, reads): the units of the batch that are in memory when so many reads are.
     """
+    if batch.extents.num_bytes <= least_bytes:
+        if batch.buffer_offset.size:
+            yield 0, batch.buffer_offset.size, batch.extents.offsets.size
+        return
     ends = np.cumsum(batch.extents.lengths)
     needed = np.searchsorted(ends, batch.buffer_offset + unit_bytes) + 1
     first, read_bytes = 0, 0
@@ -155,7 +175,7 @@ def arrivals(batch: Batch, unit_bytes: int, least_bytes: int) -> Iterator[tuple[
 
 def sequential_batches(
     units: Strided, num_units: int, page_bytes: int, buffer_bytes: int, max_bytes: int
-) -> Iterator[Batch]:
+) -> Iterator[ReadBatch]:
     """All units from front to back with what lies between them, as much at a time as fits the buffer.
 
     The units of a batch lie in the buffer `stride_bytes` apart; reads have at most `max_bytes`, whole pages.
@@ -173,4 +193,4 @@ def sequential_batches(
             raise ValueError(f"buffer_bytes is {buffer_bytes}, one unit may need {needed}")
         offsets = np.arange(low, high, max_bytes, dtype=np.int64)
         lengths = np.minimum(max_bytes, high - offsets)
-        yield Batch(Extents(offsets, lengths), first, start - low + np.arange(num_read, dtype=np.int64) * stride)
+        yield ReadBatch(Extents(offsets, lengths), first, start - low + np.arange(num_read, dtype=np.int64) * stride)

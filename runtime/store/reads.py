@@ -1,15 +1,16 @@
-"""What the store reads: parts of a buffer full of reads, one after the other, and the units in them. No decisions."""
+"""What the store reads: batches of reads under way in the halves of a buffer, and the units in them. No decisions."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from coldpress.runtime.extents import Extents, span_bytes
-from coldpress.runtime.flash import Landing, Ticket
+from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.flash import Landing, Reader, Ticket
 from coldpress.runtime.store import planner
+from coldpress.runtime.store.facts import Observers, Purpose
+from coldpress.runtime.store.slot_memory import SlotMemory
 from coldpress.schemas.device import Flash, flash_seconds
 
 COPY_BYTES = 1 << 20
@@ -21,35 +22,21 @@ LEAST_HALF_BYTES = 128 << 10
 
 
 def room_bytes(buffer_bytes: int, page_bytes: int, least_bytes: int) -> int:
-    """What of a read buffer is read into at a time, while the rest is used: half, or all where half is too little.
+    """How much of a read buffer one batch of reads takes: half, so that the rest can be used meanwhile, or all where
+    half is too little.
 
     Args:
         buffer_bytes: Whole pages.
         page_bytes: Size of a page.
-        least_bytes: That must have room.
+        least_bytes: What must fit.
     """
     half = buffer_bytes // 2 // page_bytes * page_bytes
     return half if half >= max(LEAST_HALF_BYTES, least_bytes) else buffer_bytes
 
 
-def _under_way_together(plan: planner.ReadPlan, buffer_bytes: int, room: int) -> Iterator[Extents]:
-    """The reads of a plan in the portions that a device has before it at once: all, where `room` is half of the buffer,
-    since then it is never idle in between, or else a buffer full at a time."""
-    if room < buffer_bytes:
-        yield plan.extents
-    else:
-        yield from (batch.extents for batch in planner.batches(plan, room))
-
-
 def longest_read_bytes(room: int, unit_bytes: int, page_bytes: int) -> int:
-    """What a single read of units may have, where `room` bytes are read into at a time; a unit always fits."""
+    """The longest single read of units, where a batch of reads has `room` bytes; a unit always fits."""
     return max(min(MAX_READ_BYTES, room), span_bytes(unit_bytes, page_bytes))
-
-
-def modelled_flash_s(flash: Flash, plan: planner.ReadPlan, buffer_bytes: int, room: int) -> float:
-    """Seconds of a plan's reads by a device's law."""
-    portions = _under_way_together(plan, buffer_bytes, room)
-    return sum(float(flash_seconds(flash, len(reads), reads.num_bytes)) for reads in portions)
 
 
 @dataclass(frozen=True)
@@ -69,60 +56,53 @@ def halves(buffer: np.ndarray, unit_bytes: int, page_bytes: int) -> list[Half]:
     return [Half(part, np.lib.stride_tricks.sliding_window_view(part, unit_bytes)) for part in parts]
 
 
-class Begin(Protocol):
-    """Has the reads of a batch begin."""
-
-    def __call__(self, batch: planner.Batch, into: np.ndarray, landing: Landing) -> Ticket:
-        """Begins them, and returns before they are done."""
-        ...
-
-
 @dataclass
-class Brought:
-    """What reads bring: units in their order, whether each is kept, and the slots of those that are."""
+class PlannedUnits:
+    """Units of a read plan, in flash order, with their slots."""
 
-    planned: planner.ReadPlan
-    units: np.ndarray
+    plan: planner.ReadPlan
+    ids: np.ndarray
     """int32 [k]."""
-    kept: np.ndarray
-    """bool [k]."""
+    stored: np.ndarray
+    """bool [k]: whether the unit goes to its slot."""
     slots: np.ndarray
-    """int32 [k]; meaningless where a unit is not kept."""
+    """int32 [k]; meaningless where a unit is not stored."""
     num_read: int = 0
-    """So many of the units are in memory."""
+    """How many of the units are in memory."""
 
-    def batches(self, room: int) -> Iterator[planner.Batch]:
-        """The reads, at most `room` bytes at a time."""
-        return planner.batches(self.planned, room)
+    @property
+    def unread(self) -> np.ndarray:
+        """int32, the units that are not in memory yet."""
+        return self.ids[self.num_read :]
 
-    def landing_in(self, rows: np.ndarray, begin: Begin) -> Callable[[planner.Batch, np.ndarray], Ticket]:
-        """`begin` for batches whose kept units go to their slots in `rows`, uint8 [slots, unit_bytes]."""
-
-        def begin_batch(batch: planner.Batch, buffer: np.ndarray) -> Ticket:
-            its = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
-            kept = self.kept[its]
-            return begin(batch, buffer, Landing(batch.buffer_offset[kept], self.slots[its][kept], rows))
-
-        return begin_batch
+    def landing(self, batch: planner.ReadBatch, rows: np.ndarray) -> Landing:
+        """Where the stored units of a batch go: to their slots in `rows`, uint8 [slots, unit_bytes]."""
+        units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
+        stored = self.stored[units]
+        return Landing(batch.buffer_offset[stored], self.slots[units][stored], rows)
 
 
 class Incoming:
-    """Batches of reads in their order: as many under way as there are buffers, the others to follow."""
+    """Batches of reads in their order: one under way in each half of the buffer, the others to follow."""
 
     def __init__(
         self,
-        batches: Iterable[planner.Batch],
+        batches: Iterable[planner.ReadBatch],
         halves: Sequence[Half],
-        begin: Callable[[planner.Batch, np.ndarray], Ticket],
+        begin: Callable[[planner.ReadBatch, np.ndarray], Ticket],
     ) -> None:
-        """Begins the first ones."""
+        """Begins the first reads: `begin` gets a batch and the memory to read it into."""
         self._batches, self._begin = iter(batches), begin
-        self._under_way: deque[tuple[planner.Batch, Ticket, Half]] = deque()
-        for half in halves:
-            self._begin_next(half)
+        self._under_way: deque[tuple[planner.ReadBatch, Ticket, Half]] = deque()
+        try:
+            for half in halves:
+                self._begin_next(half)
+        except BaseException:
+            self.close()
+            raise
 
-    def __iter__(self) -> Iterator[tuple[planner.Batch, Ticket, Half]]:
-        """A batch, its reads, and where they go; which is read into again when the next one is asked for."""
+    def __iter__(self) -> Iterator[tuple[planner.ReadBatch, Ticket, Half]]:
+        """A batch, its reads, and the half they land in, which is read into again when the next batch is asked for."""
         while self._under_way:
             yield self._under_way[0]
             self._begin_next(self._under_way.popleft()[2])
@@ -133,21 +113,61 @@ class Incoming:
             self._under_way.append((batch, self._begin(batch, half.memory), half))
 
     def close(self) -> None:
-        """Returns when nothing is written to a buffer any more."""
-        for _, ticket, _ in self._under_way:
-            ticket.abandon()
+        """Gives up the reads under way; when it returns, nothing is written to a buffer any more."""
+        while self._under_way:
+            self._under_way.popleft()[1].abandon()
+
+
+@dataclass
+class FamilyMemory:
+    """The memory of a family's units: where they stay, and where they are read to."""
+
+    slots: SlotMemory
+    halves: list[Half]
+    room_bytes: int
+    """What one batch of reads may take of the read buffer."""
+    longest_read_bytes: int
+
+
+class Device:
+    """The flash as a store reads it: observers are told of every batch of reads."""
+
+    def __init__(self, flash: Reader, observers: Observers) -> None:
+        """Reads with `flash`."""
+        self.flash, self._observers = flash, observers
+
+    def begin(
+        self, purpose: Purpose, batch: planner.ReadBatch, into: np.ndarray, landing: Landing | None = None
+    ) -> Ticket:
+        """Begins the reads of a batch; raises as `coldpress.runtime.flash.Reader.submit`."""
+        for began in self._observers.began:
+            began(purpose, batch)
+        return self.flash.submit(batch.extents, into, landing)
+
+    def ended(self, purpose: Purpose, batch: planner.ReadBatch, waited_s: float) -> None:
+        """Says that the reads of a batch have ended."""
+        for ended in self._observers.ended:
+            ended(purpose, batch.extents.offsets.size, batch.extents.num_bytes, waited_s)
+
+    def incoming(self, memory: FamilyMemory, planned: PlannedUnits, purpose: Purpose) -> Incoming:
+        """Begins the reads of planned units; those that are stored land in their slots."""
+
+        def begin(batch: planner.ReadBatch, into: np.ndarray) -> Ticket:
+            return self.begin(purpose, batch, into, planned.landing(batch, memory.slots.rows))
+
+        return Incoming(planner.batches(planned.plan, memory.room_bytes), memory.halves, begin)
 
 
 def dense_batches(
     units: planner.Strided, num_units: int, room: int, page_bytes: int, gap_bytes: int, flash: Flash
-) -> Iterator[planner.Batch]:
-    """A pass over all units of a part: from front to back, or around the other layers of its group, whichever takes
-    the device less time.
+) -> Iterator[planner.ReadBatch]:
+    """Plans a pass over all units of a part: from front to back, or around the other layers of its group, whichever
+    takes the device less time.
 
     Args:
         units: Where they lie.
         num_units: How many there are.
-        room: Bytes that are read into at a time.
+        room: Bytes that a batch may take.
         page_bytes: Size of a page.
         gap_bytes: Reads at most this far apart become one.
         flash: The device's law.
@@ -173,6 +193,6 @@ def in_buffer(half: Half, offsets: np.ndarray, units: planner.Strided) -> np.nda
         return half.rows[first : last + 1 : stride]
     rows = half.memory[: offsets.size * size].reshape(-1, size)
     step = max(1, COPY_BYTES // size)
-    for start in range(0, offsets.size, step):  # to the front, over bytes that are moved or nobody's
+    for start in range(0, offsets.size, step):  # to the front: what is overwritten was moved already, or is no unit's
         rows[start : start + step] = half.rows[offsets[start : start + step]]
     return rows

@@ -1,4 +1,4 @@
-"""Who is where: the slots of a part's pinned and cached units. Bookkeeping only.
+"""Which unit is in which slot: the pinned and cached units of each part (PowerInfer 5.2). Bookkeeping only.
 
 A part is one family of one layer, with a cache of its own wherever its units lie. Slots of a family are numbered
 through all layers: each layer's pinned units in flash order, then its cached ones.
@@ -11,6 +11,7 @@ import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import Known, Policy, make
+from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.planner import Strided
 from coldpress.schemas.families import FamilyName
 from coldpress.schemas.layout import Plan, Section, placed_parts
@@ -22,11 +23,11 @@ Requests = Mapping[tuple[int, str], Sequence[np.ndarray]]
 class FreeSlots:
     """Slots of a part that hold nothing, int32; the one given back last is filled first.
 
-    An array, since a list of integers takes ten times the bytes, of as many slots as a model has units in memory.
+    An array: a list of integers would take ten times the bytes, and a model has as many slots as units in memory.
     """
 
     def __init__(self, first: int, first_free: int, stop: int) -> None:
-        """Of a part that has the slots from `first` to before `stop`: those from `first_free` on."""
+        """The part has the slots from `first` to before `stop`; those from `first_free` on are free."""
         self._slots = np.empty(stop - first, np.int32)
         self._count = stop - first_free
         self._slots[: self._count] = np.arange(stop - 1, first_free - 1, -1, dtype=np.int32)
@@ -62,7 +63,7 @@ class Part:
         return ids[np.argsort(self.position[ids])]
 
     def admit(self, misses: np.ndarray) -> np.ndarray:
-        """Lets the policy choose among missing units and moves slots from those that go to those that come.
+        """Lets the policy choose among missing units and gives the slots of evicted units to the admitted ones.
 
         Returns:
             The units that were evicted, integers.
@@ -76,26 +77,27 @@ class Part:
     def end_tokens(self, count: int) -> int:
         """Tells the policy that tokens are over; how many units it gave up."""
         evicted = self.cache.end_tokens(count)
-        self.free.put(self.slot[evicted])
+        if evicted.size:
+            self.free.put(self.slot[evicted])
         return evicted.size
 
     def resize(self, capacity: int, pinned: np.ndarray, first_slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Gives the part other slots: from `first_slot` on, as many as it has pinned units and `capacity`.
 
         Returns:
-            The slots that units had and those that they have now, both int32 [m], of units that are in memory and
-            stay; and the ids of pinned units that have to be read.
+            The old and the new slots, both int32 [m], of units that stay in memory; and the ids of pinned units that
+            have to be read.
         """
         before = self.cache.present
         self.cache.resize(capacity, pinned)
         after = self.cache.present
-        stay, come = np.flatnonzero(before & after), np.flatnonzero(after & ~before)
-        there = self.in_flash_order(np.concatenate([stay, come]))
-        old = self.slot[stay].copy()
-        self.slot[there] = np.arange(first_slot, first_slot + there.size, dtype=self.slot.dtype)
+        remaining, unread = np.flatnonzero(before & after), np.flatnonzero(after & ~before)
+        present = self.in_flash_order(np.concatenate([remaining, unread]))
+        old = self.slot[remaining].copy()
+        self.slot[present] = np.arange(first_slot, first_slot + present.size, dtype=self.slot.dtype)
         stop = first_slot + pinned.size + capacity
-        self.free = FreeSlots(first_slot, first_slot + there.size, stop)
-        return old, self.slot[stay], come
+        self.free = FreeSlots(first_slot, first_slot + present.size, stop)
+        return old, self.slot[remaining], unread
 
     def unpin(self, ids: np.ndarray) -> None:
         """Makes pinned units that are not in memory units like others; their slots hold nothing."""
@@ -110,7 +112,7 @@ class Part:
             self.free.put(self.slot[lost])
 
 
-def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[tuple[int, FamilyName], Part]:
+def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[Key, Part]:
     """All parts in use, with empty caches and their slots numbered.
 
     Args:
@@ -123,7 +125,7 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
     """
     next_slot = dict.fromkeys((part.family for part in plan.parts), 0)
     positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
-    parts: dict[tuple[int, FamilyName], Part] = {}
+    parts: dict[Key, Part] = {}
     for wanted, section in placed_parts(plan, artifact.manifest.flash.sections):
         family: FamilyName = wanted.family
         pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
@@ -141,25 +143,25 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
 
 
 def resized(
-    artifact: Artifact, plan: Plan, parts: Mapping[tuple[int, FamilyName], Part]
-) -> tuple[dict[FamilyName, tuple[np.ndarray, np.ndarray]], dict[tuple[int, FamilyName], np.ndarray]]:
+    artifact: Artifact, plan: Plan, parts: Mapping[Key, Part]
+) -> tuple[dict[FamilyName, tuple[np.ndarray, np.ndarray]], dict[Key, np.ndarray]]:
     """Gives the parts of a run the units that another plan has for them.
 
     Returns:
-        By family, the slots that units had and those that they have now; and by layer and family, the ids of pinned
+        By family, the old and the new slots of units that stay in memory; and by layer and family, the ids of pinned
         units that have to be read.
     """
     next_slot: dict[FamilyName, int] = {}
     moves: dict[FamilyName, list[tuple[np.ndarray, np.ndarray]]] = {}
-    come: dict[tuple[int, FamilyName], np.ndarray] = {}
+    unread: dict[Key, np.ndarray] = {}
     for wanted in plan.parts:
         family, first = wanted.family, next_slot.get(wanted.family, 0)
         pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
-        old, new, come[wanted.layer, family] = parts[wanted.layer, family].resize(wanted.cache_slots, pinned, first)
+        old, new, unread[wanted.layer, family] = parts[wanted.layer, family].resize(wanted.cache_slots, pinned, first)
         moves.setdefault(family, []).append((old, new))
         next_slot[family] = first + wanted.num_pinned + wanted.cache_slots
-    joined = {family: tuple(np.concatenate(side) for side in zip(*some, strict=True)) for family, some in moves.items()}
-    return {family: (old, new) for family, (old, new) in joined.items()}, come
+    joined = {family: tuple(map(np.concatenate, zip(*each, strict=True))) for family, each in moves.items()}
+    return {family: (old, new) for family, (old, new) in joined.items()}, unread
 
 
 def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.ndarray]:

@@ -1,70 +1,55 @@
-"""Ids in, rows in memory out: cache, planner and flash under one DRAM budget. The runtime's one stateful class.
+"""Ids in, rows in memory out: cache, slots, read plan and reads under one DRAM budget.
 
-`fetch` is the path of a decoded token: cache lookup, admission and eviction, read plan, device reads. Reads are under
-way before the first units are handed out, and what has arrived is computed with while the rest is read. `stream` is
-the prefill's dense pass. The units of a family that are kept lie in one array for all layers, each layer's pinned ones
-and then its cached ones. A unit stays in its slot as long as it is cached: kernels take slot numbers, so rows need not
-be moved together as in LLM-in-a-flash 3.3, and an evicted unit's slot is simply the next one to be filled. Units lie on
-flash packed, so that a read that bypasses the page cache cannot end in their slots: whoever has read them copies those
-that are kept, and those that are not are used where they were read to.
+The runtime's one stateful class. `submit` is the path of a decoded token: it looks the ids up in the cache, lets the
+policy admit and evict, plans the reads and begins them; the request that it returns gives the rows in batches, first
+those that are in memory, then the others as they arrive. `stream` is the prefill's dense pass.
+
+The units of a family that stay in DRAM lie in one array for all layers, each layer's pinned ones and then its cached
+ones. A unit keeps its slot as long as it is cached: kernels take slot numbers, so rows need not be moved together as in
+LLM in a flash 3.3, and an evicted unit's slot is simply the next one to be filled. Units lie on flash packed, so a read
+that bypasses the page cache cannot end in their slots: the reading threads copy the units that stay to their slots, and
+the others are used where they were read to.
+
+Whatever else wants to know what happens here observes it (runtime/store/facts.py).
 """
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.flash import Landing, Reader, Ticket
+from coldpress.runtime.flash import Reader
 from coldpress.runtime.plan.bookkeeping import token_bytes
 from coldpress.runtime.plan.budget import as_run, holds_everything, used_bytes
 from coldpress.runtime.plan.memory import check_fits, physical_bytes
 from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.ahead import Piece, Preloads
-from coldpress.runtime.store.clock import FlashQueue, bytes_before
-from coldpress.runtime.store.counters import Counters
-from coldpress.runtime.store.gap import gap_of
+from coldpress.runtime.store.ahead import EarlyUnits, ReadAhead
+from coldpress.runtime.store.clock import Clock
+from coldpress.runtime.store.counters import Counters, ReadDigest
+from coldpress.runtime.store.facts import Key, Observer, Observers, Purpose, RequestFacts
+from coldpress.runtime.store.gap import AdaptiveGap, gap_of
 from coldpress.runtime.store.reads import (
-    Begin,
-    Brought,
+    Device,
+    FamilyMemory,
     Half,
-    Incoming,
+    PlannedUnits,
     dense_batches,
     halves,
-    in_buffer,
     longest_read_bytes,
-    modelled_flash_s,
     room_bytes,
 )
-from coldpress.runtime.store.slot_memory import SlotMemory, copy_rows, moved
-from coldpress.runtime.store.slots import Part, Requests, num_slots, parts_of, resized
-from coldpress.runtime.trace import Recorder
-from coldpress.schemas.device import flash_seconds
+from coldpress.runtime.store.request import Batch, DensePass, Request, ResidentPass, Rest
+from coldpress.runtime.store.slot_memory import SlotMemory, moved
+from coldpress.runtime.store.slots import Requests, num_slots, parts_of, resized
 from coldpress.schemas.families import FamilyName
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
 
 MAX_BUFFER_BYTES = 1 << 30
 """More of a read buffer is not used: places in it are numbers of 32 bits."""
-ARRIVAL_BYTES = 1 << 20
-"""Read between two batches of a fetch, at least: with less, calls would cost more than they let overlap."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Units that are in memory until the next batch is asked for: `rows[slots[i]]` is unit `ids[i]`."""
-
-    ids: np.ndarray
-    """int32 [m]."""
-    slots: np.ndarray
-    """int32 [m]."""
-    rows: np.ndarray
-    """uint8 [slots, unit_bytes]; rows may overlap."""
 
 
 class Store:
@@ -75,7 +60,7 @@ class Store:
         artifact: Artifact,
         plan: Plan,
         flash: Reader,
-        recorder: Recorder | None = None,
+        *observers: Observer,
         requests: Requests | None = None,
     ) -> None:
         """Allocates everything the budget covers and loads the pinned units.
@@ -84,351 +69,315 @@ class Store:
             artifact: The open artifact.
             plan: One of its plans, or one from `coldpress.runtime.plan.budget.choose_plan`.
             flash: `Flash` of a file in runtime/flash, made for the artifact.
-            recorder: Takes down every `fetch`, `preload` and `stream`, for a simulation of the same run.
-            requests: All that will be fetched, where that is known, for policies that look ahead.
+            observers: Are told what happens, such as a `Recorder` or a `Clock`, beside the store's own counters.
+            requests: All that will be requested, where that is known, for policies that look ahead.
 
         Raises:
             ColdpressError: if the plan's cache policy cannot be used here.
             DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory.
         """
         plan = as_run(artifact.manifest, plan)
-        self.plan, self.counters = plan, Counters()
         self._whole = holds_everything(plan, artifact.manifest.flash.sections)
         self.dram_used_bytes = used_bytes(artifact.manifest, plan)
         check_fits(plan, self.dram_used_bytes, physical_bytes() if flash.moves_data else plan.dram_budget_bytes)
-        self._flash, self._recorder, self._manifest = flash, recorder, artifact.manifest
+        self.plan, self._manifest = plan, artifact.manifest
+        self._law = artifact.manifest.device.flash.issuing(plan.queue_depth)
         self._use_read_units = uses_read_units(plan)
-        self._modelled = artifact.manifest.device.flash.issuing(plan.queue_depth)
         self._page_bytes = artifact.manifest.flash.page_bytes
-        self._buffer = np.zeros(0, np.uint8)
-        self._extents = hashlib.sha256()
         self._gap = gap_of(plan, self._page_bytes)
-        self._preloads = Preloads(plan, artifact.manifest.flash.sections, self._page_bytes)
-        self._queue = FlashQueue(artifact.manifest.device)
-        self._bytes_before = bytes_before(artifact.manifest, plan) if plan.preload_buffer_bytes else {}
+        self.counters, self._digest = Counters(), ReadDigest()
+        self.clock = next((observer for observer in observers if isinstance(observer, Clock)), None)
+        learning = (self._gap,) if isinstance(self._gap, AdaptiveGap) else ()
+        self._observers = Observers((self.counters, self._digest, *learning, *observers))
+        self._device = Device(flash, self._observers)
+        self._buffer = _native.aligned_buffer(self._buffer_bytes(loading=True))
         self._parts = parts_of(artifact, plan, requests)
-        self._memory: dict[FamilyName, SlotMemory] = {}
-        self._halves: dict[FamilyName, list[Half]] = {}
-        for entry in artifact.manifest.families:
-            family: FamilyName = entry.family
-            self._memory[family] = SlotMemory(num_slots(plan, family), entry.unit_bytes)
-        self._make_buffer(loading=True)
-        for (_, family), part in self._parts.items():
-            self._load_pinned(part, family, np.flatnonzero(part.cache.present))
-        self._make_buffer(loading=False)
+        sections = artifact.manifest.flash.sections
+        self.ahead = ReadAhead(plan, sections, self._page_bytes, self._parts, self._device.begin, self._observers)
+        self._under_way: Rest | DensePass | None = None
+        self._memory = {
+            entry.family: self._family_memory(entry.family, entry.unit_bytes) for entry in artifact.manifest.families
+        }
+        for key, part in self._parts.items():
+            self._load_pinned(key, np.flatnonzero(part.cache.present))
+        self._resize_buffer(loading=False)
 
-    def _make_buffer(self, *, loading: bool) -> None:
-        """Allocates the read buffer, if it is to have another size than now.
+    def _family_memory(self, family: FamilyName, unit_bytes: int) -> FamilyMemory:
+        slots = SlotMemory(num_slots(self.plan, family), unit_bytes)
+        return FamilyMemory(slots, *self._read_into(unit_bytes))
 
-        A plan that holds everything counts none. It loads units through what the budget has left, and what a decoded
+    def _read_into(self, unit_bytes: int) -> tuple[list[Half], int, int]:
+        """The halves of the read buffer for units of one size, the room of one, and the longest read."""
+        parts = halves(self._buffer, unit_bytes, self._page_bytes)
+        room = parts[0].memory.size
+        return parts, room, longest_read_bytes(room, unit_bytes, self._page_bytes)
+
+    def _reading_bytes(self) -> int:
+        """The read buffer of a plan that reads."""
+        # one request reads no page more than twice and no unit twice, so more than that would never be touched,
+        # whatever a plan says
+        return min(self.plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
+
+    def _buffer_bytes(self, *, loading: bool) -> int:
+        """The size of the read buffer.
+
+        A plan that holds everything counts none. It loads units through what the budget has left and what a decoded
         token will work with; afterwards it keeps room for one unit, in case one could not be read.
         """
-        flash, plan, size_bytes = self._manifest.flash, self.plan, self._reading_bytes()
-        if self._whole:
-            least = max(span_bytes(entry.unit_bytes, flash.page_bytes) for entry in self._manifest.families)
-            spare = token_bytes(self._manifest.model, flash.sections) + plan.dram_budget_bytes - self.dram_used_bytes
-            size_bytes = max(least, min(size_bytes, spare // flash.page_bytes * flash.page_bytes)) if loading else least
-        if self._buffer.size != size_bytes:
-            self._halves.clear()
-            self._buffer = _native.aligned_buffer(size_bytes)
-            for entry in self._manifest.families:
-                self._halves[entry.family] = halves(self._buffer, entry.unit_bytes, self._page_bytes)
+        if not self._whole:
+            return self._reading_bytes()
+        page_bytes = self._page_bytes
+        least = max(span_bytes(entry.unit_bytes, page_bytes) for entry in self._manifest.families)
+        working_bytes = token_bytes(self._manifest.model, self._manifest.flash.sections)
+        spare = working_bytes + self.plan.dram_budget_bytes - self.dram_used_bytes
+        return max(least, min(self._reading_bytes(), spare // page_bytes * page_bytes)) if loading else least
+
+    def _resize_buffer(self, *, loading: bool) -> None:
+        """Allocates the read buffer anew, if it is to have another size."""
+        size_bytes = self._buffer_bytes(loading=loading)
+        if self._buffer.size == size_bytes:
+            return
+        for memory in self._memory.values():  # the old buffer goes before the new one comes
+            memory.halves = []
+        self._buffer = _native.aligned_buffer(0)
+        self._buffer = _native.aligned_buffer(size_bytes)
+        for entry in self._manifest.families:
+            memory = self._memory[entry.family]
+            memory.halves, memory.room_bytes, memory.longest_read_bytes = self._read_into(entry.unit_bytes)
 
     def resize(self, artifact: Artifact, plan: Plan) -> None:
-        """Goes on under a plan that differs in its budget and its parts' units alone, between two fetches.
+        """Goes on under a plan that differs in its budget and in its parts' units alone, between two requests.
 
-        What is cached stays where there is room for it, by the policy's order, and what is pinned anew is read. Raises
-        as opening does; where the plan does not fit, nothing has changed; where a read fails, units that the plan pins
+        Cached units stay where there is room for them, by the policy's order, and newly pinned units are read. Raises
+        as opening does: where the plan does not fit, nothing has changed; where a read fails, units that the plan pins
         are missing, and are read when they are asked for.
         """
         plan = as_run(artifact.manifest, plan)
         needed = used_bytes(artifact.manifest, plan)
-        self._preloads.drop()
-        check_fits(plan, needed, physical_bytes() if self._flash.moves_data else plan.dram_budget_bytes)
+        self._settle()
+        self.ahead.drop()
+        check_fits(plan, needed, physical_bytes() if self._device.flash.moves_data else plan.dram_budget_bytes)
         self.plan, self.dram_used_bytes = plan, needed
         self._whole = holds_everything(plan, artifact.manifest.flash.sections)
-        moves, come = resized(artifact, plan, self._parts)
-        for family in sorted(moves, key=lambda family: num_slots(plan, family) - len(self._memory[family].rows)):
+        moves, unread = resized(artifact, plan, self._parts)
+        # families that shrink come first: what they give up is room for those that grow
+        for family in sorted(moves, key=lambda family: num_slots(plan, family) - len(self._memory[family].slots.rows)):
             old, new = moves[family]
-            self._memory[family] = moved(self._memory[family], num_slots(plan, family), old, new)
-        self._make_buffer(loading=True)
+            self._memory[family].slots = moved(self._memory[family].slots, num_slots(plan, family), old, new)
+        self._resize_buffer(loading=True)
         try:
-            for layer, family in list(come):
-                self._load_pinned(self._parts[layer, family], family, come[layer, family])
-                del come[layer, family]
+            for key in list(unread):
+                self._load_pinned(key, unread[key])
+                del unread[key]
         finally:
-            for key, ids in come.items():  # what could not be read is no more there than any other unit
+            for key, ids in unread.items():  # units that could not be read must not pass for pinned
                 self._parts[key].unpin(ids)
-            self._make_buffer(loading=False)
+            self._resize_buffer(loading=False)
 
-    def _reading_bytes(self) -> int:
-        """The read buffer of a plan that reads."""
-        # one fetch reads no page more than twice and no unit twice, so that more than that would never be touched,
-        # whatever a plan says
-        return min(self.plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
-
-    def _load_pinned(self, part: Part, family: FamilyName, ids: np.ndarray) -> None:
-        pinned = part.in_flash_order(ids)
-        planned = self._planned(part, part.position[pinned], self._room(family))
-        brought = Brought(planned, pinned, np.ones(pinned.size, bool), part.slot[pinned])
-        with closing(self._incoming(family, brought, self._submit)) as incoming:
+    def _load_pinned(self, key: Key, ids: np.ndarray) -> None:
+        incoming = self._device.incoming(self._memory[key[1]], self._planned(key, ids), Purpose.LOAD)
+        try:
             for batch, ticket, _ in incoming:
-                ticket.finish()
-                self.counters.load(batch)
+                self._device.ended(Purpose.LOAD, batch, ticket.finish())
+        finally:
+            incoming.close()
 
-    def residency(self, layer: int, family: FamilyName) -> Residency:
-        """Which units a fetch would not have to read, and where the others lie."""
-        part = self._parts[layer, family]
+    def residency(self, key: Key) -> Residency:
+        """Which units of a layer's family a request would not have to read, and where the others lie."""
+        if self._under_way is not None:
+            self._settle()
+        part = self._parts[key]
         return Residency(part.cache.present, part.position)
 
     def close(self) -> None:
         """Closes the device; nothing can be read any more."""
-        self._preloads.drop()
-        self._flash.close()
+        self._settle()
+        self.ahead.drop()
+        self._device.flash.close()
 
     def reset(self) -> None:
         """Begins a new context, such as another prompt: what policies count per context starts anew; units stay."""
-        if self._recorder:
-            self._recorder.reset()
-        self._preloads.drop()  # of a token that failed
+        self._settle()
+        self.ahead.drop()  # of a token that failed
+        for reset in self._observers.reset:
+            reset()
         for part in self._parts.values():
             part.cache.reset()
 
     def end_tokens(self, count: int = 1) -> None:
-        """Says that the units of `count` tokens, decoded together, were fetched: what policies count per token."""
-        if self._recorder:
-            self._recorder.end_tokens(count)
+        """Says that the units of `count` tokens, decoded together, were requested: what policies count per token."""
+        self._settle()
+        num_evicted = 0
         for part in self._parts.values():
-            self.counters.evictions += part.end_tokens(count)
-        self.counters.flash_s += self._preloads.drop()
-        self._gap.end_tokens()
+            num_evicted += part.end_tokens(count)
+        self.ahead.end_tokens()
+        for end_tokens in self._observers.end_tokens:
+            end_tokens(count, num_evicted)
 
-    def preload(self, layer: int, family: FamilyName, ids: np.ndarray) -> None:
-        """Begins to read units that a fetch of this token will probably ask for, and returns.
+    def read_ahead(self, key: Key, ids: np.ndarray) -> None:
+        """See `ReadAhead.begin`."""
+        self._settle()
+        self.ahead.begin(key, ids)
 
-        The cache does not change, and learns of nothing. Nothing is read where the plan has no room for it.
-
-        Args:
-            layer: The first layer of a section; the units' parts of all its layers are read, where they are missing.
-            family: Family on flash.
-            ids: Unit ids, int32 [k], distinct and ascending.
-        """
-        if self._recorder:
-            self._recorder.preload(layer, family, ids)
-        begun, waited_s = self._preloads.begin(layer, family, ids, self._parts, self._begin)
-        counted = self.counters
-        counted.flash_s += waited_s
-        if begun:
-            flash_s = float(flash_seconds(self._modelled, len(begun.extents), begun.extents.num_bytes))
-            counted.modelled_flash_s += flash_s
-            self._queue.begin(flash_s)
-            counted.preload(begun, self._parts[layer, family].units.unit_bytes)
-
-    def fetch(self, layer: int, family: FamilyName, ids: np.ndarray, kept: np.ndarray | None = None) -> Iterator[Batch]:
-        """Brings units into memory.
-
-        First comes what is there already, then what was read ahead, then the rest, as it arrives. Each batch must be
-        used before the next is asked for: what is not kept is gone then. A fetch that is given up, or fails, leaves the
-        cache without the units that were not read.
+    def submit(self, key: Key, ids: np.ndarray, kept: np.ndarray | None = None) -> Request:
+        """Decides everything about units that a token uses, and begins to read those that are missing.
 
         Args:
-            layer: Layer number.
-            family: Family on flash.
+            key: Layer number and family on flash.
             ids: Unit ids, int32 [k], distinct and ascending.
             kept: Those of them that may stay in the cache, ascending; None for all.
 
-        Yields:
-            Batches that cover `ids` exactly once, at most a read buffer's units each. Under a plan with
-            `use_read_units` they also cover, once, what is in memory already, and what lies whole inside the reads;
-            the cache learns of `ids` only.
+        Returns:
+            The request, whose batches cover `ids` exactly once. Under a plan with `use_read_units` they also cover,
+            once, what is in memory already, and what lies whole inside the reads; the cache learns of `ids` only. It
+            ends when the next one is submitted.
 
         Raises:
-            CorruptPageError: if a page read is damaged.
+            CorruptPageError, DeviceError: of a device that reads at once (runtime/flash/serial.py).
         """
-        part = self._parts[layer, family]
-        if self._recorder:
-            self._recorder.fetch(layer, family, ids, kept)
+        if self._under_way is not None:
+            self._settle()
+        part, memory = self._parts[key], self._memory[key[1]]
         present = part.cache.touch(ids)
+        if not present.all():
+            return self._submit_misses(key, ids, kept, present)
+        # nothing to admit, to plan or to read: what most requests of a warm cache are, so it is kept short
+        resident = _where(part.cache.present) if self._use_read_units else ids
+        self._tell(key, ids, kept, ids.size, resident.size, planner.NO_READS)
+        return Request((Batch(resident, part.slot[resident], memory.slots.rows),) if resident.size else ())
+
+    def _submit_misses(self, key: Key, ids: np.ndarray, kept: np.ndarray | None, present: np.ndarray) -> Request:
+        """The same where some of `ids` are not `present`, bool [k]."""
+        part, rows = self._parts[key], self._memory[key[1]].slots.rows
         hits, misses = ids[present], ids[~present]
-        self.counters.hits += hits.size
-        self.counters.misses += misses.size
-        early = self._preloads.take(layer, family, misses, part)
-        planned, units = self._reads_for(part, family, misses, early)
-        if self._use_read_units:
-            hits = np.flatnonzero(part.cache.present).astype(np.int32)
-        stay = misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)]
-        rows, there = self._memory[family].rows, part.slot[hits]
-        evicted = part.admit(stay)
-        self.counters.evictions += evicted.size
-        brought = Brought(planned, units, part.cache.contains(units), part.slot[units])
-        self._queue.compute(self._bytes_before.get((layer, family), 0))
-        self._count(part, family, hits.size, brought, early)
-        going = np.isin(hits, evicted) if self._use_read_units else np.zeros(hits.size, bool)
-        batches = Batch(hits[going], there[going], rows), Batch(hits[~going], there[~going], rows)
-        yield from self._arriving(part, family, batches, brought, early)
+        early = self.ahead.take(key, misses) if self.ahead.enabled else []
+        plan, units = self._reads_for(key, misses, early)
+        resident = _where(part.cache.present) if self._use_read_units else hits
+        slots = part.slot[resident]  # before evicted units lose them
+        evicted = part.admit(misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)])
+        planned = PlannedUnits(plan, units, part.cache.contains(units), part.slot[units])
+        num_stored = int(planned.stored.sum()) + sum(int(part.cache.contains(each.ids).sum()) for each in early)
+        num_early = sum(each.ids.size for each in early)
+        self._tell(key, ids, kept, hits.size, resident.size, plan, num_early, units.size, num_stored, evicted.size)
+        evicted_hits = None
+        if self._use_read_units and (going := np.isin(resident, evicted)).any():
+            evicted_hits = Batch(resident[going], slots[going], rows)
+            resident, slots = resident[~going], slots[~going]
+        memory, replan = self._memory[key[1]], partial(self._planned, key)
+        rest = self._under_way = Rest(self._device, part, memory, planned, early, evicted_hits, replan)
+        return Request((Batch(resident, slots, rows),) if resident.size else (), rest)
 
-    def _count(self, part: Part, family: FamilyName, num_there: int, brought: Brought, early: Sequence[Piece]) -> None:
-        """Counts what a fetch uses, and what that takes on the artifact's device."""
-        flash_s = modelled_flash_s(self._modelled, brought.planned, self._buffer.size, self._room(family))
-        num_kept = int(np.count_nonzero(brought.kept))
-        num_kept += sum(int(np.count_nonzero(part.cache.contains(piece.units))) for piece in early)
-        counted, size, num_early = self.counters, part.units.unit_bytes, sum(piece.units.size for piece in early)
-        active_bytes = counted.use(size, num_there, brought.units.size, num_early, num_kept)
-        counted.modelled_flash_s += flash_s
-        counted.modelled_fetch_s += self._queue.fetch_s(flash_s, active_bytes, num_kept * size, early=bool(early))
+    def _tell(
+        self,
+        key: Key,
+        ids: np.ndarray,
+        kept: np.ndarray | None,
+        num_hits: int,
+        num_resident: int,
+        plan: planner.ReadPlan,
+        num_early: int = 0,
+        num_read: int = 0,
+        num_stored: int = 0,
+        num_evicted: int = 0,
+    ) -> None:
+        """Tells observers of a request."""
+        facts = RequestFacts(
+            key=key,
+            ids=ids,
+            may_stay=kept,
+            unit_bytes=self._parts[key].units.unit_bytes,
+            num_hits=num_hits,
+            num_resident=num_resident,
+            num_early=num_early,
+            num_read=num_read,
+            num_stored=num_stored,
+            num_evicted=num_evicted,
+            plan=plan,
+            room_bytes=self._memory[key[1]].room_bytes,
+            buffer_bytes=self._buffer.size,
+        )
+        for request in self._observers.request:
+            request(facts)
 
-    def _reads_for(
-        self, part: Part, family: FamilyName, misses: np.ndarray, early: Sequence[Piece]
-    ) -> tuple[planner.ReadPlan, np.ndarray]:
-        """The reads that bring what of `misses` was not read `early`, and the units that a token takes from them:
+    def _reads_for(self, key: Key, misses: np.ndarray, early: list[EarlyUnits]) -> tuple[planner.ReadPlan, np.ndarray]:
+        """The reads for the units of `misses` that were not read `early`, and the units that a token takes from them:
         int32, in flash order."""
+        part, memory = self._parts[key], self._memory[key[1]]
         wanted = np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
-        for piece in early:
-            wanted[part.position[piece.units]] = False
-        positions = np.flatnonzero(wanted)
-        gap_bytes = self._gap.want(positions.size * part.units.unit_bytes)
-        planned = self._planned(part, positions, self._room(family), gap_bytes)
+        for each in early:
+            wanted[part.position[each.ids]] = False
+        positions = wanted.nonzero()[0]
+        gap_bytes = self._gap.gap_bytes
+        plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, memory.longest_read_bytes)
         if self._use_read_units:
-            brought = planner.brought(part.units, part.order.size, planned.extents)
-            there = part.cache.present
-            for piece in early:
-                there[piece.units] = True
-            positions = brought[~there[part.order[brought]]]
-            planned = planner.inside(part.units, positions, planned.extents)
-        return planned, part.order[positions]
+            # what the reads bring anyway costs nothing more: those of it that are not in memory are used, too
+            brought = planner.brought(part.units, part.order.size, plan.extents)
+            in_memory = part.cache.present
+            for each in early:
+                in_memory[each.ids] = True
+            positions = brought[~in_memory[part.order[brought]]]
+            plan = planner.inside(part.units, positions, plan.extents)
+        return plan, part.order[positions]
 
-    def _arriving(
-        self, part: Part, family: FamilyName, there: Sequence[Batch], brought: Brought, early: Sequence[Piece]
-    ) -> Iterator[Batch]:
-        """What is there, first what makes room and is read over, then what was read ahead, and then what reads bring,
-        as it arrives."""
-        going, staying = there
-        reads = [brought]
-        try:
-            if going.ids.size:
-                yield going
-            with closing(self._incoming(family, brought, self._begin)) as incoming:
-                if staying.ids.size:
-                    yield staying
-                for piece in early:
-                    yield from self._from_buffer(part, family, piece)
-                yield from self._landed(part, family, brought, incoming)
-            lost = [units for piece in early if (units := piece.give_up()).size]
-            if lost:
-                units = part.in_flash_order(np.concatenate(lost))
-                planned = self._planned(part, part.position[units], self._room(family))
-                again = Brought(planned, units, part.cache.contains(units), part.slot[units])
-                reads.append(again)
-                with closing(self._incoming(family, again, self._begin)) as incoming:
-                    yield from self._landed(part, family, again, incoming)
-        finally:
-            for some in (*reads, *early):
-                part.forget(some.units[some.num_read :])
+    def _planned(self, key: Key, ids: np.ndarray) -> PlannedUnits:
+        """The reads for units of a part with the plan's own gap, outside a token's requests."""
+        part, memory = self._parts[key], self._memory[key[1]]
+        units = part.in_flash_order(ids)
+        positions, gap_bytes = part.position[units], self.plan.collapse_gap_bytes
+        plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, memory.longest_read_bytes)
+        return PlannedUnits(plan, units, part.cache.contains(units), part.slot[units])
 
-    def _landed(self, part: Part, family: FamilyName, brought: Brought, incoming: Incoming) -> Iterator[Batch]:
-        """What reads bring, as it arrives."""
-        for batch, ticket, half in incoming:
-            for first, last, count in planner.arrivals(batch, part.units.unit_bytes, ARRIVAL_BYTES):
-                ticket.wait(count)
-                its = slice(brought.num_read, batch.first_unit + last)
-                brought.num_read = its.stop
-                ids, slots, kept = brought.units[its], brought.slots[its], brought.kept[its]
-                if kept.any():
-                    yield Batch(ids[kept], slots[kept], self._memory[family].rows)
-                if not kept.all():
-                    places = batch.buffer_offset[first:last][~kept].astype(np.int32)
-                    yield Batch(ids[~kept], places, half.rows)
-            flash_s = ticket.finish()
-            self.counters.flash_s += flash_s
-            self._gap.observe(batch.extents.num_bytes, flash_s)
+    def _settle(self) -> None:
+        """Closes the request or the dense pass under way: its buffer is used again, and its unread units are gone."""
+        if self._under_way is not None:
+            self._under_way.close()
+            self._under_way = None
 
-    def _from_buffer(self, part: Part, family: FamilyName, piece: Piece) -> Iterator[Batch]:
-        """Units that were read ahead, as they arrive; those that are kept are copied to their slots."""
-        for ids, places in piece.arrivals(ARRIVAL_BYTES):
-            kept = part.cache.contains(ids)
-            if self._flash.moves_data:
-                copy_rows(piece.rows, places[kept], self._memory[family].rows, part.slot[ids[kept]])
-            yield Batch(ids, places, piece.rows)
-
-    def _incoming(self, family: FamilyName, brought: Brought, begin: Begin) -> Incoming:
-        """The reads of a plan; those units that are kept go to their slots."""
-        rows = self._memory[family].rows
-        return Incoming(brought.batches(self._room(family)), self._halves[family], brought.landing_in(rows, begin))
-
-    def _begin(self, batch: planner.Batch, into: np.ndarray, landing: Landing | None = None) -> Ticket:
-        """Has the reads of a batch begin, and counts them."""
-        self.counters.reads += len(batch.extents)
-        self.counters.read_bytes += batch.extents.num_bytes
-        return self._submit(batch, into, landing)
-
-    def _room(self, family: FamilyName) -> int:
-        """Bytes of the read buffer that a batch may take."""
-        return self._halves[family][0].memory.size
-
-    def _planned(self, part: Part, positions: np.ndarray, room: int, gap_bytes: int | None = None) -> planner.ReadPlan:
-        """The reads for units at ascending flash positions, none longer than `room` bytes; None: the plan's gap."""
-        gap_bytes = self.plan.collapse_gap_bytes if gap_bytes is None else gap_bytes
-        max_bytes = longest_read_bytes(room, part.units.unit_bytes, self._page_bytes)
-        return planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, max_bytes)
-
-    def _submit(self, batch: planner.Batch, into: np.ndarray, landing: Landing | None = None) -> Ticket:
-        self._extents.update(batch.extents.offsets.astype("<i8").tobytes())
-        self._extents.update(batch.extents.lengths.astype("<i8").tobytes())
-        return self._flash.submit(batch.extents, into, landing)
-
-    def stream(self, layer: int, family: FamilyName) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All units of a family of a layer in flash order: the prefill's dense pass.
+    def stream(self, key: Key) -> DensePass | ResidentPass:
+        """Begins to read all units of a family of a layer in flash order: the prefill's dense pass. With room for
+        everything it takes them from their slots.
 
         What lies between the units of one layer of a group is read along, or left out, whichever takes the artifact's
-        device less time.
-
-        Args:
-            layer: Layer number.
-            family: Family on flash.
-
-        Yields:
-            (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as half of the read buffer holds, while the other
-            half is being filled; or all of it, where half has no room for a unit. The rows are views of the buffer, so
-            they are gone when the next ones are asked for.
-
-        Raises:
-            CorruptPageError: if a page read is damaged.
+        device less time. The pass ends when the next one begins, or a request is submitted.
         """
-        part = self._parts[layer, family]
-        if self._recorder:
-            self._recorder.stream(layer, family)
-        pinned = self._whole and bool(part.cache.present.all())
-        room, gap_bytes = self._whole_room(part) if pinned else self._room(family), self.plan.collapse_gap_bytes
-        batches = dense_batches(part.units, part.order.size, room, self._page_bytes, gap_bytes, self._modelled)
-        if pinned:  # in slots in flash order; as many at a time as if they were read, so that sums have the same bits
-            first, rows = int(part.slot[part.order[0]]), self._memory[family].rows
-            for batch in batches:
-                its = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
-                yield part.order[its], rows[first + its.start : first + its.stop]
-            return
-        with closing(Incoming(batches, self._halves[family], self._submit)) as incoming:
-            for batch, ticket, half in incoming:
-                self.counters.stream(batch, ticket.finish())
-                ids = part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
-                yield ids, in_buffer(half, batch.buffer_offset, part.units)
+        self._settle()
+        for stream in self._observers.stream:
+            stream(key)
+        part, memory, gap_bytes = self._parts[key], self._memory[key[1]], self.plan.collapse_gap_bytes
+        num_units, page_bytes = part.order.size, self._page_bytes
+        in_slots = self._whole and bool(part.cache.present.all())
+        # as many units at a time as if they were read, so that sums have the same bits
+        room = self._room_if_reading(part.units.unit_bytes) if in_slots else memory.room_bytes
+        batches = dense_batches(part.units, num_units, room, page_bytes, gap_bytes, self._law)
+        if in_slots:
+            return ResidentPass(part, memory.slots.rows, batches)
+        found = self._under_way = DensePass(self._device, part, memory, batches)
+        return found
 
-    def _whole_room(self, part: Part) -> int:
-        """What `_room` would be if the plan read."""
-        return room_bytes(self._reading_bytes(), self._page_bytes, span_bytes(part.units.unit_bytes, self._page_bytes))
+    def _room_if_reading(self, unit_bytes: int) -> int:
+        """The room of one batch of reads, if the plan read anything."""
+        return room_bytes(self._reading_bytes(), self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
 
     def extents_sha256(self) -> str:
-        """Digest over offsets, then lengths (int64, little-endian) of all reads so far, call by call."""
-        return self._extents.hexdigest()
+        """The digest over all reads so far (`ReadDigest`)."""
+        return self._digest.hexdigest()
+
+    def start_counting(self) -> None:
+        """Sets the counters to zero, and the modelled seconds of a clock."""
+        self.counters.start()
+        if self.clock is not None:
+            self.clock.start()
 
     def metrics(
         self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float, num_passes: int | None = None
     ) -> RunMetrics:
         """The counters as a record, with what only the caller knows: decoded tokens and seconds; `num_passes` where
-        that is not as many, since tokens of one pass share the weights that are in DRAM."""
+        that is another number, since tokens of one pass share the weights in DRAM."""
         return self.counters.as_metrics(
             self._manifest,
             self.plan,
+            self.clock,
             num_tokens=num_tokens,
             num_passes=num_tokens if num_passes is None else num_passes,
             decode_s=decode_s,
@@ -436,5 +385,10 @@ class Store:
             first_token_s=first_token_s,
             dram_used_bytes=self.dram_used_bytes,
             extents_sha256=self.extents_sha256(),
-            direct_io=self._flash.direct,
+            direct_io=self._device.flash.direct,
         )
+
+
+def _where(chosen: np.ndarray) -> np.ndarray:
+    """int32, the ids at which `chosen`, bool [num_units], is set."""
+    return chosen.nonzero()[0].astype(np.int32)

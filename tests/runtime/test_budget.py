@@ -110,7 +110,7 @@ def test_under_a_smaller_budget_the_hottest_stay(relu_artifact):
     half = refit(manifest, plan, fixed_bytes(manifest, plan) + 12 * 16 * 256)
     store = Store(artifact, half, direct.Flash(artifact, half.queue_depth))
     for (layer, family), hottest in relu_artifact.pinned.items():
-        assert set(np.flatnonzero(store.residency(layer, family).present)) == set(hottest[:16].tolist())
+        assert set(np.flatnonzero(store.residency((layer, family)).present)) == set(hottest[:16].tolist())
 
 
 def test_where_nothing_is_admitted_a_larger_budget_pins_the_next(relu_artifact):

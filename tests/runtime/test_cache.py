@@ -373,3 +373,14 @@ def test_belady_notices_another_future():
     cache = empty("belady", 8, 4, requests=as_ids([{1, 2}]))
     with pytest.raises(ValueError, match="request 0 has 3 units"):
         cache.touch(np.array([1, 2, 3]))
+
+
+@pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "static"])
+def test_a_cached_unit_that_is_pinned_gives_its_place_back(name):
+    """Then as many other units as there is room for are held at once."""
+    cache = empty(name, NUM_UNITS, 4)
+    cache.serve(np.arange(4))
+    cache.resize(4, np.array([1, 2]))
+    assert cache.present[[1, 2]].all()
+    cache.serve(np.arange(10, 14))
+    assert cache.contains(np.array([1, 2, 10, 11, 12, 13])).all()

@@ -1,14 +1,15 @@
 """A mixture of experts: a token asks for the units of its own experts, alone and with others, and computes the same."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.inspect import describe, render
-from coldpress.runtime.decoder.experts import given, routed, taken
+from coldpress.runtime.decoder.blocks import StreamedBlock
+from coldpress.runtime.decoder.experts import per_expert, routed
+from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
 from coldpress.schemas.errors import ArtifactError, ColdpressError
@@ -83,7 +84,13 @@ def test_a_layer_gives_what_its_experts_give_weighed(mixture):
     session, layer, spec = Session(mixture.path), 1, mixture.recipe.spec
     decoder, random = session.decoder, np.random.default_rng(4)
     x = random.normal(size=(5, spec.hidden_size)).astype(np.float32)
-    found = decoder._layers[layer].mlp.apply(x, partial(decoder._streamed, parts=[slice(0, 5)]))
+    mlp, parts = decoder._layers[layer].mlp, [slice(0, 5)]
+    work = mlp.begin(x, Tokens((), None, parts))
+    for key in mlp.requests:
+        work.signal(key)
+        for ids, codes in session.store.stream(key):
+            work.add(key, StreamedBlock(ids, codes, decoder._units[key[1]], parts))
+    found = work.result()
     weights = {role: values.astype(np.float64) for role, values in mixture.weights.items()}
     expected = np.zeros((5, spec.hidden_size))
     for token, logits in enumerate(x @ weights[f"layers.{layer}.router.weight"].T):
@@ -113,13 +120,13 @@ def test_a_selector_chooses_among_a_tokens_experts(method, tmp_path):
         assert one.tolist() == other.tolist()
 
 
-def test_inputs_come_back_from_what_each_expert_is_given():
+def test_each_expert_that_a_token_uses_gets_its_input():
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     chosen = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]], bool)
-    seen = given(x, chosen)
+    seen = per_expert(x, chosen)
     assert seen.shape == (3, 12)
     assert not seen.reshape(3, 3, 4)[~chosen].any()
-    assert (taken(seen, chosen) == x).all()
+    assert (seen.reshape(*chosen.shape, -1)[chosen] == np.repeat(x, chosen.sum(axis=1), axis=0)).all()
 
 
 def test_tokens_together_have_what_each_has_alone(in_dram, families):

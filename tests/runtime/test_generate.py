@@ -1,5 +1,7 @@
 """Sessions: generation, perplexity, plans and overrides, counters, and what an import pulls in."""
 
+import json
+import math
 import subprocess
 import sys
 import time
@@ -366,3 +368,17 @@ def test_the_runtime_needs_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_has_no_modelled_clock_unless_it_is_asked_for(topk_artifact):
+    """What it counts is the same with it."""
+    found = {}
+    for modelled in (False, True):
+        with Session(topk_artifact.path, modelled=modelled) as session:
+            found[modelled] = session.generate([3, 4, 5], 6, ignore_eos=True).metrics
+            assert (session.store.clock is not None) == modelled
+    assert math.isnan(found[False].modelled_s)
+    assert json.loads(found[False].to_json())["modelled_flash_s"] is None
+    assert found[True].modelled_s > found[True].modelled_flash_s > 0
+    assert found[True].extents_sha256 == found[False].extents_sha256
+    assert (found[True].hits, found[True].kept_bytes) == (found[False].hits, found[False].kept_bytes)

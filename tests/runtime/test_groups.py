@@ -46,10 +46,10 @@ def test_fetch_and_stream_bring_the_layers_own_units(built, size, gap_bytes):
     random = np.random.default_rng(0)
     for (layer, family), codes in units.items():
         ids = np.sort(random.choice(len(codes), 23, replace=False)).astype(np.int32)
-        for batch in store.fetch(layer, family, ids):
+        for batch in store.submit((layer, family), ids):
             assert (batch.rows[batch.slots] == codes[batch.ids]).all()
         seen: list[int] = []
-        for found, rows in store.stream(layer, family):
+        for found, rows in store.stream((layer, family)):
             assert (rows == codes[found]).all()
             seen += found.tolist()
         assert sorted(seen) == list(range(len(codes)))
@@ -85,7 +85,7 @@ def test_a_fetch_of_a_group_reads_its_own_layer_only(tmp_path):
     )
     built = build_artifact(tmp_path / "a", recipe)
     store = Session(built.path).store
-    deque(store.fetch(2, "up_down", np.arange(0, 32, 2, dtype=np.int32)), maxlen=0)
+    deque(store.submit((2, "up_down"), np.arange(0, 32, 2, dtype=np.int32)), maxlen=0)
     assert store.counters.reads == 16
     assert store.counters.read_bytes == 16 * 16384
 
@@ -96,4 +96,4 @@ def test_damage_in_a_group_names_its_layers(built, tmp_path):
         file.seek(100)
         file.write(b"\xff\xff\xff")
     with pytest.raises(CorruptPageError, match="layers 0 to 3, family mlp_in"):
-        deque(Session(artifact.path).store.stream(1, "mlp_in"), maxlen=0)
+        deque(Session(artifact.path).store.stream((1, "mlp_in")), maxlen=0)

@@ -124,6 +124,14 @@ def test_an_artifact_without_a_tokenizer_takes_ids(capsys, relu_artifact):
     assert out.startswith("1 2 " + " ".join(map(str, Session(relu_artifact.path).generate([1, 2], 3).token_ids)))
 
 
+def test_modelled_seconds_are_told_where_they_are_asked_for(capsys, artifact):
+    options = ("generate", artifact.path, "--prompt-ids", "3,4", "--max-new-tokens", 3, "--ignore-eos")
+    assert json.loads(run(capsys, *options, "--json")[1])["metrics"]["modelled_s"] is None
+    assert json.loads(run(capsys, *options, "--json", "--modelled")[1])["metrics"]["modelled_s"] > 0
+    assert "modelled flash" not in run(capsys, *options)[1]
+    assert "modelled flash" in run(capsys, *options, "--modelled")[1]
+
+
 def test_a_trace_replays_with_equal_counters(capsys, artifact, tmp_path):
     trace = tmp_path / "run.trace"
     options = ("--prompt-ids", "3,4", "--max-new-tokens", 5, "--ignore-eos", "--json")

@@ -7,8 +7,7 @@ import numpy as np
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.flash import direct
 from coldpress.runtime.plan.budget import choose_plan
-from coldpress.runtime.store import reads
-from coldpress.runtime.store import store as store_module
+from coldpress.runtime.store import reads, request
 from coldpress.runtime.store.store import Store
 from tests.support.stores import check_fetch, open_store, requests
 
@@ -48,7 +47,7 @@ class Telling:
 def test_what_is_there_is_computed_with_while_the_rest_is_read(relu_artifact, monkeypatch):
     """Reads begin before the first batch, batches come as reads do, and a half is read into again when it was used."""
     told: list[str] = []
-    monkeypatch.setattr(store_module, "ARRIVAL_BYTES", 8192)
+    monkeypatch.setattr(request, "ARRIVAL_BYTES", 8192)
     monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
     artifact = open_artifact(relu_artifact.path)
     changes = {"read_buffer_bytes": 8 * 4096, "collapse_gap_bytes": 0, "cache": "static"}
@@ -58,9 +57,9 @@ def test_what_is_there_is_computed_with_while_the_rest_is_read(relu_artifact, mo
     per_page = 4096 // part.units.unit_bytes
     pinned = np.flatnonzero(part.cache.present)
     far = part.order[2 * per_page * np.arange(12)]  # two pages apart: a read each
-    store._flash = Telling(store._flash, told)
+    store._device.flash = Telling(store._device.flash, told)
     ids = np.unique(np.concatenate([pinned, far])).astype(np.int32)
-    for batch in store.fetch(2, "up_down", ids):
+    for batch in store.submit((2, "up_down"), ids):
         told.append("hits" if np.isin(batch.ids, pinned).all() else "batch")
         rows = batch.rows[batch.slots]
         assert (rows == relu_artifact.units[2, "up_down"][batch.ids]).all()
@@ -77,8 +76,8 @@ def test_a_buffer_without_room_for_two_is_filled_again_when_it_was_used(relu_art
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"read_buffer_bytes": 8 * 4096, "cache": "static"})
     store = Store(artifact, plan, direct.Flash(artifact, 8))
-    store._flash = Telling(store._flash, told)
-    for _ in store.fetch(2, "up_down", np.arange(512, dtype=np.int32)):
+    store._device.flash = Telling(store._device.flash, told)
+    for _ in store.submit((2, "up_down"), np.arange(512, dtype=np.int32)):
         told.append("batch")
     marks = [entry for entry in told if "reads" in entry or "end" in entry]
     assert [mark.split()[0].isdigit() for mark in marks] == [True, False] * (len(marks) // 2)
@@ -90,9 +89,9 @@ def test_the_dense_pass_fills_one_half_while_the_other_is_used(relu_artifact, mo
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest)
     store, told = Store(artifact, plan, direct.Flash(artifact, 8)), []
-    store._flash = Telling(store._flash, told)
+    store._device.flash = Telling(store._device.flash, told)
     ids, rows = [], []
-    for part, codes in store.stream(9, "up_down"):
+    for part, codes in store.stream((9, "up_down")):
         told.append("used")
         ids.append(part)
         rows.append(codes.copy())
@@ -112,8 +111,8 @@ def test_the_dense_pass_fills_one_half_while_the_other_is_used(relu_artifact, mo
 def test_a_dense_pass_that_is_given_up_leaves_a_usable_store(relu_artifact, monkeypatch):
     monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
     store = open_store(relu_artifact)
-    streaming = store.stream(3, "up_down")
-    next(streaming)
+    streaming = store.stream((3, "up_down"))
+    next(iter(streaming))
     streaming.close()
     for layer, family, ids in requests(relu_artifact):
         check_fetch(store, relu_artifact, layer, family, ids)

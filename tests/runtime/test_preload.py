@@ -71,14 +71,14 @@ def test_a_fetch_brings_its_units_whatever_was_read_ahead(built, case, changes):
     for _, section in itertools.product(range(4), sections):
         guess, before = draw(random, section.num_units, random.random()), store.counters.preloaded_bytes
         absent = sum(
-            np.count_nonzero(~store.residency(layer, section.family).present[guess]) for layer in section.layers
+            np.count_nonzero(~store.residency((layer, section.family)).present[guess]) for layer in section.layers
         )
-        store.preload(section.first_layer, section.family, guess)
+        store.read_ahead((section.first_layer, section.family), guess)
         read = (store.counters.preloaded_bytes - before) // section.unit_bytes
         assert read == absent or "share" in changes or section.family == "mlp_mid"
         for layer in section.layers:
             ids = draw(random, section.num_units, 0.3)
-            missed = ids[~store.residency(layer, section.family).present[ids]]
+            missed = ids[~store.residency((layer, section.family)).present[ids]]
             used_bytes += np.isin(missed, guess).sum() * section.unit_bytes if read == absent else 0
             check_fetch(store, artifact, layer, section.family, ids)
         if section.last_layer == SPEC.num_hidden_layers - 1 and section.family == sections[-1].family:
@@ -113,7 +113,7 @@ def test_tokens_logits_and_hits_are_those_without_it(built, case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_simulation_repeats_its_reads(built, case, tmp_path):
     recorder, artifact = Recorder(), open_artifact(built[case].path)
-    with Session(built[case].path, plan=plan_of(artifact, queue_depth=4), recorder=recorder) as session:
+    with Session(built[case].path, plan=plan_of(artifact, queue_depth=4), recorder=recorder, modelled=True) as session:
         real = session.generate(PROMPT, NUM_TOKENS, ignore_eos=True).metrics
         recorder.save(tmp_path / "trace")
         modelled = simulate(session.artifact, session.plan, load_trace(tmp_path / "trace"))
@@ -121,6 +121,22 @@ def test_a_simulation_repeats_its_reads(built, case, tmp_path):
     for name in (*names.split(), "preload_used_bytes", "extents_sha256", "modelled_s", "modelled_flash_s"):
         assert getattr(modelled, name) == getattr(real, name), name
     assert real.preload_reads > 0
+
+
+@pytest.mark.parametrize("case", ["topk", "topk of 2"])
+def test_units_that_are_being_read_ahead_are_not_read_again(built, case):
+    """Two guesses for a section, the second one with units of the first: it reads the others alone."""
+    store, size = store_of(built[case], cache="static"), built[case].manifest.flash.sections[0].unit_bytes
+    first, ids = 2, np.arange(64, dtype=np.int32)
+    layers = 1 if case == "topk" else 2
+    absent = [~store.residency((first + index, "mlp_in")).present for index in range(layers)]
+    store.read_ahead((first, "mlp_in"), ids[:8])
+    before = store.counters.preloaded_bytes
+    assert before == sum(part[:8].sum() for part in absent) * size
+    store.read_ahead((first, "mlp_in"), ids[4:12])
+    assert store.counters.preloaded_bytes - before == sum(part[8:12].sum() for part in absent) * size
+    check_fetch(store, built[case], first, "mlp_in", ids)
+    store.close()
 
 
 def test_a_simulation_refuses_to_read_ahead_what_there_is_not(built):
@@ -134,7 +150,7 @@ def test_a_plan_without_room_for_it_reads_nothing_ahead(built):
     recorder = Recorder()
     with Session(built["topk"].path, recorder=recorder) as session:
         metrics = session.generate(PROMPT, NUM_TOKENS).metrics
-        session.store.preload(3, "mlp_in", np.arange(8, dtype=np.int32))
+        session.store.read_ahead((3, "mlp_in"), np.arange(8, dtype=np.int32))
     assert metrics.preload_reads == metrics.preloaded_bytes == session.store.counters.preload_reads == 0
     assert [event.kind for event in recorder.events].count(PRELOAD) == 1  # the one asked for by hand
 
@@ -191,12 +207,12 @@ def test_damage_matters_to_those_who_ask_for_it_alone(built, case, tmp_path):
     place = {int(unit): at // max(1, per_page) for at, unit in enumerate(artifact.order[first, "mlp_in"])}
     far = [unit for unit in range(64) if abs(place[unit] - place[40]) > 1 and unit not in there]
     ids = np.array(sorted({*far[:8], 40}), np.int32)
-    store.preload(first, "mlp_in", ids)
+    store.read_ahead((first, "mlp_in"), ids)
     check_fetch(store, artifact, 6, "mlp_in", np.setdiff1d(ids, [40]).astype(np.int32))
     store.end_tokens()
-    store.preload(first, "mlp_in", ids)
+    store.read_ahead((first, "mlp_in"), ids)
     with pytest.raises(CorruptPageError, match="family mlp_in"):
-        deque(store.fetch(6, "mlp_in", ids), maxlen=0)
+        deque(store.submit((6, "mlp_in"), ids), maxlen=0)
     store.close()
 
 
@@ -248,7 +264,7 @@ def test_reads_ahead_that_fail_are_made_again_when_asked_for(flaky):
     built, flash, store = flaky
     ids = np.arange(0, 64, 2, dtype=np.int32)
     flash.failing = True
-    store.preload(4, "mlp_in", ids)
+    store.read_ahead((4, "mlp_in"), ids)
     flash.failing = False
     for layer in (4, 5, 4):
         check_fetch(store, built, layer, "mlp_in", ids)
@@ -257,15 +273,16 @@ def test_reads_ahead_that_fail_are_made_again_when_asked_for(flaky):
 
 def test_a_fetch_that_is_given_up_keeps_nothing_that_it_did_not_give(flaky, monkeypatch):
     built, _, store = flaky
-    monkeypatch.setattr("coldpress.runtime.store.store.ARRIVAL_BYTES", 4096)
+    monkeypatch.setattr("coldpress.runtime.store.request.ARRIVAL_BYTES", 4096)
     ids = np.arange(64, dtype=np.int32)
     for batches in (1, 2, 3):
-        store.preload(6, "mlp_in", ids[::2])
-        fetching = store.fetch(7, "mlp_in", ids)
+        store.read_ahead((6, "mlp_in"), ids[::2])
+        fetching = store.submit((7, "mlp_in"), ids)
+        batches_of = iter(fetching)
         for _ in range(batches):
-            next(fetching)
+            next(batches_of)
         fetching.close()
-        kept = np.flatnonzero(store.residency(7, "mlp_in").present).astype(np.int32)
+        kept = np.flatnonzero(store.residency((7, "mlp_in")).present).astype(np.int32)
         check_fetch(store, built, 7, "mlp_in", kept)
         store.end_tokens()
     store.close()
@@ -275,11 +292,11 @@ def test_a_fetch_that_is_given_up_keeps_nothing_that_it_did_not_give(flaky, monk
 def test_nothing_is_under_way_into_memory_that_is_used_again(flaky, end):
     built, flash, store = flaky
     ids, artifact = np.arange(0, 64, 3, dtype=np.int32), open_artifact(built.path)
-    store.preload(2, "mlp_in", ids)
-    store.preload(4, "mlp_in", ids)  # the other region
+    store.read_ahead((2, "mlp_in"), ids)
+    store.read_ahead((4, "mlp_in"), ids)  # the other region
     assert len(flash.open) == 2
     if end == "next":
-        store.preload(6, "mlp_in", ids)
+        store.read_ahead((6, "mlp_in"), ids)
         assert len(flash.open) == 2
     elif end == "resize":
         store.resize(artifact, refit(artifact.manifest, store.plan, store.plan.dram_budget_bytes + 50_000))
@@ -313,7 +330,7 @@ def test_the_buffer_is_part_of_the_budget(built):
     plan, before = plan_of(artifact), artifact.manifest.plans[0]
     assert used_bytes(artifact.manifest, plan) == used_bytes(artifact.manifest, before) + plan.preload_buffer_bytes
     with Session(built["topk"].path, plan=plan) as session:
-        memory = sum(region.half.memory.size for region in session.store._preloads._regions)
+        memory = sum(region.half.memory.size for region in session.store.ahead._regions)
         assert memory <= plan.preload_buffer_bytes
         session.generate(PROMPT, 4)
         assert session.store.dram_used_bytes <= plan.dram_budget_bytes
@@ -367,9 +384,9 @@ def test_modelled_seconds_count_what_reading_ahead_hides(built):
     store = Store(artifact, ahead, simulated.Flash(artifact, 8), recorder)
     ids = np.arange(0, 512, 4, dtype=np.int32)
     for layer in range(SPEC.num_hidden_layers):
-        deque(store.fetch(layer, "neuron", ids), maxlen=0)
+        deque(store.submit((layer, "neuron"), ids), maxlen=0)
         if layer + 1 < SPEC.num_hidden_layers:
-            store.preload(layer + 1, "neuron", ids)
+            store.read_ahead((layer + 1, "neuron"), ids)
     store.end_tokens()
     with_it, without = (simulate(artifact, plan, recorder.events) for plan in (ahead, plain))
     assert with_it.preload_used_bytes == with_it.preloaded_bytes > 0

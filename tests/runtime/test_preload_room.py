@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.decoder.ahead import surest
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.store.ahead_room import Reading, buffer_bytes, most_bytes
+from coldpress.runtime.store.ahead import most_certain
+from coldpress.runtime.store.ahead_room import Reading, buffer_bytes, most_bytes, rooms
 from coldpress.runtime.trace import PRELOAD, Recorder
 from coldpress.schemas.layout import placed_parts
 from tests.support.artifacts import Recipe, build_artifact, small_spec
@@ -34,15 +34,15 @@ def with_buffer(manifest, guess):
     return plan.model_copy(update=changes)
 
 
-def test_the_surest_of_a_guess_are_the_largest_entries():
+def test_the_most_certain_of_a_guess_are_the_largest_entries():
     signal = np.array([[0.5, -4, 0, 2, -2, 1], [0, 0, 3, 0, 0, 0]], np.float32)
     ids = np.array([0, 1, 3, 4, 5], np.int32)
-    assert surest(ids, signal[:1], 0.4).tolist() == [1, 3]  # of 3 and 4, which are as large, the first
-    assert surest(ids, signal[:1], 0.41).tolist() == [1, 3, 4]
-    assert surest(np.array([0, 2, 5], np.int32), signal, 0.3).tolist() == [2]  # of any token
-    assert surest(ids, signal, 0.0).tolist() == [1]
-    assert surest(ids, signal, 1.0).tolist() == ids.tolist()
-    assert surest(ids[:0], signal, 0.5).size == 0
+    assert most_certain(ids, signal[:1], 0.4).tolist() == [1, 3]  # of 3 and 4, which are as large, the first
+    assert most_certain(ids, signal[:1], 0.41).tolist() == [1, 3, 4]
+    assert most_certain(np.array([0, 2, 5], np.int32), signal, 0.3).tolist() == [2]  # of any token
+    assert most_certain(ids, signal, 0.0).tolist() == [1]
+    assert most_certain(ids, signal, 1.0).tolist() == ids.tolist()
+    assert most_certain(ids[:0], signal, 0.5).size == 0
 
 
 def test_a_part_of_a_guess_is_righter_and_changes_no_token(built):
@@ -79,6 +79,16 @@ def test_what_is_read_ahead_is_what_fits_while_nothing_is_asked_for(built):
     assert most_bytes(first, plan.parts, 4096, 1 << 30) == 0  # no layer before it would tell
     within = Reading(flash.sections, tuple(_all_in_dram(plan, flash.sections)), law, 0)
     assert buffer_bytes(within, 1.0, 1.0, 1 << 30) == 0
+
+
+def test_a_guess_of_a_whole_section_has_room_for_the_pages_on_both_of_its_edges(built):
+    """Units lie packed, so that a section of n pages that begins inside a page touches n + 1 of them."""
+    plan, flash = built.manifest.plans[0], built.manifest.flash
+    everything = [part.model_copy(update={"density": 1.0, "num_pinned": 0, "cache_slots": 0}) for part in plan.parts]
+    (length,) = {section.length_bytes for section in flash.sections if section.family == "mlp_in"}
+    touched = {(start + length - 1) // 4096 - start // 4096 + 1 for start in range(4096)}
+    assert rooms(flash.sections, everything, 4096)["mlp_in"].section_bytes == max(touched) * 4096
+    assert max(touched) * 4096 > length
 
 
 def _all_in_dram(plan, sections):

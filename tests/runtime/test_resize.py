@@ -48,7 +48,7 @@ def test_tokens_stay_through_every_change(built):
         if len(found) in changes:
             session.resize(changes[len(found)])
             assert session.store.dram_used_bytes <= changes[len(found)] == session.plan.dram_budget_bytes
-            rows = sum(memory.rows.nbytes for memory in session.store._memory.values())
+            rows = sum(memory.slots.rows.nbytes for memory in session.store._memory.values())
             assert rows == session.store.dram_used_bytes - fixed_bytes(session.artifact.manifest, session.plan)
         hit_rates[len(found)] = token.hit_rate
     assert found == list(whole)
@@ -67,10 +67,10 @@ def test_units_stay_what_they_are_under_every_policy(built, cache):
         for _ in range(len(built.units)):
             layer, family, ids = next(wanted)
             check_fetch(store, built, layer, family, ids)
-        before = {key: store.residency(*key).present.copy() for key in built.units}
+        before = {key: store.residency(key).present.copy() for key in built.units}
         store.resize(artifact, plan)
         for part in store.plan.parts:  # with room for all units, all are pinned
-            present = store.residency(part.layer, part.family).present
+            present = store.residency((part.layer, part.family)).present
             pinned = artifact.rank(part.layer, part.family)[: part.num_pinned]
             assert present[pinned].all()
             cached = np.setdiff1d(np.flatnonzero(present), pinned)
@@ -185,13 +185,13 @@ def test_what_could_not_be_read_is_not_taken_for_pinned(built, cache):
     store, artifact = session.store, session.artifact
     least, all_units = (refit(built.manifest, store.plan, budget) for budget in budgets(built)[1::2])
     session.resize(least.dram_budget_bytes)
-    inner = store._flash
-    store._flash = Failing(inner, 3)
+    inner = store._device.flash
+    store._device.flash = Failing(inner, 3)
     with pytest.raises(DeviceError):
         session.resize(all_units.dram_budget_bytes)
     assert session.plan == as_run(built.manifest, all_units)
-    store._flash = inner
-    pinned = [store.residency(layer, family).present.sum() for layer, family in store._parts]
+    store._device.flash = inner
+    pinned = [store.residency((layer, family)).present.sum() for layer, family in store._parts]
     assert max(pinned) > min(pinned) == 0
     for layer, family, ids in requests(built):
         check_fetch(store, built, layer, family, ids)

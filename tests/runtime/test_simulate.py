@@ -12,6 +12,7 @@ from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.choice import on_device
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from coldpress.runtime.simulate import replay, simulate
+from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace
 from coldpress.schemas.errors import ArtifactError, ColdpressError
@@ -30,7 +31,7 @@ def record(built, num_tokens=5):
     for prompt in range(2):  # the second one finds the first one's units, but a new context
         store.reset()
         for layer, family in built.units:
-            deque(store.stream(layer, family), maxlen=0)
+            deque(store.stream((layer, family)), maxlen=0)
         ask(store, built, num_tokens, seed=prompt)
     return recorder
 
@@ -45,7 +46,7 @@ def test_simulated_equals_real(request, name, cache, gap, extra):
     trace = record_once(request, name, built)
     budget = fixed_bytes(artifact.manifest, artifact.manifest.plans[0]) + extra
     plan = choose_plan(artifact.manifest, budget).model_copy(update={"cache": cache, "collapse_gap_bytes": gap})
-    real = Store(artifact, plan, direct.Flash(artifact, 8))
+    real = Store(artifact, plan, direct.Flash(artifact, 8), Clock(artifact.manifest, plan))
     replay(real, trace)
     measured = real.metrics(10, 1.0, 1.0, 1.0)
     modelled = simulate(artifact, plan, trace)

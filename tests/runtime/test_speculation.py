@@ -12,6 +12,7 @@ from coldpress.runtime.drafts import lookup
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.speculation import Passes
 from coldpress.runtime.generate.statistics import Drafted, drafted
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from coldpress.runtime.plugins import load, names
@@ -127,11 +128,11 @@ def test_what_came_of_drafts_is_counted(sessions):
 def test_units_that_are_not_to_be_kept_leave_the_cache_as_it_is(relu_artifact):
     store = open_store(relu_artifact)
     layer, family = 3, "up_down"
-    wanted = np.flatnonzero(~store.residency(layer, family).present)[:20].astype(np.int32)
+    wanted = np.flatnonzero(~store.residency((layer, family)).present)[:20].astype(np.int32)
     codes = relu_artifact.units[layer, family]
-    for batch in store.fetch(layer, family, wanted, wanted[5:8]):
+    for batch in store.submit((layer, family), wanted, wanted[5:8]):
         assert (batch.rows[batch.slots] == codes[batch.ids]).all()
-    present = store.residency(layer, family).present
+    present = store.residency((layer, family)).present
     assert np.flatnonzero(present[wanted]).tolist() == [5, 6, 7]
 
 
@@ -196,6 +197,14 @@ def refused(session, draft, words, kind=ColdpressError, **settings):
 def test_drafts_are_refused_where_the_selector_sees_what_is_in_memory(tmp_path):
     built = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=2), method="dip_ca"))
     refused(Session(built.path), lookup.Draft(), "the selector 'dip_ca' uses what is in DRAM")
+
+
+@pytest.mark.parametrize(("drafted", "accepted", "expected"), [(0, 0, 3), (1, 1, 4), (1, 0, 2), (100, 0, 1)])
+def test_how_many_tokens_of_a_pass_will_stand_is_told_by_the_drafts_before(drafted, accepted, expected):
+    """One in two drafts as long as none was seen: of four two stand, and the token that was chosen."""
+    passes = Passes(None, None, None, 4)
+    passes._drafted, passes._accepted = drafted, accepted
+    assert passes._expected(4) == expected
 
 
 def test_how_many_drafts_a_pass_takes(sessions):

@@ -49,20 +49,20 @@ def test_every_size_of_buffer_and_cache_works(tmp_path, changes):
     store = open_store(built)
     for layer, family, ids in requests(built):
         check_fetch(store, built, layer, family, ids)
-        for ids, rows in store.stream(layer, family):
+        for ids, rows in store.stream((layer, family)):
             assert (rows == built.units[layer, family][ids]).all()
 
 
 def test_hits_come_first_and_outlast_the_fetch(relu_artifact):
     """Only what is not kept is gone when the next batch is asked for."""
     store, codes = open_store(relu_artifact), relu_artifact.units[0, "up_down"]
-    list(store.fetch(0, "up_down", np.arange(40, dtype=np.int32)))
-    cached = np.flatnonzero(store.residency(0, "up_down").present)
+    list(store.submit((0, "up_down"), np.arange(40, dtype=np.int32)))
+    cached = np.flatnonzero(store.residency((0, "up_down")).present)
     wanted = np.arange(20, 300, dtype=np.int32)
-    batches = list(store.fetch(0, "up_down", wanted))
+    batches = list(store.submit((0, "up_down"), wanted))
     assert set(batches[0].ids.tolist()) == set(cached.tolist()) & set(wanted.tolist())
     kept = [batch for batch in batches if batch.rows is batches[0].rows]
-    assert sum(batch.ids.size for batch in kept) == store.residency(0, "up_down").present[wanted].sum()
+    assert sum(batch.ids.size for batch in kept) == store.residency((0, "up_down")).present[wanted].sum()
     for batch in kept:
         assert (batch.rows[batch.slots] == codes[batch.ids]).all()
 
@@ -71,9 +71,9 @@ def test_units_that_are_not_kept_are_used_where_they_were_read_to(relu_artifact)
     """No memory but the read buffer's holds them, and no more of them come at once than it does."""
     store = open_store(relu_artifact, cache="static", read_buffer_bytes=8192)
     wanted = np.arange(512, dtype=np.int32)
-    present = store.residency(3, "up_down").present
+    present = store.residency((3, "up_down")).present
     sizes = []
-    for batch in store.fetch(3, "up_down", wanted):
+    for batch in store.submit((3, "up_down"), wanted):
         read = ~present[batch.ids]
         assert read.all() or not read.any()
         assert np.shares_memory(batch.rows, store._buffer) == read.all()
@@ -85,22 +85,53 @@ def test_units_that_are_not_kept_are_used_where_they_were_read_to(relu_artifact)
 def test_a_fetch_may_be_given_up_before_its_first_read_is_used(relu_artifact):
     """Its units were admitted already: they are not there, and their slots are free again."""
     store = open_store(relu_artifact)
-    list(store.fetch(0, "up_down", np.arange(40, dtype=np.int32)))
-    present = store.residency(0, "up_down").present.copy()
+    list(store.submit((0, "up_down"), np.arange(40, dtype=np.int32)))
+    present = store.residency((0, "up_down")).present.copy()
     for _ in range(3):
-        fetching = store.fetch(0, "up_down", np.arange(20, 60, dtype=np.int32))
-        next(fetching)
+        fetching = store.submit((0, "up_down"), np.arange(20, 60, dtype=np.int32))
+        next(iter(fetching))
         fetching.close()
-        left = store.residency(0, "up_down").present
+        left = store.residency((0, "up_down")).present
         assert not left[~present].any()
     for layer, family, ids in requests(relu_artifact):
         check_fetch(store, relu_artifact, layer, family, ids)
 
 
+def test_a_request_is_decided_when_it_is_submitted(relu_artifact):
+    """Whether or not anybody iterates over it: the cache, the counters and the device know of it."""
+    store, ids = open_store(relu_artifact), np.arange(20, 27, dtype=np.int32)
+    request = store.submit((0, "up_down"), ids)
+    counted = dataclasses.replace(store.counters)
+    assert counted.hits + counted.misses == 7
+    assert counted.reads > 0
+    digest = store.extents_sha256()
+    seen = [batch.ids.copy() for batch in request]
+    assert (np.sort(np.concatenate(seen)) == ids).all()
+    assert (store.counters.reads, store.counters.misses) == (counted.reads, counted.misses)
+    assert store.extents_sha256() == digest
+    reads = store.counters.prefill_reads
+    store.stream((1, "up_down"))
+    assert store.extents_sha256() != digest
+    assert store.counters.prefill_reads == reads  # which count when they have ended
+
+
+def test_a_request_that_nobody_iterates_over_ends_with_the_next(relu_artifact):
+    """Its units are not in the cache, its slots are free, and its reads fill nobody's buffer."""
+    store = open_store(relu_artifact)
+    before = store.residency((0, "up_down")).present.copy()
+    for start in (20, 60, 100):
+        store.submit((0, "up_down"), np.arange(start, start + 40, dtype=np.int32))
+    assert (store.residency((0, "up_down")).present == before).all()
+    store.submit((0, "up_down"), np.arange(200, 240, dtype=np.int32))
+    for layer, family, ids in requests(relu_artifact):
+        check_fetch(store, relu_artifact, layer, family, ids)
+        store.submit((0, "up_down"), np.arange(100, 140, dtype=np.int32))
+
+
 def test_pinned_units_are_there_from_the_start(relu_artifact):
     store = open_store(relu_artifact)
     for (layer, family), pinned in relu_artifact.pinned.items():
-        assert (np.sort(pinned) == np.flatnonzero(store.residency(layer, family).present)).all()
+        assert (np.sort(pinned) == np.flatnonzero(store.residency((layer, family)).present)).all()
         check_fetch(store, relu_artifact, layer, family, np.sort(pinned))
     counted = store.counters
     assert (counted.misses, counted.reads, counted.read_bytes) == (0, 0, 0)
@@ -139,20 +170,21 @@ def test_evictions_are_counted_and_slots_stay_distinct(relu_artifact):
     check_fetch(store, relu_artifact, 0, "up_down", np.arange(0, 100, dtype=np.int32))
     check_fetch(store, relu_artifact, 0, "up_down", np.arange(200, 300, dtype=np.int32))
     assert store.counters.evictions > 0
-    cached = np.flatnonzero(store.residency(0, "up_down").present).astype(np.int32)
+    cached = np.flatnonzero(store.residency((0, "up_down")).present).astype(np.int32)
     assert cached.size == 32 + 64
-    (batch,) = store.fetch(0, "up_down", cached)
+    (batch,) = store.submit((0, "up_down"), cached)
     assert len(set(batch.slots.tolist())) == cached.size
 
 
 def test_a_fetch_that_is_given_up_leaves_a_usable_store(relu_artifact):
     store = open_store(relu_artifact, read_buffer_bytes=8192)
     for _ in range(3):
-        fetching = store.fetch(0, "up_down", np.arange(0, 512, 2, dtype=np.int32))
-        next(fetching)
-        next(fetching)
+        fetching = store.submit((0, "up_down"), np.arange(0, 512, 2, dtype=np.int32))
+        batches = iter(fetching)
+        next(batches)
+        next(batches)
         fetching.close()
-    cached = store.residency(0, "up_down").present
+    cached = store.residency((0, "up_down")).present
     assert cached.sum() <= 32 + 64
     for layer, family, ids in requests(relu_artifact):
         check_fetch(store, relu_artifact, layer, family, ids)
@@ -182,9 +214,9 @@ def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
     store = Store(artifact, plan, flash)
     flash.left = 2
     with pytest.raises(CorruptPageError):
-        list(store.fetch(4, "up_down", np.arange(0, 512, 2, dtype=np.int32)))
+        list(store.submit((4, "up_down"), np.arange(0, 512, 2, dtype=np.int32)))
     flash.left = 10**9
-    present = np.flatnonzero(store.residency(4, "up_down").present).astype(np.int32)
+    present = np.flatnonzero(store.residency((4, "up_down")).present).astype(np.int32)
     check_fetch(store, relu_artifact, 4, "up_down", present)  # what is said to be cached is what it should be
     for layer, family, ids in requests(relu_artifact):
         check_fetch(store, relu_artifact, layer, family, ids)
@@ -192,7 +224,7 @@ def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
 
 def test_stream_gives_everything_once_in_flash_order(relu_artifact):
     store = open_store(relu_artifact)
-    ids = [part.copy() for part, _ in store.stream(9, "up_down")]
+    ids = [part.copy() for part, _ in store.stream((9, "up_down"))]
     assert (np.concatenate(ids) == relu_artifact.order[9, "up_down"]).all()
     assert len(ids) > 1  # bounded by the read buffer
     assert store.counters.prefill_read_bytes >= 512 * 256
@@ -211,8 +243,8 @@ def test_no_read_is_longer_than_it_may_be(tmp_path, monkeypatch):
 
     monkeypatch.setattr(direct.Flash, "submit", watched)
     store = open_store(built, read_buffer_bytes=2 << 20, dram_budget_bytes=64 << 20)
-    list(store.stream(0, "up_down"))
-    list(store.fetch(0, "up_down", np.arange(4096, dtype=np.int32)))
+    list(store.stream((0, "up_down")))
+    list(store.submit((0, "up_down"), np.arange(4096, dtype=np.int32)))
     assert max(lengths) == 512 << 10
     assert MAX_READ_BYTES == 512 << 10
 
@@ -224,7 +256,7 @@ def test_memory_is_what_the_budget_says(relu_artifact, extra):
     store = open_store(relu_artifact, dram_budget_bytes=budget)
     plan = store.plan
     buffers = plan.read_buffer_bytes if extra < 10_000_000 else 0  # with everything in DRAM nothing is read
-    allocated = store._memory["up_down"].rows.nbytes + buffers
+    allocated = store._memory["up_down"].slots.rows.nbytes + buffers
     besides = bookkeeping_bytes(manifest)  # tests/runtime/test_bookkeeping.py
     assert store.dram_used_bytes == plan.resident_bytes + plan.kv_cache_bytes + allocated + besides
     assert store.dram_used_bytes <= budget
@@ -278,12 +310,12 @@ def test_lfu_counts_start_anew_with_a_context(topk_artifact):
     store = open_store(topk_artifact)
     old, new = np.arange(8, dtype=np.int32), np.arange(20, 28, dtype=np.int32)
     for _ in range(5):
-        list(store.fetch(0, "mlp_in", old))
-    list(store.fetch(0, "mlp_in", new))
-    assert store.residency(0, "mlp_in").present[old].all()
+        list(store.submit((0, "mlp_in"), old))
+    list(store.submit((0, "mlp_in"), new))
+    assert store.residency((0, "mlp_in")).present[old].all()
     store.reset()
-    list(store.fetch(0, "mlp_in", new))
-    assert store.residency(0, "mlp_in").present[new].all()
+    list(store.submit((0, "mlp_in"), new))
+    assert store.residency((0, "mlp_in")).present[new].all()
 
 
 def everything_in_reach(built, layer, family, missing, here, gap_bytes):
@@ -316,11 +348,11 @@ def test_what_costs_no_read_is_used(wide_artifact, cache, gap_bytes):
     store = open_store(wide_artifact, options={"use_read_units": True}, **changes)
     further = 0
     for layer, family, ids in requests(wide_artifact):
-        here = store.residency(layer, family).present.copy()
+        here = store.residency((layer, family)).present.copy()
         expected = everything_in_reach(wide_artifact, layer, family, ids[~here[ids]], here, gap_bytes)
         check_fetch(store, wide_artifact, layer, family, expected, ids)
-        list(plain.fetch(layer, family, ids))
-        assert (store.residency(layer, family).present == plain.residency(layer, family).present).all()
+        list(plain.submit((layer, family), ids))
+        assert (store.residency((layer, family)).present == plain.residency((layer, family)).present).all()
         further += expected.size - ids.size
     assert further > 100
     assert store.extents_sha256() == plain.extents_sha256()
@@ -343,15 +375,15 @@ def test_what_makes_room_is_used_before_it_is_read_over(wide_artifact):
             return ticket
 
     store = open_store(wide_artifact, options={"use_read_units": True}, collapse_gap_bytes=0)
-    store._flash = AtOnce(store._flash)
+    store._device.flash = AtOnce(store._device.flash)
     for layer, family, ids in requests(wide_artifact):
-        here = store.residency(layer, family).present.copy()
+        here = store.residency((layer, family)).present.copy()
         expected = everything_in_reach(wide_artifact, layer, family, ids[~here[ids]], here, 0)
         check_fetch(store, wide_artifact, layer, family, expected, ids)
     assert store.counters.evictions > 0
 
 
-def test_a_request_is_planned_once(wide_artifact, monkeypatch):
+def test_a_request_that_misses_is_planned_once(wide_artifact, monkeypatch):
     """What reads bring lies in the reads that were planned for what was asked for."""
     plan_reads, planned = planner.plan_reads, []
 
@@ -362,6 +394,9 @@ def test_a_request_is_planned_once(wide_artifact, monkeypatch):
     monkeypatch.setattr(planner, "plan_reads", counting)
     store = open_store(wide_artifact, options={"use_read_units": True})
     planned.clear()
-    asked = [list(store.fetch(layer, family, ids)) for layer, family, ids in requests(wide_artifact)]
-    assert len(planned) == len(asked)
+    num_with_misses = 0
+    for layer, family, ids in requests(wide_artifact):
+        num_with_misses += not store.residency((layer, family)).present[ids].all()
+        list(store.submit((layer, family), ids))
+    assert len(planned) == num_with_misses > 0  # and a request that hits everything not at all
     assert store.counters.reads > 0

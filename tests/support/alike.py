@@ -5,13 +5,12 @@ nothing to do with each other, and top-k chooses from both. Guesses, caches, rea
 runtime's own; so is the build's plan, for which statistics and the costs of reads are taken down on other tokens.
 """
 
-import copy
 import shutil
 import tempfile
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ from coldpress.compiler.io import save_arrays
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages import layout as layout_stage
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.decoder.ahead import Ahead
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.flash import simulated
 from coldpress.runtime.plan.budget import refit
-from coldpress.runtime.sparsity import topk
-from coldpress.runtime.store.clock import computed_bytes, dram_seconds
+from coldpress.runtime.sparsity import Residency, topk
+from coldpress.runtime.store.clock import Clock, computed_bytes, dram_seconds
+from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
@@ -61,6 +60,10 @@ class _Choice(Selection):
             (part.layer, part.family): topk.fit(section.num_units, part.density, {}, topk.Options())
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)
         }
+
+    def choose(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
+        """See `coldpress.runtime.store.ahead.Choose`."""
+        return self.select(key, signal_TN, residency), signal_TN
 
 
 @dataclass(frozen=True)
@@ -242,33 +245,33 @@ class Alike:
 
     def decoded(self, artifact: Artifact, plan: Plan, num_tokens: int, seed: int = 1) -> Decoded:
         """Tokens behind one that is not counted, caches being full."""
-        store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth))
+        clock = Clock(artifact.manifest, plan)
+        store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth), clock)
         self._fill(store)
         choice = _Choice(artifact, plan)
-        spec = artifact.manifest.model
-        ahead = Ahead(spec, store, choice, artifact.manifest.flash.sections, [None] * spec.num_hidden_layers)
         families, by_part = artifact.manifest.plans[0].parts, defaultdict(float)
-        before = copy.copy(store.counters)
+        before = _counted(store, clock)
         for number, token in enumerate(self.signals(1 + num_tokens, seed)):
             if number == 1:
-                before = copy.copy(store.counters)
+                before = _counted(store, clock)
                 by_part.clear()
             for layer, group in _by_layer(families):
                 for family in group:
-                    signal, then = token[family][layer], store.counters.modelled_flash_s
-                    ahead.note(layer, family, signal[None])
-                    ids = choice.select(layer, family, signal, store.residency(layer, family), None)
-                    deque(store.fetch(layer, family, ids), maxlen=0)
-                    by_part[layer, family] += (store.counters.modelled_flash_s - then) / num_tokens
-                ahead.layer_done()
+                    key, signal, then = (layer, family), token[family][layer][None], clock.flash_s
+                    (ids,) = choice.select(key, signal, store.residency(key))
+                    deque(store.submit(key, ids), maxlen=0)
+                    by_part[key] += (clock.flash_s - then) / num_tokens
+                store.ahead.layer_done(layer, {family: token[family][layer][None] for family in group}, choice.choose)
             store.end_tokens()
-        return self._decoded(artifact, plan, store, before, num_tokens, dict(by_part))
+        then = _counted(store, clock)
+        counted = {name: then[name] - before[name] for name in then}
+        return self._decoded(artifact, plan, counted, num_tokens, dict(by_part))
 
     def _fill(self, store: Store) -> None:
         for part, section in placed_parts(store.plan, store._manifest.flash.sections):
             units = np.random.default_rng(part.layer).permutation(section.num_units).astype(np.int32)
             for some in np.array_split(units, FILLING):
-                deque(store.fetch(part.layer, part.family, np.sort(some)), maxlen=0)
+                deque(store.submit((part.layer, part.family), np.sort(some)), maxlen=0)
         store.end_tokens()
         store.reset()
 
@@ -276,13 +279,10 @@ class Alike:
         self,
         artifact: Artifact,
         plan: Plan,
-        store: Store,
-        before: Any,
+        counted: dict[str, float],
         num_tokens: int,
         by_part_s: dict[tuple[int, FamilyName], float],
     ) -> Decoded:
-        names = before.__dataclass_fields__
-        counted = {name: getattr(store.counters, name) - getattr(before, name) for name in names}
         device, computed = artifact.manifest.device, computed_bytes(artifact.manifest, plan)
         moved_s = dram_seconds(device, computed, num_tokens, counted["active_bytes"], counted["kept_bytes"])
         return Decoded(
@@ -292,6 +292,11 @@ class Alike:
             counters=counted,
             by_part_s=by_part_s,
         )
+
+
+def _counted(store: Store, clock: Clock) -> dict[str, float]:
+    """What store and clock have counted by now."""
+    return asdict(store.counters) | {"modelled_flash_s": clock.flash_s, "modelled_fetch_s": clock.fetch_s}
 
 
 def _by_layer(parts: Sequence[Any]) -> list[tuple[int, list[FamilyName]]]:

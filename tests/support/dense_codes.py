@@ -33,7 +33,7 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
     for part, section in placed_parts(session.plan, manifest.flash.sections):
         spec, family = manifest.model, part.family
         units = np.empty((num_units(family, spec), section.unit_bytes), np.uint8)
-        for ids, rows in session.store.stream(part.layer, family):
+        for ids, rows in session.store.stream((part.layer, family)):
             units[ids] = rows
         start = 0
         for piece in slices(family, spec):

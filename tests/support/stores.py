@@ -1,4 +1,4 @@
-"""Stores of small artifacts, and what a fetch of one owes whoever asked."""
+"""Stores of small artifacts, and the check of a request: the right units, in memory when they are given."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def open_store(
     """The store of an artifact on real flash, its plan with `changes`."""
     artifact = open_artifact(built.path)
     plan = choose_plan(artifact.manifest, dram_budget_bytes).model_copy(update=changes)
-    return Store(artifact, plan, direct.Flash(artifact, 8), recorder)
+    return Store(artifact, plan, direct.Flash(artifact, 8), *([recorder] if recorder else []))
 
 
 def requests(built: Built, num_tokens: int = 6, seed: int = 1) -> Iterator[tuple[int, Any, np.ndarray]]:
@@ -38,7 +38,7 @@ def ask(store: Store, built: Built, num_tokens: int, seed: int = 1) -> None:
     """Has the store bring what `requests` says, token by token."""
     *_, last = built.units
     for layer, family, ids in requests(built, num_tokens, seed):
-        deque(store.fetch(layer, family, ids), maxlen=0)
+        deque(store.submit((layer, family), ids), maxlen=0)
         if (layer, family) == last:
             store.end_tokens()
 
@@ -46,9 +46,9 @@ def ask(store: Store, built: Built, num_tokens: int, seed: int = 1) -> None:
 def check_fetch(
     store: Store, built: Built, layer: int, family: Any, ids: np.ndarray, asked: np.ndarray | None = None
 ) -> None:
-    """Runs one fetch of `asked`, or of `ids`; `ids` must come, and every batch hold its units when it is yielded."""
+    """Runs one request of `asked`, or of `ids`; `ids` must come, and every batch hold its units when it is yielded."""
     codes, seen = built.units[layer, family], []
-    for batch in store.fetch(layer, family, ids if asked is None else asked):
+    for batch in store.submit((layer, family), ids if asked is None else asked):
         assert batch.ids.dtype == batch.slots.dtype == np.int32
         assert len(set(batch.slots.tolist())) == batch.slots.size
         assert (batch.rows[batch.slots] == codes[batch.ids]).all()

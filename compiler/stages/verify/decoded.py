@@ -30,7 +30,7 @@ class Replayed:
     def __init__(self, folder: str, flash: str = DEFAULT_FLASH) -> None:
         """Opens the artifact; `session` is to run once, with this as its `on_logits`."""
         self._recorder = Recorder(max_tokens=MAX_TOKENS)
-        self.session = Session(folder, recorder=self._recorder, flash=flash)
+        self.session = Session(folder, recorder=self._recorder, flash=flash, modelled=True)  # for the report
         self._decisions: dict[str, object] = {}
         self._done = False
 

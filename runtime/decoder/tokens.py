@@ -1,0 +1,54 @@
+"""The tokens of one pass through the layers: the sequences they belong to, and the caches of keys and values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE, head_bytes
+from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.model import ModelSpec
+
+
+@dataclass
+class KvCache:
+    """Keys and values of all layers, [num_hidden_layers, context, kv_heads, head_dim], filled to `length`: float16, or
+    uint8 of int8_group32, whose last axis is a head's bytes."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    length: int = 0
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that fit."""
+        return self.keys.shape[1]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tokens of one sequence among those of a pass: the next ones behind what its cache holds."""
+
+    cache: KvCache
+    """Of all layers; its `length` is for the caller to advance, once the pass is through all layers."""
+    num_tokens: int
+
+
+def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> KvCache:
+    """An empty cache for `context_length` tokens."""
+    width, dtype = (spec.head_dim, np.float16) if kind == "fp16" else (head_bytes(spec.head_dim, kind), np.uint8)
+    shape = (spec.num_hidden_layers, context_length, spec.num_key_value_heads, width)
+    return KvCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Consecutive tokens of one or several sequences, which go through the layers together."""
+
+    spans: Sequence[Span]
+    rotary: tuple[np.ndarray, np.ndarray] | None
+    """cos and sin of their positions; None with learned positions."""
+    parts: Sequence[slice] = ()
+    """Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only)."""
+    num_kept: int | None = None
+    """The cache keeps the units of the first so many tokens; None for all."""

@@ -1,0 +1,193 @@
+"""Units on their way into memory: what a store gives back at once, and what is iterated over as reads land."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from coldpress.runtime.store import planner
+from coldpress.runtime.store.ahead import EarlyUnits
+from coldpress.runtime.store.facts import Purpose
+from coldpress.runtime.store.reads import Device, FamilyMemory, Incoming, PlannedUnits, in_buffer
+from coldpress.runtime.store.slot_memory import copy_rows
+from coldpress.runtime.store.slots import Part
+
+ARRIVAL_BYTES = 1 << 20
+"""Read between two batches of a request, at least: with less, calls would cost more than they let overlap."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Units that are in memory until the next batch is asked for: `rows[slots[i]]` is unit `ids[i]`."""
+
+    ids: np.ndarray
+    """int32 [m]."""
+    slots: np.ndarray
+    """int32 [m]."""
+    rows: np.ndarray
+    """uint8 [slots, unit_bytes]; rows may overlap."""
+
+
+class Request:
+    """Units on their way into memory; iterate over it, once, for batches of them.
+
+    First come the units that are in memory, then those that were read ahead, then the others, as reads land. A batch
+    must be used before the next one is asked for: units without a slot are gone then. A request that is closed early,
+    or fails, leaves the cache without the units that were not read; `Store.submit` closes the one before it.
+    """
+
+    def __init__(self, ready: tuple[Batch, ...], rest: "Rest | None" = None) -> None:
+        """`ready` is in memory; `rest` is read, or was read ahead."""
+        self._ready, self._rest = ready, rest
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches that cover what was asked for exactly once, at most a read buffer's units each.
+
+        Raises:
+            CorruptPageError: if a page read is damaged.
+            DeviceError: if the device fails twice.
+        """
+        return iter(self._ready) if self._rest is None else self._rest.batches(self._ready)
+
+    def close(self) -> None:
+        """Gives up what has not arrived."""
+        if self._rest is not None:
+            self._rest.close()
+
+
+class Rest:
+    """The units of a request that were not in DRAM."""
+
+    def __init__(
+        self,
+        device: Device,
+        part: Part,
+        memory: FamilyMemory,
+        planned: PlannedUnits,
+        early: list[EarlyUnits],
+        evicted_hits: Batch | None,
+        replan: Callable[[np.ndarray], PlannedUnits],
+    ) -> None:
+        """Begins the reads.
+
+        Args:
+            device: Reads, and tells observers.
+            part: What the units are of.
+            memory: Where they go.
+            planned: The units that are read.
+            early: Those that were read ahead.
+            evicted_hits: Units in slots that the reads will fill, to be used before; the reads wait for that.
+            replan: Plans the reads of `early` units whose reads failed.
+        """
+        self._device, self._part, self._memory, self._replan = device, part, memory, replan
+        self._planned, self._early, self._evicted_hits = [planned], early, evicted_hits
+        self._incoming: Incoming | None = None
+        if evicted_hits is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        try:
+            self._incoming = self._device.incoming(self._memory, self._planned[-1], Purpose.REQUEST)
+        except BaseException:  # of a device that reads at once
+            self.close()
+            raise
+
+    def batches(self, ready: tuple[Batch, ...]) -> Iterator[Batch]:
+        """See `Request`."""
+        try:
+            if self._evicted_hits is not None:
+                # under `use_read_units` a token uses units that its own request evicts: before they are read over
+                yield self._evicted_hits
+                self._begin()
+            yield from ready
+            for early in self._early:
+                yield from self._read_ahead(early)
+            yield from self._landed()
+            lost = [units for early in self._early if (units := early.give_up()).size]
+            if lost:  # reads ahead failed, which nobody has been told: here they count
+                self._planned.append(self._replan(np.concatenate(lost)))
+                self._begin()
+                yield from self._landed()
+        finally:
+            self.close()
+
+    def _read_ahead(self, early: EarlyUnits) -> Iterator[Batch]:
+        """Units that were read ahead, as they arrive; those that the cache admitted are copied to their slots."""
+        for ids, places in early.arrivals(ARRIVAL_BYTES):
+            stored = self._part.cache.contains(ids)
+            if self._device.flash.moves_data:
+                copy_rows(early.rows, places[stored], self._memory.slots.rows, self._part.slot[ids[stored]])
+            yield Batch(ids, places, early.rows)
+
+    def _landed(self) -> Iterator[Batch]:
+        """The units of the reads under way, as they arrive."""
+        planned, rows = self._planned[-1], self._memory.slots.rows
+        for batch, ticket, half in self._incoming or ():
+            for first, stop, count in planner.arrivals(batch, self._part.units.unit_bytes, ARRIVAL_BYTES):
+                ticket.wait(count)
+                units = slice(planned.num_read, batch.first_unit + stop)
+                planned.num_read = units.stop
+                ids, slots, stored = planned.ids[units], planned.slots[units], planned.stored[units]
+                if stored.any():
+                    yield Batch(ids[stored], slots[stored], rows)
+                if not stored.all():
+                    places = batch.buffer_offset[first:stop][~stored].astype(np.int32)
+                    yield Batch(ids[~stored], places, half.rows)
+            self._device.ended(Purpose.REQUEST, batch, ticket.finish())
+
+    def close(self) -> None:
+        """See `Request`; does nothing the second time."""
+        if self._incoming is not None:
+            self._incoming.close()
+        for units in (*self._planned, *self._early):
+            if units.unread.size:
+                self._part.forget(units.unread)
+        self._planned, self._early, self._incoming = [], [], None
+
+
+class DensePass:
+    """All units of a part on their way; iterate over it, once."""
+
+    def __init__(self, device: Device, part: Part, memory: FamilyMemory, batches: Iterable[planner.ReadBatch]) -> None:
+        """Begins the first reads of `batches`, which cover all units of the part."""
+        self._device, self._part = device, part
+        self._incoming = Incoming(batches, memory.halves, partial(device.begin, Purpose.STREAM))
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as half of the read buffer holds, while the other
+        half is being filled; or all of it, where half has no room for a unit. The rows are views of the buffer, gone
+        when the next ones are asked for.
+
+        Raises:
+            CorruptPageError: if a page read is damaged.
+        """
+        try:
+            for batch, ticket, half in self._incoming:
+                self._device.ended(Purpose.STREAM, batch, ticket.finish())
+                ids = self._part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
+                yield ids, in_buffer(half, batch.buffer_offset, self._part.units)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Gives up what has not arrived."""
+        self._incoming.close()
+
+
+class ResidentPass:
+    """All units of a part that has every one of them in its slots; iterate over it as over a `DensePass`."""
+
+    def __init__(self, part: Part, rows: np.ndarray, batches: Iterable[planner.ReadBatch]) -> None:
+        """Takes units from `rows`, uint8 [slots, unit_bytes], as many at a time as `batches` says; nothing is read."""
+        self._part, self._rows, self._batches = part, rows, batches
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `DensePass`; the rows are views of the slots, in which pinned units lie in flash order."""
+        order, first_slot = self._part.order, int(self._part.slot[self._part.order[0]])
+        for batch in self._batches:
+            units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
+            yield order[units], self._rows[first_slot + units.start : first_slot + units.stop]
+
+    def close(self) -> None:
+        """Does nothing: there are no reads."""
