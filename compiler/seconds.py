@@ -21,8 +21,8 @@ from coldpress.runtime.cache import Policy
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.clock import computed_bytes, dram_seconds
-from coldpress.runtime.store.reads import longest_read_bytes, modelled_flash_s, room_bytes
+from coldpress.runtime.store.clock import computed_bytes, dram_seconds, modelled_flash_s
+from coldpress.runtime.store.reads import longest_read_bytes, room_bytes
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas import __version__
 from coldpress.schemas.device import DeviceProfile, Flash
