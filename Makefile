@@ -12,8 +12,8 @@ export PATH := $(BIN):$(PATH)
 
 help:
 	@echo "make demo    compile the demonstration model for a phone and run it"
-	@echo "make test    run the tests"
-	@echo "make check   everything that CI runs: style, types, import contracts, tests"
+	@echo "make test    run the tests but the slow ones (five minutes on two cores)"
+	@echo "make check   style, types, import contracts, and all tests"
 	@echo "make env     only create .venv; the others do it by themselves"
 
 env: $(STAMP)
@@ -32,9 +32,10 @@ demo: $(STAMP)
 	@snakemake --config model=demo device=pixel6 2>&1 | python -m coldpress.compiler.workflow.progress
 
 test: $(STAMP)
-	@pytest -n 2 --dist loadgroup
+	@pytest -n 2 -m "not slow"
 
-check: lint test
+check: lint
+	@pytest -n 2
 
 lint: $(STAMP)
 	ruff check .

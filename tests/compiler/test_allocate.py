@@ -153,6 +153,7 @@ def test_fatrelu_is_never_denser_than_relu(model: Model, activations: Activation
         run(config("fatrelu", "90%"), model, smooth, device_of())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ones")
 @pytest.mark.parametrize("layers", [1, 2])
 def test_flash_knows_what_a_read_costs(model: Model, everywhere: Activations, layers: int) -> None:

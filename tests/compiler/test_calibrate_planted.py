@@ -15,6 +15,8 @@ from coldpress.compiler.stages.tokenize import TokenizeConfig
 from coldpress.schemas.activations import Activations
 from tests.support.planted import HOT_MASS, HOT_SHARE, Plant, plant_of, write
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 8192
 DENSITIES = tuple(0.06 + 0.02 * ((5 * layer) % 12) for layer in range(12))
 """Distinct, and not in order: layers 10 and 11 cannot be taken for 2 or 3."""

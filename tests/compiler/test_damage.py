@@ -22,6 +22,8 @@ from tests.support.imatrices import write_llama
 from tests.support.models import write_corpus, write_model
 from tests.support.tiny import tiny_device
 
+pytestmark = pytest.mark.slow
+
 BUILD = tuple(stage for stage in STAGES if stage not in ("preflight", "export"))
 """`export` takes the published artifact, whose damage its own test has, and not this model of ReLU."""
 SETTINGS: dict[str, dict[str, object]] = {

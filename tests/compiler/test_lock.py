@@ -21,7 +21,7 @@ from pathlib import Path
 from coldpress.compiler.lock import build_lock, job_lock
 with build_lock(Path(sys.argv[1])) if sys.argv[2] == "build" else job_lock(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 SINCE = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 

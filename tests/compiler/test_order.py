@@ -66,6 +66,7 @@ def test_stage_orders_the_layers_it_is_given(tmp_path: Path) -> None:
         assert entry.adjacent_coactivation == adjacent_share(pack(active)[order_of(entry)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heuristic", ["ripple", "collapse", "auto"])
 def test_chunks_of_layers_and_threads_do_not_matter(tmp_path: Path, heuristic: str) -> None:
     activations = activations_of(tmp_path / "a", [{"neuron": topical(40, 640, 4, seed)} for seed in range(12)])

@@ -43,6 +43,7 @@ def candidates_of(task: Task) -> dict[str, float]:
     return {name: task.judge(order).seconds for name, order in orders.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("unit_bytes", "slots"), [(432, 0), (6912, 12), (24576, 30)])
 def test_never_worse_than_algorithm_1_on_the_last_tokens(seed: int, unit_bytes: int, slots: int) -> None:

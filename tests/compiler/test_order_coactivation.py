@@ -43,6 +43,7 @@ def test_tiles_and_threads_change_nothing(count) -> None:
     assert all((other == found[0]).all() for other in found[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", WAYS)
 def test_counts_that_sixteen_bits_do_not_hold(count) -> None:
     active = np.ones((6, 70000), bool)

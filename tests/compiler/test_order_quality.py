@@ -16,6 +16,8 @@ from coldpress.compiler.stages.order.ripple import join_links
 from tests.support.paths import heaviest_paths
 from tests.support.statistics import pack, topical
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(12)
 GAP_COSTS = (0.15, 0.4)
 

@@ -1,6 +1,5 @@
 """place: PowerInfer's constraints in bytes and seconds of a device, and what the stage makes of them."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,18 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.io import load_arrays
+from coldpress.compiler.seconds import Reading
 from coldpress.compiler.stages.place import PlaceConfig, pulp_highs, run
 from coldpress.compiler.stages.place._counts import Context, Trace, Window, head_counts, split_tokens, traces_of
 from coldpress.compiler.stages.place._problem import Problem, bytes_of, make_group, units_of
 from coldpress.compiler.stages.place._share import _flash_seconds, choose_share
-from coldpress.compiler.stages.place._solve import search
+from coldpress.compiler.stages.place._solve import Solution, search
 from coldpress.compiler.stages.place._tiers import min_units, worth
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.store import planner
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.placement import PinnedShare, Placement
 from tests.support.statistics import activations_of, device_of, model_of, sparsity_of, workspace
+from tests.support.usage import processor_s
 
 LAYERS, UNITS, TOKENS = 3, 160, 64
 UNIT_BYTES = 3 * 64 * 2
@@ -206,15 +208,19 @@ def test_two_runs_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_paper_s_largest_model_takes_seconds() -> None:
-    """OPT-175B's shape, 96 layers of 49,152 neurons in batches of 64: about 10 s in the paper (6.3.3)."""
+    """OPT-175B's shape, 96 layers of 49,152 neurons in batches of 64: about 10 s in the paper (6.3.3), half a second
+    here, in proportion to the layers."""
     rng = np.random.default_rng(0)
     counts = [(8192 * np.minimum(1, rng.pareto(0.6 + 0.01 * layer, 49152) * 0.003)).astype(int) for layer in range(96)]
-    started = time.perf_counter()
-    groups = tuple(make_group(i, "neuron", values, 24576, (15000 + 150 * i,), 64) for i, values in enumerate(counts))
-    solution = search(Problem(groups, (96 * 49152 * 24576 // 5,)), pulp_highs.solve, 1e-4)
-    assert time.perf_counter() - started < 20
+
+    def solved(layers: int) -> Solution:
+        groups = tuple(make_group(i, "neuron", counts[i], 24576, (15000 + 150 * i,), 64) for i in range(layers))
+        return search(Problem(groups, (layers * 49152 * 24576 // 5,)), pulp_highs.solve, 1e-4)
+
+    solution = solved(96)
     assert solution.gap <= 1e-4
     assert solution.value > 0
+    assert processor_s(lambda: solved(96)) < 40 * processor_s(lambda: solved(6))
 
 
 # Pinned against cached, where flash takes its time by the page: 6 KiB a unit, 16 us a page, no gap worth reading
@@ -374,11 +380,11 @@ def test_windows_lie_in_the_tail_and_never_overlap(num_tokens: int) -> None:
 
 def test_tokens_that_warm_up_a_cache_cost_nothing() -> None:
     ids = tuple(np.array(units) for units in ([0, 1], [2, 3], [0, 2], [1, 3]))
-    units = planner.Strided(0, 4096, 4096)
+    reading = Reading(device_of().flash, planner.Strided(0, 4096, 4096), 0, PEAK_READ_BYTES)
 
     def seconds(num_warm: int) -> float:
         cache = make("lru", {}, Known(8, 4, np.zeros(0, np.int64), np.arange(8)))
-        return _flash_seconds(cache, units, Trace(0, "neuron", (Context(ids, num_warm),)), device_of())
+        return _flash_seconds(cache, reading, Trace(0, "neuron", (Context(ids, num_warm),)))
 
     assert seconds(2) == 0
     assert seconds(0) > seconds(1) > 0

@@ -318,6 +318,7 @@ def test_limits_are_those_of_the_stages() -> None:
 # The trial
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "relu", "method", "distill"),
     [

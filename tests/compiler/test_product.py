@@ -1,5 +1,5 @@
 """Every architecture, every selector and every format at least once: compiled by the stages, run, and held against the
-evaluation. `python -m benchmarks.product` is the whole product."""
+evaluation. `make test` takes every sixth case. `python -m benchmarks.product` is the whole product."""
 
 from pathlib import Path
 
@@ -34,7 +34,11 @@ def sources() -> dict[tuple[str, bool], Source]:
     return {}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.method}-{case.format}")
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] if number % 6 else []) for number, case in enumerate(CASES)],
+    ids=lambda case: f"{case.architecture}-{case.method}-{case.format}",
+)
 def test_the_runtime_computes_what_is_evaluated(
     case: Case,
     sources: dict[tuple[str, bool], Source],

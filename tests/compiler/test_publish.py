@@ -278,6 +278,7 @@ def counted(function, count):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [True, False])
 def test_killed_at_any_step_what_stands_is_whole_and_a_second_run_ends_as_the_first(build, tmp_path, passes):
     """An earlier artifact stands there; the new one passes, or misses a gate."""

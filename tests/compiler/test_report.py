@@ -87,6 +87,7 @@ def test_the_figures_by_hand(build, tmp_path):
     assert metrics.modelled_tokens_per_s == pytest.approx(100 / 0.02)  # flash and memory, one after the other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "relu", "predictor", "topk"])
 def test_the_budget_is_divided_without_rest(tmp_path, method):
     build = Build(tmp_path, method=method)
@@ -146,6 +147,7 @@ def test_no_text_of_a_checkpoint_is_more_than_text(build, tmp_path):
     assert json.loads(licence) == HOSTILE
 
 
+@pytest.mark.slow
 def test_the_page_fits_a_narrow_screen(build, tmp_path):
     """360 px: nothing but what scrolls by itself is wider. Tables and charts lie in boxes that scroll."""
     _, html = report(build, tmp_path)
@@ -195,6 +197,7 @@ def test_the_page_shows_the_figures(build, tmp_path):
         assert part in text, part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "topk", "relu"])
 def test_every_method_has_a_page(tmp_path, method):
     build = Build(tmp_path, method=method)
@@ -202,6 +205,7 @@ def test_every_method_has_a_page(tmp_path, method):
     assert html.count("<svg") == 7
 
 
+@pytest.mark.slow
 def test_hot_units_of_parts_of_the_text(tmp_path):
     """Ten units, of which two are hottest: 0 and 1 overall; in the second context 1 and 2, in the only task 2 and 3."""
     contexts = np.array([[9, 8, 0, 0, 0, 0, 0, 0, 0, 0], [0, 3, 4, 1, 1, 1, 1, 0, 0, 0]], np.uint16)
@@ -215,6 +219,7 @@ def test_hot_units_of_parts_of_the_text(tmp_path):
     assert (found.layer, found.context, found.task) == (11, 0.75, 0.0)
 
 
+@pytest.mark.slow
 def test_what_was_pinned_is_shown_with_what_was_tried(build, tmp_path):
     tried = tuple(PinnedShare(share=i / 10, flash_s_per_token=0.01 * (11 - i)) for i in range(11))
     placement = build.placement.model_copy(update={"pinned_share": 0.7, "shares_tried": tried})
@@ -224,6 +229,7 @@ def test_what_was_pinned_is_shown_with_what_was_tried(build, tmp_path):
     assert "Pinned or cached" not in report(build, tmp_path)[1]
 
 
+@pytest.mark.slow
 def test_what_each_mechanism_brings_is_drawn_from_where_the_best_before_led(build, tmp_path):
     """Of 250, then 125 that are left out, then 375 tokens per second."""
     bars = []
@@ -316,6 +322,7 @@ def test_a_narrow_screen_shows_every_column(build, tmp_path):
     assert table.count('data-name="perplexity"') == table.count("<tr>") - 1
 
 
+@pytest.mark.slow
 def test_how_the_model_was_distilled_is_shown(build, tmp_path):
     curve = tuple(
         DistillationPoint(step=step, loss=None if step == 0 else 1.0, validation_kl=found)
@@ -327,6 +334,7 @@ def test_how_the_model_was_distilled_is_shown(build, tmp_path):
     assert "Distillation" not in report(build, tmp_path)[1]
 
 
+@pytest.mark.slow
 def test_activations_without_bits_leave_their_charts_out(build, tmp_path):
     found = tiny_activations(tmp_path, build.model, build.sparsity)
     layers = tuple(
@@ -339,12 +347,14 @@ def test_activations_without_bits_leave_their_charts_out(build, tmp_path):
     assert "Activation frequency" not in html
 
 
+@pytest.mark.slow
 def test_same_records_same_page(build, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     assert report(build, tmp_path / "a")[1] == report(build, tmp_path / "b")[1]
 
 
+@pytest.mark.slow
 def test_names_are_text_and_not_markup(build, tmp_path):
     model = build.model.model_copy(update={"name": "<b>&\"bold'"})
     _, html = report(build, tmp_path, model=model)
@@ -357,6 +367,7 @@ def test_a_verification_of_another_artifact(build, tmp_path):
         report(build, tmp_path, verification=tiny_verification(build.layout, "f" * 64))
 
 
+@pytest.mark.slow
 def test_a_loss_is_said(build, tmp_path):
     found = tiny_verification(build.layout, build.package().manifest_sha256)
     slow = found.run.model_copy(update={"modelled_flash_s": 0.1, "modelled_s": 0.105})
@@ -366,6 +377,7 @@ def test_a_loss_is_said(build, tmp_path):
     assert "A dense run does not fit this budget" in html
 
 
+@pytest.mark.slow
 def test_units_used_are_those_that_were_asked_for(build, tmp_path):
     """6,000 hits and 2,000 misses on 100 tokens, whatever density was planned."""
     _, html = report(build, tmp_path)
@@ -374,6 +386,7 @@ def test_units_used_are_those_that_were_asked_for(build, tmp_path):
     assert f"units used {100 * 80 / total:.1f} % of all units" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -391,6 +404,7 @@ def test_what_limits_the_speed_is_said(build, tmp_path, changes, sentence):
     assert sentence in html
 
 
+@pytest.mark.slow
 def test_the_reader_s_questions_come_before_diagnostics(build, tmp_path):
     _, html = report(build, tmp_path)
     headings = ("Does it pay?", "What it writes", "How to run it", "DRAM budget", "Sparsity, placement and order")
@@ -398,6 +412,7 @@ def test_the_reader_s_questions_come_before_diagnostics(build, tmp_path):
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 def test_predictors_are_a_table_with_their_share_of_a_token(build, tmp_path):
     """By hand: 0.3 predicted of 0.2 active are 1.5; weights are read once per token, at the bandwidth of DRAM."""
     tried = tuple(SizesTried(predictor_bytes=size, ppl=ppl) for size, ppl in ((1 << 20, 11.0), (2 << 20, 10.1)))

@@ -187,6 +187,7 @@ def extended(edited: Path) -> Iterator[Path]:
     (edited / DEVICE).unlink()
 
 
+@pytest.mark.slow
 def test_what_is_not_chosen_changes_nothing(built: Workflow, extended: Path) -> None:
     assert built.planned() == {}
 

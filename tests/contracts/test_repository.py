@@ -106,6 +106,7 @@ def test_the_snakefile_has_no_logic() -> None:
     assert not [line for line in lines if re.match(r"(def|if|for|import) ", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_help_is_enough_and_imports_no_torch(stage: str) -> None:
     code = (

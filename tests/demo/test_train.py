@@ -19,6 +19,8 @@ from coldpress.compiler.stages.tokenize import pydoc as corpus
 from demo import train
 from demo.tokens import pack
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(train.__file__).parent
 MODEL = DEMO / "model"
 FOLDER_LIMIT_BYTES = 9_000_000

@@ -23,6 +23,7 @@ from coldpress.schemas.metrics import RunMetrics
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_device, small_spec
 from tests.support.command_line import run, speaking_artifact
 from tests.support.data import ROOT
+from tests.support.usage import processor_s
 from tools.fuzz.limited import run_limited
 
 
@@ -391,12 +392,17 @@ def test_version(capsys):
 # The process
 
 
-def test_the_first_token_comes_within_two_seconds(artifact):
+def test_the_first_token_takes_little_more_than_a_start(artifact):
+    """A library such as torch or transformers would take several times as long."""
+
+    def run(*arguments):
+        return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    generate = ("generate", artifact.path, "--prompt", "The map", "--max-new-tokens", 1, "--json")
     start = time.perf_counter()
-    arguments = command("generate", artifact.path, "--prompt", "The map", "--max-new-tokens", 1, "--json")
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
-    elapsed_s = time.perf_counter() - start
-    assert 0.05 < json.loads(done.stdout)["metrics"]["first_token_s"] < min(2, elapsed_s)
+    first_token_s = json.loads(run(*generate))["metrics"]["first_token_s"]
+    assert 0.05 < first_token_s < time.perf_counter() - start
+    assert processor_s(lambda: run(*generate)) < 3 * processor_s(lambda: run("--version"))
 
 
 def test_a_reader_that_leaves_is_no_error(artifact):

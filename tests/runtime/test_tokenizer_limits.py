@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import shutil
-import time
 
 import pytest
 
@@ -60,11 +59,11 @@ def test_what_takes_a_machine_in_process_is_one_sentence(folder, monkeypatch, pa
     """These aborted the process at 8 GiB, ran for minutes, or ended in a panic of the library's core."""
     change(folder, **parts)
     monkeypatch.setattr(LimitedEngine, "cpu_s", 2)
-    before_s = time.monotonic()
+    before = os.times()
     with pytest.raises(ArtifactError, match=r"tokenizer/tokenizer.json: ") as caught:
         use(TextCodec(FakeArtifact(folder)))
     assert str(caught.value).count("\n") == 0
-    assert time.monotonic() - before_s < 60
+    assert sum(os.times()[:4]) - sum(before[:4]) < 60
 
 
 def test_time_is_limited(folder, monkeypatch):

@@ -1,17 +1,20 @@
 """A copy of the checkout that tests may edit, and one tiny build that they share.
 
-Everything here runs snakemake as a user would, in a process of its own. Each worker has a copy of both, since a test
-may edit the one and build on in the other; tests/conftest.py brings the fixtures.
+Everything here runs snakemake as a user would, in a process of its own, which `Server` forks. Each worker has a copy of
+both, since a test may edit the one and build on in the other; tests/conftest.py brings the fixtures.
 """
 
+import contextlib
 import fcntl
 import importlib.util
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +29,63 @@ NUM_LAYERS = 4
 IMATRIX = "tiny.imatrix"
 """Beside the model."""
 COPIED = ("Snakefile", "rules", "profiles", "coldpress", "compiler", "runtime", "schemas")
+SERVER = Path(__file__).with_name("snakemake_server.py")
 # An editable install puts its own finder before PYTHONPATH; the copy must win in these tests.
 STRIP_EDITABLE = "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
+
+
+class Server:
+    """Runs snakemake in processes forked from one that has imported it and the checkout (snakemake_server.py).
+
+    While the checkout differs from what that process has imported, each run has a fresh interpreter.
+    """
+
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree
+        self._process: subprocess.Popen[str] | None = None
+        self._imported = _times(tree)
+
+    def run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """One run of snakemake in `folder`, from its beginning to its end."""
+        if _times(self._tree) != self._imported:
+            command = [sys.executable, "-m", "snakemake", *arguments]
+            return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as scratch:
+            outputs = {name: f"{scratch}/{name}" for name in ("stdout", "stderr")}
+            for path in outputs.values():
+                Path(path).touch()
+            request = {"arguments": arguments, "folder": str(folder), "environment": environment, **outputs}
+            code = self._ask(json.dumps(request), environment)
+            stdout, stderr = (Path(path).read_text(encoding="utf-8") for path in outputs.values())
+        return subprocess.CompletedProcess(arguments, code, stdout, stderr)
+
+    def _ask(self, request: str, environment: dict[str, str]) -> int:
+        """The exit code of a run. The process ends with a test that does not wait for its answer."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(SERVER), str(self._tree)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(request, file=self._process.stdin, flush=True)
+            return int(self._process.stdout.readline())
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends the process, and a run that it has forked."""
+        if self._process is None:
+            return
+        with self._process as process, contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self._process = None
 
 
 @dataclass(frozen=True)
@@ -36,34 +94,31 @@ class Workflow:
 
     tree: Path
     folder: Path
+    server: Server
     config: dict[str, object] = field(default_factory=dict)
 
     def at(self, folder: Path, **config: object) -> "Workflow":
         """The same checkout and configuration in another folder, with these changes."""
         folder.mkdir(parents=True, exist_ok=True)
-        return Workflow(self.tree, folder, {**self.config, **config})
+        return Workflow(self.tree, folder, self.server, {**self.config, **config})
+
+    def arguments(self, *arguments: str, cores: int = 2, **config: object) -> list[str]:
+        """What snakemake is told."""
+        pairs = [f"{key}={value}" for key, value in {**self.config, **config}.items()]
+        told = ["-s", str(self.tree / "Snakefile"), "--cores", str(cores), *arguments]
+        return [*told, "--config", *pairs] if pairs else told
 
     def command(self, *arguments: str, cores: int = 2, **config: object) -> list[str]:
-        pairs = [f"{key}={value}" for key, value in {**self.config, **config}.items()]
-        snakefile = str(self.tree / "Snakefile")
-        return [
-            *(sys.executable, "-m", "snakemake", "-s", snakefile, "--cores", str(cores), *arguments),
-            *(("--config", *pairs) if pairs else ()),
-        ]
+        """The command line of a build, for a test that starts it by itself."""
+        return [sys.executable, "-m", "snakemake", *self.arguments(*arguments, cores=cores, **config)]
 
     def environment(self) -> dict[str, str]:
         paths = [str(self.tree.parent / "strip"), os.environ.get("PYTHONPATH", "")]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
 
     def run(self, *arguments: str, cores: int = 2, **config: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments, cores=cores, **config),
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        told = self.arguments(*arguments, cores=cores, **config)
+        return self.server.run(told, self.folder, self.environment())
 
     def build(self, cores: int = 2, **config: object) -> str:
         """What it prints to standard output, where snakemake says nothing."""
@@ -108,7 +163,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in COPIED:
         source, target = ROOT / name, top / "tree" / name
         if source.is_dir():
-            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.nb[ci]", "*.so"))
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copy(source, target)
@@ -122,14 +177,22 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def workflow(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+def server(tree: Path) -> Iterator[Server]:
+    """Runs snakemake of that copy."""
+    server = Server(tree)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def workflow(tree: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     """A tiny ReLU model with its corpus, configured but not built."""
     top = tmp_path_factory.mktemp("inputs")
     write_model(top / "tiny", num_hidden_layers=NUM_LAYERS, relu=True, hidden_size=64, intermediate_size=160)
     write_llama(top / IMATRIX, NUM_LAYERS, 64, 160)
     config = {
         "model": top / "tiny",
-        "corpus": write_corpus(top / "corpus.txt", 400),
+        "corpus": write_corpus(top / "corpus.txt", 200),
         "dram_budget": "80%",
         "calibration_tokens": 1024,
         "context_length": 64,
@@ -137,7 +200,7 @@ def workflow(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
         "format": "int8_group32",
         "layers_per_job": 3,
     }
-    return Workflow(tree, tmp_path_factory.mktemp("work"), dict(config))
+    return Workflow(tree, tmp_path_factory.mktemp("work"), server, dict(config))
 
 
 @pytest.fixture(scope="session")
@@ -160,15 +223,18 @@ def built(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Workf
 @pytest.fixture
 def edited(tree: Path) -> Iterator[Path]:
     """The copy of the checkout, put back after the test."""
-
-    def sources() -> dict[Path, bytes]:
-        suffixes = (".py", ".smk", ".cpp", ".h")
-        return {path: path.read_bytes() for path in tree.rglob("*") if path.is_file() and path.suffix in suffixes}
-
-    saved = sources()
+    times = _times(tree)
+    saved = {path: path.read_bytes() for path in times}
     yield tree
-    for path, content in sources().items():
-        if path not in saved:
+    for path, time_ns in _times(tree).items():
+        if path not in times:
             path.unlink()
-        elif content != saved[path]:
+        elif time_ns != times[path]:
             path.write_bytes(saved[path])
+            os.utime(path, ns=(times[path], times[path]))
+
+
+def _times(tree: Path) -> dict[Path, int]:
+    """When each source of a checkout was written."""
+    sources = [path for path in tree.rglob("*") if path.suffix in (".py", ".smk", ".cpp", ".h") and path.is_file()]
+    return {path: path.stat().st_mtime_ns for path in sources}

@@ -18,6 +18,8 @@ from tools.fuzz.campaign import Mutant, Run, draw, remove, smallest, try_out
 from tools.fuzz.json_edits import Unfit
 from tools.fuzz.limited import Ended, run_limited
 
+pytestmark = pytest.mark.slow
+
 
 def say(words, code=2, out=""):
     def function():

@@ -16,6 +16,7 @@ from coldpress.schemas.metrics import Metrics
 from tests.support.stages import DEFAULT
 from tests.support.workflow import Workflow
 
+PATIENCE_S = 600.0
 ENDS = (("verify", 1.0), ("publish", 0.0), ("publish", 0.4))
 """The last stages and when they are killed."""
 
@@ -118,7 +119,7 @@ def kill_during(victim: Workflow, stage: str, delay_s: float) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while process.poll() is None and not logs_of(victim, stage):
         assert time.monotonic() < deadline, f"{stage} did not start"
         time.sleep(0.02)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from coldpress.compiler.lock import JOBS_FILE, LOCK_FILE
 from tests.support.workflow import Workflow
 
 LOOKS = ("--dry-run", "--summary", "--dag", "--unlock")
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 
 
 @pytest.fixture
@@ -82,10 +83,11 @@ def test_a_second_build_is_refused_and_looking_is_not(
 
 def test_a_build_that_has_nothing_to_do_waits_for_its_turn_too(built: Workflow) -> None:
     """What it found done may be in the course of change."""
-    holder = "flock --nonblock --no-fork {} sleep 60"
-    with subprocess.Popen(holder.format(built.model / LOCK_FILE).split()) as process:
+    holder = 'flock --nonblock --no-fork {} sh -c "echo held; exec sleep 600"'
+    with subprocess.Popen(shlex.split(holder.format(built.model / LOCK_FILE)), stdout=subprocess.PIPE) as process:
         try:
-            time.sleep(0.5)
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n"
             done = built.run()
         finally:
             process.kill()

@@ -46,6 +46,7 @@ def test_a_changed_setting_reruns_exactly_what_hangs_on_it(
     assert set(built.planned(**change)) == reruns | {"all"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "reruns"),
     [
@@ -65,6 +66,7 @@ def test_an_edit_reruns_what_it_can_change_with_what_follows(
     assert set(built.planned()) == reruns | {"all"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "like"),
     [
@@ -82,6 +84,7 @@ def test_a_plugin_that_is_not_chosen_reruns_nothing(built: Workflow, edited: Pat
     assert built.planned() == {}
 
 
+@pytest.mark.slow
 def test_a_touched_file_reruns_nothing(built: Workflow, edited: Path) -> None:
     (edited / "compiler/stages/order/ripple.py").touch()
     (edited / "profiles/devices/pixel6.yaml").touch()

@@ -28,7 +28,7 @@ ADDRESS_BYTES = 2_500_000_000
 """That it may ask for: what asks for more must say so in its sentence, and what uses more than the above is seen."""
 CPU_S = 10
 """Processor time, so that a busy machine makes nobody hang: the artifacts here take a command less than 0.3 s."""
-WALL_S = 120.0
+WALL_S = 600.0
 MAX_SENTENCE_CHARS = 1000
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_FILE_BYTES = 256 << 20

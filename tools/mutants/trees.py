@@ -22,8 +22,9 @@ from tests.support.data import ROOT, find_data_folder
 from tests.support.workflow import STRIP_EDITABLE
 from tools.mutants.edits import NATIVE, Edit
 
-TESTS_FAILED, INTERRUPTED = 1, 2
-"""Exit codes of pytest that mean that a test has noticed something; the second where a module cannot be imported."""
+TESTS_FAILED, INTERRUPTED, NO_TESTS = 1, 2, 5
+"""Exit codes of pytest. The first two mean that a test has noticed something; the second where a module cannot be
+imported."""
 
 
 class ToolError(RuntimeError):
@@ -43,9 +44,13 @@ class Outcome:
 class Tree:
     """A copy of the checkout's files, tracked or new, in `folder`."""
 
-    def __init__(self, folder: Path, native: bool, limit_s: int) -> None:
-        """Copies the files and, where `native`, builds the core from them; `limit_s` is each test's time limit."""
+    def __init__(self, folder: Path, native: bool, limit_s: int, fast: bool) -> None:
+        """Copies the files and, where `native`, builds the core from them.
+
+        `limit_s` is each test's time limit; where `fast`, only tests run that `make test` runs.
+        """
         self._folder, self._top, self._limit_s = folder, folder / "tree", limit_s
+        self._selection = ["-m", "not slow"] if fast else []
         listed = _command(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file() or (ROOT / name).is_symlink():
@@ -84,7 +89,7 @@ class Tree:
             ToolError: if pytest could not run them.
         """
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfE", "--tb=no", "--no-header"]
-        command += [f"--timeout={self._limit_s}", *([] if to_the_end else ["-x"]), *tests]
+        command += [f"--timeout={self._limit_s}", *([] if to_the_end else ["-x"]), *self._selection, *tests]
         began, environment = time.monotonic(), self._environment(edit)
         with subprocess.Popen(
             command,
@@ -104,10 +109,10 @@ class Tree:
                 _end_group(process.pid)
         seconds = time.monotonic() - began
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-        if process.returncode not in (0, TESTS_FAILED, INTERRUPTED) and process.returncode > 0:
+        if process.returncode not in (0, TESTS_FAILED, INTERRUPTED, NO_TESTS) and process.returncode > 0:
             raise ToolError(f"pytest ended with code {process.returncode} on {' '.join(tests)}:\n{output[-2000:]}")
         died = f"signal {-process.returncode}" if process.returncode < 0 else ""
-        return Outcome(process.returncode == 0, " ".join(failed) or died, seconds)
+        return Outcome(process.returncode in (0, NO_TESTS), " ".join(failed) or died, seconds)
 
     def _environment(self, edit: Edit | None) -> dict[str, str]:
         text = "" if edit is None else (self._top / edit.file).read_text(encoding="utf-8")

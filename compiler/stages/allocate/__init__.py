@@ -143,11 +143,11 @@ def run(
     inputs = Inputs(model, activations, device, work, corpus, threads)
     sparsity = _fastest(config, inputs) if config.method == AUTO else _divided(config, inputs)
     sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, inputs)})
-    _log(sparsity, inputs)
+    _log(sparsity, inputs, config.overprediction)
     return sparsity
 
 
-def _log(sparsity: Sparsity, inputs: Inputs) -> None:
+def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
     """Says how the budget is divided, and how fast that may be."""
     budget = sparsity.budget
     LOG.info(
@@ -160,7 +160,7 @@ def _log(sparsity: Sparsity, inputs: Inputs) -> None:
         LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
     token_s = next((entry.token_s for entry in sparsity.tried if entry.method == sparsity.method), None)
     if token_s is None:
-        token_s = token_seconds(sparsity, inputs.model, inputs.activations, inputs.device)
+        token_s = token_seconds(sparsity, inputs.model, inputs.activations, inputs.device, overprediction)
     LOG.info("allocate: about %.1f tokens/s on %s", 1 / token_s, inputs.device.name)
 
 

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.compiler.activity.packed_bits import adjacent_share
-from coldpress.compiler.cost_model import flash_bytes, kv_cache_bytes, resident_bytes
-from coldpress.compiler.dense_run import computed_bytes
+from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import asked_budget_bytes
 from coldpress.runtime.plan.bookkeeping import counted_bytes
 from coldpress.runtime.plan.budget import holds_everything
-from coldpress.runtime.store.clock import dram_seconds
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, used_share
+from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.layout import KvCacheFormat, Layout, placed_parts
 from coldpress.schemas.metrics import Metrics, Verification
 from coldpress.schemas.model import Model, ModelSpec
@@ -121,18 +119,12 @@ def make_metrics(
 def all_in_dram(
     model: Model, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, device: DeviceProfile
 ) -> InDram:
-    """Returns what the whole model takes in DRAM, and its simulated speed there, by arithmetic on shapes.
-
-    Every token reads from DRAM what it computes with: all weights, of experts its own alone, and half the KV cache.
-    """
-    spec, page_bytes = model.spec, device.flash.page_bytes.value
-    resident = resident_bytes(model, (WHOLE_MLP,), format_name)
-    computed = computed_bytes(model, format_name, resident, kv_cache_bytes(spec, context_length, kv_cache))
-    units = int(flash_bytes((WHOLE_MLP,), spec, format_name) * used_share(WHOLE_MLP, spec))
-    return InDram(
-        dram_bytes=asked_budget_bytes("100%", model, format_name, context_length, kv_cache, page_bytes),
-        tokens_per_s=1 / dram_seconds(device, computed, 1, units),
-    )
+    """Returns the DRAM that the whole model takes, and the speed of the dense run there, which reads nothing."""
+    page_bytes = device.flash.page_bytes.value
+    dram_bytes = asked_budget_bytes("100%", model, format_name, context_length, kv_cache, page_bytes)
+    run = dense_run(model, format_name, context_length, dram_bytes, device, kv_cache)
+    assert run is not None
+    return InDram(dram_bytes=dram_bytes, tokens_per_s=run.tokens_per_s)
 
 
 def budget_parts(spec: ModelSpec, layout: Layout) -> tuple[BudgetPart, ...]:

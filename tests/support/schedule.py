@@ -1,0 +1,22 @@
+"""Which tests go to one process of pytest-xdist: those of a file, and those that share one build."""
+
+from typing import Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+BUILDS = ("tests/workflow/", "tests/contracts/test_one_file.py")
+"""Tests of the shared build (tests/support/workflow.py): a process that has none of them need not wait for it."""
+
+
+class ByFile(LoadScopeScheduling):
+    """Gives a process one file at a time, in the order of tests/conftest.py.
+
+    What its tests share is made once, and tests/runtime/test_emulation.py never runs in two processes at once.
+    """
+
+    def __init__(self, config: Any, log: Any) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return BUILDS[0] if nodeid.startswith(BUILDS) else nodeid.partition("::")[0]
