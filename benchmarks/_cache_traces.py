@@ -63,7 +63,7 @@ def traces_of(case: str, folder: Path, num_layers: int) -> Iterator[Trace]:
 
 def _trace(case: str, unit_bytes: int, masks: dict[str, np.ndarray]) -> Trace:
     active = masks["calibration"].T
-    order = ripple.arrange(task_of(active, unit_bytes=unit_bytes)).order
+    order = ripple.Plugin().arrange(task_of(active, unit_bytes=unit_bytes)).order
     rank = np.argsort(-active.sum(axis=1), kind="stable")
     return Trace(case, unit_bytes, order, rank, masks)
 
@@ -76,7 +76,7 @@ def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dic
     layers = np.unique(np.linspace(0, spec.num_hidden_layers - 1, num_layers).round().astype(int)).tolist()
     arrays = {
         (layer, family): {
-            **selector.fit(num_units(family, spec), densities.get(family, 1.0), {}, selector.Options()),
+            **selector.fit(num_units(family, spec), densities.get(family, 1.0), {}, selector.OPTIONS()),
             "key": (layer, family),
         }
         for family in families

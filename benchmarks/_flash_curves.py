@@ -11,7 +11,7 @@ from benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Settin
 from benchmarks._greedy_chunks import greedy_chunks
 from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.evaluation.reads import Reading, reads_of
-from coldpress.runtime.cache import Policy
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.sparsity import Residency, flash, topk
 from coldpress.runtime.store.clock import fetch_seconds
 from tests.support.caches import empty
@@ -83,7 +83,7 @@ class TopK:
         return min((share * even for share in GAPS), key=lambda gap: self.ms(setting, "validation", density, gap))
 
 
-def _missing(cache: Policy, mask: np.ndarray) -> np.ndarray:
+def _missing(cache: CachePolicy, mask: np.ndarray) -> np.ndarray:
     missing = mask.copy()
     for row in missing:
         ids = np.flatnonzero(row)
@@ -93,7 +93,7 @@ def _missing(cache: Policy, mask: np.ndarray) -> np.ndarray:
 
 def _keeping(density: float, found: list[Any]) -> Callable[[np.ndarray, Any], np.ndarray]:
     def select_many(values: np.ndarray, arrays: Any) -> np.ndarray:
-        mask = topk.select_many(values, _count(values, density))
+        mask = topk.Plugin().select_many(values, _count(values, density))
         found.append((arrays["key"], mask))
         return mask
 
@@ -161,5 +161,5 @@ def flash_curve(setting: Setting, by_loss: bool) -> Curve:
     curve: Curve = []
     for density in densities(setting):
         arrays = priced(setting, density) if by_loss else fitted(setting, dict.fromkeys(setting.known.keys, density))
-        curve.append(measure(setting, Sparse(flash, FAMILIES_PRUNED, arrays), reading, density))
+        curve.append(measure(setting, Sparse(flash.Plugin(), FAMILIES_PRUNED, arrays), reading, density))
     return curve

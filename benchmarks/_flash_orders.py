@@ -10,6 +10,7 @@ from scipy.special import log_softmax
 from benchmarks._flash_prices import fitted
 from benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Orders, Setting
 from benchmarks.evaluation.evaluate import Masks, Sparse
+from coldpress.compiler.stages.order._task import Heuristic
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import flash, topk
 from tests.support.statistics import task_of
@@ -28,7 +29,8 @@ def structural(setting: Setting) -> Orders:
 def coactivation(setting: Setting) -> Orders:
     """Ripple's Algorithm 1 on what top-k at half of the units uses of calibration text."""
     return {
-        key: _arranged(topk.select_many(signal, _half(signal)), key[1]) for key, signal in setting.known.signals.items()
+        key: _arranged(topk.Plugin().select_many(signal, _half(signal)), key[1])
+        for key, signal in setting.known.signals.items()
     }
 
 
@@ -67,7 +69,7 @@ def _anew(setting: Setting, orders: Orders, density: float, by_choice: bool) -> 
         if by_choice:
             order = orders[key]
             in_order = {**arrays[key], "unit_norms": setting.known.norms[key][order]}
-            used[:, order] = flash.select_many(np.ascontiguousarray(signal[:, order]), in_order)
+            used[:, order] = flash.Plugin().select_many(np.ascontiguousarray(signal[:, order]), in_order)
         made[key] = _arranged(used, key[1])
     return made
 
@@ -77,7 +79,7 @@ def _curve(setting: Setting, orders: Orders, dense: np.ndarray) -> list[tuple[fl
     there = dataclasses.replace(setting, orders=orders)
     points: list[tuple[float, float, float]] = []
     for density in TRIED_DENSITIES:
-        sparse = Sparse(flash, FAMILIES_PRUNED, fitted(there, dict.fromkeys(there.known.keys, density)))
+        sparse = Sparse(flash.Plugin(), FAMILIES_PRUNED, fitted(there, dict.fromkeys(there.known.keys, density)))
         masks = Masks(sparse, there.known.case.stream.spec, reading=there.reading(there.kept_together, True))
         found = _log_probabilities(there.known, masks)
         kl = float((np.exp(dense) * (dense - found)).sum(axis=-1).mean())
@@ -102,7 +104,9 @@ def _log_probabilities(known: Known, masks: Masks | None) -> np.ndarray:
 
 def _arranged(used: np.ndarray, family: str) -> np.ndarray:
     return (
-        load("coldpress.compiler.stages.order", "ripple").arrange(task_of(used.T, unit_bytes=UNIT_BYTES[family])).order
+        load("coldpress.compiler.stages.order", Heuristic, "ripple")
+        .arrange(task_of(used.T, unit_bytes=UNIT_BYTES[family]))
+        .order
     )
 
 

@@ -47,7 +47,7 @@ def _allocated(setting: Setting, density: float) -> Shares:
     with tempfile.TemporaryDirectory() as folder:
         losses = MeasuredLosses(
             known.case.stream,
-            flash,
+            flash.Plugin(),
             lambda key, share: _fit(setting, counted[key], key, share, 0.0),
             calibration,
             validation,
@@ -62,7 +62,7 @@ def _allocated(setting: Setting, density: float) -> Shares:
             magnitudes=curves.__getitem__,
             losses=lambda: losses,
         )
-        return greedy.densities(task)
+        return greedy.Plugin().densities(task)
 
 
 def _counted(setting: Setting) -> dict[Key, dict[str, np.ndarray]]:
@@ -82,4 +82,4 @@ def _fit(
     setting: Setting, counted: Mapping[str, np.ndarray], key: Key, share: float, resident_share: float
 ) -> dict[str, np.ndarray]:
     statistics = {**counted, "read_units": setting.costs(key[1]), "resident_share": np.array([resident_share])}
-    return flash.fit(setting.known.norms[key].size, setting.known.used * share, statistics, flash.Options())
+    return flash.Plugin().fit(setting.known.norms[key].size, setting.known.used * share, statistics, flash.Options())

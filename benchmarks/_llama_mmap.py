@@ -32,7 +32,7 @@ def export(artifact: Path, file: Path) -> None:
     spec = opened.manifest.model.model_copy(update={"hidden_act": "silu"})
     as_llama = replace(opened, manifest=opened.manifest.model_copy(update={"model": spec}))
     temporary = file.with_suffix(".part")
-    gguf.write(StoredModel(as_llama), Options(gguf_type="Q4_0"), temporary)
+    gguf.Plugin().write(StoredModel(as_llama), Options(gguf_type="Q4_0"), temporary)
     temporary.rename(file)
 
 

@@ -116,7 +116,7 @@ def arranged(actives: Sequence[np.ndarray], ranks: Sequence[np.ndarray], bytes_p
     for own, rank in zip(pinned, ranks, strict=True):
         own[rank[: round(PINNED_WHERE_ORDERED * len(rank))]] = True
     flash = load_device(ORDERED_FOR).flash
-    return auto.arrange(task_of(np.stack(actives), pinned, unit_bytes=bytes_per_unit, flash=flash)).order
+    return auto.Plugin().arrange(task_of(np.stack(actives), pinned, unit_bytes=bytes_per_unit, flash=flash)).order
 
 
 def planted_weights(plant: Plant) -> dict[str, np.ndarray]:

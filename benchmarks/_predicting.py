@@ -11,6 +11,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.predict import FAMILY, PredictConfig
 from coldpress.compiler.stages.predict import run as predict
 from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import FormatName, num_units, used_share
 from coldpress.schemas.model import ModelSpec
 from tests.support.statistics import sparsity_of
@@ -20,9 +21,9 @@ FORMAT: FormatName = "int8_group32"
 
 def aiming(spec: ModelSpec, density: float, topk_ratio: float = 0.0) -> Choice:
     """The selector, whose aim is `density` of what a token may use, in every layer."""
-    selector = load("coldpress.runtime.sparsity", "predictor")
+    selector = load("coldpress.runtime.sparsity", Selector, "predictor")
     share = used_share(FAMILY, spec) * density
-    arrays = selector.fit(num_units(FAMILY, spec), share, {}, selector.Options(topk_ratio=topk_ratio))
+    arrays = selector.fit(num_units(FAMILY, spec), share, {}, selector.OPTIONS(topk_ratio=topk_ratio))
     return Choice(selector, {(layer, FAMILY): arrays for layer in range(spec.num_hidden_layers)}, spec)
 
 

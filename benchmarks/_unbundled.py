@@ -17,6 +17,7 @@ from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import Landing, direct
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.families import slice_length
@@ -48,7 +49,9 @@ def slice_sizes(manifest: Manifest) -> Mapping[str, list[int]]:
     """Family -> bytes of each slice of a unit."""
     return {
         entry.family: [
-            plugins.load("coldpress.runtime.quantization", entry.format).nbytes(slice_length(piece, manifest.model))
+            plugins.load("coldpress.runtime.quantization", Format, entry.format).nbytes(
+                slice_length(piece, manifest.model)
+            )
             for piece in entry.slices
         ]
         for entry in manifest.families

@@ -28,6 +28,7 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.profiles import load_device
 from coldpress.compiler.stages.allocate._rules import AllocationConfig, Inputs, Method, allocated
 from coldpress.runtime.plugins import load, names, options_of
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 
 SPLITS: Parts = {
@@ -41,7 +42,7 @@ FORMAT = "int4_group32"
 
 def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
     """A selector with its default options, or for attention's matrices, too."""
-    selector, spec = load("coldpress.runtime.sparsity", name), case.model.spec
+    selector, spec = load("coldpress.runtime.sparsity", Selector, name), case.model.spec
     options = options_of(selector, {"attention": True} if attention else {})
     sizes = {family: unit_bytes(family, spec, FORMAT) for family in selector.families(spec, options)}
     reads = {family: read_units(inputs.device.flash, size, 1) for family, size in sizes.items()}

@@ -34,7 +34,7 @@ from benchmarks._report import finish, show
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
-from coldpress.runtime.flash import Landing, Ticket, simulated
+from coldpress.runtime.flash import Flash, Landing, Ticket, simulated
 from coldpress.runtime.generate.choice import DEFAULT_FLASH
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import fixed_bytes
@@ -132,7 +132,7 @@ def write_artifact(case: str, layers: int, cached: float, folder: Path) -> Path:
     return build_artifact(folder / case, recipe).path
 
 
-class Noted(simulated.Flash):
+class Noted(simulated.Plugin):
     """A device that takes down what it is asked for."""
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
@@ -174,7 +174,7 @@ def read_buffers() -> list[np.ndarray]:
 
 def reads_alone(session: Session, calls: Sequence[Extents], name: str, buffers: Sequence[np.ndarray]) -> float:
     """Seconds of these reads, a submission under way for each buffer, so that the device is never without work."""
-    flash = plugins.load("coldpress.runtime.flash", name).Flash(session.artifact, session.plan.queue_depth)
+    flash = plugins.load_class("coldpress.runtime.flash", Flash, name)(session.artifact, session.plan.queue_depth)
     under_way: deque[Ticket] = deque()
     start = time.perf_counter()
     for extents, buffer in zip(calls, itertools.cycle(buffers), strict=False):

@@ -108,8 +108,8 @@ class Work:
         """The selector's, and `key`."""
         spec, options = self.case.model.spec, dip_ca.Options(gamma=gamma)
         return {
-            (layer, family): {**dip_ca.fit(self.units(family), share, {}, options), "key": (layer, family)}
-            for family, share in dip_ca.divide(density, spec, options).items()
+            (layer, family): {**dip_ca.Plugin().fit(self.units(family), share, {}, options), "key": (layer, family)}
+            for family, share in dip_ca.Plugin().divide(density, spec, options).items()
             for layer in range(spec.num_hidden_layers)
         }
 
@@ -130,12 +130,12 @@ def choose(work: Work, density: float, gamma: float, policy: str | None) -> tupl
     asked = Asked()
 
     def select(signal: np.ndarray, kept: Mapping[str, Any], residency: Residency) -> np.ndarray:
-        ids = dip_ca.select(signal, kept, residency)
+        ids = dip_ca.Plugin().select(signal, kept, residency)
         asked.add(kept["key"], ids, ids[~residency.present[ids]])
         return ids
 
     def select_many(values: np.ndarray, kept: Mapping[str, Any]) -> np.ndarray:
-        mask = topk.select_many(values, kept)
+        mask = topk.Plugin().select_many(values, kept)
         for row in mask:
             ids = np.flatnonzero(row)
             asked.add(kept["key"], ids, ids)
@@ -159,7 +159,7 @@ def using_along(work: Work, sparse: Sparse, device: DeviceProfile) -> Row:
 def rows_along(work: Work, device: DeviceProfile) -> list[Row]:
     """Of `along` and `flash`."""
     ways = [
-        ("along", gamma, density, Sparse(dip_ca, FAMILIES_PRUNED, work.arrays(density, gamma)))
+        ("along", gamma, density, Sparse(dip_ca.Plugin(), FAMILIES_PRUNED, work.arrays(density, gamma)))
         for gamma, density in itertools.product(ALONG_GAMMAS, ALONG_DENSITIES)
     ]
     setting = Setting(work.known, device, 1, {}, work.slots)
@@ -168,7 +168,7 @@ def rows_along(work: Work, device: DeviceProfile) -> list[Row]:
             "flash",
             1.0,
             density,
-            Sparse(flash, FAMILIES_PRUNED, fitted(setting, dict.fromkeys(work.known.keys, density))),
+            Sparse(flash.Plugin(), FAMILIES_PRUNED, fitted(setting, dict.fromkeys(work.known.keys, density))),
         )
         for density in ALONG_DENSITIES
     ]

@@ -28,8 +28,10 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import distill, quantize
 from coldpress.compiler.stages.distill import DistillConfig
+from coldpress.compiler.stages.distill._recipe import Recipe
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import num_units
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
@@ -56,7 +58,7 @@ INT4 = "int4_group32"
 
 def sparse_at(case: Case, sparsity: float) -> Sparsity:
     """Top-k on the inputs of all linear layers."""
-    spec, selector = case.model.spec, load("coldpress.runtime.sparsity", "topk")
+    spec, selector = case.model.spec, load("coldpress.runtime.sparsity", Selector, "topk")
     options = {"attention": True}
     per_layer = (1 - sparsity,) * spec.num_hidden_layers
     arrays = {
@@ -79,11 +81,11 @@ def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
         stream = Replaced(model, _rounded(case, model), case.stream.threads)
     nll, count = stream.nll(case.splits["test"])
     found = {0.0: math.exp(nll / count)}
-    selector = load("coldpress.runtime.sparsity", "topk")
+    selector = load("coldpress.runtime.sparsity", Selector, "topk")
     for sparsity in SPARSITIES:
         per_layer = range(model.spec.num_hidden_layers)
         arrays = {
-            (layer, family): selector.fit(num_units(family, model.spec), 1 - sparsity, {}, selector.Options())
+            (layer, family): selector.fit(num_units(family, model.spec), 1 - sparsity, {}, selector.OPTIONS())
             for layer in per_layer
             for family in FAMILIES
         }
@@ -119,8 +121,8 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
     from coldpress.compiler.training.source import Source
     from coldpress.compiler.training.state import States
 
-    recipe, source = load("coldpress.compiler.stages.distill", "self"), Source.of(case.model)
-    options = recipe.Options(**VARIANTS["control"])
+    recipe, source = load("coldpress.compiler.stages.distill", Recipe, "self"), Source.of(case.model)
+    options = recipe.OPTIONS(**VARIANTS["control"])
     lesson = recipe.prepare(Task(source, asked, (), config.seed, "cpu", False), options)
     last: list[Any] = []
     course = Course(

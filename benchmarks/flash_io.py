@@ -30,6 +30,7 @@ from benchmarks._report import finish, show
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
+from coldpress.runtime.flash import Flash
 
 PAGE = 4096
 SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
@@ -80,7 +81,7 @@ def write_file(path: Path, num_bytes: int) -> np.ndarray:
 
 def ours(disk: Disk, name: str, offsets: np.ndarray, size: int, depth: int) -> float:
     """Seconds that a reader of runtime/flash takes."""
-    flash = plugins.load("coldpress.runtime.flash", name).Flash(disk.artifact(), depth)
+    flash = plugins.load_class("coldpress.runtime.flash", Flash, name)(disk.artifact(), depth)
     assert flash.direct
     seconds = flash.submit(Extents(offsets, np.full(offsets.size, size)), disk.buffer).finish()
     flash.close()

@@ -29,12 +29,13 @@ from coldpress.runtime import _native
 from coldpress.runtime.kernels import gemv, mlp, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 
 FORMAT = "int4_group32"
 LENGTH, UNITS = 4096, 14336
 DENSITIES = (0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
 STREAM_BYTES = 256 << 20
-SLICE_BYTES = load("coldpress.runtime.quantization", FORMAT).nbytes(LENGTH)
+SLICE_BYTES = load("coldpress.runtime.quantization", Format, FORMAT).nbytes(LENGTH)
 FUSED_ROLES = 3
 KERNELS = ("dot", "axpy", "mlp", "gemv")
 
@@ -58,7 +59,7 @@ class Operands:
 def operands() -> Operands:
     """Random ones, in a range in which nothing overflows."""
     rng = np.random.default_rng(0)
-    plugin = load("coldpress.runtime.quantization", FORMAT)
+    plugin = load("coldpress.runtime.quantization", Format, FORMAT)
     block = plugin.encode(rng.standard_normal((256, LENGTH)).astype(np.float32) / 64)
     bundled = np.tile(block, (UNITS * FUSED_ROLES // len(block), 1)).reshape(UNITS, -1)
     packed = np.ascontiguousarray(bundled[:, :SLICE_BYTES])

@@ -75,7 +75,10 @@ def attended(key_heads: int, positions: int, words: np.ndarray, rounds: int) -> 
     query = random.standard_normal((HEADS, HEAD_DIM)).astype(np.float32)
     floats = [random.standard_normal((positions, key_heads, HEAD_DIM)).astype(np.float32) for _ in "kv"]
     halves = [values.astype(np.float16) for values in floats]
-    codes = [int8_group32.encode(values.reshape(-1, HEAD_DIM)).reshape(positions, key_heads, -1) for values in floats]
+    codes = [
+        int8_group32.Plugin().encode(values.reshape(-1, HEAD_DIM)).reshape(positions, key_heads, -1)
+        for values in floats
+    ]
     fp16_s, int8_s = (
         median_s(lambda k=kept: attention.attend(query, k[0], k[1], positions), words, rounds)
         for kept in (halves, codes)
@@ -94,7 +97,7 @@ def main() -> None:
     words = np.ones(STREAM_BYTES // 8, np.uint64)
     times = [attended(heads, many, words, arguments.rounds) for heads in (8, 32) for many in POSITIONS]
     token = np.random.default_rng(0).standard_normal((1, 8, HEAD_DIM)).astype(np.float32)
-    codes = np.empty((1, 8, int8_group32.nbytes(HEAD_DIM)), np.uint8)
+    codes = np.empty((1, 8, int8_group32.Plugin().nbytes(HEAD_DIM)), np.uint8)
     encode_us = {
         name: 2e6 * median_s(lambda e=encode: e(token, codes), words, arguments.rounds)
         for name, encode in (("native", encode_heads), ("numpy", reference_encode_heads))

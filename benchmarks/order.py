@@ -31,7 +31,7 @@ from coldpress.compiler.profiles import load_device
 from coldpress.compiler.stages.order import auto, ripple
 from coldpress.compiler.stages.order._coactivation import dense_pair_counts, sparse_pair_counts
 from coldpress.compiler.stages.order._seconds import least_seconds, modelled
-from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Task
+from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task
 from coldpress.compiler.stages.order.closest_friend import closest_friends
 from coldpress.runtime.plugins import load
 from coldpress.schemas.device import DeviceProfile
@@ -111,13 +111,16 @@ def rows_of(source: Source) -> Iterator[Row]:
     devices = [load_device(ROOT / "profiles" / "devices" / f"{name}.yaml") for name in DEVICES]
     demand = demand_of(source, source.fit)  # counts once what all devices share
     base = Task(demand, 1, devices[0].flash)
-    fixed = {name: load("coldpress.compiler.stages.order", name).arrange(base).order for name in BASELINES}
+    fixed = {name: load("coldpress.compiler.stages.order", Heuristic, name).arrange(base).order for name in BASELINES}
     later = {name: later_reads(source, text) for name, text in source.tests.items()}
     for device in devices:
         for format_name in FORMATS:
             task = Task(demand, unit_bytes(source.family, source.spec, format_name), device.flash)
             orders = {name: Arranged(order, name) for name, order in fixed.items()}
-            orders |= {name: load("coldpress.compiler.stages.order", name).arrange(task) for name in DEPENDS_ON_FLASH}
+            orders |= {
+                name: load("coldpress.compiler.stages.order", Heuristic, name).arrange(task)
+                for name in DEPENDS_ON_FLASH
+            }
             for name, (order, chosen) in orders.items():
                 fitted = Fitted(name, chosen, order, task.judge(order).gap_bytes)
                 for text, reads in later.items():
@@ -197,7 +200,7 @@ def compile_loops(task: Task) -> None:
         dense_pair_counts(found.bits, found.num_tokens)
         sparse_pair_counts(found.bits, found.num_tokens)
     for name in ("ripple", "collapse", "auto"):
-        load("coldpress.compiler.stages.order", name).arrange(replace(task, demand=few))
+        load("coldpress.compiler.stages.order", Heuristic, name).arrange(replace(task, demand=few))
 
 
 def layer_times(seed: int) -> dict[str, float]:
@@ -211,8 +214,8 @@ def layer_times(seed: int) -> dict[str, float]:
     compile_loops(task)
     work: dict[str, Callable[[], Any]] = {
         "counting": lambda: (demand.activity.counts, demand.fitting.activity.counts),
-        "ripple": lambda: ripple.arrange(task),
-        "ours": lambda: auto.arrange(task),
+        "ripple": lambda: ripple.Plugin().arrange(task),
+        "ours": lambda: auto.Plugin().arrange(task),
     }
     found = {}
     for name, what in work.items():

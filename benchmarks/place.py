@@ -19,6 +19,7 @@ from benchmarks._report import finish, show
 from coldpress.compiler.profiles import load_device
 from coldpress.compiler.stages.place import _solve
 from coldpress.compiler.stages.place._problem import Group, Problem, make_group, units_of
+from coldpress.compiler.stages.place._program import Solver
 from coldpress.compiler.stages.place._tiers import min_units, worth
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import int4_group32
@@ -29,7 +30,7 @@ from tests.support.data import ROOT
 
 NUM_LAYERS, NUM_NEURONS, HIDDEN_SIZE, NUM_TOKENS = 96, 49152, 12288, 8192
 BATCH_UNITS = 64
-UNIT_BYTES = 2 * int4_group32.nbytes(HIDDEN_SIZE)
+UNIT_BYTES = 2 * int4_group32.Plugin().nbytes(HIDDEN_SIZE)
 GAP = 1e-5
 SYNC_FACTORS = (1, 10, 30, 100, 150)
 NUM_SMALL_CASES = 40
@@ -101,7 +102,7 @@ def solve(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[Tier, ..
     for solver in names("coldpress.compiler.stages.place"):
         started = time.perf_counter()
         problem = make_problem(counts, device, tiers)
-        solution = _solve.search(problem, load("coldpress.compiler.stages.place", solver).solve, GAP)
+        solution = _solve.search(problem, load("coldpress.compiler.stages.place", Solver, solver), GAP)
         found[solver] = Solved(solution, time.perf_counter() - started)
     return found
 
@@ -201,7 +202,7 @@ def small_cases() -> int:
         problem = problem_of(seed, 3, 1 + seed % 3, 1 + seed % 2, bounded=seed % 4 == 0)
         best = brute_force(problem)
         for solver in names("coldpress.compiler.stages.place") if best >= 0 else ():
-            found = _solve.search(problem, load("coldpress.compiler.stages.place", solver).solve, 0.0).value
+            found = _solve.search(problem, load("coldpress.compiler.stages.place", Solver, solver), 0.0).value
             if found != best:
                 raise SystemExit(f"case {seed}: {solver} found {found}, enumeration {best}")
         done += best >= 0

@@ -36,6 +36,7 @@ from coldpress.compiler.stages.predict import FAMILY, PredictConfig, Trainer, la
 from coldpress.compiler.stages.predict import run as predict
 from coldpress.compiler.stages.size import SizeConfig, choose
 from coldpress.compiler.stages.size.passes import network_of, nll_with
+from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.families import FormatName, used_share
@@ -43,6 +44,7 @@ from coldpress.schemas.predictors import Ladder, Predictors
 from tests.support.data import find_data_folder
 from tests.support.statistics import sparsity_of
 
+PREDICTOR = predictor.Plugin()
 RELU = {"prose7m-relu": "wikitext-2", "tinystories656k-relu": "tinystories", "tinystories-opt-0.9m": "tinystories"}
 MODELS = RELU | {"tinystories-mixtral-8x": "tinystories", "tinystories656k": "tinystories"}
 """Model -> the corpus that it is calibrated and scored on."""
@@ -89,7 +91,7 @@ class Case:
         """(perplexity with predictors over that without, its standard error from the differences block by block)."""
         tokens = self.splits[split]
         networks = {
-            entry.layer: network_of(entry.format, entry, entry, self.model.spec.hidden_size)
+            entry.layer: network_of(PREDICTOR, entry.format, entry, entry, self.model.spec.hidden_size)
             for entry in predictors.layers
         }
         whole = self.stream.block_nll(tokens)
@@ -149,7 +151,7 @@ def best_single(case: Case, config: PredictConfig, tolerance: float, level: int)
         ladders = {
             layer: _only(trainer, rank, layer, level, case.format_name) for layer, trainer in enumerate(trainers)
         }
-        found = choose(case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
+        found = choose(PREDICTOR, case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
         if validation_ratio(found) <= 1 + tolerance:
             break
     assert found is not None
@@ -212,7 +214,7 @@ def rows_of(name: str, format_name: FormatName, folder: Path) -> Iterator[dict[s
     """Sizes per layer, the best single one, and sizes per layer where DRAM ends sooner."""
     case, config, tolerance = Case(name, format_name, folder), PredictConfig(), SizeConfig().tolerance
     ladders = case.ladders(config)
-    found = choose(case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
+    found = choose(PREDICTOR, case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
     best = row_of(f"per layer, thresholds {level_of(found, ladders)}", case, found)
     yield best
     yield row_of("one for all", case, best_single(case, config, tolerance, level_of(found, ladders)))
@@ -221,7 +223,7 @@ def rows_of(name: str, format_name: FormatName, folder: Path) -> Iterator[dict[s
         yield row_of(
             f"at most {limit} bytes",
             case,
-            choose(case.stream, case.splits["validation"], ladders, limit, tolerance, case.no_topk),
+            choose(PREDICTOR, case.stream, case.splits["validation"], ladders, limit, tolerance, case.no_topk),
         )
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     random = np.random.default_rng(0)
-    block = int4_group32.encode(random.standard_normal((256, LENGTH)).astype(np.float32))
+    block = int4_group32.Plugin().encode(random.standard_normal((256, LENGTH)).astype(np.float32))
     codes = np.tile(block, (ROWS // len(block), 1))
     floats = matmul.decode_rows(codes, LENGTH, FORMAT)
     rows = []

@@ -31,6 +31,7 @@ from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.importance import ImportanceConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from coldpress.schemas.gram import INPUT_OF, GramMatrices
@@ -77,12 +78,15 @@ def prepare(model: str, folder: Path, test_tokens: int) -> dict[float, tuple[Mod
 def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator[tuple[str, np.ndarray]]:
     """(role, what its codes say) of every matrix of a layer, float32 in Hugging Face's order."""
     arrays = load_arrays(layer.arrays)
-    kept = load("coldpress.runtime.quantization", sparsity.format)
+    kept = load("coldpress.runtime.quantization", Format, sparsity.format)
     prefix = f"layers.{layer.layer}."
     for tensor in layer.resident:
         if tensor.format is not None:
             codes = arrays[tensor.role.removeprefix(prefix)]
-            yield tensor.role, load("coldpress.runtime.quantization", tensor.format).decode(codes, tensor.shape[1])
+            yield (
+                tensor.role,
+                load("coldpress.runtime.quantization", Format, tensor.format).decode(codes, tensor.shape[1]),
+            )
     for family in sparsity.families:
         start = 0
         for piece in slices(family, model.spec):

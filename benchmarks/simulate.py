@@ -127,7 +127,7 @@ def least_share(rates: Mapping[str, float]) -> float:
 
 def lone_read_s(artifact: Artifact) -> float:
     """Seconds of a read of a page with nothing else under way; the median."""
-    page, flash = artifact.manifest.flash.page_bytes, direct.Flash(artifact, 1)
+    page, flash = artifact.manifest.flash.page_bytes, direct.Plugin(artifact, 1)
     buffer, taken = _native.aligned_buffer(page), list[float]()
     for number in range(LONE_READS):
         start = time.perf_counter()

@@ -38,6 +38,7 @@ from coldpress.compiler.stages import distill, gram
 from coldpress.compiler.stages.distill import DistillConfig
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.families import WHOLE_MLP, used_share
 from coldpress.schemas.gram import INPUT_OF
@@ -140,7 +141,7 @@ def chosen(
     case: Case, activations: Activations, method: str, options: dict[str, Any], density: float
 ) -> tuple[Sparse, Sparsity] | None:
     """The method at a density of the whole MLP, to evaluate and as a record; None where it is out of reach."""
-    selector, oracle = load("coldpress.runtime.sparsity", method), bool(options.get("oracle"))
+    selector, oracle = load("coldpress.runtime.sparsity", Selector, method), bool(options.get("oracle"))
     own = options_of(selector, {key: value for key, value in options.items() if key != "oracle"})
     asked = family_density(method, oracle, density)
     if asked is None:

@@ -115,7 +115,7 @@ def measure(built: dict[str, Path], name: str) -> list[dict[str, Any]]:
     prompts = texts(name, PROMPT_TOKENS)
     with Session(built[name], flash="simulated") as session:
         plain = [session.generate(ids, NEW_TOKENS, ignore_eos=True) for ids in prompts]
-        drafts: dict[str, Any] = {"lookup": lookup.Draft()}
+        drafts: dict[str, Any] = {"lookup": lookup.Plugin()}
         if name in DRAFTS:
             drafts[DRAFTS[name]] = DraftModel(Session(built[DRAFTS[name]], flash="simulated"), session.artifact)
         return [

@@ -8,6 +8,7 @@ mixture of experts that a router has chosen already, a dense run is the only can
 from collections.abc import Iterable
 
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FAMILIES
@@ -32,11 +33,8 @@ def candidates(spec: ModelSpec) -> tuple[str, ...]:
 
 def own_options(method: str, options: Options) -> Options:
     """Of the options of a build whose method is open, those that a candidate has."""
-    return {
-        key: value
-        for key, value in options.items()
-        if key in load("coldpress.runtime.sparsity", method).Options.model_fields
-    }
+    known = load("coldpress.runtime.sparsity", Selector, method).OPTIONS.model_fields
+    return {key: value for key, value in options.items() if key in known}
 
 
 def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]:
@@ -47,7 +45,7 @@ def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, .
     """
     found: dict[str, None] = {}
     for name in methods_for(method, spec.exact_zeros, spec.is_mixture):
-        selector = load("coldpress.runtime.sparsity", name)
+        selector = load("coldpress.runtime.sparsity", Selector, name)
         own = own_options(name, options) if method == AUTO else options
         families = selector.families(spec, options_of(selector, own))
         if spec.is_mixture:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import parse_bytes
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.device import Flash
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
@@ -133,7 +134,7 @@ def tensor_bytes(role: str, shape: tuple[int, ...], format_name: FormatName) -> 
 
 def slice_bytes(length: int, format_name: FormatName) -> int:
     """Bytes of `length` values in a format, its groups padded (runtime/quantization)."""
-    return load("coldpress.runtime.quantization", format_name).nbytes(length)
+    return load("coldpress.runtime.quantization", Format, format_name).nbytes(length)
 
 
 def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from coldpress.compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes, unit_bytes
 from coldpress.runtime.plan.bookkeeping import counted_bytes
 from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
 from coldpress.schemas.model import ModelSpec
@@ -67,7 +68,7 @@ def asked_budget_bytes(
 
 def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:
     """What the tables will hold of a selector."""
-    kept = load("coldpress.runtime.sparsity", method).KEPT
+    kept = load("coldpress.runtime.sparsity", Selector, method).KEPT
     return [
         SelectorArray.model_validate(
             {"layer": layer, "family": section.family, "name": name}

@@ -1,12 +1,18 @@
-"""A plug-in is a file; its file name is its name in the config. No registry, no import side effects."""
+"""Finds and loads plug-ins. A plug-in is a file; its file name is its name in the config. No registry.
+
+Every file has one class `Plugin`, which extends the base class of its kind (`Selector`, `CachePolicy`, `Format`, …). A
+kind whose objects have no state is used through one shared object (`load`); a kind that is made for each layer or each
+artifact is used through its class (`load_class`).
+"""
 
 import functools
 import importlib
 import importlib.util
+import inspect
 import pkgutil
+from abc import ABC
 from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
@@ -14,44 +20,85 @@ from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
 
 
+class PluginBase(ABC):  # noqa: B024 - what is abstract is for each kind to say
+    """What the base classes of all kinds have in common."""
+
+    OPTIONS: ClassVar[type[Record]] = Record
+    """The settings of one plug-in: a frozen record with a default for every field."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The plug-in's name in the config: that of its file."""
+        return cls.__module__.rpartition(".")[2]
+
+
+Kind = TypeVar("Kind", bound=PluginBase)
+
+
 @functools.cache  # an artifact's manifest names plug-ins a hundred thousand times
 def names(package: str) -> tuple[str, ...]:
-    """The plug-ins of a package, such as `coldpress.runtime.cache`: its public modules, sorted. Nothing of it is
-    imported."""
+    """The plug-ins of a package such as `coldpress.runtime.cache`: its public modules, sorted. Imports none of them."""
     spec = importlib.util.find_spec(package)
     found = pkgutil.iter_modules((spec and spec.submodule_search_locations) or [])
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 
-def load(package: str, name: str) -> ModuleType:
-    """The plug-in module `name` of `package`.
+def load_class(package: str, kind: type[Kind], name: str) -> type[Kind]:
+    """The class of the plug-in `name` of `package`, which extends `kind`.
 
     Raises:
         UnknownNameError: if there is no such file; the text lists the choices.
+        ColdpressError: if the file has no complete plug-in of that kind.
     """
+    found = _class(package, name)
+    if not issubclass(found, kind):
+        raise ColdpressError(f"{package}.{name}: the class Plugin does not extend {kind.__name__}; let it extend that")
+    return found
+
+
+def load(package: str, kind: type[Kind], name: str) -> Kind:
+    """The one shared object of the plug-in `name` of `package`, an instance of `kind`. Raises as `load_class`."""
+    found = _shared(_class(package, name))
+    if not isinstance(found, kind):
+        raise ColdpressError(f"{package}.{name}: the class Plugin does not extend {kind.__name__}; let it extend that")
+    return found
+
+
+@functools.cache
+def _class(package: str, name: str) -> type[PluginBase]:
     known = names(package)
     if name not in known:
         raise UnknownNameError(package.rpartition(".")[2].replace("_", " "), name, known)
-    return importlib.import_module(f"{package}.{name}")
+    found = getattr(importlib.import_module(f"{package}.{name}"), "Plugin", None)
+    if not (isinstance(found, type) and issubclass(found, PluginBase)):
+        raise ColdpressError(f"{package}.{name} has no class Plugin that extends the base class of its kind; add one")
+    if inspect.isabstract(found):
+        lacking = ", ".join(sorted(found.__abstractmethods__))
+        raise ColdpressError(f"{package}.{name}: the class Plugin does not define {lacking}; add it")
+    return found
 
 
-def options_of(plugin: ModuleType, values: Mapping[str, Any]) -> Any:
-    """The `Options` record of a plug-in, with its defaults where `values` says nothing; an empty one if it has none.
+@functools.cache
+def _shared(plugin: type[PluginBase]) -> PluginBase:
+    return plugin()
+
+
+def options_of(plugin: PluginBase | type[PluginBase], values: Mapping[str, Any]) -> Any:
+    """The `OPTIONS` record of a plug-in, with its defaults where `values` says nothing.
 
     Raises:
         ColdpressError: if the plug-in has no such option, or a value does not fit it; the text names the known ones.
     """
-    name = plugin.__name__.rpartition(".")[2]
-    declared: type[Record] = getattr(plugin, "Options", Record)
-    unknown = [key for key in values if key not in declared.model_fields]
+    fields = plugin.OPTIONS.model_fields
+    unknown = [key for key in values if key not in fields]
     if unknown:
-        raise UnknownNameError(f"option of {name}", unknown[0], declared.model_fields)
+        raise UnknownNameError(f"option of {plugin.name()}", unknown[0], fields)
     try:
-        return declared.model_validate(dict(values))
+        return plugin.OPTIONS.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        expected = declared.model_fields[key].description
+        expected = fields[key].description
         raise ColdpressError(
-            f"option {key} of {name} is {first['input']!r}, expected {expected} ({clipped(first['msg'])})"
+            f"option {key} of {plugin.name()} is {first['input']!r}, expected {expected} ({clipped(first['msg'])})"
         ) from error

@@ -29,7 +29,7 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Seq
     """
     whole = [*before, *trace]
     check_trace(artifact, whole)
-    flash, clock = simulated.Flash(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
+    flash, clock = simulated.Plugin(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
     store = Store(artifact, plan, flash, clock, requests=requests_of(whole))
     if before:
         replay(store, before)

@@ -1,6 +1,6 @@
 """How a field of a settings record says that a user may give it: `snakemake --config key=value`.
 
-A key is declared once, in the settings record of its stage (`compiler/<stage>`) or in the `Options` of its plug-in, and
+A key is declared once, in the settings record of its stage (`compiler/<stage>`) or in the `OPTIONS` of its plug-in, and
 nowhere else: rules, checks, schemas/json/config.schema.json and the README's table are made from those records
 (compiler/workflow/keys.py).
 """
@@ -31,7 +31,7 @@ class Key:
 class OptionsOf:
     """Marks a field as the options of the plug-in that another field names: `Annotated[dict[…], OptionsOf("method")]`.
 
-    The options are the fields of the plug-in's `Options`, a frozen record with a default for every field. Each of them
+    The options are the fields of the plug-in's `OPTIONS`, a frozen record with a default for every field. Each of them
     is a key of `--config` in builds that chose the plug-in.
     """
 

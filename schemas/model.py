@@ -2,16 +2,16 @@
 
 Tensors are named by role, with Hugging Face's module names and no prefix:
 `embed_tokens.weight`, `embed_positions.weight`, `norm.weight`, `norm.bias`, `lm_head.weight`, `rotary.inv_freq`, and
-per layer `layers.<i>.{input_layernorm,post_attention_layernorm,q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,
-up_proj,down_proj}.{weight,bias}`. Architectures that spell them otherwise or fuse them are translated by
-compiler/architectures/<model_type>.py. A two-matrix MLP (OPT) has `up_proj` and `down_proj` only. In a mixture of
-experts those of the MLP are `layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
-`layers.<i>.router.weight`.
+per layer `layers.<i>.{input_layernorm,post_attention_layernorm,post_feedforward_layernorm,q_norm,k_norm,q_proj,k_proj,
+v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,bias}`. compiler/architectures/<model_type>.py translates the names
+of architectures that spell them otherwise or fuse them. A two-matrix MLP (OPT) has `up_proj` and `down_proj` only. In a
+mixture of experts the MLP's matrices are `layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
+`layers.<i>.router.weight`. Which two norms a layer has follows from `norm_placement`, see `block_norms`.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
 
@@ -23,6 +23,9 @@ EXACT_ZEROS: frozenset[Activation] = frozenset(("relu", "relu2", "drelu", "fatre
 """Those that are exactly zero for part of their inputs, so that leaving out units need not cost anything."""
 MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The matrices of a layer."""
+AttentionKind = Literal["full_attention", "sliding_attention"]
+"""What a layer's attention sees: all positions before a token, or the last `sliding_window` of them. Hugging Face's
+words (`layer_types`)."""
 ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_ROLES: tuple[MatrixRole, ...] = ("gate_proj", "up_proj", "down_proj")
 
@@ -50,6 +53,10 @@ class ModelSpec(Record):
     norm: Literal["rms_norm", "layer_norm", "layer_norm_1p"]
     """With `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
+    norm_placement: Literal["before", "after"] = "before"
+    """Where the norms of attention and MLP are: x + f(norm(x)), or x + norm(f(x)) (OLMo 2)."""
+    qk_norm: Literal["head", "width"] = "head"
+    """Where a layer has `q_norm` and `k_norm`: over each head alone (Qwen3), or over all heads together (OLMo 2)."""
     position: Literal["rotary", "learned"]
     rotary_dim: Count
     """Leading dimensions of each head that are rotated; 0 with learned positions."""
@@ -58,9 +65,27 @@ class ModelSpec(Record):
     position_offset: Count = 0
     """Added to a position before the learned table is read (OPT: 2)."""
     sliding_window: PositiveCount | None = None
+    """Positions that attention sees at most, the token's own included; None for all."""
+    layer_types: Many[AttentionKind] = ()
+    """The kind of attention of each layer, where they differ; empty where all layers are alike."""
     tie_word_embeddings: bool
     bos_token_id: Count | None = None
     eos_token_ids: Many[Count] = ()
+
+    @model_validator(mode="after")
+    def _one_type_per_layer(self) -> Self:
+        count = len(self.layer_types)
+        if count and (count != self.num_hidden_layers or self.sliding_window is None):
+            raise ValueError(
+                f"layer_types has {count} entries and sliding_window is {self.sliding_window}, expected one entry for "
+                f"each of {self.num_hidden_layers} layers, and a window"
+            )
+        return self
+
+    def window_of(self, layer: int) -> int | None:
+        """Positions that the attention of a layer sees at most, the token's own included; None for all."""
+        is_full = bool(self.layer_types) and self.layer_types[layer] == "full_attention"
+        return None if is_full else self.sliding_window
 
     @property
     def exact_zeros(self) -> bool:
@@ -79,7 +104,7 @@ class ModelSpec(Record):
 
 
 def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
-    """The shape of a role's tensor, as `layers.3.q_proj.weight` or, since layers are alike, `q_proj.weight`."""
+    """The shape of a role's tensor, as `layers.3.q_proj.weight` or, the same for all layers, `q_proj.weight`."""
     *_, module, kind = role.split(".")
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
@@ -95,12 +120,22 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
-        "q_norm": (spec.head_dim,),
-        "k_norm": (spec.head_dim,),
+        "q_norm": (queries if spec.qk_norm == "width" else spec.head_dim,),
+        "k_norm": (keys if spec.qk_norm == "width" else spec.head_dim,),
         "router": (spec.num_experts, hidden),
     }
     shape = shapes.get(module, (hidden,))
     return shape[:1] if kind == "bias" else shape
+
+
+def block_norms(spec: ModelSpec) -> tuple[str, str]:
+    """The modules of a layer's norms, of attention and of the MLP, by Hugging Face's names.
+
+    `post_attention_layernorm` stands behind attention in both placements: before the MLP, or on attention's output.
+    """
+    if spec.norm_placement == "before":
+        return "input_layernorm", "post_attention_layernorm"
+    return "post_attention_layernorm", "post_feedforward_layernorm"
 
 
 def matrices(role: MatrixRole, spec: ModelSpec) -> tuple[str, ...]:

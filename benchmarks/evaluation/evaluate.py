@@ -11,7 +11,6 @@ hangs on the choices in its own layer alone.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from benchmarks.evaluation.reads import Reading, reads_of
 from coldpress.compiler.activity.choice import Arrays, of_experts, used_experts
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.runtime.cache import Known, make
-from coldpress.runtime.sparsity import Residency, select_of
+from coldpress.runtime.sparsity import Residency, Selector, select_of
 from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 class Sparse:
     """A selector for every family of every layer."""
 
-    selector: ModuleType
+    selector: Selector[Any]
     families: tuple[str, ...]
     arrays: Arrays
     """Fitted; a predictor's network, too."""

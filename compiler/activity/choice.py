@@ -6,13 +6,13 @@ puts into the artifact's tables: what calibration, distillation and evaluation l
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coldpress.compiler.io import load_arrays
 from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import Signal, activity_of, num_experts
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
@@ -30,7 +30,7 @@ Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
 class Choice:
     """Which units tokens use."""
 
-    selector: ModuleType
+    selector: Selector[Any]
     arrays: Arrays
     spec: ModelSpec
 
@@ -87,4 +87,4 @@ def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.nd
 
 def choice_of(sparsity: Sparsity, spec: ModelSpec) -> Choice:
     """The build's selector."""
-    return Choice(load("coldpress.runtime.sparsity", sparsity.method), selector_arrays(sparsity), spec)
+    return Choice(load("coldpress.runtime.sparsity", Selector, sparsity.method), selector_arrays(sparsity), spec)

@@ -146,7 +146,7 @@ class LayerStream:
         self.model, self.spec = model, model.spec
         self.device, self.dtype = torch.device(choose_device(device)), getattr(torch, dtype)
         self.threads = threads if self.device.type == "cpu" else 1
-        self._architecture = load("coldpress.compiler.architectures", model.spec.model_type)
+        self._architecture = load("coldpress.compiler.architectures", _common.Architecture, model.spec.model_type)
         raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
         self._config = _common.source_config(self._architecture.MODULES, raw)
         self._parameters = self._architecture.parameters(self._config, model.spec)
@@ -194,7 +194,7 @@ class LayerStream:
         module = self._loaded(layers[layer], f"{base}.layers.{layer}")
         running = threading.local()
         self._attach(module, running)
-        return LoadedLayer(module, *self._context(block_tokens), running, self.device)
+        return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device)
 
     def head(self, hidden: "Tensor") -> "Tensor":
         """Logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer."""
@@ -328,14 +328,14 @@ class LayerStream:
             rows = read_rows(self.model, role, start, min(start + HEAD_ROWS, self.spec.vocab_size))
             yield torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(self.dtype, copy=True).to(self.device)
 
-    def _context(self, length: int) -> tuple[Any, dict[str, Any]]:
-        """(attention mask, further arguments of a layer) for blocks of `length` tokens."""
+    def _context(self, layer: int, length: int) -> tuple[Any, dict[str, Any]]:
+        """(attention mask, further arguments) of a layer for blocks of `length` tokens."""
         import torch
         from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
         positions = torch.arange(length, device=self.device)[None]
         sample = torch.empty(1, length, self.spec.hidden_size, device=self.device, dtype=self.dtype)
-        make = create_sliding_window_causal_mask if self.spec.sliding_window else create_causal_mask
+        make = create_sliding_window_causal_mask if self.spec.window_of(layer) else create_causal_mask
         mask = make(
             config=self._config,
             inputs_embeds=sample,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FormatName
 
 
@@ -30,13 +31,13 @@ class Weights:
 
 def encode(weights: Weights, format_name: FormatName) -> dict[str, np.ndarray]:
     """Codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes], each row a slice of its own."""
-    plugin = load("coldpress.runtime.quantization", format_name)
+    plugin = load("coldpress.runtime.quantization", Format, format_name)
     return {"fc1": plugin.encode(weights.fc1.numpy()), "fc2": plugin.encode(weights.fc2.numpy())}
 
 
 def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size: int) -> Weights:
     """The weights that the runtime computes with."""
-    plugin, rank = load("coldpress.runtime.quantization", format_name), len(codes["fc1"])
+    plugin, rank = load("coldpress.runtime.quantization", Format, format_name), len(codes["fc1"])
     fc1, fc2 = plugin.decode(codes["fc1"], hidden_size), plugin.decode(codes["fc2"], rank)
     return Weights(torch.from_numpy(fc1), torch.from_numpy(fc2))
 

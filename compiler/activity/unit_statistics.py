@@ -5,13 +5,13 @@ Norms are computed when a selector asks for them, and only then, from the source
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from coldpress.compiler.checkpoint.tensors import read_rows
 from coldpress.compiler.io import load_arrays
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.families import FamilyName, num_units, slices
 from coldpress.schemas.model import Model, ModelSpec, matrices, role_shape
@@ -83,7 +83,7 @@ def all_statistics(
 
 
 def fit_all(
-    selector: ModuleType,
+    selector: Selector[Any],
     options: Any,
     densities: Mapping[FamilyName, tuple[float, ...]],
     spec: ModelSpec,
@@ -93,7 +93,7 @@ def fit_all(
 
     Args:
         selector: A file of runtime/sparsity.
-        options: Its `Options`.
+        options: A record of its `OPTIONS`.
         densities: Family -> the density of every layer.
         spec: The model's shape.
         statistics: See `all_statistics`.

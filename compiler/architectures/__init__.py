@@ -1,6 +1,9 @@
-"""What differs between architectures. A file is an architecture and its name is Hugging Face's `model_type`; it has
+"""What differs between architectures. A file is an architecture; its name is Hugging Face's `model_type`.
 
-`KEYS`, what it reads of config.json beside `_common.KEYS`; `MODULES`, where transformers keeps its parts;
-`spec(config)` -> ModelSpec; `parameters(config, spec)` -> {tensor name: roles}, several roles being stacked rows.
-`config` is transformers' own configuration object, with all defaults filled in.
+A file has one class `Plugin`, which extends `Architecture`; most extend `Llama` (_common.py), which already has Llama's
+arithmetic and names, and change a few of them.
 """
+
+from coldpress.compiler.architectures._common import Architecture, Llama, Modules
+
+__all__ = ["Architecture", "Llama", "Modules"]

@@ -1,19 +1,21 @@
-"""The decoder blocks that the supported architectures share: Llama's names, shapes of roles, rotary frequencies.
+"""What an architecture is, and what the supported ones share: Llama's names, shapes of roles, rotary frequencies.
 
-Decides nothing that differs between architectures; those files call it with what is theirs. Shapes follow from the
-ModelSpec alone, so a checkpoint's tensors can be checked before anything is read from them.
+Decides nothing that differs between architectures; their files say it. Shapes follow from the ModelSpec alone, so a
+checkpoint's tensors can be checked before anything is read from them.
 """
 
 import importlib
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.families import Signal
-from coldpress.schemas.model import Activation, ModelSpec
+from coldpress.schemas.model import Activation, AttentionKind, ModelSpec, block_norms
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,6 +98,45 @@ class Modules:
     """Whether the MLP is several experts, of which a router picks some."""
     own_code: str | None = None
     """What class names begin with in the code that such checkpoints carry, where that is not `prefix`."""
+
+
+class Architecture(PluginBase):
+    """A kind of decoder: which keys it has, where its tensors lie, what it computes. The base class of all of them."""
+
+    KEYS: ClassVar[frozenset[str]]
+    """The keys of config.json that it reads beside `_common.KEYS`."""
+    MODULES: ClassVar[Modules]
+    """Where transformers keeps its parts."""
+
+    @abstractmethod
+    def spec(self, config: Any) -> ModelSpec:
+        """The model's shape and arithmetic; `config` is transformers' own object, with all defaults filled in.
+
+        Raises:
+            CheckpointError: if the runtime cannot compute such a model.
+        """
+
+    @abstractmethod
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Tensor name -> the roles that it holds; several roles are stacked rows."""
+
+
+class Llama(Architecture):
+    """Llama's arithmetic and names; subclasses say what differs."""
+
+    KEYS = LLAMA_KEYS
+
+    def spec(self, config: Any) -> ModelSpec:
+        """RMS norm, gated MLP, rotary positions, full attention."""
+        return llama_spec(self.MODULES, config)
+
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Llama's names, with the biases that the configuration names."""
+        return llama_parameters(spec, self.biases(config, spec))
+
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """The projections that have a bias, as `q_proj`."""
+        return ()
 
 
 def llama_modules(
@@ -213,8 +254,16 @@ def eos_ids(value: Any) -> tuple[int, ...]:
     return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
-def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None, **own: Any) -> ModelSpec:
+def llama_spec(
+    modules: Modules,
+    config: Any,
+    sliding_window: int | None = None,
+    layer_types: tuple[AttentionKind, ...] = (),
+    **own: Any,
+) -> ModelSpec:
     """The spec of a Llama-like model: RMS norm, gated MLP, rotary positions; `own` fields are the architecture's.
+
+    A window that holds the whole context is none.
 
     Raises:
         CheckpointError: if heads or rotary dimensions do not work out.
@@ -223,6 +272,7 @@ def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None,
     context, heads = config.max_position_embeddings, config.num_attention_heads
     if config.rope_parameters["rope_type"] == "longrope":
         context = min(context, config.rope_parameters["original_max_position_embeddings"])
+    window = sliding_window if sliding_window and sliding_window < context else None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     key_value_heads = config.num_key_value_heads or heads
     if heads % key_value_heads:
@@ -245,7 +295,8 @@ def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None,
         "position": "rotary",
         "rotary_dim": 2 * len(frequencies),
         "rotary_scaling": scaling,
-        "sliding_window": sliding_window if sliding_window and sliding_window < context else None,
+        "sliding_window": window,
+        "layer_types": layer_types if window else (),
         "tie_word_embeddings": config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": eos_ids(config.eos_token_id),
@@ -253,19 +304,22 @@ def llama_spec(modules: Modules, config: Any, sliding_window: int | None = None,
     return ModelSpec(**{**fields, "norm_eps": getattr(config, "rms_norm_eps", None), **own})
 
 
-def uniform_window(config: Any) -> int | None:
-    """The sliding window of a model that names a kind of attention per layer (Qwen).
+def windows(config: Any) -> dict[str, Any]:
+    """The fields of a spec that say which layers have a sliding window, where the configuration names them (Qwen).
 
     Raises:
-        CheckpointError: if only some of the layers have the window.
+        CheckpointError: if it names another kind of attention.
     """
-    kinds = set(config.layer_types or ())
-    if len(kinds) > 1 or not kinds <= {"full_attention", "sliding_attention"}:
+    types = tuple(config.layer_types or ())
+    unknown = sorted(set(types) - {*get_args(AttentionKind)})
+    if unknown:
         raise CheckpointError(
-            f"config.json: layers of mixed attention ({', '.join(sorted(kinds))}) are not supported; all of them must "
-            "be full_attention or all sliding_attention"
+            f"config.json: layers of {', '.join(unknown)} are not supported; known are "
+            f"{' and '.join(get_args(AttentionKind))}"
         )
-    return config.sliding_window if kinds == {"sliding_attention"} else None
+    if "sliding_attention" not in types:
+        return {}
+    return {"sliding_window": config.sliding_window, "layer_types": types if len(set(types)) > 1 else ()}
 
 
 def llama_biases(config: Any, spec: ModelSpec) -> tuple[str, ...]:
@@ -287,8 +341,7 @@ def llama_parameters(
     names = {f"self_attn.{name}.weight": f"{name}.weight" for name in attention}
     names |= {f"mlp.{name}.weight": f"{name}.weight" for name in mlp_projections(spec)}
     names |= {f"{'self_attn' if name in attention else 'mlp'}.{name}.bias": f"{name}.bias" for name in biased}
-    norms, parts = ("input_layernorm", "post_attention_layernorm"), norm_parts(spec)
-    names |= {f"{name}.{part}": f"{name}.{part}" for name in norms for part in parts}
+    names |= {f"{name}.{part}": f"{name}.{part}" for name in block_norms(spec) for part in norm_parts(spec)}
     if qk_norm:
         names |= {f"self_attn.{name}.weight": f"{name}.weight" for name in ("q_norm", "k_norm")}
     return llama_outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})

@@ -5,15 +5,17 @@ from typing import Any
 from coldpress.compiler.architectures import _common
 from coldpress.schemas.model import ModelSpec
 
-KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"}
-MODULES = _common.llama_modules("Arcee", gated=False, activation="relu2")
 
+class Plugin(_common.Llama):
+    """Llama with another MLP."""
 
-def spec(config: Any) -> ModelSpec:
-    """The model's shape."""
-    return _common.llama_spec(MODULES, config, gated_mlp=False)
+    KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"}
+    MODULES = _common.llama_modules("Arcee", gated=False, activation="relu2")
 
+    def spec(self, config: Any) -> ModelSpec:
+        """An MLP without a gate."""
+        return _common.llama_spec(self.MODULES, config, gated_mlp=False)
 
-def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Tensor names and the roles they hold."""
-    return _common.llama_parameters(spec, _common.llama_biases(config, spec))
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """As the configuration says."""
+        return _common.llama_biases(config, spec)

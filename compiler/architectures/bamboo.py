@@ -14,8 +14,6 @@ from coldpress.schemas.model import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
-
 
 def adapt(layer: Any) -> None:
     """Puts an MLP with two activations in place of Mistral's."""
@@ -39,25 +37,23 @@ def _mlp_class() -> "type[nn.Module]":
     return BambooMLP
 
 
-MODULES = _common.llama_modules(
-    "Mistral",
-    up=_common.Tap("mlp.up_act_fn", "output"),
-    built_of="mistral",
-    adapt=adapt,
-    own_code="Bamboo",
-)
+class Plugin(_common.Llama):
+    """Mistral with two activations."""
 
+    KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
+    MODULES = _common.llama_modules(
+        "Mistral",
+        up=_common.Tap("mlp.up_act_fn", "output"),
+        built_of="mistral",
+        adapt=adapt,
+        own_code="Bamboo",
+    )
 
-def spec(config: Any) -> ModelSpec:
-    """The model's shape."""
-    if config.hidden_act != "relu":
-        raise CheckpointError(
-            f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu', which both "
-            "the gate and up pass"
-        )
-    return _common.llama_spec(MODULES, config, config.sliding_window, model_type="bamboo", hidden_act="drelu")
-
-
-def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Tensor names and the roles they hold."""
-    return _common.llama_parameters(spec)
+    def spec(self, config: Any) -> ModelSpec:
+        """The model's shape."""
+        if config.hidden_act != "relu":
+            raise CheckpointError(
+                f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu', which "
+                "both the gate and up pass"
+            )
+        return _common.llama_spec(self.MODULES, config, config.sliding_window, model_type="bamboo", hidden_act="drelu")

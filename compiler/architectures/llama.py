@@ -5,15 +5,13 @@ from typing import Any
 from coldpress.compiler.architectures import _common
 from coldpress.schemas.model import ModelSpec
 
-KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"}
-MODULES = _common.llama_modules("Llama")
 
+class Plugin(_common.Llama):
+    """Llama itself."""
 
-def spec(config: Any) -> ModelSpec:
-    """The model's shape."""
-    return _common.llama_spec(MODULES, config)
+    KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"}
+    MODULES = _common.llama_modules("Llama")
 
-
-def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Tensor names and the roles they hold."""
-    return _common.llama_parameters(spec, _common.llama_biases(config, spec))
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """As the configuration says."""
+        return _common.llama_biases(config, spec)

@@ -5,15 +5,13 @@ from typing import Any
 from coldpress.compiler.architectures import _common
 from coldpress.schemas.model import ModelSpec
 
-KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
-MODULES = _common.llama_modules("Mistral")
 
+class Plugin(_common.Llama):
+    """Llama with a sliding window."""
 
-def spec(config: Any) -> ModelSpec:
-    """The model's shape."""
-    return _common.llama_spec(MODULES, config, config.sliding_window)
+    KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
+    MODULES = _common.llama_modules("Mistral")
 
-
-def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Tensor names and the roles they hold."""
-    return _common.llama_parameters(spec)
+    def spec(self, config: Any) -> ModelSpec:
+        """One window for all layers, or none."""
+        return _common.llama_spec(self.MODULES, config, config.sliding_window)

@@ -5,15 +5,18 @@ from typing import Any
 from coldpress.compiler.architectures import _common
 from coldpress.schemas.model import ModelSpec
 
-KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {"norm_eps", "head_dim", "attention_bias", "mlp_bias"}
-MODULES = _common.llama_modules("Nemotron", gated=False, activation="relu2", partial_rotary=True)
 
+class Plugin(_common.Llama):
+    """Llama with other norms and another MLP."""
 
-def spec(config: Any) -> ModelSpec:
-    """The model's shape."""
-    return _common.llama_spec(MODULES, config, gated_mlp=False, norm="layer_norm_1p", norm_eps=config.norm_eps)
+    KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {"norm_eps", "head_dim", "attention_bias", "mlp_bias"}
+    MODULES = _common.llama_modules("Nemotron", gated=False, activation="relu2", partial_rotary=True)
 
+    def spec(self, config: Any) -> ModelSpec:
+        """LayerNorm, and an MLP without a gate."""
+        own = {"gated_mlp": False, "norm": "layer_norm_1p", "norm_eps": config.norm_eps}
+        return _common.llama_spec(self.MODULES, config, **own)
 
-def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Tensor names and the roles they hold."""
-    return _common.llama_parameters(spec, _common.llama_biases(config, spec))
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """As the configuration says."""
+        return _common.llama_biases(config, spec)

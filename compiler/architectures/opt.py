@@ -10,93 +10,96 @@ from coldpress.compiler.architectures import _common
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
-KEYS = frozenset(
-    {
-        "ffn_dim",
-        "activation_function",
-        "do_layer_norm_before",
-        "word_embed_proj_dim",
-        "_remove_final_layer_norm",
-        "enable_bias",
-        "layer_norm_elementwise_affine",
-    }
-)
-MODULES = _common.Modules(
-    prefix="OPT",
-    base="model.decoder",
-    norm="final_layer_norm",
-    taps={
-        "attention_input": _common.Tap("self_attn"),
-        "attention_mixed": _common.Tap("self_attn.out_proj"),
-        "mlp_input": _common.Tap("fc1"),
-        "mlp_activation": _common.Tap("activation_fn", "output"),
-        "mlp_inner": _common.Tap("fc2"),
-    },
-    activation="relu",
-    activation_key="activation_function",
-)
 LAYER_NORM_EPS = 1e-5  # torch's default, which transformers takes
 POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding
 
 
-def spec(config: Any) -> ModelSpec:
-    """The model's shape."""
-    wanted = {
-        "do_layer_norm_before": (config.do_layer_norm_before, True),
-        "word_embed_proj_dim": (config.word_embed_proj_dim, config.hidden_size),
-        "_remove_final_layer_norm": (config._remove_final_layer_norm, False),
-        "layer_norm_elementwise_affine": (config.layer_norm_elementwise_affine, True),
-    }
-    for key, (found, expected) in wanted.items():
-        if found != expected:
-            raise CheckpointError(f"config.json: OPT with {key} = {found} is not supported, expected {expected}")
-    if config.hidden_size % config.num_attention_heads:
-        raise CheckpointError(
-            f"config.json: hidden_size {config.hidden_size} is no multiple of {config.num_attention_heads} heads"
-        )
-    return ModelSpec(
-        model_type="opt",
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.ffn_dim,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_attention_heads,
-        head_dim=config.hidden_size // config.num_attention_heads,
-        max_position_embeddings=config.max_position_embeddings,
-        **_common.activation_fields(MODULES, config),
-        gated_mlp=False,
-        norm="layer_norm",
-        norm_eps=LAYER_NORM_EPS,
-        position="learned",
-        rotary_dim=0,
-        position_offset=POSITION_OFFSET,
-        tie_word_embeddings=config.tie_word_embeddings,
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=_common.eos_ids(config.eos_token_id),
+class Plugin(_common.Architecture):
+    """LayerNorm, learned positions, two matrices."""
+
+    KEYS = frozenset(
+        {
+            "ffn_dim",
+            "activation_function",
+            "do_layer_norm_before",
+            "word_embed_proj_dim",
+            "_remove_final_layer_norm",
+            "enable_bias",
+            "layer_norm_elementwise_affine",
+        }
+    )
+    MODULES = _common.Modules(
+        prefix="OPT",
+        base="model.decoder",
+        norm="final_layer_norm",
+        taps={
+            "attention_input": _common.Tap("self_attn"),
+            "attention_mixed": _common.Tap("self_attn.out_proj"),
+            "mlp_input": _common.Tap("fc1"),
+            "mlp_activation": _common.Tap("activation_fn", "output"),
+            "mlp_inner": _common.Tap("fc2"),
+        },
+        activation="relu",
+        activation_key="activation_function",
     )
 
+    def spec(self, config: Any) -> ModelSpec:
+        """The model's shape."""
+        wanted = {
+            "do_layer_norm_before": (config.do_layer_norm_before, True),
+            "word_embed_proj_dim": (config.word_embed_proj_dim, config.hidden_size),
+            "_remove_final_layer_norm": (config._remove_final_layer_norm, False),
+            "layer_norm_elementwise_affine": (config.layer_norm_elementwise_affine, True),
+        }
+        for key, (found, expected) in wanted.items():
+            if found != expected:
+                raise CheckpointError(f"config.json: OPT with {key} = {found} is not supported, expected {expected}")
+        if config.hidden_size % config.num_attention_heads:
+            raise CheckpointError(
+                f"config.json: hidden_size {config.hidden_size} is no multiple of {config.num_attention_heads} heads"
+            )
+        return ModelSpec(
+            model_type="opt",
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.ffn_dim,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_attention_heads,
+            head_dim=config.hidden_size // config.num_attention_heads,
+            max_position_embeddings=config.max_position_embeddings,
+            **_common.activation_fields(self.MODULES, config),
+            gated_mlp=False,
+            norm="layer_norm",
+            norm_eps=LAYER_NORM_EPS,
+            position="learned",
+            rotary_dim=0,
+            position_offset=POSITION_OFFSET,
+            tie_word_embeddings=config.tie_word_embeddings,
+            bos_token_id=config.bos_token_id,
+            eos_token_ids=_common.eos_ids(config.eos_token_id),
+        )
 
-def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Tensor names and the roles they hold."""
-    linears = {
-        "self_attn.q_proj": "q_proj",
-        "self_attn.k_proj": "k_proj",
-        "self_attn.v_proj": "v_proj",
-        "self_attn.out_proj": "o_proj",
-        "fc1": "up_proj",
-        "fc2": "down_proj",
-    }
-    norms = {"self_attn_layer_norm": "input_layernorm", "final_layer_norm": "post_attention_layernorm"}
-    layer = {f"{name}.weight": (f"{role}.weight",) for name, role in (linears | norms).items()}
-    biased = linears | norms if config.enable_bias else norms
-    layer |= {f"{name}.bias": (f"{role}.bias",) for name, role in biased.items()}
-    outer: dict[str, tuple[str, ...]] = {
-        "model.decoder.embed_tokens.weight": ("embed_tokens.weight",),
-        "model.decoder.embed_positions.weight": ("embed_positions.weight",),
-        "model.decoder.final_layer_norm.weight": ("norm.weight",),
-        "model.decoder.final_layer_norm.bias": ("norm.bias",),
-    }
-    if not spec.tie_word_embeddings:
-        outer["lm_head.weight"] = ("lm_head.weight",)
-    return outer | _common.all_layers(spec, "model.decoder", layer)
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Tensor names and the roles they hold."""
+        linears = {
+            "self_attn.q_proj": "q_proj",
+            "self_attn.k_proj": "k_proj",
+            "self_attn.v_proj": "v_proj",
+            "self_attn.out_proj": "o_proj",
+            "fc1": "up_proj",
+            "fc2": "down_proj",
+        }
+        norms = {"self_attn_layer_norm": "input_layernorm", "final_layer_norm": "post_attention_layernorm"}
+        layer = {f"{name}.weight": (f"{role}.weight",) for name, role in (linears | norms).items()}
+        biased = linears | norms if config.enable_bias else norms
+        layer |= {f"{name}.bias": (f"{role}.bias",) for name, role in biased.items()}
+        outer: dict[str, tuple[str, ...]] = {
+            "model.decoder.embed_tokens.weight": ("embed_tokens.weight",),
+            "model.decoder.embed_positions.weight": ("embed_positions.weight",),
+            "model.decoder.final_layer_norm.weight": ("norm.weight",),
+            "model.decoder.final_layer_norm.bias": ("norm.bias",),
+        }
+        if not spec.tie_word_embeddings:
+            outer["lm_head.weight"] = ("lm_head.weight",)
+        return outer | _common.all_layers(spec, "model.decoder", layer)

@@ -9,25 +9,30 @@ from typing import Any
 from coldpress.compiler.architectures import _common
 from coldpress.schemas.model import ModelSpec
 
-KEYS = _common.LLAMA_KEYS | {"sliding_window"}
-MODULES = _common.llama_modules(
-    "Phi3", "mlp.activation_fn", up=_common.Tap("mlp.gate_up_proj", "output", part=1, num_parts=2), partial_rotary=True
-)
 
+class Plugin(_common.Llama):
+    """Llama with fused tensors."""
 
-def spec(config: Any) -> ModelSpec:
-    """The model's shape."""
-    return _common.llama_spec(MODULES, config, config.sliding_window)
+    KEYS = _common.LLAMA_KEYS | {"sliding_window"}
+    MODULES = _common.llama_modules(
+        "Phi3",
+        "mlp.activation_fn",
+        up=_common.Tap("mlp.gate_up_proj", "output", part=1, num_parts=2),
+        partial_rotary=True,
+    )
 
+    def spec(self, config: Any) -> ModelSpec:
+        """The model's shape."""
+        return _common.llama_spec(self.MODULES, config, config.sliding_window)
 
-def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Tensor names and the roles they hold."""
-    layer = {
-        "self_attn.qkv_proj.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
-        "self_attn.o_proj.weight": ("o_proj.weight",),
-        "mlp.gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight"),
-        "mlp.down_proj.weight": ("down_proj.weight",),
-        "input_layernorm.weight": ("input_layernorm.weight",),
-        "post_attention_layernorm.weight": ("post_attention_layernorm.weight",),
-    }
-    return _common.llama_outer(spec) | _common.all_layers(spec, "model", layer)
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Tensor names and the roles they hold."""
+        layer = {
+            "self_attn.qkv_proj.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
+            "self_attn.o_proj.weight": ("o_proj.weight",),
+            "mlp.gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight"),
+            "mlp.down_proj.weight": ("down_proj.weight",),
+            "input_layernorm.weight": ("input_layernorm.weight",),
+            "post_attention_layernorm.weight": ("post_attention_layernorm.weight",),
+        }
+        return _common.llama_outer(spec) | _common.all_layers(spec, "model", layer)

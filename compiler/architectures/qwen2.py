@@ -1,19 +1,21 @@
-"""Qwen2 and Qwen2.5: Llama with biases on q, k and v; the sliding window must hold for all layers or none."""
+"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and a sliding window in all layers, some or none."""
 
 from typing import Any
 
 from coldpress.compiler.architectures import _common
 from coldpress.schemas.model import ModelSpec
 
-KEYS = _common.LLAMA_KEYS | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
-MODULES = _common.llama_modules("Qwen2")
 
+class Plugin(_common.Llama):
+    """Llama with biases and windows."""
 
-def spec(config: Any) -> ModelSpec:
-    """The model's shape."""
-    return _common.llama_spec(MODULES, config, _common.uniform_window(config))
+    KEYS = _common.LLAMA_KEYS | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+    MODULES = _common.llama_modules("Qwen2")
 
+    def spec(self, config: Any) -> ModelSpec:
+        """A window for the layers that the configuration names."""
+        return _common.llama_spec(self.MODULES, config, **_common.windows(config))
 
-def parameters(config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Tensor names and the roles they hold."""
-    return _common.llama_parameters(spec, ("q_proj", "k_proj", "v_proj"))
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """Always on q, k and v."""
+        return ("q_proj", "k_proj", "v_proj")

@@ -7,7 +7,6 @@ of the rotary settings (`rope_theta` + `rope_scaling`, and `rope_parameters`) be
 
 import logging
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -122,8 +121,8 @@ MAX_ROPE_FACTORS = 1 << 11
 MAX_ROPE_NUMBER = 10**12
 
 
-def checked_config(raw: Mapping[str, Any]) -> tuple[ModuleType, dict[str, Any]]:
-    """(the architecture's module, the believed part of config.json).
+def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[str, Any]]:
+    """(the architecture, the believed part of config.json).
 
     Raises:
         CheckpointError: if the architecture is unsupported, a key names code or a value is out of range.
@@ -134,7 +133,7 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[ModuleType, dict[str, Any]]:
         raise CheckpointError(
             f"config.json: the architecture {short(kind)} is not supported; supported are {', '.join(known)}"
         )
-    architecture = load(ARCHITECTURES, kind)
+    architecture = load(ARCHITECTURES, _common.Architecture, kind)
     _refuse_code(raw, architecture)
     if raw.get("quantization_config") is not None:
         raise CheckpointError("config.json: a checkpoint that is quantized already; give the one in F16, BF16 or F32")
@@ -154,7 +153,7 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[ModuleType, dict[str, Any]]:
     return architecture, config
 
 
-def _refuse_code(raw: Mapping[str, Any], architecture: ModuleType) -> None:
+def _refuse_code(raw: Mapping[str, Any], architecture: _common.Architecture) -> None:
     found = [key for key in CODE_KEYS if raw.get(key) not in (None, False)]
     if found:
         raise CheckpointError(f"config.json: the key {found[0]} may load code, which is never done; remove the key")
@@ -217,7 +216,7 @@ def _check_heads(config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"config.json: hidden_size {hidden_size} is no multiple of {heads} attention heads")
 
 
-def _rope(raw: Mapping[str, Any], architecture: ModuleType) -> dict[str, Any] | None:
+def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any] | None:
     """`rope_parameters` from either spelling."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(given, dict):

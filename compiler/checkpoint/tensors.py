@@ -72,7 +72,7 @@ def rotary_inv_freq(model: Model) -> np.ndarray:
 
     if model.spec.position != "rotary":
         raise CheckpointError(f"model {model.name} has learned positions, hence no rotary frequencies")
-    modules = load("coldpress.compiler.architectures", model.spec.model_type).MODULES
+    modules = load("coldpress.compiler.architectures", _common.Architecture, model.spec.model_type).MODULES
     raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
     return _common.rope(modules, _common.source_config(modules, raw))[0]
 

@@ -12,6 +12,7 @@ from coldpress.compiler.candidates import families_for, methods_for
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.shared_settings import MethodSetting
 from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
@@ -41,7 +42,7 @@ def run(
         return merge(shards, work)
     exact = model.spec.exact_zeros
     for method in methods_for(config.method, exact, model.spec.is_mixture):
-        if load("coldpress.runtime.sparsity", method).NEEDS_EXACT_ZEROS and not exact:
+        if load("coldpress.runtime.sparsity", Selector, method).NEEDS_EXACT_ZEROS and not exact:
             raise ColdpressError(
                 f"method {method} needs exact zeros, but the activation of {model.name} is {model.spec.hidden_act}; "
                 "choose topk or predictor"

@@ -18,6 +18,7 @@ from coldpress.compiler.activity.choice import Choice, choice_of
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.io import Workspace, array_file, load_arrays
 from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
@@ -56,7 +57,7 @@ def run(
     blocks = load_arrays(corpus.split("calibration").arrays)["tokens"]
     tokens = blocks[: max(1, config.gram_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
-    left_out = not (sparsity.is_whole or load("coldpress.runtime.sparsity", sparsity.method).EXACT)
+    left_out = not (sparsity.is_whole or load("coldpress.runtime.sparsity", Selector, sparsity.method).EXACT)
     # of experts tokens are few of each, so their matrices are rounded without (compiler/stages/quantize/gptq.py)
     roles = ATTENTION_ROLES if model.spec.is_mixture else tuple(INPUT_OF)
     signals: tuple[Signal, ...] = tuple(dict.fromkeys(INPUT_OF[role] for role in roles))

@@ -20,6 +20,7 @@ from coldpress.compiler.io import make_folder, sync_folder
 from coldpress.compiler.publishing import identity, move, remove, remove_leftovers, standing
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.base import Record, Share
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
@@ -116,7 +117,7 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
     if config.max_logit_error is not None:
         return config.max_logit_error
     formats = {entry.format for entry in manifest.families}
-    return max(plugins.load("coldpress.runtime.quantization", name).MAX_LOGIT_ERROR for name in formats)
+    return max(plugins.load("coldpress.runtime.quantization", Format, name).MAX_LOGIT_ERROR for name in formats)
 
 
 def _missed_gates(config: PublishConfig, found: Verification, max_error: float | Off) -> Iterator[str]:

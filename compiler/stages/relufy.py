@@ -138,7 +138,7 @@ def disk_bytes(size: Size, rank: int) -> int:
 
 def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
     """Of config.json: FATReLU is a ReLU with a key that transformers does not know."""
-    modules = load("coldpress.compiler.architectures", model.spec.model_type).MODULES
+    modules = load("coldpress.compiler.architectures", _common.Architecture, model.spec.model_type).MODULES
     if spec.hidden_act == "fatrelu":
         return {modules.activation_key: "relu", _common.THRESHOLD_KEY: spec.activation_threshold}
     return {modules.activation_key: spec.hidden_act}

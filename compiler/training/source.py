@@ -45,7 +45,7 @@ class Source:
     @staticmethod
     def of(model: Model, changes: Mapping[str, Any] | None = None) -> "Source":
         """Reads the configuration only; the record `model` is what it is with `changes` of config.json."""
-        architecture = load("coldpress.compiler.architectures", model.spec.model_type)
+        architecture = load("coldpress.compiler.architectures", _common.Architecture, model.spec.model_type)
         raw = {**read_object(private_folder(model) / CONFIG, MAX_CONFIG_BYTES), **(changes or {})}
         config = _common.source_config(architecture.MODULES, raw)
         return Source(model, config, architecture.parameters(config, model.spec), changes or {})
@@ -53,7 +53,7 @@ class Source:
     @property
     def modules(self) -> _common.Modules:
         """Where transformers keeps the parts of such a model."""
-        return load("coldpress.compiler.architectures", self.model.spec.model_type).MODULES
+        return load("coldpress.compiler.architectures", _common.Architecture, self.model.spec.model_type).MODULES
 
     def build(self, device: str, stored: bool = False) -> nn.Module:
         """The whole model on `device`, which computes in float32.

@@ -1,6 +1,6 @@
 """The keys of `snakemake --config`: found in the records that declare them, and read from what a user typed.
 
-A key is a field marked `Key` in a stage's settings record (schemas/config.py), a field of a plug-in's `Options`, or one
+A key is a field marked `Key` in a stage's settings record (schemas/config.py), a field of a plug-in's `OPTIONS`, or one
 of `WorkflowKeys`, for what no single stage decides. compiler/workflow/key_documents.py tells readers of them.
 """
 
@@ -157,10 +157,8 @@ def option_fields(record: type[Record]) -> dict[str, str]:
 
 
 def option_keys(package: str, plugin: str) -> dict[str, ConfigKey]:
-    """The options of one plug-in, by name; none where it has no `Options`."""
-    options: type[Record] | None = getattr(_plugins.load(package, plugin), "Options", None)
-    if options is None:
-        return {}
+    """The options of one plug-in, by name."""
+    options = _plugins.load_class(package, _plugins.PluginBase, plugin).OPTIONS
     owner = f"{package}.{plugin}"
     return {
         name: ConfigKey(name, field, _mark_of(field, Key) or Key(), owner)

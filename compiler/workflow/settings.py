@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 import coldpress
-from coldpress.compiler.architectures import _common
+from coldpress.compiler.architectures import Architecture, _common
 from coldpress.compiler.candidates import AUTO, methods_for
 from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from coldpress.compiler.checkpoint.source_config import checked_config
@@ -27,6 +27,7 @@ from coldpress.compiler.checkpoint.weight_files import kind_of
 from coldpress.compiler.cost_model import stored_formats
 from coldpress.compiler.job import STAGES, config_of, flag
 from coldpress.compiler.profiles import device_file, load_device, load_model, model_names
+from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.compiler.workflow.keys import (
     NOT_IN_PROFILES,
@@ -40,6 +41,8 @@ from coldpress.compiler.workflow.keys import (
 )
 from coldpress.compiler.workflow.named_paths import check_artifact_name, check_paths
 from coldpress.runtime import plugins as _plugins
+from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
 from coldpress.schemas.device import DeviceProfile
@@ -223,12 +226,12 @@ def chunks(config: BuildConfig) -> list[str]:
 def needs_predictors(config: BuildConfig) -> bool:
     """Whether the build has predictors."""
     methods = methods_for(config["method"], config.model.exact_zeros, config.model.is_mixture)
-    return any(_plugins.load("coldpress.runtime.sparsity", method).NEEDS_PREDICTORS for method in methods)
+    return any(_plugins.load("coldpress.runtime.sparsity", Selector, method).NEEDS_PREDICTORS for method in methods)
 
 
 def needs_gram(config: BuildConfig) -> bool:
     """Whether the build has Gram matrices."""
-    return _plugins.load("coldpress.compiler.stages.quantize", config["algorithm"]).NEEDS_GRAM
+    return _plugins.load("coldpress.compiler.stages.quantize", Algorithm, config["algorithm"]).NEEDS_GRAM
 
 
 def _of_profile(profile: ModelProfile) -> dict[str, Any]:
@@ -285,7 +288,7 @@ def _method(requested: str, model: ModelReference) -> str:
     """`auto` stays open until `allocate` compares; other requests are checked."""
     if requested == AUTO:
         return AUTO
-    if _plugins.load("coldpress.runtime.sparsity", requested).NEEDS_EXACT_ZEROS and not model.exact_zeros:
+    if _plugins.load("coldpress.runtime.sparsity", Selector, requested).NEEDS_EXACT_ZEROS and not model.exact_zeros:
         raise ColdpressError(
             f"method={requested} needs a model whose MLP activation is ReLU, and {model.name}'s is not; "
             "use method=topk or method=dense"
@@ -294,7 +297,7 @@ def _method(requested: str, model: ModelReference) -> str:
 
 
 def _check_cache(cache: str) -> None:
-    if _plugins.load("coldpress.runtime.cache", cache).Cache.looks_ahead:
+    if _plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).looks_ahead:
         raise ColdpressError(
             f"cache={cache} has to know all requests to come, which no run does; it is for "
             f"`coldpress-run simulate --cache {cache}`: use cache=lfu or another"
@@ -344,7 +347,9 @@ def _reference_of(profile: ModelProfile, revision: str | None) -> ModelReference
         model_type=profile.model_type,
         num_hidden_layers=profile.num_hidden_layers,
         exact_zeros=_common.activation(profile.hidden_act) in EXACT_ZEROS,
-        is_mixture=_plugins.load("coldpress.compiler.architectures", profile.model_type).MODULES.is_mixture,
+        is_mixture=_plugins.load(
+            "coldpress.compiler.architectures", Architecture, profile.model_type
+        ).MODULES.is_mixture,
     )
 
 

@@ -16,7 +16,9 @@ from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.io import load_record
 from coldpress.compiler.run_command import PROGRAM, run_command
 from coldpress.runtime.cli.summary import whole_model
+from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError, printable
 from coldpress.schemas.export import Export
 from coldpress.schemas.metrics import Metrics, Protocol, Sample
@@ -129,11 +131,8 @@ def dense(metrics: Metrics) -> str:
     if metrics.dense is None or metrics.gain_over_dense is None:
         return "a build with method=dense does not fit: its buffers alone exceed the budget"
     run, gain = metrics.dense, metrics.gain_over_dense
-    figures = (
-        "a build with method=dense, simulated: "
-        f"{run.tokens_per_s:.0f} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
-    )
-    if metrics.method == "dense":
+    figures = f"{run.tokens_per_s:.0f} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
+    if load("coldpress.runtime.sparsity", Selector, metrics.method).is_whole:
         return f"{figures} per token; this artifact is dense"
     pays = "" if gain >= 1 else ": sparsity does not pay here, build with method=dense"
     return (

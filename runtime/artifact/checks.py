@@ -20,7 +20,6 @@ from coldpress.runtime.artifact.errors import (
 )
 from coldpress.runtime.artifact.errors import short as _short
 from coldpress.schemas import families as arithmetic
-from coldpress.schemas.base import Record
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.families import FamilyName
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
@@ -117,7 +116,7 @@ def _lacking(plan: Plan) -> list[str]:
     given = {"selector": plan.options, "cache": plan.cache_options}
     for kind, name, folder in wanted:
         if name in plugins.names(f"coldpress.runtime.{folder}"):
-            known = getattr(plugins.load(f"coldpress.runtime.{folder}", name), "Options", Record).model_fields
+            known = plugins.load_class(f"coldpress.runtime.{folder}", plugins.PluginBase, name).OPTIONS.model_fields
             unknown = [option for option in given[kind] if option not in known]
             found += [f"the option {_short(option)} of the {kind} '{name}'" for option in unknown]
     return found

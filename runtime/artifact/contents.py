@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from coldpress.runtime import plugins
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import resident_roles
 from coldpress.schemas.layout import SelectorArray
 from coldpress.schemas.manifest import Manifest
-from coldpress.schemas.model import ATTENTION_ROLES, ModelSpec, matrices, role_shape
+from coldpress.schemas.model import ATTENTION_ROLES, ModelSpec, block_norms, matrices, role_shape
 from coldpress.schemas.predictors import matrix_shapes
 
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -24,7 +25,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def nbytes(format_name: str, length: int) -> int:
     """Bytes of `length` values in a format."""
-    return plugins.load("coldpress.runtime.quantization", format_name).nbytes(length)
+    return plugins.load("coldpress.runtime.quantization", Format, format_name).nbytes(length)
 
 
 def layout_bytes(layout: Layout) -> int:
@@ -80,14 +81,14 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
     families = [entry.family for entry in manifest.families]
     for layer in range(spec.num_hidden_layers):
         prefix = f"layers.{layer}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        for norm in block_norms(spec):
             _add_norm(required, f"{prefix}{norm}", spec)
         held = [name for role in resident_roles(families, spec) for name in matrices(role, spec)]
         for name in [*held, *["router"] * spec.is_mixture]:
             required[f"{prefix}{name}.weight"] = role_shape(spec, f"{name}.weight")
         biased = ATTENTION_ROLES if spec.is_mixture else resident_roles((), spec)
         optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
-        optional |= {f"{prefix}{norm}.weight": (spec.head_dim,) for norm in ("q_norm", "k_norm")}
+        optional |= {f"{prefix}{norm}.weight": role_shape(spec, f"{norm}.weight") for norm in ("q_norm", "k_norm")}
     return required, optional
 
 

@@ -18,6 +18,7 @@ from coldpress.runtime.artifact import safe_files
 from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.artifact.errors import DAMAGED, DigestError, HiddenDataError, NonFiniteError, short
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.families import slice_length
 from coldpress.schemas.layout import Section
@@ -157,5 +158,5 @@ def _check_matrix(file: str, name: str, codes: np.ndarray, format_name: str) -> 
 
 
 def _check_codes(file: str, place: str, codes: np.ndarray, format_name: str) -> None:
-    if not plugins.load("coldpress.runtime.quantization", format_name).finite(codes):
+    if not plugins.load("coldpress.runtime.quantization", Format, format_name).finite(codes):
         raise NonFiniteError(file, place, "holding values of NaN or infinity", "finite numbers")

@@ -9,6 +9,7 @@ from coldpress.runtime.artifact.errors import PlanError, short
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import used_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import used_share
 from coldpress.schemas.layout import Plan
@@ -43,7 +44,7 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
             raise PlanError(MANIFEST_FILE, f"{field}.{name}", short(found), str(expected))
 
     manifest, spec, families = facts.manifest, facts.manifest.model, facts.families
-    selector = plugins.load("coldpress.runtime.sparsity", plan.method)
+    selector = plugins.load("coldpress.runtime.sparsity", Selector, plan.method)
     suits = set(families) <= set(selector.CHOOSES)
     require(suits, "method", plan.method, f"a method for the families {', '.join(families)}")
     needed = selector.NEEDS_PREDICTORS
@@ -72,7 +73,7 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
 
 def _check_arrays(facts: Facts, plan: Plan, field: str) -> None:
     """For every layer and family what the plan's selector keeps, in its type and shape, and nothing else."""
-    kept = plugins.load("coldpress.runtime.sparsity", plan.method).KEPT
+    kept = plugins.load("coldpress.runtime.sparsity", Selector, plan.method).KEPT
     expected = {(*key, name): array for key in facts.keys for name, array in kept.items()}
     if sorted((array.layer, array.family, array.name) for array in plan.arrays) != sorted(expected):
         names = ", ".join(f"{name} {array}" for name, array in kept.items()) or "nothing"
@@ -88,12 +89,13 @@ def _check_arrays(facts: Facts, plan: Plan, field: str) -> None:
 
 
 def _check_parts(facts: Facts, plan: Plan, field: str) -> None:
+    needs_predictors = plugins.load("coldpress.runtime.sparsity", Selector, plan.method).NEEDS_PREDICTORS
     if [(part.layer, part.family) for part in plan.parts] != facts.keys:
         expected = "each layer with each of families, in order"
         raise PlanError(MANIFEST_FILE, f"{field}.parts", "a list of other parts", expected)
     for index, part in enumerate(plan.parts):
         whole = used_share(part.family, facts.manifest.model)
-        if plan.method == "predictor" and part.density < whole and part.layer not in facts.predicted:
+        if needs_predictors and part.density < whole and part.layer not in facts.predicted:
             expected = f"{whole:g}, since layer {part.layer} has no predictor"
             raise PlanError(MANIFEST_FILE, f"{field}.parts[{index}].density", str(part.density), expected)
         num_units = facts.num_units[part.layer, part.family]

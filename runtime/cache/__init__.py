@@ -1,40 +1,40 @@
 """Cache policies, one per file: which units of a layer's family stay in DRAM. Pure decisions on integer ids.
 
-A file has a class `Cache` (runtime/cache/_policy.py says what it owes the store) and, where it has parameters,
-`Options`, a frozen record with a default for every field.
+A file has one class `Plugin`, which extends `CachePolicy` (runtime/cache/_policy.py): the cache of one family of one
+layer. Most policies only define `_victims`. A policy with parameters has them in its `OPTIONS`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from coldpress.runtime import plugins
-from coldpress.runtime.cache._policy import Known, Policy
+from coldpress.runtime.cache._policy import CachePolicy, Known
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError, clipped
 
-__all__ = ["Known", "Policy", "make", "read_choice", "show_choice"]
+__all__ = ["CachePolicy", "Known", "make", "read_choice", "show_choice"]
 
 
-def make(name: str, options: Mapping[str, Any], known: Known) -> Policy:
+def make(name: str, options: Mapping[str, Any], known: Known) -> CachePolicy:
     """An empty cache of the policy `name`.
 
     Raises:
         UnknownNameError: if there is no such policy, or it has no such option.
-        ColdpressError: if it cannot be used here, such as one that knows the future where there is none to know.
+        ColdpressError: if an option does not fit, or the policy needs requests to come that `known` does not have.
     """
-    plugin = plugins.load("coldpress.runtime.cache", name)
-    return plugin.Cache(known, plugins.options_of(plugin, options))
+    plugin = plugins.load_class("coldpress.runtime.cache", CachePolicy, name)
+    return plugin(known, plugins.options_of(plugin, options))
 
 
 def read_choice(text: str) -> tuple[str, Options]:
-    """The policy and its options that `NAME` or `NAME:OPTION=VALUE:...` says, as in `window:window_tokens=3`.
+    """Parses `NAME` or `NAME:OPTION=VALUE:...`, as `window:window_tokens=3`, into the policy's name and its options.
 
     Raises:
         UnknownNameError: if there is no such policy, or it has no such option.
-        ColdpressError: if a part is no option, or its value does not fit.
+        ColdpressError: if a part is not of the form OPTION=VALUE, or a value does not fit.
     """
     name, *parts = text.split(":")
-    plugin, options = plugins.load("coldpress.runtime.cache", name), Options()
+    plugin, options = plugins.load_class("coldpress.runtime.cache", CachePolicy, name), Options()
     for part in parts:
         option, equals, value = part.partition("=")
         if not equals:
@@ -47,7 +47,7 @@ def read_choice(text: str) -> tuple[str, Options]:
 
 
 def show_choice(name: str, options: Mapping[str, Any]) -> str:
-    """A policy and its options as `read_choice` takes them."""
+    """Writes a policy and its options in the form that `read_choice` parses."""
     return ":".join([name, *(f"{option}={value}" for option, value in options.items())])
 
 

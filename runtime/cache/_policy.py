@@ -1,22 +1,24 @@
 """What all cache policies share: which units are in, how many may be, and the protection of the current request.
 
-A policy sees unit ids and returns unit ids. A request is one `touch` with all ids that are wanted, ascending, and then
-at most one `admit` with those that were missing. No unit of the current request is ever evicted: its rows may be in
-use, and evicting what this very token needs for something else that it needs can only lose. What does not fit is
-refused. A token may make several requests; `end_tokens` says that it is over.
+A policy sees unit ids and returns unit ids. A request is one `touch` with all wanted ids, ascending, and then at most
+one `admit` with the missing ones. No unit of the current request is ever evicted: its rows may be in use, and evicting
+one unit of a token for another unit of the same token can only lose. Units that do not fit are refused. A token may
+make several requests; `end_tokens` ends it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.base import Record
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a policy knows of its family of a layer from the start."""
+    """Facts about one family of one layer that a policy gets when it is made."""
 
     num_units: int
     """Ids are below it."""
@@ -27,25 +29,25 @@ class Known:
     position: np.ndarray
     """Integers [num_units], the unit's place on flash, in the order of its section; ids where no order is known yet."""
     requests: Sequence[np.ndarray] | None = None
-    """All requests to come, ids of each in order; None but where a recorded trace is simulated."""
+    """All requests to come, each an array of ids; only where a recorded trace is simulated."""
 
 
 NOTHING = np.empty(0, np.int32)
 
 
-class Policy:
-    """The cache of one family of one layer; subclasses say which units to give up and which to let in."""
+class CachePolicy(PluginBase):
+    """The cache of one family of one layer; subclasses choose which units to evict and which to admit."""
 
-    admits = True
-    """False where nothing ever comes in beside the pinned units, so that slots for it would be wasted."""
-    looks_ahead = False
-    """Whether it has to know all requests to come, so that it can only run where a trace is simulated; there no rows
-    are in use, so it may evict units of the current request."""
+    admits: ClassVar[bool] = True
+    """False if no unit is ever admitted beside the pinned ones, so that slots for it would be wasted."""
+    looks_ahead: ClassVar[bool] = False
+    """Whether it has to know all requests to come, so that it can only run where a trace is simulated. No rows are in
+    use there, so it may evict units of the current request."""
 
     def __init__(self, known: Known, options: Record) -> None:
-        """An empty cache; `options` is the plug-in's `Options`, or an empty record."""
+        """An empty cache; `options` is a record of the plug-in's `OPTIONS`."""
         self.num_free = known.capacity
-        """Units for which nothing would have to go."""
+        """Units that can be admitted before one has to be evicted."""
         self._pinned = np.zeros(known.num_units, bool)
         self._pinned[known.pinned] = True
         self._cached = np.zeros(known.num_units, bool)
@@ -63,16 +65,16 @@ class Policy:
         return self._pinned[ids] | self._cached[ids]
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Begins a request for `ids` (distinct, ascending, not changed any more); which of them are in, bool [k]."""
+        """Begins a request for `ids` (distinct, ascending, never changed again); returns which are in, bool [k]."""
         self._request += 1
         self._last_request[ids] = self._request
         return self.contains(ids)
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lets in what it sees fit of `ids`, the missing units of the current request.
+        """Admits as many of `ids`, the missing units of the current request, as the policy wants.
 
         Returns:
-            The admitted ids, and the ids that are evicted, none of them of the current request (see `looks_ahead`).
+            The admitted ids, and the evicted ids, none of them of the current request (see `looks_ahead`).
         """
         candidates = self._wanted(ids)
         num_free = self.num_free
@@ -89,7 +91,7 @@ class Policy:
         self.num_free += ids.size
 
     def end_tokens(self, count: int = 1) -> np.ndarray:
-        """Says that the requests since the last call were those of `count` tokens, decoded together, and are over.
+        """Ends the `count` tokens, decoded together, that made the requests since the last call.
 
         Returns:
             The ids that are evicted now.
@@ -97,35 +99,36 @@ class Policy:
         return NOTHING
 
     def resize(self, capacity: int, pinned: np.ndarray) -> None:
-        """Gives it other room and other pinned units, between tokens.
+        """Changes the capacity and the pinned units, between tokens.
 
-        What is pinned no more goes, what is pinned now and was cached is cached no more, and of what is cached goes, in
-        the policy's own order, what has no room. `present` says what is left.
+        Units that are no longer pinned leave. Newly pinned units stop counting as cached. If more units are cached than
+        fit, the policy evicts the excess in its own order. `present` tells what is left.
 
         Args:
             capacity: Units that may be cached from now on.
-            pinned: Ids, integers; the new ones count as present, wherever they come from.
+            pinned: Ids, integers; the new ones count as present, and the caller loads them.
         """
-        self.touch(NOTHING)  # no unit is protected any more
+        self.touch(NOTHING)  # a new, empty request: no unit is protected any more
         self._pinned[:] = False
         self._pinned[pinned] = True
         self.drop(np.flatnonzero(self._cached & self._pinned))
         excess = int(np.count_nonzero(self._cached)) - capacity
         if excess > 0:
             self._cached[self._oldest(excess)] = False
-            self.drop(np.flatnonzero(self._cached)[capacity:])  # of a token that was given up
+            # A token that was given up may have left more units than the policy's own books list.
+            self.drop(np.flatnonzero(self._cached)[capacity:])
         self.num_free = capacity - int(np.count_nonzero(self._cached))
 
     def unpin(self, ids: np.ndarray) -> None:
-        """Makes pinned units, ids, such as are neither pinned nor cached."""
+        """Unpins units; they are not cached afterwards."""
         self._pinned[ids] = False
 
     def _oldest(self, count: int) -> np.ndarray:
-        """The units to give up where room for `count` is taken away, in the order in which they go."""
+        """The first `count` units to evict when the capacity shrinks, in order."""
         return self._victims(np.zeros(count, np.int64))
 
     def serve(self, ids: np.ndarray) -> np.ndarray:
-        """A token whose one request is `ids`, from `touch` to `end_tokens`; which of them were in, bool [k]."""
+        """Runs a whole token whose one request is `ids`; returns which of them were in, bool [k]."""
         present = self.touch(ids)
         if not present.all():
             self.admit(ids[~present])
@@ -136,12 +139,12 @@ class Policy:
         """Begins a new context (another prompt); cached units stay."""
 
     def _wanted(self, ids: np.ndarray) -> np.ndarray:
-        """The candidates for admission, in the order in which they get the room there is."""
+        """The candidates for admission, most wanted first."""
         return ids
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
-        """The units to give up for the first of `candidates`, in the order in which they go."""
-        raise NotImplementedError
+        """The units to evict for the first of `candidates`, in order; at most as many as there are candidates."""
+        raise NotImplementedError(f"the cache {self.name()} says neither what it admits nor what it evicts")
 
     def _evictable(self) -> np.ndarray:
         """Ids that are cached and not part of the current request, ascending."""

@@ -1,26 +1,26 @@
-"""The cache that knows all requests to come: a bound for the others, in simulations alone.
+"""The cache that knows all requests to come (Belady 1966, cited by DIP 5.1): a bound for the others, in simulations.
 
-Belady 1966, cited by DIP 5.1. After a request the cache holds those of its units, and of the request's, that are wanted
-again soonest, so no cache of that size misses fewer. For that it may give up what the current request has just used, as
-no policy does that rows in memory hang on.
+After a request the cache holds those units, of its own and of the request's, that are wanted again soonest, so no cache
+of that size misses fewer. To be that bound it may evict units that the current request has just used, which a policy
+of a real run may not: their rows are in use.
 """
 
 import numpy as np
 
-from coldpress.runtime.cache._policy import Known, Policy
+from coldpress.runtime.cache._policy import CachePolicy, Known
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 
 NEVER = np.iinfo(np.int64).max
 
 
-class Cache(Policy):
-    """Ids in, ids out; see `Policy`."""
+class Plugin(CachePolicy):
+    """Evicts the unit that is wanted again last."""
 
     looks_ahead = True
 
     def __init__(self, known: Known, options: Record) -> None:
-        """See `Policy`.
+        """See `CachePolicy`.
 
         Raises:
             ColdpressError: if the requests to come are not known.
@@ -34,17 +34,17 @@ class Cache(Policy):
         self._following = np.full(known.num_units, NEVER)
         """The next request for each unit, counted from 0."""
         self._again = [np.empty(0, np.int64)] * len(known.requests)
-        """When each unit of a request is requested again, by request."""
+        """By request: when each of its units is requested again."""
         for number in range(len(known.requests) - 1, -1, -1):
             ids = known.requests[number]
             self._again[number] = self._following[ids]
             self._following[ids] = number
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """See `Policy`.
+        """See `CachePolicy`.
 
         Raises:
-            ValueError: if this is not the request that was to come.
+            ValueError: if another request was to come.
         """
         number = self._request
         if number >= len(self._again) or self._again[number].size != ids.size:
@@ -58,5 +58,5 @@ class Cache(Policy):
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
         old = np.flatnonzero(self._cached)
         victims = old[np.argsort(-self._following[old], kind="stable")][: candidates.size]
-        # Victims come sooner and candidates later, so those worth the exchange come first.
+        # Along both lists victims return ever sooner and candidates ever later, so the exchanges that pay come first.
         return victims[self._following[candidates[: victims.size]] < self._following[victims]]

@@ -1,30 +1,30 @@
-"""Contextual LFU with independent counters (ActiveFlow 4.2): gives up the unit used least often in this context.
+"""Contextual LFU with independent counters (ActiveFlow 4.2): evicts the unit used least often in this context.
 
-Every unit of the layer has a counter, cached or not; all start at zero with each context (`reset`). Missing units come
-in by falling count, and each takes the place of the least used cached unit if it has been used at least as often: of
-two with equal counts the one just used wins, as in the paper's Fig. 12. Equal counts among victims: the older, then
+Every unit of the layer has a counter, cached or not; all start at zero with each context (`reset`). Missing units are
+admitted by falling count, and each takes the place of the least used cached unit if it has been used at least as often:
+of two with equal counts the one just used wins, as in the paper's Fig. 12. Victims of equal counts go by age, then by
 lower id.
 """
 
 import numpy as np
 
-from coldpress.runtime.cache._policy import Known, Policy
+from coldpress.runtime.cache._policy import CachePolicy, Known
 from coldpress.schemas.base import Record
 
 SHORTEST = np.iinfo(np.int16).min
-"""numpy sorts numbers of 16 bits in a pass over them."""
+"""The least int16: numpy sorts 16-bit numbers in linear time, so counts are sorted as such where they fit."""
 
 
-class Cache(Policy):
-    """Ids in, ids out; see `Policy`."""
+class Plugin(CachePolicy):
+    """Evicts by uses in the current context."""
 
     def __init__(self, known: Known, options: Record) -> None:
-        """See `Policy`."""
+        """See `CachePolicy`."""
         super().__init__(known, options)
         self._uses = np.zeros(known.num_units, np.int32)
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Counts the uses; see `Policy`."""
+        """Counts the uses; see `CachePolicy`."""
         self._uses[ids] += 1
         return super().touch(ids)
 
@@ -41,16 +41,16 @@ class Cache(Policy):
         return self._least_used(self._evictable(), count)
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
-        # Nothing goes that has been used more often than the first candidate.
+        # A unit used more often than the first, most used candidate never has to go.
         may_go = self._cached & (self._uses <= self._uses[candidates[0]]) & (self._last_request < self._request)
         victims = self._least_used(np.flatnonzero(may_go), candidates.size)
-        # Victims rise and candidates fall, so those worth the exchange come first.
+        # Victims' counts rise and candidates' fall, so the exchanges that pay come first.
         return victims[self._uses[candidates[: victims.size]] >= self._uses[victims]]
 
     def _least_used(self, old: np.ndarray, count: int) -> np.ndarray:
-        """The first `count` of `old`, ascending ids, in the order in which they go."""
+        """The first `count` units to evict of `old`, ascending ids, in order."""
         uses = self._uses[old]
-        if old.size > count:  # fewer to sort: those of as many uses as the last that may have to go, or fewer
+        if old.size > count:  # sort only the units with no more uses than the last one that has to go
             last = np.partition(uses, count - 1)[count - 1]
             old, uses = old[uses <= last], uses[uses <= last]
         return old[np.lexsort((self._last_request[old], uses))][:count]

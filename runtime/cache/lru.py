@@ -1,33 +1,34 @@
-"""Least recently used: gives up the unit whose last request is longest ago; of those, the lowest id.
+"""Least recently used: evicts the unit whose last request is longest ago; of several, the lowest id.
 
 Units of one request count as used in the order of their ids, which makes this the textbook policy fed one id at a time,
-except that the current request is protected (runtime/cache/_policy.py). Requests wait in a queue, and the oldest is
-asked for those of its units that no later one wanted: what a request costs is its own size, not the family's.
+except that the current request is protected (runtime/cache/_policy.py). Requests wait in a queue; victims are those
+units of the oldest request that no later one wanted. So a request costs time in its own size, not in the family's.
 """
 
 from collections import deque
 
 import numpy as np
 
-from coldpress.runtime.cache._policy import NOTHING, Known, Policy
+from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
 from coldpress.schemas.base import Record
 
 LONGEST_QUEUE = 2
-"""In units of the family; where nothing has to go, the queue would grow for ever. At most half is not wanted again."""
+"""Bound on the queue, as a multiple of the family's units: it would grow for ever where nothing is evicted. At least
+half of a queue that reaches it was wanted again, so that cleaning it up makes room."""
 
 
-class Cache(Policy):
-    """Ids in, ids out; see `Policy`."""
+class Plugin(CachePolicy):
+    """Evicts by age."""
 
     def __init__(self, known: Known, options: Record) -> None:
-        """See `Policy`."""
+        """See `CachePolicy`."""
         super().__init__(known, options)
         self._queue: deque[tuple[int, np.ndarray]] = deque()
-        """Number of a request and its units, those that are known to be wanted again left out; oldest first."""
+        """Number of a request and its units, oldest first. Units that a later request wanted may be left out."""
         self._num_queued, self._most_queued = 0, LONGEST_QUEUE * known.num_units
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Takes down the request; see `Policy`."""
+        """Queues the request; see `CachePolicy`."""
         if self._num_queued + ids.size > self._most_queued:
             left = ((request, self._still(request, found)) for request, found in self._queue)
             self._queue = deque((request, found) for request, found in left if found.size)
@@ -51,5 +52,5 @@ class Cache(Policy):
         return np.concatenate(found)
 
     def _still(self, request: int, ids: np.ndarray) -> np.ndarray:
-        """Those of a request's units that are cached, and that no later one wanted."""
+        """The units of a request that are cached and that no later request wanted."""
         return ids[self._cached[ids] & (self._last_request[ids] == request)]

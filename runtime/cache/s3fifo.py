@@ -1,21 +1,25 @@
-"""S3-FIFO: a small queue that lets units pass which are wanted once, a main queue for those wanted again.
+"""S3-FIFO: a small queue for units that may be wanted only once, a main queue for units that were wanted again.
 
-Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), Algorithm 1: a missing unit enters the small
-queue, or the main one if it left the small one lately. The small queue has `small_share` of the room; a unit at its
-end that was wanted twice since it came moves on to the main queue, others go and are remembered, as many as the main
-queue holds. A unit at the end of the main queue that was wanted since it came begins anew with one use less. Units of
-one request are in the order of their ids, and those of the current one are passed over. Queues are arrays, and units
-are not taken from them one at a time: which go follows from their uses and places, in a few passes over the queues.
+Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), Algorithm 1. A missing unit enters the small
+queue, or the main queue if it left the small one lately. The small queue has `small_share` of the room. A unit at its
+end that was used twice since it entered moves on to the main queue; other units are evicted and remembered, as many as
+the main queue holds. A unit at the end of the main queue that was used since it entered goes back to the start with one
+use less. Units of one request enter in the order of their ids; units of the current request are passed over.
+
+The paper takes units from the queues one at a time. Here queues are arrays, and a few passes over them find all units
+that one-at-a-time eviction would take: the order follows from uses and places alone.
 """
 
 import numpy as np
 from pydantic import Field
 
-from coldpress.runtime.cache._policy import NOTHING, Known, Policy
+from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
 from coldpress.schemas.base import Record
 
 MOST_USES = 3
+"""The paper's counter has two bits."""
 MOST_LEFT = 1 << 30
+"""Departures counted before the count starts anew, far below the range of int32."""
 MOVES_ON = 2
 """Uses in the small queue with which a unit moves on to the main one."""
 
@@ -26,30 +30,33 @@ class Options(Record):
     small_share: float = Field(default=0.1, gt=0, lt=1, description="share of the slots that the small queue has")
 
 
-class Cache(Policy):
-    """Ids in, ids out; see `Policy`."""
+class Plugin(CachePolicy):
+    """Evicts from a small queue first, then from the main one."""
+
+    OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:
-        """See `Policy`."""
+        """See `CachePolicy`."""
         super().__init__(known, options)
         self._small_share = options.small_share
         self._share(known.capacity)
         self._small, self._main = NOTHING, NOTHING
-        """Ids, those that came first in front."""
+        """Ids, oldest first."""
         self._uses = np.zeros(known.num_units, np.int8)
         self._left = np.full(known.num_units, -1, np.int32)
-        """How many units had left the small queue for good when each of them did; -1 for none."""
+        """Number of each unit's departure from the small queue, counted over all units; -1 if it is not remembered."""
         self._num_left = 0
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Counts the uses of what is cached; see `Policy`."""
+        """Counts the uses of what is cached; see `CachePolicy`."""
         cached = ids[self._cached[ids]]
         self._uses[cached] = np.minimum(self._uses[cached] + 1, MOST_USES)
         return super().touch(ids)
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Policy`."""
+        """See `CachePolicy`."""
         admitted, evicted = super().admit(ids)
+        # Remembered are the last `_num_remembered` departures: the paper's ghost queue, without a queue.
         known = (self._left[admitted] >= 0) & (self._left[admitted] >= self._num_left - self._num_remembered)
         self._left[admitted] = -1
         self._uses[admitted] = 0
@@ -58,12 +65,12 @@ class Cache(Policy):
         return admitted, evicted
 
     def drop(self, ids: np.ndarray) -> None:
-        """See `Policy`."""
+        """See `CachePolicy`."""
         super().drop(ids)
         self._small, self._main = (queue[self._cached[queue]] for queue in (self._small, self._main))
 
     def resize(self, capacity: int, pinned: np.ndarray) -> None:
-        """See `Policy`."""
+        """See `CachePolicy`."""
         self._share(capacity)
         super().resize(capacity, pinned)
 
@@ -81,9 +88,10 @@ class Cache(Policy):
         return found
 
     def _pass_small(self, count: int) -> np.ndarray:
-        """What leaves the small queue while it has more than its room, until `count` units have gone for good."""
+        """Takes units from the small queue until it fits its room or `count` units are evicted; returns these."""
         places = self._places(self._small)[: max(0, self._small.size - self._room)]
         goes = self._uses[self._small[places]] < MOVES_ON
+        # The pass ends with the unit that makes the count of evicted units full.
         places = places[: np.searchsorted(np.cumsum(goes), count) + 1]
         units, goes = self._small[places], goes[: places.size]
         self._small = np.delete(self._small, places)
@@ -92,10 +100,10 @@ class Cache(Policy):
         return self._remember(units[goes])
 
     def _pass_main(self, count: int) -> np.ndarray:
-        """The first `count` units that go while the main queue is gone through, over and over.
+        """Evicts the first `count` units of the main queue, going through it round by round.
 
-        A unit goes in the round that has as many before it as it has uses left, so the order in which they go is that
-        of uses, then places. The last one says how often each of the others was passed, and had one use less for it.
+        A unit with n uses left survives n rounds, so units are evicted by uses, then by place. The last evicted unit
+        tells how often each other unit was passed, and each pass takes one use.
         """
         places = self._places(self._main)
         units = self._main[places]
@@ -107,7 +115,7 @@ class Cache(Policy):
         stays = np.ones(units.size, bool)
         stays[order] = False
         passed = np.arange(units.size) <= last
-        """In the last round; the others were passed last in the one before, if there was one."""
+        """Passed in the last round; the others were passed last in the round before, if there was one."""
         self._uses[units[stays]] = (uses - rounds - passed)[stays]
         moved = passed | (rounds > 0)
         behind = [units[stays & moved & ~passed], units[stays & passed]]
@@ -115,9 +123,10 @@ class Cache(Policy):
         return units[order]
 
     def _empty_small(self, count: int) -> np.ndarray:
-        """The first `count` units of the small queue, where the main one has none to give.
+        """Evicts the first `count` units of the small queue, for when the main one has none left to evict.
 
-        One that moves on is the only one there that may go, so it goes, too, and is not remembered.
+        A unit used often enough would move on to the main queue and be the only one there that may be evicted, so it is
+        evicted at once, and not remembered.
         """
         places = self._places(self._small)[:count]
         units = self._small[places]
@@ -126,11 +135,12 @@ class Cache(Policy):
         return units
 
     def _places(self, queue: np.ndarray) -> np.ndarray:
-        """Where units are in a queue that are not of the current request."""
+        """Places in a queue of the units that are not part of the current request, ascending."""
         return np.flatnonzero(self._last_request[queue] < self._request)
 
     def _remember(self, gone: np.ndarray) -> np.ndarray:
-        if self._num_left > MOST_LEFT:  # counted anew, from those that are remembered
+        """Numbers the departures of units, in order; returns them."""
+        if self._num_left > MOST_LEFT:  # start anew, with the departures that are still remembered
             self._left = np.maximum(self._left - (self._num_left - self._num_remembered), -1)
             self._num_left = self._num_remembered
         self._left[gone] = self._num_left + np.arange(gone.size, dtype=np.int32)

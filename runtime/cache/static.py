@@ -1,15 +1,15 @@
-"""Static: the pinned units and nothing else (PowerInfer 5.2, 6); every other unit is read each time it is used."""
+"""Static: the pinned units and no others (PowerInfer 5.2, 6); every other unit is read each time it is used."""
 
 import numpy as np
 
-from coldpress.runtime.cache._policy import Policy
+from coldpress.runtime.cache._policy import CachePolicy
 
 
-class Cache(Policy):
-    """Ids in, ids out; admits nothing, whatever its capacity."""
+class Plugin(CachePolicy):
+    """Admits nothing, whatever its capacity."""
 
     admits = False
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Nothing comes in, nothing goes out."""
+        """Admits nothing and evicts nothing."""
         return ids[:0], ids[:0]

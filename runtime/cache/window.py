@@ -1,10 +1,10 @@
-"""Sliding window: what the last tokens used stays, and goes with the last token in the window that used it.
+"""Sliding window: units used by the last tokens stay in DRAM (LLM in a flash 3.1).
 
-LLM in a flash 3.1. The window has `window_tokens` tokens, and fewer where their units do not fit: whole tokens leave,
-the oldest first, until there is room for what the current one misses. A token's units are never given up for others of
-the same token. Tokens that are decoded together enter together, as the newest (5.2: the window follows the accepted
-tokens). A window that is never full holds no more than a cache of the same size that gives up the least recently used;
-what it saves is memory, where something else could use that.
+The window has `window_tokens` tokens, or fewer if their units do not fit: whole tokens leave, oldest first, until there
+is room for the units that the current token misses. A unit leaves with the last token in the window that used it. A
+token's units are never evicted for other units of the same token. Tokens decoded together enter together, as the newest
+(5.2: the window follows the accepted tokens). A window that is never full holds no more than an LRU cache of the same
+size; it saves memory for other uses.
 """
 
 from collections import deque
@@ -12,11 +12,12 @@ from collections import deque
 import numpy as np
 from pydantic import Field
 
-from coldpress.runtime.cache._policy import NOTHING, Known, Policy
+from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
 from coldpress.schemas.base import PositiveCount, Record
 
 MOST_LISTED = 2
-"""In units of the family: ids that a long window lists of all its tokens. Half of it is what newer ones did not use."""
+"""Bound on the ids that a long window lists, as a multiple of the family's units. At least half of a list that reaches
+it was used by newer tokens, too, so that cleaning it up makes room."""
 
 
 class Options(Record):
@@ -25,29 +26,31 @@ class Options(Record):
     window_tokens: PositiveCount = Field(default=5, description="tokens whose units stay, where they fit")
 
 
-class Cache(Policy):
-    """Ids in, ids out; see `Policy`."""
+class Plugin(CachePolicy):
+    """Evicts by tokens."""
+
+    OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:
-        """See `Policy`."""
+        """See `CachePolicy`."""
         super().__init__(known, options)
         self._length = options.window_tokens
         self._num_tokens = 0
         self._last_token = np.zeros(known.num_units, np.int32)
-        """The newest token that used each unit, counted from 1; the one that is not over is one more than those."""
+        """Number of the newest token that used each unit, counted from 1; the current token has the next number."""
         self._current: list[np.ndarray] = []
         self._window: deque[tuple[int, np.ndarray]] = deque()
-        """Token and the ids that it used, those that newer ones used left out where there are many; oldest first."""
+        """Number of a token and the ids that it used, oldest first. Ids that newer tokens used may be left out."""
         self._num_listed, self._most_listed = 0, MOST_LISTED * known.num_units
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Takes down what the token uses; see `Policy`."""
+        """Notes the units that the token uses; see `CachePolicy`."""
         self._last_token[ids] = self._num_tokens + 1
         self._current.append(ids)
         return super().touch(ids)
 
     def end_tokens(self, count: int = 1) -> np.ndarray:
-        """The window moves on; see `Policy`."""
+        """Moves the window on; see `CachePolicy`."""
         self._num_tokens += count
         used = self._current[0] if len(self._current) == 1 else np.unique(np.concatenate([NOTHING, *self._current]))
         self._last_token[used] = self._num_tokens
@@ -72,7 +75,7 @@ class Cache(Policy):
         return np.concatenate(found)
 
     def _leaves(self) -> np.ndarray:
-        """The units that go with the oldest token: none that a newer one has used."""
+        """Takes the oldest token out; returns its units that no newer token used."""
         token, used = self._window.popleft()
         self._num_listed -= used.size
         gone = self._still(token, used)
@@ -80,5 +83,5 @@ class Cache(Policy):
         return gone
 
     def _still(self, token: int, used: np.ndarray) -> np.ndarray:
-        """Those of a token's units that are cached, and that no newer one used."""
+        """The units of a token that are cached and that no newer token used."""
         return used[self._cached[used] & (self._last_token[used] == token)]

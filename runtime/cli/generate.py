@@ -22,7 +22,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import summary
 from coldpress.runtime.cli.flags import budget_of, open_session, prompts_of, sampling_of
 from coldpress.runtime.cli.generate_file import generate_file
-from coldpress.runtime.drafts import Drafting
+from coldpress.runtime.drafts import Draft, Drafting
 from coldpress.runtime.generate.batch import Batch, generate_batch
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
 from coldpress.runtime.generate.session import Session
@@ -195,7 +195,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
     """A draft without a model."""
-    return None if arguments.draft is None else plugins.load("coldpress.runtime.drafts", arguments.draft).Draft()
+    return None if arguments.draft is None else plugins.load("coldpress.runtime.drafts", Draft, arguments.draft)
 
 
 def _draft_session(arguments: argparse.Namespace) -> Session | None:

@@ -1,9 +1,9 @@
 """Attention of a decoder layer and the cache of its keys and values, for one token or a chunk of consecutive ones.
 
-Covers what the supported architectures differ in: grouped queries, biases, per-head q/k norms (Qwen3, before rotation),
-rotary or no positions, sliding windows. Like the MLP it knows roles and slices only: matrices whose columns are the
-units of a family are added up from blocks (ActiveFlow 2.1, TEAL), the others are resident. Shape letters: T tokens, N
-hidden_size, H heads, D head_dim.
+Covers what the supported architectures differ in: grouped queries, biases, norms of q and k before rotation (of each
+head as in Qwen3, or of all heads together as in OLMo 2), rotary or no positions, sliding windows in all layers or some.
+Like the MLP it knows roles and slices only: matrices whose columns are the units of a family are added up from blocks
+(ActiveFlow 2.1, TEAL), the others are resident. Shape letters: T tokens, N hidden_size, H heads, D head_dim.
 """
 
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ class Attention:
     def _attend(self, span: Span, queries: np.ndarray) -> np.ndarray:
         """float32 [tokens, heads, head_dim]: each token sees what comes before it in its sequence, and itself."""
         keys, values = span.cache.keys[self._layer], span.cache.values[self._layer]
-        length, window = span.cache.length, self._spec.sliding_window
+        length, window = span.cache.length, self._spec.window_of(self._layer)
         if span.num_tokens > FEW_TOKENS:
             return attention.attend_prefill(queries, keys, values, length + span.num_tokens, window)
         each = (attention.attend(q, keys, values, length + 1 + at, window) for at, q in enumerate(queries))
@@ -118,9 +118,11 @@ class Attention:
     def _heads(
         self, x: np.ndarray, norm: np.ndarray | None, rotary: tuple[np.ndarray, np.ndarray] | None
     ) -> np.ndarray:
-        """[T, H * D] -> [T, H, D], normed per head and rotated, contiguous."""
+        """[T, H * D] -> [T, H, D], normed and rotated, contiguous."""
+        if norm is not None and self._spec.qk_norm == "width":
+            x = rms_norm(x, norm, self._spec.norm_eps)
         x_THD = x.reshape(len(x), -1, self._spec.head_dim)
-        if norm is not None:
+        if norm is not None and self._spec.qk_norm == "head":
             x_THD = rms_norm(x_THD, norm, self._spec.norm_eps)
         return x_THD if rotary is None else rotate(x_THD, *rotary)
 

@@ -17,8 +17,9 @@ from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.kernels import NATIVE_FORMATS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.facts import Key
-from coldpress.schemas.families import FormatName, slice_length, slices
+from coldpress.schemas.families import FormatName, slice_length
 from coldpress.schemas.manifest import FamilyFormat
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
 
@@ -58,7 +59,7 @@ class Units:
 
 def units_of(family: FamilyFormat, spec: ModelSpec, activations: ActivationFormat = "fp32") -> Units:
     """Where the slices lie inside a unit: one after another, each encoded on its own."""
-    nbytes = plugins.load("coldpress.runtime.quantization", family.format).nbytes
+    nbytes = plugins.load("coldpress.runtime.quantization", Format, family.format).nbytes
     parts: dict[MatrixRole, tuple[int, int, int]] = {}
     offset = 0
     for piece in family.slices:

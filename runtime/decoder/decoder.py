@@ -31,7 +31,7 @@ from coldpress.runtime.store.store import Store
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.families import FAMILIES, FamilyName
 from coldpress.schemas.layout import KvCacheFormat
-from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.model import ModelSpec, block_norms
 
 PREFILL_CHUNK_TOKENS = 256
 """Tokens that share one pass over the flash; bounds the prefill's activations, whatever the prompt's length."""
@@ -65,7 +65,7 @@ class _Layer:
     number: int
     mlp: Mlp | Experts
     sublayers: tuple[tuple[_Norm, Sublayer], ...]
-    """Attention, then the MLP, each behind its norm."""
+    """Attention, then the MLP, each with its norm."""
 
 
 class Decoder:
@@ -110,7 +110,7 @@ class Decoder:
     def _make_layer(self, layer: int, resident: Resident) -> _Layer:
         attention = Attention(layer, self.spec, tuple(self._units), resident)
         mlp = (Experts if self.spec.is_mixture else Mlp)(layer, self.spec, tuple(self._units), resident)
-        norms = (self._make_norm(f"layers.{layer}.{name}_layernorm", resident) for name in ("input", "post_attention"))
+        norms = (self._make_norm(f"layers.{layer}.{name}", resident) for name in block_norms(self.spec))
         return _Layer(layer, mlp, tuple(zip(norms, (attention, mlp), strict=True)))
 
     def _make_norm(self, name: str, resident: Resident) -> _Norm:
@@ -356,7 +356,7 @@ class Decoder:
         """The loop: the selector picks units, the store brings them, and the kernels compute with them."""
         inputs: dict[FamilyName, np.ndarray] = {}
         for norm, sublayer in layer.sublayers:
-            h_TN = norm.apply(x_TN)
+            h_TN = self._into(norm, x_TN)
             work = sublayer.begin(h_TN, tokens)
             for key in sublayer.requests:
                 signal, residency = work.signal(key), self._store.residency(key)
@@ -367,7 +367,7 @@ class Decoder:
                     used_TK = None if used_TU is None else used_TU[:, batch.ids]
                     work.add(key, SlotBlock(batch.ids, batch.slots, batch.rows, self._units[key[1]], used_TK))
                 inputs[key[1]] = h_TN
-            x_TN = x_TN + work.result()
+            x_TN = x_TN + self._out_of(norm, work.result())
         if self._store.ahead.enabled:  # only now: this layer's own units came first
             self._store.ahead.layer_done(layer.number, inputs, self._choose)
         return x_TN
@@ -375,13 +375,21 @@ class Decoder:
     def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
         """The dense pass: all units, in flash order, whichever experts they belong to."""
         for norm, sublayer in layer.sublayers:
-            work = sublayer.begin(norm.apply(x_TN), tokens)
+            work = sublayer.begin(self._into(norm, x_TN), tokens)
             for key in sublayer.requests:
                 work.signal(key)
                 for ids, codes in self._store.stream(key):
                     work.add(key, StreamedBlock(ids, codes, self._units[key[1]], tokens.parts))
-            x_TN = x_TN + work.result()
+            x_TN = x_TN + self._out_of(norm, work.result())
         return x_TN
+
+    def _into(self, norm: _Norm, x_TN: np.ndarray) -> np.ndarray:
+        """What a sublayer reads: the hidden states, normed where the norm is before it."""
+        return norm.apply(x_TN) if self.spec.norm_placement == "before" else x_TN
+
+    def _out_of(self, norm: _Norm, y_TN: np.ndarray) -> np.ndarray:
+        """What is added to the hidden states: a sublayer's result, normed where the norm is behind it (OLMo 2)."""
+        return y_TN if self.spec.norm_placement == "before" else norm.apply(y_TN)
 
     def _choose(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
         """What a layer would choose for another layer's input; see `coldpress.runtime.store.ahead.Choose`."""

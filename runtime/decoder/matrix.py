@@ -12,6 +12,7 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.kernels import FEW_TOKENS, gemv, matmul
 from coldpress.runtime.kernels.activations import ActivationFormat
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.quantized import ResidentTensor
 
@@ -62,7 +63,7 @@ class Matrix:
         codes = self.codes[ids]
         if self.format is None:
             return codes
-        return plugins.load("coldpress.runtime.quantization", self.format).decode(codes, self.length)
+        return plugins.load("coldpress.runtime.quantization", Format, self.format).decode(codes, self.length)
 
 
 class Resident:

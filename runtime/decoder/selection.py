@@ -5,13 +5,13 @@ artifact keeps for the plan. `dense` runs any artifact; another method runs thos
 """
 
 from collections.abc import Sequence
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.sparsity import Residency, select_of, uses_read_units
+from coldpress.runtime.sparsity import Residency, Selector, select_of, uses_read_units
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 from coldpress.schemas.layout import PartPlan, Plan, placed_parts
@@ -30,13 +30,13 @@ def check_selector(name: str, manifest: Manifest) -> None:
     known = plugins.names(PACKAGE)
     if name not in known:
         raise UnknownNameError("selector", name, known)
-    lacks = _lacks(plugins.load(PACKAGE, name), manifest)
+    lacks = _lacks(plugins.load(PACKAGE, Selector, name), manifest)
     if lacks:
-        usable = [other for other in known if not _lacks(plugins.load(PACKAGE, other), manifest)]
+        usable = [other for other in known if not _lacks(plugins.load(PACKAGE, Selector, other), manifest)]
         raise ColdpressError(f"the selector '{name}' {lacks}; choose one of: {', '.join(usable)}")
 
 
-def _lacks(method: ModuleType, manifest: Manifest) -> str | None:
+def _lacks(method: Selector[Any], manifest: Manifest) -> str | None:
     families = [entry.family for entry in manifest.families]
     foreign = [family for family in families if family not in method.CHOOSES]
     if foreign:
@@ -58,7 +58,7 @@ class Selection:
             ColdpressError: as `check_selector`, or if the method cannot be fitted without calibration.
         """
         check_selector(plan.method, artifact.manifest)
-        self._method, self._title = plugins.load(PACKAGE, plan.method), plan.method
+        self._method, self._title = plugins.load(PACKAGE, Selector, plan.method), plan.method
         self.sees_residency = self._method.SEES_RESIDENCY or uses_read_units(plan)
         self._arrays = {
             (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)

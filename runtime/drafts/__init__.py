@@ -1,25 +1,36 @@
-"""What next tokens might be, before the model has said so: drafts, which the model then checks in one pass.
+"""Drafts: guesses of the next tokens, which the model then checks in one pass (LLM in a flash 5.2).
 
-A file is a draft that needs no model; its module has a class `Draft` with the member of `Drafting`. A wrong draft costs
-reads, never a token: what is not the model's own choice is taken back (runtime/generate/speculation.py). A second
-artifact as a draft is in runtime/generate/draft_model.py.
+A file is a draft that needs no model; its class `Plugin` extends `Draft`. A wrong draft costs reads, never a token:
+tokens that are not the model's own choice are taken back (runtime/generate/speculation.py). A second artifact as a
+draft is in runtime/generate/draft_model.py.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from coldpress.runtime.plugins import PluginBase
+
 Propose = Callable[[Sequence[int], int], list[int]]
-"""(all tokens so far, count) -> what may follow them, at most `count` ids, possibly none."""
+"""(all tokens so far, count) -> ids that may follow them, at most `count`, possibly none."""
 
 
 class Drafting(Protocol):
-    """What a run needs of a draft."""
+    """What a run needs of a draft, with a model or without."""
 
     def drafting(self, context_length: int) -> AbstractContextManager[Propose]:
-        """A new sequence of at most `context_length` tokens, for as long as the context is open.
+        """Begins a new sequence of at most `context_length` tokens, which ends when the context is closed.
 
         Raises:
-            ColdpressError: if there can be none now.
+            ColdpressError: if it cannot begin one now.
         """
         ...
+
+
+class Draft(PluginBase):
+    """A draft without a model. The base class of the files of this package."""
+
+    @abstractmethod
+    def drafting(self, context_length: int) -> AbstractContextManager[Propose]:
+        """See `Drafting`."""

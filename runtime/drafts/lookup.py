@@ -1,39 +1,39 @@
-"""Prompt lookup: what followed the last tokens where they stood before, in the prompt or in what was generated.
+"""Prompt lookup: proposes what followed the last tokens at an earlier place in the prompt or in the generated text.
 
-Reads tokens alone. The longest end of the text is looked for first, and of its places the latest is taken; ends of
-fewer than LEAST tokens say too little to pay for a check. The method is Saxena's prompt lookup decoding (2023), akin to
-the retrieval from text that LLM in a flash names (REST, He et al. 2023).
+Reads tokens alone. It looks for the last MOST tokens first, then for fewer, and takes the latest place; fewer than
+LEAST tokens say too little to pay for a check. The method is Saxena's prompt lookup decoding (2023), akin to the
+retrieval from text that LLM in a flash names (REST, He et al. 2023).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from coldpress.runtime.drafts import Propose
+from coldpress.runtime.drafts import Draft, Propose
 
 MOST, LEAST = 4, 2
-"""Tokens of the end that is looked for."""
+"""Tokens at the end of the text that are looked for."""
 
 
-class Draft:
-    """See `coldpress.runtime.drafts.Drafting`."""
+class Plugin(Draft):
+    """Proposes from the text itself."""
 
     @contextmanager
-    def drafting(self, context_length: int) -> Iterator[Propose]:
+    def drafting(self, context_length: int) -> Generator[Propose]:
         """See `coldpress.runtime.drafts.Drafting`."""
         yield _Index().propose
 
 
 class _Index:
-    """Where each run of LEAST to MOST tokens stood last, what follows it being known."""
+    """The latest place of each run of LEAST to MOST tokens, except runs at the end, which nothing follows yet."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}
 
     def propose(self, ids: Sequence[int], count: int) -> list[int]:
-        """What followed; `ids` begin with those of the call before."""
+        """At most `count` tokens that followed; `ids` begin with the ids of the previous call."""
         for token in ids[len(self._ids) :]:
-            # the runs that end before this token: nothing followed them until now
+            # This token follows the runs that end before it, so they have a continuation from now on.
             for length in range(LEAST, min(MOST, len(self._ids)) + 1):
                 self._behind[tuple(self._ids[-length:])] = len(self._ids)
             self._ids.append(token)

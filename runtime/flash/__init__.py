@@ -1,20 +1,22 @@
 """The seam between decisions and devices: everything above it is shared by real and simulated runs.
 
-A file of this package has a class `Flash(artifact, queue_depth)`, made for one open artifact, with the members of
-`Reader`.
+A file has one class `Plugin`, which extends `Flash` and is made for one open artifact.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
+from coldpress.runtime.plugins import PluginBase
 
 
 @dataclass(frozen=True)
 class Landing:
-    """Units that are copied from where reads put them to their slots as soon as their pages have been checked."""
+    """Units to copy from the read buffer to their slots, as soon as their pages have been checked."""
 
     offsets: np.ndarray
     """int64 [m], ascending: bytes from the start of the memory that is read into."""
@@ -25,7 +27,7 @@ class Landing:
 
 
 class Ticket(Protocol):
-    """Reads under way. What fails is tried once more, while the caller waits."""
+    """Reads under way. A read that fails is tried once more, while the caller waits."""
 
     def wait(self, count: int) -> None:
         """Returns when the first `count` extents are in memory.
@@ -37,13 +39,12 @@ class Ticket(Protocol):
         ...
 
     def finish(self) -> float:
-        """Returns, when all are in memory, the seconds that callers waited; of a modelled device, the seconds that it
-        takes. Raises as `wait`."""
+        """Waits until all extents are in memory; returns the seconds that callers waited, or on a modelled device the
+        seconds that the device takes. Raises as `wait`."""
         ...
 
     def abandon(self) -> float:
-        """Returns, when nothing is written to the memory any more, whatever came of the reads, the seconds as
-        `finish`."""
+        """Waits until nothing is written to the memory any more, even if reads fail; returns seconds as `finish`."""
         ...
 
 
@@ -51,15 +52,46 @@ class Reader(Protocol):
     """What a store needs of a device."""
 
     moves_data: bool
-    """False where `into` is left as it was, so that copying from it would be wasted."""
+    """False if reads leave the memory as it was, so that copying from it would be wasted."""
     direct: bool
     """Whether reads bypass the page cache; False means that memory outside the budget holds copies."""
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Ticket:
-        """Begins to read `extents` one after another into `into` (uint8, at least their bytes), which is theirs until
-        the ticket's `finish` or `abandon` has returned, as are the slots of `landing`."""
+        """Begins to read `extents`, one after another, into `into` (uint8, at least their bytes).
+
+        `into` and the slots of `landing` belong to the reads until the ticket's `finish` or `abandon` has returned.
+        """
         ...
 
     def close(self) -> None:
-        """Closes what is open; no read may follow."""
+        """Closes the device; no read may follow."""
         ...
+
+
+class Flash(PluginBase):
+    """flash.img of an open artifact, as a `Reader`. The base class of the files of this package."""
+
+    moves_data: bool = True
+    """See `Reader`."""
+    direct: bool = True
+    """See `Reader`."""
+
+    @abstractmethod
+    def __init__(self, artifact: Artifact, queue_depth: int) -> None:
+        """Opens the device.
+
+        Args:
+            artifact: The open artifact.
+            queue_depth: Reads in flight at once.
+
+        Raises:
+            ColdpressError: if this machine cannot read in this way.
+        """
+
+    @abstractmethod
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Ticket:
+        """See `Reader`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See `Reader`."""

@@ -1,9 +1,9 @@
-"""Reads of flash.img that bypass the page cache, many in flight, every page held against its checksum.
+"""Reads of flash.img that bypass the page cache, many in flight, with every page checked against its checksum.
 
-The page cache would keep copies of the weights in DRAM behind the budget's back, so O_DIRECT is asked for; where the
-file system refuses it, `direct` is False, a warning is logged and read pages are handed back to the kernel at once.
-Reads are issued by the native core on up to `queue_depth` threads (LLM-in-a-flash 4: parallel reads; Ripple 2.2: queue
-depth).
+The page cache would keep copies of the weights in DRAM behind the budget's back, so the file is opened with O_DIRECT.
+Where the file system refuses that, `direct` is False, a warning is logged and read pages are handed back to the kernel
+at once. The native core issues reads on up to `queue_depth` threads (LLM-in-a-flash 4: parallel reads; Ripple 2.2:
+queue depth).
 """
 
 import errno
@@ -18,17 +18,15 @@ from coldpress.runtime import _native
 from coldpress.runtime.artifact.errors import DAMAGED, DeviceError
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
-from coldpress.runtime.flash import Landing
+from coldpress.runtime.flash import Flash, Landing
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.manifest import FLASH_FILE
 
 MAX_THREADS = 32  # more waiting threads than this cost more than they bring, whatever the device's queue depth
 
 
-class Flash:
-    """flash.img of an open artifact."""
-
-    moves_data = True
+class Plugin(Flash):
+    """Threads that read with O_DIRECT."""
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
         """Opens the file.
@@ -60,13 +58,13 @@ class Flash:
         self._finalizer()
 
     def start(self, extents: Extents, into: np.ndarray, landing: Landing | None) -> _native.Reads:
-        """The reads, under way."""
+        """Begins the reads in the native core."""
         return _native.start_reads(*self.read_arguments(extents, into), self._num_threads, landed(landing))
 
     def read_arguments(
         self, extents: Extents, into: np.ndarray
     ) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, np.ndarray]:
-        """What the native core needs for these reads, but how many may be in flight and where units land."""
+        """The native core's arguments for these reads, except for how many are in flight and where units land."""
         return (
             self._file,
             extents.offsets.astype(np.uint64),
@@ -78,7 +76,7 @@ class Flash:
         )
 
     def result(self, extents: Extents, reads: _native.Reads) -> Exception | None:
-        """What went wrong with reads that `start` gave, when they have ended."""
+        """Waits for reads that `start` began; returns the failure, if there is one."""
         try:
             bad_page = reads.finish()
         except OSError as error:
@@ -99,7 +97,7 @@ class Flash:
 class Reading:
     """Reads under way; see `coldpress.runtime.flash.Ticket`."""
 
-    def __init__(self, flash: Flash, extents: Extents, into: np.ndarray, landing: Landing | None) -> None:
+    def __init__(self, flash: Plugin, extents: Extents, into: np.ndarray, landing: Landing | None) -> None:
         """Begins them."""
         self._flash, self._extents, self._into, self._landing = flash, extents, into, landing
         self._reads = flash.start(extents, into, landing)
@@ -140,12 +138,12 @@ class Reading:
 
 
 def landed(landing: Landing | None) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """What the native core needs of a landing; nothing where no unit does."""
+    """A landing as the native core takes it; None if no unit lands."""
     return (landing.offsets, landing.slots, landing.rows) if landing and landing.slots.size else None
 
 
 def _place(artifact: Artifact, start: int, length: int) -> str:
-    """What lies in a range of flash.img, in words."""
+    """Names the sections in a range of flash.img."""
     touched = [
         section.name
         for section in artifact.manifest.flash.sections
@@ -155,7 +153,7 @@ def _place(artifact: Artifact, start: int, length: int) -> str:
 
 
 def _open(artifact: Artifact, page_bytes: int) -> tuple[int, bool]:
-    """A descriptor, and whether it bypasses the page cache."""
+    """Opens flash.img; returns a descriptor, and whether it bypasses the page cache."""
     try:
         return _open_direct(artifact, page_bytes), True
     except OSError as error:
@@ -167,7 +165,7 @@ def _open(artifact: Artifact, page_bytes: int) -> tuple[int, bool]:
 
 
 def _open_direct(artifact: Artifact, page_bytes: int) -> int:
-    """Opens with O_DIRECT and reads a page at an offset: some file systems refuse only then, or want larger pages."""
+    """Opens with O_DIRECT and reads a page at an offset: some file systems only then refuse, or want larger pages."""
     opened = artifact.open(FLASH_FILE, os.O_DIRECT)
     try:
         os.preadv(opened, [_native.aligned_buffer(page_bytes).data], page_bytes)

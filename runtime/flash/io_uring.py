@@ -1,9 +1,9 @@
 """The reads of direct.py, handed to the kernel through io_uring instead of by threads that sleep in `pread`.
 
 One thread of the native core keeps up to `queue_depth` reads in flight and checks each page while the others are being
-read, so that a deep queue costs neither threads nor a change between them for every read. Bytes, checks and failures
-are the same as direct.py's. Where the kernel refuses io_uring (before Linux 5.6, by a sysctl, or by the filter of a
-container) this is an error: the user has asked for it by name.
+read, so that a deep queue costs neither threads nor a context switch for every read. Bytes, checks and failures are
+those of direct.py. Where the kernel refuses io_uring (before Linux 5.6, by a sysctl, or by the filter of a container)
+this is an error, because the user has asked for it by name.
 """
 
 import os
@@ -17,11 +17,11 @@ from coldpress.runtime.flash import Landing, direct
 from coldpress.schemas.errors import ColdpressError
 
 
-class Flash(direct.Flash):
-    """flash.img of an open artifact."""
+class Plugin(direct.Plugin):
+    """One thread that reads through io_uring."""
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
-        """As that of direct.py; `queue_depth` is not bounded by what threads cost.
+        """As direct.py; `queue_depth` is not bounded, since it costs no threads.
 
         Raises:
             ColdpressError: if the kernel refuses io_uring.
@@ -35,5 +35,5 @@ class Flash(direct.Flash):
         self._queue_depth = queue_depth
 
     def start(self, extents: Extents, into: np.ndarray, landing: Landing | None) -> _native.Reads:
-        """See `direct.Flash.start`."""
+        """See `direct.Plugin.start`."""
         return _native.start_ring_reads(*self.read_arguments(extents, into), self._queue_depth, direct.landed(landing))

@@ -1,7 +1,7 @@
-"""The reads of direct.py with nothing beside them: whoever asks waits until all are in memory.
+"""The reads of direct.py without overlap: the caller waits until all of them are in memory.
 
-What a runtime does that loads and then computes; the baseline that overlapping reads with computing is measured against
-(ActiveFlow 7.3, Fig. 16).
+The baseline for overlapping reads with computing: a runtime that first loads and then computes (ActiveFlow 7.3,
+Fig. 16).
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import Landing, direct
 
 
-class Flash(direct.Flash):
-    """flash.img of an open artifact."""
+class Plugin(direct.Plugin):
+    """Reads that end before `submit` returns."""
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.Reading:
-        """See `coldpress.runtime.flash.Reader`; the reads are over.
+        """Reads and waits; see `coldpress.runtime.flash.Reader`.
 
         Raises:
             CorruptPageError, DeviceError: as the ticket's `finish` would.

@@ -1,22 +1,22 @@
 """Flash that only counts time: the seconds that the artifact's device profile gives for a set of reads.
 
-Same interface as direct.py and no data, so that a trace can be replayed without touching flash.img; or, with `data`,
-the real bytes at modelled speed, so that text can be generated as if on that device.
+It moves no data, so that a trace can be replayed without touching flash.img. With `data`, a second device supplies the
+real bytes, so that text can be generated as if on the modelled device.
 """
 
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
-from coldpress.runtime.flash import Landing, Reader, Ticket
+from coldpress.runtime.flash import Flash, Landing, Reader, Ticket
 from coldpress.schemas.device import flash_seconds
 
 
 class Modelled:
     """Reads that take the seconds of a model; see `coldpress.runtime.flash.Ticket`."""
 
-    def __init__(self, flash: "Flash", seconds: float, data: Ticket | None) -> None:
-        """Reads before `flash` until they are finished or abandoned."""
+    def __init__(self, flash: "Plugin", seconds: float, data: Ticket | None) -> None:
+        """Reads that `flash` works on until they are finished or abandoned."""
         self._flash, self._seconds, self._data = flash, seconds, data
         flash.tickets.add(self)
 
@@ -40,10 +40,8 @@ class Modelled:
         return self._seconds
 
 
-class Flash:
+class Plugin(Flash):
     """The flash of an artifact's device profile."""
-
-    direct = True
 
     def __init__(self, artifact: Artifact, queue_depth: int, data: Reader | None = None) -> None:
         """A modelled device.
@@ -51,7 +49,7 @@ class Flash:
         Args:
             artifact: Its manifest holds the device profile.
             queue_depth: Reads in flight that the runtime issues; the device's own depth bounds them.
-            data: Where bytes come from, if they are wanted.
+            data: A device that supplies the bytes, if they are wanted.
         """
         self._flash = artifact.manifest.device.flash.issuing(queue_depth)
         self._data = data
@@ -60,8 +58,8 @@ class Flash:
         self._num_reads = self._num_bytes = 0
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Modelled:
-        """See `coldpress.runtime.flash.Reader`; modelled seconds: what these reads add to those that the device still
-        has."""
+        """See `coldpress.runtime.flash.Reader`; the seconds are those that these reads add to the reads still under
+        way."""
         if not self.tickets:
             self._num_reads = self._num_bytes = 0
         before_s = self._busy_s()
@@ -74,6 +72,6 @@ class Flash:
         return float(flash_seconds(self._flash, self._num_reads, self._num_bytes))
 
     def close(self) -> None:
-        """Closes where bytes come from."""
+        """Closes the device that supplies the bytes."""
         if self._data:
             self._data.close()

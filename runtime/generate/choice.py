@@ -7,9 +7,10 @@ from coldpress.runtime.artifact import contents
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import read_choice
 from coldpress.runtime.decoder.selection import check_selector
-from coldpress.runtime.flash import Reader, simulated
+from coldpress.runtime.flash import Flash, Reader, simulated
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.ahead_room import wanted
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
@@ -51,7 +52,7 @@ def choose_plan(
         ahead = wanted(manifest, plan, preload)
         changes |= {"preload_buffer_bytes": ahead.buffer_bytes, "preload_guess": ahead.guess}
     if selector not in (None, plan.method):
-        used = plugins.load("coldpress.runtime.sparsity", selector).NEEDS_PREDICTORS
+        used = plugins.load("coldpress.runtime.sparsity", Selector, selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
         changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
     if plan.kv_cache == own.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
@@ -74,11 +75,11 @@ def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
         UnknownNameError: if there is none of that name.
         ColdpressError: if this machine cannot read with it.
     """
-    plugin = plugins.load("coldpress.runtime.flash", name)
-    if plugin is not simulated:
-        return plugin.Flash(artifact, plan.queue_depth)
-    data = plugins.load("coldpress.runtime.flash", DEFAULT_FLASH).Flash(artifact, plan.queue_depth)
-    return simulated.Flash(artifact, plan.queue_depth, data=data)
+    device = plugins.load_class("coldpress.runtime.flash", Flash, name)
+    if not issubclass(device, simulated.Plugin):
+        return device(artifact, plan.queue_depth)
+    real: type[Flash] = plugins.load_class("coldpress.runtime.flash", Flash, DEFAULT_FLASH)
+    return device(artifact, plan.queue_depth, data=real(artifact, plan.queue_depth))
 
 
 def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:

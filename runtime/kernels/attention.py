@@ -14,6 +14,7 @@ from coldpress.runtime import _native
 from coldpress.runtime.kernels.matmul import decode_rows
 from coldpress.runtime.quantization import int8_group32
 
+INT8 = int8_group32.Plugin()
 SCORES_BYTES = 4 << 20
 
 
@@ -75,10 +76,12 @@ def attend_prefill(
     _check(q, keys, values, length)
     group = heads // keys.shape[1]
     out = np.empty_like(q)
-    for block in _query_blocks(tokens, group * min(length, window + tokens if window else length)):
-        first, last = length - tokens + block.start, length - tokens + block.stop - 1
-        seen = slice(_first_seen(first, window), last + 1)
-        hidden = _hidden(np.arange(first, last + 1), np.arange(seen.start, seen.stop), window)
+    for start, stop in _query_blocks(tokens, group * min(length, window + tokens if window else length)):
+        block, first, behind = slice(start, stop), length - tokens + start, length - tokens + stop
+        seen_from = _first_seen(first, window)
+        seen = slice(seen_from, behind)
+        positions = np.arange(behind, dtype=np.int64)
+        hidden = _hidden(positions[first:], positions[seen_from:], window)
         for head in range(keys.shape[1]):
             share = slice(head * group, (head + 1) * group)
             # [queries of the block, group, head_dim] -> rows, so that both products are single calls of BLAS
@@ -116,7 +119,7 @@ def _reference_floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
     if cache.dtype == np.float16:
         return cache.astype(np.float32)
     rows = np.ascontiguousarray(cache).reshape(-1, cache.shape[2])
-    return int8_group32.decode(rows, head_dim).reshape(*cache.shape[:2], head_dim)
+    return INT8.decode(rows, head_dim).reshape(*cache.shape[:2], head_dim)
 
 
 def _softmax_times(rows: np.ndarray, keys: np.ndarray, values: np.ndarray, hidden: np.ndarray) -> np.ndarray:
@@ -132,9 +135,9 @@ def _hidden(queries: np.ndarray, positions: np.ndarray, window: int | None) -> n
     return ahead if window is None else ahead | (positions[None, :] <= queries[:, None] - window)
 
 
-def _query_blocks(tokens: int, scores_per_query: int) -> Iterator[slice]:
+def _query_blocks(tokens: int, scores_per_query: int) -> Iterator[tuple[int, int]]:
     step = max(1, SCORES_BYTES // (4 * scores_per_query))
-    return (slice(start, min(tokens, start + step)) for start in range(0, tokens, step))
+    return ((start, min(tokens, start + step)) for start in range(0, tokens, step))
 
 
 def _first_seen(position: int, window: int | None) -> int:
@@ -147,7 +150,7 @@ def _scale(q: np.ndarray, scale: float | None) -> float:
 
 def _check(q: np.ndarray, keys: np.ndarray, values: np.ndarray, length: int) -> None:
     tokens, heads, head_dim = q.shape
-    width = int8_group32.nbytes(head_dim) if keys.dtype == np.uint8 else head_dim
+    width = INT8.nbytes(head_dim) if keys.dtype == np.uint8 else head_dim
     if keys.shape != values.shape or keys.shape[2] != width or heads % keys.shape[1]:
         raise ValueError(
             f"queries of {heads} heads of {head_dim} do not fit keys {keys.shape} and values {values.shape}, "

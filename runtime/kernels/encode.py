@@ -8,7 +8,7 @@ from coldpress.runtime.quantization._groups import FLOAT16_MAX
 
 
 def encode_heads(values: np.ndarray, out: np.ndarray) -> None:
-    """Writes the heads of tokens into `out`, bit for bit what `int8_group32.encode` gives.
+    """Writes the heads of tokens into `out`, bit for bit what the format's `encode` gives.
 
     Args:
         values: float32[tokens, kv_heads, head_dim], contiguous.
@@ -26,4 +26,4 @@ def encode_heads(values: np.ndarray, out: np.ndarray) -> None:
 def reference_encode_heads(values: np.ndarray, out: np.ndarray) -> None:
     """What `encode_heads` writes, in numpy."""
     tokens, heads, head_dim = values.shape
-    out[:] = int8_group32.encode(values.reshape(-1, head_dim)).reshape(tokens, heads, -1)
+    out[:] = int8_group32.Plugin().encode(values.reshape(-1, head_dim)).reshape(tokens, heads, -1)

@@ -13,6 +13,7 @@ import numpy as np
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 
 BLOCK_BYTES = 4 << 20
 WHOLE = (slice(None),)
@@ -86,8 +87,8 @@ def matmul_t(
 
 def reference_decode_rows(matrix: np.ndarray, length: int, fmt: str) -> np.ndarray:
     """What `decode_rows` computes, in numpy."""
-    plugin = load("coldpress.runtime.quantization", fmt)
-    return plugin.decode(matrix[:, : plugin.nbytes(length)], length)
+    codec = load("coldpress.runtime.quantization", Format, fmt)
+    return codec.decode(matrix[:, : codec.nbytes(length)], length)
 
 
 def reference_matmul(

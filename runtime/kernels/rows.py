@@ -11,6 +11,7 @@ from coldpress.runtime import _native
 from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.kernels.activations import BITS, ActivationFormat
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 
 
 def dot_rows(
@@ -86,5 +87,5 @@ def reference_axpy_rows(
 
 def reference_rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str) -> np.ndarray:
     """float32[k, length]: the selected rows, decoded."""
-    plugin = load("coldpress.runtime.quantization", fmt)
-    return plugin.decode(store[slots, offset : offset + plugin.nbytes(length)], length)
+    codec = load("coldpress.runtime.quantization", Format, fmt)
+    return codec.decode(store[slots, offset : offset + codec.nbytes(length)], length)

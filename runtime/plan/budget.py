@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from coldpress.runtime import plugins
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.layout import Plan, Section, by_budget, placed_parts
@@ -178,7 +179,7 @@ def _all_bytes(claims: Sequence[Claim]) -> int:
 
 
 def _admits(cache: str) -> bool:
-    return plugins.load("coldpress.runtime.cache", cache).Cache.admits
+    return plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).admits
 
 
 def _claims(manifest: Manifest, plan: Plan) -> list[Claim]:

@@ -14,7 +14,7 @@ from coldpress.schemas.model import ModelSpec
 
 KV_CACHE_FORMATS: tuple[KvCacheFormat, ...] = get_args(KvCacheFormat)
 DEFAULT_KV_CACHE: KvCacheFormat = "fp16"
-_STORED = {"fp16": fp16, "int8": int8_group32}
+_STORED = {"fp16": fp16.Plugin(), "int8": int8_group32.Plugin()}
 
 
 def kv_cache_format(name: str) -> KvCacheFormat:

@@ -1,8 +1,68 @@
-"""Storage formats of weights, one per file: how many bytes a slice takes, and the codes to and from float32.
+"""Storage formats of weights, one per file: codes from float32 values, and back.
 
-`nbytes(length)`; `encode(values)`, rounding to nearest, and `decode(codes, length)`, for slices of weights;
-`finite(codes)`, whether they decode to finite values, without decoding. For an algorithm that chooses codes by itself
-(compiler/stages/quantize): `scales(group)`, the scale that a group of at most 32 values would get; `nearest(values,
-scales)`, what codes can say under given scales; `pack(values, scales)`, their codes.
-`MAX_LOGIT_ERROR` and `MAX_WEIGHT_ERROR`, what trained models lose at most.
+A file has one class `Plugin`, which extends `Format`; formats of groups of 32 values with one scale extend
+`GroupFormat` (runtime/quantization/_groups.py), which leaves them their levels and the layout of a group's bytes.
 """
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+
+from coldpress.runtime.plugins import PluginBase
+
+
+class Format(PluginBase):
+    """How slices of weights (rows or columns of a matrix) are stored. The base class of all formats."""
+
+    MAX_LOGIT_ERROR: ClassVar[float]
+    """Error of dense logits, as a share of the largest logit, that rounding to this format does not explain: twice and
+    more what small real models have (EXPERIMENTS.md)."""
+    MAX_WEIGHT_ERROR: ClassVar[float]
+    """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns."""
+    SCALE_SIGNS: ClassVar[tuple[int, ...]] = ()
+    """Signs of a scale that a search has to try: (1, -1) where there is one more level on one side, (1,) where levels
+    are symmetric, () in a format without scales."""
+
+    @abstractmethod
+    def nbytes(self, length: int) -> int:
+        """Bytes of one slice of `length` values."""
+
+    @abstractmethod
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """float32 [n, length] -> codes uint8 [n, nbytes(length)], rounded to nearest.
+
+        Raises:
+            ColdpressError: if a value or a scale is beyond the format's range.
+        """
+
+    @abstractmethod
+    def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
+        """uint8 [n, nbytes(length)] -> float32 [n, length].
+
+        Raises:
+            ColdpressError: if `codes` has another number of bytes per slice.
+        """
+
+    @abstractmethod
+    def finite(self, codes: np.ndarray) -> bool:
+        """Whether codes uint8 [n, nbytes(length)] decode to finite values; found without decoding, if possible."""
+
+    def scales(self, values: np.ndarray) -> np.ndarray:
+        """The scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
+
+        For algorithms that choose codes by themselves (compiler/stages/quantize); 1 in a format without scales.
+
+        Raises:
+            ColdpressError: if a scale is beyond the format's range.
+        """
+        return np.ones(len(values), np.float32)
+
+    def nearest(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """The nearest float32 [..., n] that codes can say under given `scales`, which broadcast against `values`."""
+        rows = values.reshape(-1, values.shape[-1])
+        return self.decode(self.encode(rows), values.shape[-1]).reshape(values.shape)
+
+    def pack(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Codes uint8 [n, nbytes(length)] of what `nearest` gave, float32 [n, length], under `scales` [n, groups]."""
+        return self.encode(values)

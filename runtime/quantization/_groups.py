@@ -1,18 +1,139 @@
 """What the formats share: whole groups of 32 values per slice, and work in blocks of bounded memory.
 
-A slice of `length` values is stored as ceil(length / 32) groups; the last one is padded with zeros, so that a slice
-always begins with a scale and a kernel never needs another code path for its end.
+A slice of `length` values is stored as ceil(length / 32) groups, each a float16 scale and its codes. The last group is
+padded with zeros, so that every group begins with a scale and a kernel needs no other code path for a slice's end.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import numpy as np
 
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ColdpressError
 
 GROUP = 32
+"""Values that share a scale."""
+SCALE_BYTES = 2
 BLOCK_VALUES = 1 << 18
+"""Values encoded or decoded at a time, which bounds memory."""
 FLOAT16_MAX = 65504.0
+
+
+class GroupFormat(Format):
+    """Groups of 32 whole numbers, called levels, and a float16 scale each; value = level * scale.
+
+    A subclass says which levels there are and how the stored bytes of a group are packed. By default levels have one
+    more on the negative side: the value of largest magnitude becomes LOWEST, whatever its sign, so the scale may be
+    negative. Every level is stored as the unsigned number level - LOWEST.
+    """
+
+    LOWEST: ClassVar[int]
+    """The least level."""
+    HIGHEST: ClassVar[int]
+    """The greatest level."""
+    CODE_BYTES: ClassVar[int]
+    """Bytes of a group beside its scale."""
+    SCALE_SIGNS = (1, -1)
+
+    @abstractmethod
+    def pack_bits(self, q: np.ndarray) -> np.ndarray:
+        """Stored numbers uint8 [..., 32] -> bytes uint8 [..., CODE_BYTES]."""
+
+    @abstractmethod
+    def unpack_bits(self, codes: np.ndarray) -> np.ndarray:
+        """The inverse of `pack_bits`: uint8 [..., CODE_BYTES] -> uint8 [..., 32]."""
+
+    def group_scale(self, values: np.ndarray) -> np.ndarray:
+        """The scale of each group before its rounding to float16: float32 [..., n] -> float32 [..., 1]."""
+        peak = np.abs(values).argmax(axis=-1)[..., None]  # the first of equal ones, as in llama.cpp
+        return np.take_along_axis(values, peak, axis=-1) / np.float32(self.LOWEST)
+
+    def rounded(self, ratios: np.ndarray) -> np.ndarray:
+        """Values over their scale, float32 [...], rounded to levels, as they are stored: uint8 [...]."""
+        return np.minimum((ratios + np.float32(0.5 - self.LOWEST)).astype(np.uint8), self.HIGHEST - self.LOWEST)
+
+    def stored(self, levels: np.ndarray) -> np.ndarray:
+        """Levels, whole float32 [...], as they are stored: uint8 [...]."""
+        return (levels - np.float32(self.LOWEST)).astype(np.uint8)
+
+    def levels(self, q: np.ndarray) -> np.ndarray:
+        """The inverse of `stored`: uint8 [...] -> float32 [...]."""
+        return q.astype(np.float32) + np.float32(self.LOWEST)
+
+    def nbytes(self, length: int) -> int:
+        """Bytes of one slice of `length` values; the last group is padded with zeros."""
+        return groups(length) * self._group_bytes
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """float32 [n, length] -> uint8 [n, nbytes(length)].
+
+        Raises:
+            ColdpressError: if a group's scale is beyond float16.
+        """
+        return encode_blocks(values, self.nbytes(values.shape[1]), self._encode)
+
+    def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
+        """uint8 [n, nbytes(length)] -> float32 [n, length].
+
+        Raises:
+            ColdpressError: if `codes` has another number of bytes per slice.
+        """
+        return decode_blocks(codes, length, self.nbytes(length), self._decode)
+
+    def finite(self, codes: np.ndarray) -> bool:
+        """Whether uint8 [n, nbytes(length)] decode to finite values: whether all scales are finite.
+
+        The upper byte of an infinite or NaN float16 has all bits of the exponent set. Codes are whole numbers, so it is
+        enough to look at the scales, which takes a tenth of the time of decoding.
+        """
+        return bool(((codes[:, 1 :: self._group_bytes] & 0x7C) != 0x7C).all())
+
+    def scales(self, values: np.ndarray) -> np.ndarray:
+        """The scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
+
+        Raises:
+            ColdpressError: if a scale is beyond float16.
+        """
+        return float16(self.group_scale(values)[..., 0], self.name()).astype(np.float32)
+
+    def nearest(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """The nearest float32 [..., n] that codes can say under given `scales`, which broadcast against `values`."""
+        return self._nearest_level(values, scales) * scales
+
+    def pack(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Codes uint8 [n, nbytes(length)] of what `nearest` gave, float32 [n, length], under `scales` [n, groups]."""
+        q = self.stored(self._nearest_level(padded(values), scales[:, :, None]))
+        return self._joined(q, scales.astype("<f2")).reshape(len(values), -1)
+
+    @property
+    def _group_bytes(self) -> int:
+        return SCALE_BYTES + self.CODE_BYTES
+
+    def _nearest_level(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Levels, float32 like `values`, whose products with the scales are nearest; 0 where a scale is 0."""
+        return np.clip(np.rint(values * inverse(scales)), self.LOWEST, self.HIGHEST)
+
+    def _encode(self, values: np.ndarray, codes: np.ndarray) -> None:
+        x = padded(values)
+        scale = self.group_scale(x)
+        stored = float16(scale[..., 0], self.name())
+        codes[...] = self._joined(self.rounded(x * inverse(scale)), stored).reshape(codes.shape)
+
+    def _joined(self, q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Groups uint8 [n, groups, bytes] of stored numbers uint8 [n, groups, 32] and scales float16 [n, groups]."""
+        out = np.empty((*scales.shape, self._group_bytes), np.uint8)
+        out[:, :, :SCALE_BYTES] = scales[:, :, None].view(np.uint8)
+        out[:, :, SCALE_BYTES:] = self.pack_bits(q)
+        return out
+
+    def _decode(self, codes: np.ndarray, values: np.ndarray) -> None:
+        count, length = values.shape
+        packed = codes.reshape(count, groups(length), self._group_bytes)
+        scale = np.ascontiguousarray(packed[:, :, :SCALE_BYTES]).view("<f2").astype(np.float32)
+        whole = self.levels(self.unpack_bits(packed[:, :, SCALE_BYTES:])) * scale
+        values[...] = whole.reshape(count, -1)[:, :length]
 
 
 def groups(length: int) -> int:
@@ -60,15 +181,6 @@ def decode_blocks(
     return values
 
 
-def finite_scales(codes: np.ndarray, group_bytes: int) -> bool:
-    """Whether the scales of uint8[n, nbytes] are finite, a float16 at the begin of each group.
-
-    The upper byte of infinities and NaNs has all bits of the exponent. Only scales are looked at, which takes a tenth
-    of the time of decoding: codes are whole numbers, so a finite scale makes finite values and no other does.
-    """
-    return bool(((codes[:, 1::group_bytes] & 0x7C) != 0x7C).all())
-
-
 def float16(scales: np.ndarray, name: str) -> np.ndarray:
     """float16 of the same shape, rounded to nearest even.
 
@@ -89,8 +201,3 @@ def inverse(scale: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", over="ignore"):
         quotient = np.float32(1) / scale
     return np.where(np.isfinite(quotient), quotient, np.float32(0))
-
-
-def nearest_level(values: np.ndarray, scales: np.ndarray, lowest: int, highest: int) -> np.ndarray:
-    """Whole numbers q, float32 like `values`, for which q times its scale is nearest; 0 where a scale is 0."""
-    return np.clip(np.rint(values * inverse(scales)), lowest, highest)

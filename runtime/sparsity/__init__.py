@@ -1,57 +1,42 @@
-"""Which units a token uses. A file is a selector, whole; its module has what the runtime and the compiler rely on:
+"""Selectors: which units a token uses. One file per selector.
 
-`Options`, a record of its own settings, each with a default; `CHOOSES`, the families it can choose from, and
-`families(spec, options)`, those that an artifact made for it keeps on flash; `densities(exact_zeros)`, where its
-densities come from; `NEEDS_PREDICTORS`; `NEEDS_EXACT_ZEROS` (a ReLU model); `EXACT`, whether what it leaves out would
-have added nothing; `MISSED_SHARE`, what it may miss of the units that are active; `SEES_RESIDENCY`, whether its choice
-hangs on what is in DRAM. One whose densities are divided has `divide(density, spec, options)` -> the density of each of
-its families, of that of all their weights together.
-
-`fit(num_units, density, statistics, options)` -> the arrays of one family of one layer; `KEPT` (name to `Kept`), those
-of them that stay in the artifact's tables, and what a reader holds them against. `statistics` has what calibration
-counted of the family (schemas/activations.py), but for what grows with the text; `unit_norms` float32 [num_units], the
-Euclidean norm of each unit's weights in the source; and `read_units` float64 [3], what reading costs besides units,
-counted in the time of a unit's bytes: a read's own time, that of bytes that are nobody's, and the least of a request
-(`coldpress.runtime.kernels.intervals.Times`); and `resident_share` float64 [1], how much of the family DRAM will hold.
-It is empty where a method runs an artifact of another.
-`select(signal, arrays, residency)` -> ids for one token, int32, distinct, ascending, from the family's signal; one with
-NEEDS_PREDICTORS takes `experts`, too, bool [E] or None: of a mixture those that the token uses, among whose units alone
-it chooses (`select_of` keeps to them for the others);
-`select_many(activity, arrays)` -> the same decision for many tokens, bool like `activity`, from the family's activity
-(schemas/families.py). A selector that decides before there is an entry per unit says there what it aims at; one that
-sees residency decides there as if nothing were in DRAM, and every unit lay on flash where its id says.
-
-With `ReadingOptions` among its options, and `use_read_units` set, the store (runtime/store/store.py) adds to a choice
-what costs no read: it computes with more, and keeps in its cache what was chosen.
+A file has one class `Plugin`, which extends `Selector`. Calibration, distillation, evaluation, search, simulation and
+the runtime all use this class, so that what the compiler measures is what the runtime does. A selector has no state:
+what it needs at run time are arrays, which `fit` makes once for each family of each layer.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Literal
+from typing import Any, ClassVar, Generic, Literal
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import TypeVar  # that of Python 3.13, which knows defaults
 
 from coldpress.runtime import plugins
 from coldpress.schemas.base import Record
 from coldpress.schemas.layout import Plan
+from coldpress.schemas.model import ModelSpec
 
 DensitySource = Literal["whole", "measured", "budget", "capped", "divided"]
-"""Every unit; the share that is not exactly zero; what the user says or the DRAM budget allows (ActiveFlow 4.1), in
-every family; the same, but never more than the share that is not exactly zero; the same, divided among the families."""
+"""Where densities come from. `whole`: every unit. `measured`: the share that is not exactly zero. `budget`: what the
+user says or the DRAM budget allows (ActiveFlow 4.1), the same in every family. `capped`: as `budget`, at most the share
+that is not exactly zero. `divided`: as `budget`, divided among the families by the selector."""
+OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
+"""A selector's own options; of a selector that is loaded by name, any."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What an array of a selector is in the artifact's tables, of one axis."""
+    """Type and length of a selector's array in the artifact's tables."""
 
     dtype: str
     length: int | None = 1
-    """None: an entry per unit."""
+    """None: one entry per unit."""
 
     def shape(self, num_units: int) -> tuple[int, ...]:
-        """Of a family that has so many units."""
+        """The array's shape for a family of `num_units` units."""
         return (num_units if self.length is None else self.length,)
 
     def __str__(self) -> str:
@@ -70,7 +55,7 @@ class Residency:
 
 
 class ReadingOptions(Record):
-    """What a selector whose choice is not exact leaves to the store."""
+    """The option of a selector whose choice is not exact: it may use units that cost no read."""
 
     use_read_units: bool = Field(
         default=False,
@@ -78,23 +63,117 @@ class ReadingOptions(Record):
     )
 
 
+class Selector(plugins.PluginBase, Generic[OptionsT]):
+    """Chooses the units of a token. The base class of all selectors; its constants have the usual values."""
+
+    CHOOSES: ClassVar[tuple[str, ...]]
+    """The families that it can choose from."""
+    KEPT: ClassVar[Mapping[str, Kept]] = {}
+    """The arrays of `fit` that the artifact's tables keep, with the type and shape that the reader checks."""
+    NEEDS_PREDICTORS: ClassVar[bool] = False
+    """Whether each layer needs a predictor network (`predict`, `size`)."""
+    NEEDS_EXACT_ZEROS: ClassVar[bool] = False
+    """Whether it only works for models whose activation is exactly zero for part of its inputs."""
+    EXACT: ClassVar[bool] = False
+    """Whether the units that it leaves out would have added nothing."""
+    MISSED_SHARE: ClassVar[float] = 0.0
+    """Share of the active units that it may miss; distillation leaves them out, too."""
+    SEES_RESIDENCY: ClassVar[bool] = False
+    """Whether its choice depends on which units are in DRAM."""
+
+    @abstractmethod
+    def families(self, spec: ModelSpec, options: OptionsT) -> tuple[str, ...]:
+        """The families that an artifact made for this selector keeps on flash.
+
+        Raises:
+            ColdpressError: if the options do not make sense together, or not for this model.
+        """
+
+    def densities(self, exact_zeros: bool) -> DensitySource:
+        """Where densities come from, for a model with or without exact zeros."""
+        return "budget"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every token uses every unit, so that nothing is sparse."""
+        return self.densities(exact_zeros=True) == "whole"
+
+    def divide(self, density: float, spec: ModelSpec, options: OptionsT) -> dict[str, float]:
+        """The density of each family, so that the MLP's, counted by weights, is `density`."""
+        return dict.fromkeys(self.families(spec, options), density)
+
+    def fit(
+        self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: OptionsT
+    ) -> dict[str, np.ndarray]:
+        """The arrays of one family of one layer.
+
+        Args:
+            num_units: Units of the family.
+            density: Share of them that a token uses.
+            statistics: What calibration counted of the family (schemas/activations.py), except arrays that grow with
+                the text; `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source;
+                `read_units` float64 [3], the costs of `coldpress.runtime.kernels.intervals.Times`; `resident_share`
+                float64 [1], the share of the family that DRAM will hold. Empty where the selector runs another method's
+                artifact.
+            options: Its `OPTIONS`.
+
+        Raises:
+            ColdpressError: if `statistics` lacks what it needs.
+        """
+        return {}
+
+    def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
+        """Ids of the units that one token uses, int32, distinct, ascending.
+
+        Args:
+            signal: The family's signal (schemas/families.py), float32 [n]; it is not changed.
+            arrays: What `fit` gave.
+            residency: Of all units of the family.
+        """
+        return np.flatnonzero(self.select_many(signal[None], arrays)[0]).astype(np.int32)
+
+    def select_among(
+        self,
+        signal: np.ndarray,
+        arrays: Mapping[str, np.ndarray],
+        residency: Residency,
+        experts: np.ndarray,
+    ) -> np.ndarray:
+        """As `select`, for a mixture: only units of the experts that the router picked, bool [num_experts]."""
+        ids = self.select(signal, arrays, residency)
+        return ids[experts[ids // (residency.present.size // experts.size)]]
+
+    @abstractmethod
+    def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The same decision for many tokens: float32 [T, num_units] -> bool [T, num_units].
+
+        `activity` is the family's activity (schemas/families.py), which has an entry per unit. A selector whose signal
+        has none (a predictor) returns its training target here. One that sees residency decides as if DRAM were empty
+        and every unit lay on flash in the order of ids.
+        """
+
+    def by_scores(self, scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The units that scores of a predictor network choose: float32 [T, n] -> bool [T, n]; `size` judges by it.
+
+        Only a selector with NEEDS_PREDICTORS has scores. They are of all units that a token may use, and of no others.
+        """
+        raise NotImplementedError(f"the selector {self.name()} has no predictors, so no scores")
+
+
 def select_of(
-    selector: ModuleType,
+    selector: Selector[Any],
     signal: np.ndarray,
     arrays: Mapping[str, np.ndarray],
     residency: Residency,
     experts: np.ndarray | None,
 ) -> np.ndarray:
-    """Ids that a selector chooses for one token, int32 ascending; of `experts`, bool [E], where units are theirs."""
+    """Ids of the units that one token uses, int32 ascending; in a mixture among its `experts`, bool [num_experts]."""
     if experts is None:
         return selector.select(signal, arrays, residency)
-    if selector.NEEDS_PREDICTORS:
-        return selector.select(signal, arrays, residency, experts)
-    ids = selector.select(signal, arrays, residency)
-    return ids[experts[ids // (residency.present.size // experts.size)]]
+    return selector.select_among(signal, arrays, residency, experts)
 
 
 def uses_read_units(plan: Plan) -> bool:
-    """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
-    options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", plan.method), plan.options)
+    """Whether a token of the plan also uses units that are in DRAM, or that the reads for its own units bring."""
+    options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", Selector, plan.method), plan.options)
     return bool(getattr(options, "use_read_units", False))

@@ -1,30 +1,33 @@
 """The magnitude that a given share of a signal's entries reaches, from calibration's histogram (TEAL 3, DIP 3.1).
 
-Reads `magnitude_histogram` and `magnitude_edges` (schemas/activations.py); any density has its threshold from one pass
-over the text.
+Reads `magnitude_histogram` and `magnitude_edges` (schemas/activations.py), which one pass over the text fills; they
+give the threshold of every density.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coldpress.schemas.errors import ColdpressError
 
+Floats = NDArray[np.float64]
+
 SMALLEST = np.finfo(np.float32).smallest_subnormal
-"""What everything but zero reaches."""
+"""The threshold that every value except zero reaches."""
 
 
 def threshold(statistics: Mapping[str, np.ndarray], density: float) -> np.float32:
-    """The t with |signal| >= t for the share `density` of all entries; magnitudes spread evenly inside a bin.
+    """The t for which the share `density` of all entries has |signal| >= t; magnitudes spread evenly inside a bin.
 
     Never zero: an entry that is exactly zero adds nothing, whatever the density.
 
     Args:
-        statistics: Those of the family, with a histogram whose first bin has the zeros.
+        statistics: The family's, with a histogram whose first bin has the zeros.
         density: Share of the entries, above 0.
 
     Raises:
-        ColdpressError: if there is no histogram, as where a method is not the artifact's own.
+        ColdpressError: if there is no histogram, as in an artifact of another method.
     """
     counts, edges, above = _above(statistics)
     wanted = density * above[0]
@@ -38,7 +41,7 @@ def threshold(statistics: Mapping[str, np.ndarray], density: float) -> np.float3
 
 
 def draws(statistics: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """Magnitudes float32 of `shape`, drawn from those that calibration counted; the same ones every time.
+    """Magnitudes float32 of `shape`, drawn from the histogram that calibration counted; the same ones every time.
 
     Raises:
         ColdpressError: as `threshold`.
@@ -46,11 +49,13 @@ def draws(statistics: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.nd
     shares = np.random.default_rng(0).random(shape)
     _, edges, above = _above(statistics)
     edges[-1] = edges[-2]  # the last bin has no upper end
-    return np.interp(shares * above[0], above[::-1], edges[::-1]).astype(np.float32)
+    magnitudes = np.empty(shape, np.float32)
+    magnitudes[...] = np.interp(shares * above[0], above[::-1], edges[::-1])
+    return magnitudes
 
 
-def _above(statistics: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(entries of each bin, its edges, entries from each edge on), float64 [num_bins], [num_bins + 1] the others."""
+def _above(statistics: Mapping[str, np.ndarray]) -> tuple[Floats, Floats, Floats]:
+    """Entries of each bin float64 [num_bins]; its edges, and the entries from each edge on, float64 [num_bins + 1]."""
     if "magnitude_histogram" not in statistics:
         raise ColdpressError(
             "a threshold needs the magnitudes that calibration counts, which an artifact of another method does not "

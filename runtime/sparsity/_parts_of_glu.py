@@ -1,19 +1,22 @@
-"""What pruning by one vector of the GLU has in common: `gate`, `up` and `glu` (DIP 3.2).
+"""What pruning by one vector of the gated MLP has in common: `gate`, `up` and `glu` (DIP 3.2), `cats` and the ReLUs.
 
-Each is top-k on a vector that some of the MLP's matrices give; a runtime has to compute with those in full, so only the
-others lie on flash. As an oracle the same choice counts all matrices as left out: a bound for tables of quality, which
-nothing can run.
+Some matrices of the MLP compute the vector that decides. A runtime has to compute with those in full, so they stay in
+DRAM and only the other matrices lie on flash. As an oracle, the same choice also leaves out the matrices that decide:
+a bound for tables of quality, which no artifact can run.
 """
+
+from typing import ClassVar
 
 from pydantic import Field
 
 from coldpress.runtime.sparsity import ReadingOptions
+from coldpress.runtime.sparsity.topk import TopK
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import ModelSpec
 
 
 class Options(ReadingOptions):
-    """Whether it is to be built or only to be judged."""
+    """Whether the choice is to be built, or only to be judged."""
 
     oracle: bool = Field(
         default=False,
@@ -21,15 +24,27 @@ class Options(ReadingOptions):
     )
 
 
-def families(method: str, gated: str, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-    """The family `gated`, or the down projection's columns where there is no gate.
+def beside_gate(spec: ModelSpec) -> tuple[str, ...]:
+    """The family that is left on flash where the gate decides: up and down; in a model without a gate, down."""
+    return ("up_down",) if spec.gated_mlp else ("mlp_mid",)
 
-    Raises:
-        ColdpressError: if it is to be an oracle.
-    """
-    if options.oracle:
-        raise ColdpressError(
-            f"method {method} with oracle=true decides by what the matrices that it leaves out would give, so no "
-            "artifact can run it; build with oracle=false"
-        )
-    return (gated,) if spec.gated_mlp else ("mlp_mid",)
+
+class PartOfGlu(TopK[Options]):
+    """Top-k on a vector that some of the MLP's matrices give."""
+
+    OPTIONS = Options
+    GATED: ClassVar[str]
+    """The family on flash where the model has a gate; without one it is `mlp_mid`, the down projection's columns."""
+
+    def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
+        """The family of the matrices that do not decide.
+
+        Raises:
+            ColdpressError: if it is to be an oracle.
+        """
+        if options.oracle:
+            raise ColdpressError(
+                f"method {self.name()} with oracle=true decides by what the matrices that it leaves out would give, so "
+                "no artifact can run it; build with oracle=false"
+            )
+        return (self.GATED,) if spec.gated_mlp else ("mlp_mid",)

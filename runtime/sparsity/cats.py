@@ -1,36 +1,22 @@
-"""CATS: the units whose |act(gate)| reaches the level of their layer (contextually aware thresholding).
+"""CATS: the units whose |act(gate)| reaches the threshold of their layer (contextually aware thresholding, DIP 6.1).
 
-Reads act(gate), which the gate's matrix gives from DRAM before up and down are read, as `gate` does; but a token uses
-as many units as reach a level, which calibration's magnitudes give for a density, not a fixed number (DIP 6.1). Without
-a gate it reads the inner activation.
+Reads act(gate), whose matrix stays in DRAM, as `gate` does. A token uses as many units as reach the threshold, which
+calibration's magnitudes give for a density, where `gate` takes a fixed number. In a model without a gate it reads the
+inner activation.
 """
 
-from collections.abc import Mapping
-
-from coldpress.runtime.sparsity import DensitySource, Kept, ReadingOptions, threshold
+from coldpress.runtime.sparsity import ReadingOptions
+from coldpress.runtime.sparsity._parts_of_glu import beside_gate
+from coldpress.runtime.sparsity.threshold import Threshold
 from coldpress.schemas.model import ModelSpec
 
-CHOOSES: tuple[str, ...] = ("up_down", "mlp_mid")
-KEPT: Mapping[str, Kept] = threshold.KEPT
-NEEDS_PREDICTORS = False
-NEEDS_EXACT_ZEROS = False
-EXACT = False
-MISSED_SHARE = 0.0
-SEES_RESIDENCY = False
 
+class Plugin(Threshold[ReadingOptions]):
+    """A threshold on act(gate)."""
 
-class Options(ReadingOptions):
-    """None: the level follows from the density."""
+    CHOOSES = ("up_down", "mlp_mid")
+    OPTIONS = ReadingOptions
 
-
-def families(spec: ModelSpec, options: Options) -> tuple[str, ...]:
-    """Up and down, which the gate decides about; without a gate, down."""
-    return ("up_down",) if spec.gated_mlp else ("mlp_mid",)
-
-
-def densities(exact_zeros: bool) -> DensitySource:
-    """A choice."""
-    return "budget"
-
-
-fit, select, select_many = threshold.fit, threshold.select, threshold.select_many
+    def families(self, spec: ModelSpec, options: ReadingOptions) -> tuple[str, ...]:
+        """Up and down; without a gate, down."""
+        return beside_gate(spec)

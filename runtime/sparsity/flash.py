@@ -1,39 +1,28 @@
-"""Flash: the intervals of flash that are worth their time, instead of the units that matter most.
+"""Flash: the intervals of flash that are worth their reading time, instead of the units that matter most.
 
 Reads what top-k reads, where units lie, and which of them are in DRAM. A unit's importance is the square of the signal
-times the norm of its weights (WINA): what leaving it out adds to the squared error of the product, were units
-independent. Chosen are the intervals with the most importance less a price per second, by the device's law
-(runtime/kernels/intervals.py): a unit that matters little is read where stopping for it would take longer, and one that
-stands alone has to be worth a read of its own. What is in DRAM costs nothing; of it a choice names what would be worth
-its bytes, which is what the cache is told, and `use_read_units` adds the rest. Chunks taken greedily by such a measure
-are Neuron Chunking (2511.18692).
+times the norm of its weights (WINA): were units independent, leaving it out would add that to the squared error of the
+product. The selector chooses the intervals with the most importance less a price per second, by the device's law
+(runtime/kernels/intervals.py): it reads a unit that matters little where skipping it would take longer, and a unit that
+stands alone has to be worth a read of its own. A unit in DRAM costs nothing; the choice names it if it would be worth
+its bytes, which is what the cache is told, and `use_read_units` adds the rest. Neuron Chunking (2511.18692) takes
+chunks greedily by such a measure.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from coldpress.runtime.kernels.intervals import Times, best_intervals
-from coldpress.runtime.sparsity import DensitySource, Kept, Residency, topk
+from coldpress.runtime.sparsity import Kept, Residency, Selector, topk
 from coldpress.runtime.sparsity._magnitudes import SMALLEST, draws
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import ModelSpec
 
-CHOOSES: tuple[str, ...] = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
-KEPT: Mapping[str, Kept] = {
-    "price": Kept("float32"),
-    "read_units": Kept("float32", 3),
-    "unit_norms": Kept("float32", None),
-}
-NEEDS_PREDICTORS = False
-NEEDS_EXACT_ZEROS = False
-EXACT = False
-MISSED_SHARE = 0.0
-SEES_RESIDENCY = True
-
 DRAWN_UNITS = 1 << 14
-"""Units of the tokens that are made up to find the price of a density."""
+"""Units of the made-up tokens that the price of a density is found with."""
 STEPS = 14
 """Halvings of the range of prices: a price is known to 0.2 %."""
 
@@ -47,44 +36,69 @@ class Options(topk.Options):
     )
 
 
-def families(spec: ModelSpec, options: Options) -> tuple[str, ...]:
-    """The inputs of all linear layers of the MLP, and of attention if that is asked for."""
-    return topk.families(spec, options)
+class Plugin(Selector[topk.Options]):
+    """Intervals of flash by importance and reading time."""
 
+    CHOOSES = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
+    KEPT: ClassVar[Mapping[str, Kept]] = {
+        "price": Kept("float32"),
+        "read_units": Kept("float32", 3),
+        "unit_norms": Kept("float32", None),
+    }
+    OPTIONS = Options
+    SEES_RESIDENCY = True
 
-def densities(exact_zeros: bool) -> DensitySource:
-    """A choice."""
-    return "budget"
+    def families(self, spec: ModelSpec, options: topk.Options) -> tuple[str, ...]:
+        """The inputs of all linear layers of the MLP, and of attention if `attention` is set."""
+        return topk.linear_inputs(options)
 
+    def fit(
+        self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: topk.Options
+    ) -> dict[str, np.ndarray]:
+        """`price` float32 [1], `read_units` float32 [3] as in `statistics`, and `unit_norms` float32 [num_units].
 
-def fit(
-    num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
-) -> dict[str, np.ndarray]:
-    """`price` float32 [1], `read_units` float32 [3] as in `statistics`, and `unit_norms` float32 [num_units].
+        The price is the one at which tokens name `density` of the units, where calibration's magnitudes lie in random
+        order and a random `resident_share` of the units is in DRAM. An order that keeps together what is used together,
+        and a cache that holds what is used again, make more of the same price. The share matters because units that
+        stand alone among units in DRAM are dear to read: a price found without it would name far fewer.
 
-    The price is that at which tokens name `density` of the units where calibration's magnitudes lie in any order, and
-    `resident_share` of them are in DRAM, any of them: an order that keeps together what is used together, and a cache
-    that holds what is used again, make more of the same price. What stands alone among units in DRAM is dear to read,
-    so a price that was found without them would name far less.
+        Raises:
+            ColdpressError: if `statistics` lacks magnitudes, norms or the cost of a read.
+        """
+        if "unit_norms" not in statistics or "read_units" not in statistics:
+            raise ColdpressError(
+                "flash needs the norms of the source's weights and what a read costs, which an artifact of another "
+                "method does not have; build with method=flash"
+            )
+        norms = np.asarray(statistics["unit_norms"], np.float32)
+        kept = {"read_units": np.asarray(statistics["read_units"], np.float32), "unit_norms": norms}
+        gain = _gain(draws(statistics, (max(1, DRAWN_UNITS // num_units), num_units)), kept)
+        share = float(statistics["resident_share"][0]) if "resident_share" in statistics else 0.0
+        present = np.random.default_rng(1).random(gain.shape) < share
+        return {"price": np.array([_price(gain, present, density, kept["read_units"])], np.float32), **kept}
 
-    Raises:
-        ColdpressError: if `statistics` lacks magnitudes, norms or what a read costs.
-    """
-    if "unit_norms" not in statistics or "read_units" not in statistics:
-        raise ColdpressError(
-            "flash needs the norms of the source's weights and what a read costs, which an artifact of another method "
-            "does not have; build with method=flash"
-        )
-    norms = np.asarray(statistics["unit_norms"], np.float32)
-    kept = {"read_units": np.asarray(statistics["read_units"], np.float32), "unit_norms": norms}
-    gain = _gain(draws(statistics, (max(1, DRAWN_UNITS // num_units), num_units)), kept)
-    share = float(statistics["resident_share"][0]) if "resident_share" in statistics else 0.0
-    present = np.random.default_rng(1).random(gain.shape) < share
-    return {"price": np.array([_price(gain, present, density, kept["read_units"])], np.float32), **kept}
+    def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
+        """Ids of the units worth reading, or worth it if they were not in DRAM; int32 ascending, at least one.
+
+        `signal` is float32 [num_units].
+        """
+        gain, place = _gain(signal, arrays), residency.position
+        laid_out, present = np.empty_like(gain), np.empty_like(residency.present)
+        laid_out[place], present[place] = gain, residency.present
+        named = _named(laid_out[None], present[None], float(arrays["price"][0]), arrays["read_units"])[0, place]
+        return np.flatnonzero(named).astype(np.int32) if named.any() else np.array([gain.argmax()], np.int32)
+
+    def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The choice with an empty DRAM and units in the order of ids: float32 [T, num_units] -> bool."""
+        gain = _gain(activity, arrays)
+        chosen = _chosen(gain, float(arrays["price"][0]), arrays["read_units"])
+        empty = np.flatnonzero(~chosen.any(axis=1))
+        chosen[empty, gain[empty].argmax(axis=1)] = True
+        return chosen
 
 
 def _price(gain: np.ndarray, present: np.ndarray, density: float, read_units: np.ndarray) -> float:
-    """At which `density` of all units are named where those `present` are in DRAM; 0 where everything is wanted."""
+    """The price at which tokens name `density` of all units; 0 where everything is wanted."""
     if density >= 1:
         return 0.0
     high = float(gain.max(initial=SMALLEST))
@@ -99,7 +113,7 @@ def _price(gain: np.ndarray, present: np.ndarray, density: float, read_units: np
 
 
 def _named(gain: np.ndarray, present: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarray:
-    """What is worth reading, and of what is present what is worth its bytes; all in flash order, [T, num_units]."""
+    """Units worth reading, and units in DRAM worth their bytes; all in flash order, bool [T, num_units]."""
     to_read = np.where(present, np.float32(0), gain)
     return np.where(present, gain > price, _chosen(to_read, price, read_units))
 
@@ -108,27 +122,6 @@ def _chosen(gain: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarra
     return best_intervals(gain, price, Times(*map(float, read_units)))
 
 
-def select(signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-    """Ids of what is worth reading, or would be if it were not in DRAM, int32 ascending; at least one.
-
-    `signal` is float32 [num_units].
-    """
-    gain, place = _gain(signal, arrays), residency.position
-    laid_out, present = np.empty_like(gain), np.empty_like(residency.present)
-    laid_out[place], present[place] = gain, residency.present
-    named = _named(laid_out[None], present[None], float(arrays["price"][0]), arrays["read_units"])[0, place]
-    return np.flatnonzero(named).astype(np.int32) if named.any() else np.array([gain.argmax()], np.int32)
-
-
-def select_many(activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The choice where nothing is in DRAM and units lie by their ids: float32 [T, num_units] -> bool alike."""
-    gain = _gain(activity, arrays)
-    chosen = _chosen(gain, float(arrays["price"][0]), arrays["read_units"])
-    empty = np.flatnonzero(~chosen.any(axis=1))
-    chosen[empty, gain[empty].argmax(axis=1)] = True
-    return chosen
-
-
 def _gain(signal: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What each unit adds to the square of the product, float32 like `signal`."""
+    """Each unit's share in the square of the product, float32 like `signal`."""
     return (signal * arrays["unit_norms"]) ** 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.cache import Known, Policy, make
+from coldpress.runtime.cache import CachePolicy, Known, make
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.planner import Strided
 from coldpress.schemas.families import FamilyName
@@ -49,7 +49,7 @@ class Part:
 
     units: Strided
     """Where its units lie on flash."""
-    cache: Policy
+    cache: CachePolicy
     order: np.ndarray
     """int32 [num_units], unit at each flash position; the same array for all layers of a group."""
     position: np.ndarray

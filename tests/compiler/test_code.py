@@ -13,7 +13,7 @@ from coldpress.compiler.code_digest import Plugins, source_files, stage_digest
 from coldpress.compiler.job import STAGES
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins as _plugins
-from coldpress.runtime.sparsity import ReadingOptions
+from coldpress.runtime.sparsity import ReadingOptions, Selector
 
 PACKAGES = {f"coldpress/{name}__init__.py" for name in ("", "compiler/", "compiler/stages/")}
 SAW: Plugins = {"coldpress.runtime.tools": ("saw",)}
@@ -211,7 +211,7 @@ def test_a_kernel_concerns_the_stages_whose_selector_calls_it() -> None:
 @pytest.mark.parametrize("method", _plugins.names("coldpress.runtime.sparsity"))
 def test_kernels_that_a_selector_runs_while_it_is_fitted_are_in_the_digest(method: str) -> None:
     """As they are called in fact."""
-    module, called = _plugins.load("coldpress.runtime.sparsity", method), set[str]()
+    module, called = _plugins.load("coldpress.runtime.sparsity", Selector, method), set[str]()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         called.add(Path(frame.f_code.co_filename).absolute().relative_to(code_digest.ROOT.anchor).as_posix())

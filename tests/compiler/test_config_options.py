@@ -7,6 +7,7 @@ from coldpress.compiler.profiles import load_model
 from coldpress.compiler.shared_settings import CacheSetting
 from coldpress.compiler.workflow import settings
 from coldpress.runtime import plugins
+from coldpress.runtime.cache import CachePolicy
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 
@@ -33,8 +34,8 @@ class LfuOptions(Record):
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cache policies with options of their own."""
-    monkeypatch.setattr(plugins.load("coldpress.runtime.cache", "lru"), "Options", LruOptions, raising=False)
-    monkeypatch.setattr(plugins.load("coldpress.runtime.cache", "lfu"), "Options", LfuOptions, raising=False)
+    monkeypatch.setattr(plugins.load_class("coldpress.runtime.cache", CachePolicy, "lru"), "OPTIONS", LruOptions)
+    monkeypatch.setattr(plugins.load_class("coldpress.runtime.cache", CachePolicy, "lfu"), "OPTIONS", LfuOptions)
     monkeypatch.setattr(settings, "config_of", lambda stage: CacheSetting)
 
 

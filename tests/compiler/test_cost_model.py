@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from coldpress.compiler import cost_model
 from coldpress.compiler.cost_model import budget_bytes, parse_share, read_buffer_bytes, stored_format
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.planner import Strided, plan_reads
 from coldpress.schemas.device import Flash
 from coldpress.schemas.errors import ColdpressError
@@ -40,7 +41,7 @@ def test_storage_rule() -> None:
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("shape", [(3, 64), (5, 172), (1, 1), (2, 33)])
 def test_tensor_bytes_are_those_of_the_codes(format_name: str, shape: tuple[int, int]) -> None:
-    codes = load("coldpress.runtime.quantization", format_name).encode(np.ones(shape, np.float32))
+    codes = load("coldpress.runtime.quantization", Format, format_name).encode(np.ones(shape, np.float32))
     assert cost_model.tensor_bytes("layers.0.up_proj.weight", shape, format_name) == codes.nbytes  # type: ignore[arg-type]
 
 

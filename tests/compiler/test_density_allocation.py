@@ -80,7 +80,7 @@ def test_one_unit_each_is_the_least() -> None:
 def test_greedy_is_near_the_best_of_all_divisions(density: float) -> None:
     """All 30 ** 4 divisions into whole units, of which those count that take no more bytes."""
     task, losses = separable(density, units=30)
-    found = greedy.densities(task)
+    found = greedy.Plugin().densities(task)
     counts = np.arange(1, 31)
     axes = [np.moveaxis(counts.reshape(-1, 1, 1, 1), 0, place) for place in range(4)]
     taken = sum(task.unit_bytes[key[1]] * axis for key, axis in zip(task.keys, axes, strict=True))
@@ -89,16 +89,16 @@ def test_greedy_is_near_the_best_of_all_divisions(density: float) -> None:
         for key, axis in zip(task.keys, axes, strict=True)
     )
     best = float(np.where(np.asarray(taken) <= used_bytes(task, found) + 1e-6, cost, np.inf).min())
-    same = losses.on_validation(task.whole_units(uniform.densities(task)))
+    same = losses.on_validation(task.whole_units(uniform.Plugin().densities(task)))
     assert losses.on_validation(found) <= best + 0.05 * (same - best)
     assert losses.asked <= 6 * 5, "a pass over four parts and the model as it stands, for each step"
 
 
 def test_greedy_takes_the_selector_s_own_division_where_that_is_better() -> None:
     task, losses = separable(0.5, units=12)
-    own = task.whole_units(uniform.densities(task))
+    own = task.whole_units(uniform.Plugin().densities(task))
     losses.on_validation = lambda shares: 1.0 + (shares != own)  # type: ignore[method-assign]
-    assert greedy.densities(task) == own
+    assert greedy.Plugin().densities(task) == own
 
 
 def test_one_threshold_in_all_layers_is_a_quantile_of_all_entries() -> None:
@@ -106,7 +106,7 @@ def test_one_threshold_in_all_layers_is_a_quantile_of_all_entries() -> None:
     losses.signals[1, "mlp_in"] *= 3
     losses.signals[0, "mlp_mid"] *= 0.2
     curves = {key: magnitudes_of(signal) for key, signal in losses.signals.items()}
-    found = global_threshold.densities(dataclasses.replace(task, magnitudes=curves.__getitem__))
+    found = global_threshold.Plugin().densities(dataclasses.replace(task, magnitudes=curves.__getitem__))
     for family in FAMILIES:
         both = np.abs([losses.signals[layer, family] for layer in (0, 1)])
         level = np.quantile(both, 0.6)
@@ -144,13 +144,13 @@ def test_lines_are_those_that_points_lie_on() -> None:
 def test_dip_divides_among_families_alone_and_better_than_not_at_all() -> None:
     """The best division that all layers share, by trying them all."""
     task, losses = separable(0.5, units=60)
-    found = dip.densities(task)
+    found = dip.Plugin().densities(task)
     spread = max(abs(found[0, family] - found[1, family]) for family in FAMILIES)
     assert spread <= 1 / 60 + 1e-9, "no more than what makes the bytes exact"
     tried = [
         losses.on_validation(task.same({"mlp_in": first / 60, "mlp_mid": 1.5 - first / 30})) for first in range(16, 45)
     ]
-    same = losses.on_validation(task.whole_units(uniform.densities(task)))
+    same = losses.on_validation(task.whole_units(uniform.Plugin().densities(task)))
     assert losses.on_validation(found) <= min(tried) + 0.1 * (same - min(tried))
 
 
@@ -184,7 +184,7 @@ def test_the_key_says_how_often_a_rule_runs_the_model(rule: Any) -> None:
     """Of what is the default, a user learns the price of before a night is gone."""
     losses, magnitudes = Counted(), magnitudes_of(np.random.default_rng(0).laplace(size=20000))
     known: dict[str, Any] = {"magnitudes": lambda _: magnitudes, "losses": lambda: losses, "num_layers": 32}
-    rule.densities(task_of(0.5, {"mlp_in": 64, "mlp_mid": 160}, {"mlp_in": 36, "mlp_mid": 18}, **known))
+    rule.Plugin().densities(task_of(0.5, {"mlp_in": 64, "mlp_mid": 160}, {"mlp_in": 36, "mlp_mid": 18}, **known))
     said = AllocateConfig.model_fields["density_allocation"].description or ""
     name = rule.__name__.rpartition(".")[2]
     if losses.passes:
@@ -246,10 +246,10 @@ def by_hand(model: Model, shares: Shares, tokens: np.ndarray) -> float:
 
 def losses_of(model: Model, work: Path) -> MeasuredLosses:
     def fit(key: Key, share: float) -> dict[str, np.ndarray]:
-        return topk.fit(num_units(key[1], model.spec), share, {}, topk.Options())
+        return topk.Plugin().fit(num_units(key[1], model.spec), share, {}, topk.Options())
 
     space = Workspace(work, "test")
-    return MeasuredLosses(LayerStream(model), topk, fit, TOKENS["calibration"], TOKENS["validation"], space)
+    return MeasuredLosses(LayerStream(model), topk.Plugin(), fit, TOKENS["calibration"], TOKENS["validation"], space)
 
 
 def test_losses_are_divergences_of_transformers_own_model(model: Model, tmp_path: Path) -> None:
@@ -272,11 +272,11 @@ def test_what_variants_have_in_common_is_fitted_once(model: Model, tmp_path: Pat
 
     def fit(key: Key, share: float) -> dict[str, np.ndarray]:
         calls.append((key, share))
-        return topk.fit(num_units(key[1], model.spec), share, {}, topk.Options())
+        return topk.Plugin().fit(num_units(key[1], model.spec), share, {}, topk.Options())
 
     base = {(layer, family): 0.75 for layer in range(LAYERS) for family in FAMILIES}
     space = Workspace(tmp_path, "test")
-    losses = MeasuredLosses(LayerStream(model), topk, fit, TOKENS["calibration"], TOKENS["validation"], space)
+    losses = MeasuredLosses(LayerStream(model), topk.Plugin(), fit, TOKENS["calibration"], TOKENS["validation"], space)
     losses.of([base, {**base, (2, "mlp_mid"): 0.25}, {**base, (0, "mlp_in"): 0.25}])
     assert sorted(calls) == sorted([*base.items(), ((2, "mlp_mid"), 0.25), ((0, "mlp_in"), 0.25)])
 

@@ -12,6 +12,7 @@ from coldpress.compiler.checkpoint.tensors import read_role, stored_dtype
 from coldpress.compiler.stages import distill
 from coldpress.compiler.stages.distill import run
 from coldpress.compiler.stages.distill._masks import masks_of
+from coldpress.compiler.stages.distill._recipe import Recipe
 from coldpress.compiler.stages.distill._task import Task
 from coldpress.compiler.training.loop import loss_of
 from coldpress.compiler.training.memory import Size
@@ -75,9 +76,9 @@ def test_fused_matrices_are_adapted_once(tmp_path: Path) -> None:
 def test_the_student_runs_with_rounded_weights_and_trains_its_own(tmp_path: Path) -> None:
     model = model_at(tmp_path)
     sparsity = top_k(model, tmp_path).model_copy(update={"format": "int4_group32"})
-    recipe, source = plugin("coldpress.compiler.stages.distill", "self"), Source.of(model)
+    recipe, source = plugin("coldpress.compiler.stages.distill", Recipe, "self"), Source.of(model)
     task = Task(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False)
-    lesson = recipe.prepare(task, recipe.Options(rounded=True))
+    lesson = recipe.prepare(task, recipe.OPTIONS(rounded=True))
     names = {"rows": "self_attn.q_proj", "columns": "mlp.gate_proj"}
     own = {at: lesson.student.get_parameter(f"model.layers.0.{name}.weight") for at, name in names.items()}
     exact = {at: value.detach().clone() for at, value in own.items()}
@@ -85,7 +86,7 @@ def test_the_student_runs_with_rounded_weights_and_trains_its_own(tmp_path: Path
         seen = {at: value.detach().clone() for at, value in own.items()}
     for at, value in exact.items():
         rows = value.numpy() if at == "rows" else np.ascontiguousarray(value.numpy().T)
-        decoded = int4_group32.decode(int4_group32.encode(rows), rows.shape[1])
+        decoded = int4_group32.Plugin().decode(int4_group32.Plugin().encode(rows), rows.shape[1])
         expected = decoded if at == "rows" else decoded.T
         assert (seen[at].numpy() == expected).all()
         assert (own[at] == value).all()
@@ -97,8 +98,8 @@ def rounded_lesson(request: pytest.FixtureRequest, tmp_path: Path):
     """(lesson of `lora` with rounding, its source, its format's decision), with adapters that add something."""
     model = model_at(tmp_path, request.param, dtype="float16")
     sparsity = top_k(model, tmp_path).model_copy(update={"format": "int4_group32"})
-    recipe, source = plugin("coldpress.compiler.stages.distill", "lora"), Source.of(model)
-    options = recipe.Options(rounded=True, lora_rank=4, lora_alpha=8)
+    recipe, source = plugin("coldpress.compiler.stages.distill", Recipe, "lora"), Source.of(model)
+    options = recipe.OPTIONS(rounded=True, lora_rank=4, lora_alpha=8)
     lesson = recipe.prepare(Task(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False), options)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -114,7 +115,7 @@ def rounded_role(values: np.ndarray, role: str, sparsity) -> np.ndarray:
     }
     rows = values.T if role.split(".")[-2] in columns else values
     rows = np.ascontiguousarray(rows)
-    decoded = int4_group32.decode(int4_group32.encode(rows), rows.shape[1])
+    decoded = int4_group32.Plugin().decode(int4_group32.Plugin().encode(rows), rows.shape[1])
     return decoded.T if role.split(".")[-2] in columns else decoded
 
 

@@ -15,7 +15,7 @@ from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime import plugins
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.sparsity import topk
+from coldpress.runtime.sparsity import Selector, topk
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import num_units
 from coldpress.schemas.model import Model
@@ -46,7 +46,7 @@ def cache_of(model: Model, families: tuple[str, ...]) -> CacheSettings:
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), ("predictor", {"topk_ratio": 1.5})])
 def test_logits_are_those_of_the_runtime(name: str, options: dict[str, float], source: Model, tmp_path: Path) -> None:
     """Up to a unit at the edge of a choice: the runtime's KV cache is fp16."""
-    selector = plugins.load("coldpress.runtime.sparsity", name)
+    selector = plugins.load("coldpress.runtime.sparsity", Selector, name)
     if selector.NEEDS_EXACT_ZEROS and source.spec.hidden_act != "relu":
         pytest.skip("a model without exact zeros")
     families = families_of(name, source.spec)
@@ -117,7 +117,9 @@ def test_what_is_read_and_used_along_is_what_the_runtime_reads(
         decoded.append(np.stack([session.decoder.decode(int(token)) for token in block]))
     slots = cache_of(source, families) if cache == "lru" else None
     masks = Masks(
-        Sparse(plugins.load("coldpress.runtime.sparsity", name), families, arrays_of(session)), source.spec, slots
+        Sparse(plugins.load("coldpress.runtime.sparsity", Selector, name), families, arrays_of(session)),
+        source.spec,
+        slots,
     )
     masks.reading = reading_of(session)
     stream = LayerStream(source)
@@ -139,7 +141,7 @@ def of(method: str, model: Model, density: float, oracle: bool = False, **option
         for layer in range(model.spec.num_hidden_layers)
         for name in families
     }
-    return Sparse(plugins.load("coldpress.runtime.sparsity", method), families, arrays, oracle)
+    return Sparse(plugins.load("coldpress.runtime.sparsity", Selector, method), families, arrays, oracle)
 
 
 def test_nll_is_that_of_the_masked_layers(source: Model) -> None:
@@ -152,7 +154,7 @@ def test_nll_is_that_of_the_masked_layers(source: Model) -> None:
         def masked(part: Any) -> Any:
             import torch
 
-            kept = topk.select_many(part.numpy(), {"num_selected": np.array([40])})
+            kept = topk.Plugin().select_many(part.numpy(), {"num_selected": np.array([40])})
             return part * torch.from_numpy(kept)
 
         return (lambda block: {"mlp_inner": masked}) if layer else None
@@ -179,7 +181,7 @@ def test_nll_is_that_of_the_masked_layers(source: Model) -> None:
 def test_density_counts_all_matrices(method: str, gated: bool, oracle: bool, share: float, expected: float) -> None:
     spec = small_spec(gated_mlp=gated)
     families = families_of(method, spec)
-    sparse = Sparse(plugins.load("coldpress.runtime.sparsity", method), families, {}, oracle)
+    sparse = Sparse(plugins.load("coldpress.runtime.sparsity", Selector, method), families, {}, oracle)
     assert mlp_density(sparse, spec, dict.fromkeys(families, share)) == pytest.approx(expected)
 
 

@@ -169,7 +169,7 @@ def test_bytes_are_those_that_are_announced(tmp_path, stored, given, units):
     shapes = {role: values.shape for role, values in held.items() if role != "rotary.inv_freq"}
     for kind in ("stored", "F16", "Q8_0", "Q4_0"):
         file = run(built, tmp_path / "a.gguf", gguf_type=kind).file
-        announced = gguf_target.disk_bytes(shapes, stored, gguf_target.Options(gguf_type=kind))
+        announced = gguf_target.Plugin().disk_bytes(shapes, stored, gguf_target.Options(gguf_type=kind))
         assert announced == sum(int(tensor.n_bytes) for tensor in tensors_of(file).values()), kind
 
 

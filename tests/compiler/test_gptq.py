@@ -9,6 +9,7 @@ from coldpress.compiler.stages.quantize import gptq, rtn
 from coldpress.compiler.stages.quantize._scales import best_scales
 from coldpress.compiler.stages.quantize._weights import Weights
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ColdpressError
 
 FORMATS = names("coldpress.runtime.quantization")
@@ -44,7 +45,7 @@ def sliced(matrix: np.ndarray, axis: str, gram: np.ndarray | None) -> Weights:
 def decoded(algorithm, matrix: np.ndarray, axis: str, format_name: str, gram: np.ndarray | None) -> np.ndarray:
     """What codes say, float32 [OUTPUTS, INPUTS]."""
     weights = sliced(matrix, axis, gram)
-    values = load("coldpress.runtime.quantization", format_name).decode(
+    values = load("coldpress.runtime.quantization", Format, format_name).decode(
         algorithm.quantize(weights, format_name), weights.length
     )
     return values if axis == "row" else values.T
@@ -80,7 +81,7 @@ def plain(matrix: np.ndarray, gram: np.ndarray, axis: str, format_name: str) -> 
 
     One input after another is rounded; the others take up its error as the inverse of the Hessian of what remains says.
     """
-    kept = load("coldpress.runtime.quantization", format_name)
+    kept = load("coldpress.runtime.quantization", Format, format_name)
     weights = matrix.astype(np.float64)
     hessian = gram.astype(np.float64)
     hessian += np.diag(np.where(np.diag(hessian) > 0, 0.01 * np.diag(hessian).mean(), 1))
@@ -126,8 +127,10 @@ def test_outputs_change_less_than_with_rounding_to_nearest(activations, matrix, 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_without_correlation_it_rounds_to_nearest(matrix, axis, format_name):
     """Nothing can be made up for: an identity couples no inputs, and what counts is the squared error of weights."""
-    alone = gptq.quantize(sliced(matrix, axis, np.eye(INPUTS, dtype=np.float32)), format_name)
-    nearest = rtn.quantize(replace(sliced(matrix, axis, None), importance=np.ones(INPUTS, np.float32)), format_name)
+    alone = gptq.Plugin().quantize(sliced(matrix, axis, np.eye(INPUTS, dtype=np.float32)), format_name)
+    nearest = rtn.Plugin().quantize(
+        replace(sliced(matrix, axis, None), importance=np.ones(INPUTS, np.float32)), format_name
+    )
     assert np.array_equal(alone, nearest)
 
 
@@ -144,12 +147,14 @@ def test_scales_are_chosen_by_what_an_error_costs(activations, matrix, monkeypat
 @pytest.mark.parametrize("axis", ["row", "column", "matrix"])
 def test_inputs_that_are_not_known_are_rounded_to_nearest(matrix, axis):
     weights = sliced(matrix, axis, None)
-    assert np.array_equal(gptq.quantize(weights, "int4_group32"), rtn.quantize(weights, "int4_group32"))
+    assert np.array_equal(
+        gptq.Plugin().quantize(weights, "int4_group32"), rtn.Plugin().quantize(weights, "int4_group32")
+    )
 
 
 def test_blocks_change_no_byte(activations, matrix, monkeypatch):
     """In exact arithmetic; in float32 sums differ in their last bits, so all but a few codes are the same."""
     weights = sliced(matrix, "row", gram(activations))
-    first = gptq.quantize(weights, "int4_group32")
+    first = gptq.Plugin().quantize(weights, "int4_group32")
     monkeypatch.setattr(gptq, "BLOCK", 32)
-    assert np.mean(gptq.quantize(weights, "int4_group32") != first) < 0.02
+    assert np.mean(gptq.Plugin().quantize(weights, "int4_group32") != first) < 0.02

@@ -284,9 +284,13 @@ def test_other_opts(tmp_path: Path, values: dict[str, Any], expected: str) -> No
 def test_layers_of_mixed_attention(tmp_path: Path) -> None:
     window = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
     folder = write_model(tmp_path / "tiny", "qwen2", num_hidden_layers=2, overrides=window)
-    assert "layers of mixed attention (full_attention, sliding_attention)" in refusal(folder, tmp_path / "work")
-    edit_config(folder, max_window_layers=0)
-    assert run(folder, tmp_path / "work").spec.sliding_window == 32
+    mixed = run(folder, tmp_path / "work").spec
+    assert [mixed.window_of(layer) for layer in range(2)] == [None, 32]
+    edit_config(folder, layer_types=["chunked_attention", "full_attention"])
+    assert "layers of chunked_attention are not supported" in refusal(folder, tmp_path / "other")
+    edit_config(folder, layer_types=None, max_window_layers=0)
+    uniform = run(folder, tmp_path / "work").spec
+    assert (uniform.sliding_window, uniform.layer_types) == (32, ())
     edit_config(folder, max_window_layers=2)
     assert run(folder, tmp_path / "work").spec.sliding_window is None
 

@@ -8,9 +8,8 @@ import pytest
 
 from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages.order import OrderConfig, auto
+from coldpress.compiler.stages.order import OrderConfig, auto, ripple
 from coldpress.compiler.stages.order import run as run_stage
-from coldpress.compiler.stages.order.ripple import arrange
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 from coldpress.schemas.order import FamilyOrder, Order
@@ -61,7 +60,7 @@ def test_stage_orders_the_layers_it_is_given(tmp_path: Path) -> None:
     assert [(entry.layer, entry.family) for entry in order.entries] == expected
     for entry in order.entries:
         active = layers[entry.layer][entry.family]
-        assert (order_of(entry) == arrange(task_of(active)).order).all()
+        assert (order_of(entry) == ripple.Plugin().arrange(task_of(active)).order).all()
         assert entry.heuristic == "ripple"
         assert entry.adjacent_coactivation == adjacent_share(pack(active)[order_of(entry)])
 
@@ -108,8 +107,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (work.folder / "1.neuron.json").unlink()  # arrays without a record
     work.path("2.neuron").unlink()  # a record without arrays
     ordered: list[int] = []
-    arrange = auto.arrange
-    monkeypatch.setattr(auto, "arrange", lambda task: ordered.append(task.seed) or arrange(task))
+    arrange = auto.Plugin().arrange
+    monkeypatch.setattr(auto.Plugin, "arrange", lambda _, task: ordered.append(task.seed) or arrange(task))
     assert run(config, activations, sparsity, (0, 1, 2), work) == before
     assert ordered == [1, 2]
     other = Workspace(work.folder, "other inputs")
@@ -144,8 +143,8 @@ def test_tokens_are_left_out_only_where_that_is_asked_for(tmp_path: Path) -> Non
         return order_of(run(OrderConfig(**settings), activations, sparsity, (0,), work).entries[0]).tolist()
 
     quarter = active.reshape(60, 80, 8)[:, ::4].reshape(60, 160)
-    assert ordered(max_tokens=160) == arrange(task_of(quarter)).order.tolist()
-    assert ordered(max_tokens=640) == ordered() == arrange(task_of(active)).order.tolist()
+    assert ordered(max_tokens=160) == ripple.Plugin().arrange(task_of(quarter)).order.tolist()
+    assert ordered(max_tokens=640) == ordered() == ripple.Plugin().arrange(task_of(active)).order.tolist()
     assert ordered(max_tokens=160) != ordered()
 
 

@@ -28,18 +28,18 @@ def test_the_winner_is_found_on_the_last_tokens(monkeypatch: pytest.MonkeyPatch)
     assert task.demand.num_judged == 256
     orders = {"first": first, "last": last}
     monkeypatch.setattr(auto, "_rivals", lambda _: orders)
-    order, chosen = auto.arrange(task)
+    order, chosen = auto.Plugin().arrange(task)
     assert chosen == "last"
     assert (order == last).all()
     del orders["last"]
     orders["random"] = np.random.default_rng(5).permutation(96)
-    order, chosen = auto.arrange(task)
+    order, chosen = auto.Plugin().arrange(task)
     assert chosen in ("first", "ripple")
 
 
 def candidates_of(task: Task) -> dict[str, float]:
     """Seconds on the last tokens of everything that competes."""
-    orders = {"ripple": ripple.arrange(task.fitting).order, **auto._rivals(task)}
+    orders = {"ripple": ripple.Plugin().arrange(task.fitting).order, **auto._rivals(task)}
     return {name: task.judge(order).seconds for name, order in orders.items()}
 
 
@@ -51,9 +51,9 @@ def test_never_worse_than_algorithm_1_on_the_last_tokens(seed: int, unit_bytes: 
     hottest = tuple(np.argsort(-active.sum(axis=1), kind="stable")[: 10 * (seed % 3)].tolist())
     task = task_of(active, hottest, unit_bytes=unit_bytes, cache="lru", cache_slots=slots, flash=FLASH)
     seconds = candidates_of(task)
-    order, chosen = auto.arrange(task)
+    order, chosen = auto.Plugin().arrange(task)
     if chosen == "ripple":
-        assert (order == ripple.arrange(task).order).all()
+        assert (order == ripple.Plugin().arrange(task).order).all()
         assert min(seconds.values()) > (1 - auto.MARGIN) * seconds["ripple"]
     else:
         assert task.judge(order).seconds == seconds[chosen] == min(seconds.values())
@@ -65,7 +65,7 @@ def test_the_search_wins_where_there_is_headroom() -> None:
     active = topical(300, 2048, 12)
     hottest = tuple(np.argsort(-active.sum(axis=1), kind="stable")[:60].tolist())
     task = task_of(active, hottest, unit_bytes=432, flash=FLASH)
-    chosen = auto.arrange(task).heuristic
+    chosen = auto.Plugin().arrange(task).heuristic
     seconds = candidates_of(task)
     assert chosen == min(seconds, key=lambda name: seconds[name]) != "ripple"
     assert seconds[chosen] < 0.95 * seconds["ripple"]
@@ -74,9 +74,9 @@ def test_the_search_wins_where_there_is_headroom() -> None:
 def test_noise_is_decided_in_favour_of_algorithm_1() -> None:
     active = np.random.default_rng(0).random((100, 1024)) < 0.5
     task = task_of(active, unit_bytes=24576)
-    order, chosen = auto.arrange(task)
+    order, chosen = auto.Plugin().arrange(task)
     assert chosen == "ripple"
-    assert (order == ripple.arrange(task).order).all()
+    assert (order == ripple.Plugin().arrange(task).order).all()
 
 
 def test_a_fit_never_sees_the_tokens_it_is_judged_by() -> None:
@@ -85,8 +85,8 @@ def test_a_fit_never_sees_the_tokens_it_is_judged_by() -> None:
     other[:, -128:] = topical(80, 128, 6, seed=9)
     first, second = task_of(active, (3, 4)), task_of(other, (3, 4))
     for module in (ripple, misses):
-        assert (module.arrange(first.fitting).order == module.arrange(second.fitting).order).all()
-    start = misses.arrange(first.fitting).order
+        assert (module.Plugin().arrange(first.fitting).order == module.Plugin().arrange(second.fitting).order).all()
+    start = misses.Plugin().arrange(first.fitting).order
     fits = [collapse.refine(task.fitting, start, 0.1) for task in (first, second)]
     assert (fits[0] == fits[1]).all()
 
@@ -95,8 +95,8 @@ def test_no_contest_where_nothing_can_be_won(monkeypatch: pytest.MonkeyPatch) ->
     """All units of a token fit one latency: every order takes as long."""
     monkeypatch.setattr(auto, "_rivals", lambda _: pytest.fail("there is nothing to win"))
     task = task_of(topical(40, 1024, 4), unit_bytes=432)
-    assert task.judge(ripple.arrange(task).order).seconds == pytest.approx(task.least_seconds)
-    assert auto.arrange(task).heuristic == "ripple"
+    assert task.judge(ripple.Plugin().arrange(task).order).seconds == pytest.approx(task.least_seconds)
+    assert auto.Plugin().arrange(task).heuristic == "ripple"
 
 
 @pytest.mark.parametrize("unit_bytes", [432, 4096, 6912])
@@ -104,7 +104,7 @@ def test_no_order_beats_the_least_seconds(unit_bytes: int) -> None:
     """The bound is kept by any order, and reached where each token's units lie side by side on whole pages."""
     order = np.random.default_rng(1).permutation(96)
     task = task_of(grouped(order, 1024, 8, 3), unit_bytes=unit_bytes, flash=FLASH)
-    for found in (order, np.arange(96), ripple.arrange(task).order):
+    for found in (order, np.arange(96), ripple.Plugin().arrange(task).order):
         assert task.judge(found).seconds >= (1 - 1e-9) * task.least_seconds
     if unit_bytes == 4096:
         assert task.judge(order).seconds == pytest.approx(task.least_seconds)
@@ -113,4 +113,4 @@ def test_no_order_beats_the_least_seconds(unit_bytes: int) -> None:
 def test_too_few_tokens_to_judge_by() -> None:
     task = task_of(topical(40, 300, 4))
     assert task.demand.num_judged < auto.LEAST_JUDGED_TOKENS
-    assert auto.arrange(task).heuristic == "ripple"
+    assert auto.Plugin().arrange(task).heuristic == "ripple"

@@ -10,6 +10,7 @@ from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.stages.order import OrderConfig, run
 from coldpress.compiler.stages.order._coactivation import pair_counts
 from coldpress.compiler.stages.order._seconds import modelled
+from coldpress.compiler.stages.order._task import Heuristic
 from coldpress.runtime.plugins import load
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.device import Flash, flash_seconds
@@ -119,7 +120,7 @@ def test_each_layer_has_its_own_pins_and_its_own_cache() -> None:
     assert 3 in both.demand.left_on_flash
     assert 5 not in both.demand.left_on_flash
     for heuristic in ("cold", "misses", "collapse"):
-        order = load("coldpress.compiler.stages.order", heuristic).arrange(both).order.tolist()
+        order = load("coldpress.compiler.stages.order", Heuristic, heuristic).arrange(both).order.tolist()
         assert order[-1] == 5
         assert 3 in order[:-1]
 
@@ -150,12 +151,12 @@ def test_a_tiny_group_by_brute_force() -> None:
     seconds = {order: task.judge(np.array(order)).seconds for order in itertools.permutations(range(6))}
     assert min(seconds.values()) < np.median(list(seconds.values()))
     for name in ("ripple", "misses", "collapse"):
-        order = load("coldpress.compiler.stages.order", name).arrange(task).order
+        order = load("coldpress.compiler.stages.order", Heuristic, name).arrange(task).order
         assert seconds[tuple(order.tolist())] == min(seconds.values()), name
         assert abs(np.diff(np.argsort(order)[[2, 5]])) == 1
     for layer in range(2):
         alone = (
-            load("coldpress.compiler.stages.order", "ripple")
+            load("coldpress.compiler.stages.order", Heuristic, "ripple")
             .arrange(task_of(layers[layer], unit_bytes=8192, flash=FLASH))
             .order
         )
@@ -167,7 +168,7 @@ def test_the_search_pays_in_a_group(unit_bytes: int) -> None:
     """The cost of a gap takes the parts of other layers into account."""
     task = task_of(group(2, 80, 512, 3), unit_bytes=unit_bytes, flash=FLASH)
     found = {
-        name: load("coldpress.compiler.stages.order", name).arrange(task).order
+        name: load("coldpress.compiler.stages.order", Heuristic, name).arrange(task).order
         for name in ("structural", "misses", "collapse")
     }
     seconds = {name: task.judge(order).seconds for name, order in found.items()}
@@ -211,7 +212,10 @@ def test_the_stage_orders_one_group_at_a_time(tmp_path: Path) -> None:
         values = {"cache": "lfu", "cache_slots": 27, "unit_bytes": 384, "seed": entry.layer, "flash": FLASH}
         task = task_of(np.stack(stage.active[group]), pinned, **values)
         order = load_arrays(entry.arrays)["order"]
-        assert order.tolist() == load("coldpress.compiler.stages.order", "collapse").arrange(task).order.tolist()
+        assert (
+            order.tolist()
+            == load("coldpress.compiler.stages.order", Heuristic, "collapse").arrange(task).order.tolist()
+        )
         costs = {cost.gap_bytes: cost.seconds for cost in task.judge_gaps(order)}
         assert {cost.gap_bytes: cost.flash_s_per_token for cost in entry.gap_costs} == costs
         assert order[-1] == 59

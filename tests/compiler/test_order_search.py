@@ -102,8 +102,11 @@ def test_pinned_units_lie_last_and_the_others_cost_less_than_algorithm_1() -> No
     pinned = hottest(active, 24)
     task = task_of(active, pinned)
     read = active & ~task.demand.pinned[0][:, None]
-    gap_cost = collapse.gap_cost(task, task.judge(cold.arrange(task).order).gap_bytes)
-    found = {module.__name__: module.arrange(task).order for module in (ripple, cold, collapse, jaccard, lift, misses)}
+    gap_cost = collapse.gap_cost(task, task.judge(cold.Plugin().arrange(task).order).gap_bytes)
+    found = {
+        module.__name__: module.Plugin().arrange(task).order
+        for module in (ripple, cold, collapse, jaccard, lift, misses)
+    }
     for name in ("cold", "collapse", "jaccard", "lift", "misses"):
         assert found[f"coldpress.compiler.stages.order.{name}"][-24:].tolist() == sorted(pinned)
     costs = {name.rpartition(".")[2]: reads_cost(read, order, gap_cost) for name, order in found.items()}
@@ -112,7 +115,7 @@ def test_pinned_units_lie_last_and_the_others_cost_less_than_algorithm_1() -> No
 
 def test_cold_is_algorithm_1_where_nothing_is_pinned() -> None:
     task = task_of(topical(80, 300, 6))
-    assert (cold.arrange(task).order == ripple.arrange(task).order).all()
+    assert (cold.Plugin().arrange(task).order == ripple.Plugin().arrange(task).order).all()
 
 
 def test_a_gap_costs_its_share_of_the_best_gap() -> None:
@@ -130,14 +133,14 @@ def test_the_search_looks_at_what_the_last_tokens_miss() -> None:
     bits = read_bits(pack(active[:, 320:]), 320, task.demand.pinned[0], "lru", 10)
     assert (task.demand.missed.bits == bits).all()
     units, counts = task.demand.left_on_flash, pair_counts(bits, 320)
-    start = misses.arrange(task).order
+    start = misses.Plugin().arrange(task).order
     assert start[:54].tolist() == ripple.join_links(counts, units).tolist()
     order = np.searchsorted(units, start[:54])
     friends = nearest_friends(counts, np.bitwise_count(bits).sum(axis=1), units, collapse.NUM_FRIENDS)
     gap_cost = collapse.gap_cost(task, task.judge(start).gap_bytes)
     visits = np.random.default_rng(task.seed).permutation(54)
     assert improve(to_words(bits[units]), order, friends, gap_cost, visits) > 0
-    assert collapse.arrange(task).order[:54].tolist() == units[order].tolist()
+    assert collapse.Plugin().arrange(task).order[:54].tolist() == units[order].tolist()
 
 
 def test_friends_share_the_most_tokens() -> None:
@@ -187,7 +190,7 @@ def test_closest_friends_by_hand() -> None:
     active[3, 15] = True
     counts = pair_counts(pack(active), 20)
     assert closest_friend.closest_friends(counts).tolist() == [2, 2, 1, 3, 4]
-    assert closest_friend.arrange(task_of(active)).order.tolist() == [0, 2, 1, 3, 4]
+    assert closest_friend.Plugin().arrange(task_of(active)).order.tolist() == [0, 2, 1, 3, 4]
 
 
 def test_misses_are_joined_by_what_the_cache_does_not_hold() -> None:
@@ -196,5 +199,5 @@ def test_misses_are_joined_by_what_the_cache_does_not_hold() -> None:
     units = task.demand.left_on_flash
     counts = pair_counts(task.demand.missed.bits, 400)
     assert (counts <= pair_counts(task.activity.bits, 400))[np.triu_indices(60, 1)].all()
-    assert misses.arrange(task).order[:54].tolist() == ripple.join_links(counts, units).tolist()
-    assert misses.arrange(task).order.tolist() != cold.arrange(task).order.tolist()
+    assert misses.Plugin().arrange(task).order[:54].tolist() == ripple.join_links(counts, units).tolist()
+    assert misses.Plugin().arrange(task).order.tolist() != cold.Plugin().arrange(task).order.tolist()

@@ -84,7 +84,7 @@ def test_the_program_beats_global_top_k_where_communication_binds() -> None:
     assert per_layer == [4, 2, 2]  # layers 1 and 2 break Eq. 7: their split costs more than it saves
     top_k = sum(v for v, g in ranked if per_layer[g] >= 4)
 
-    solution = search(problem, pulp_highs.solve, 0.0)
+    solution = search(problem, pulp_highs.Plugin(), 0.0)
     assert [units_of(*pair, 0) for pair in zip(groups, solution.choices, strict=True)] == [4, 4, 0]
     assert sum(map(bytes_of, groups, solution.choices)) <= problem.fast_bytes[0]
     assert solution.value == 90 + 80 + 70 + 65 + 60 + 55 + 50 + 45 > top_k
@@ -215,7 +215,7 @@ def test_the_paper_s_largest_model_takes_seconds() -> None:
 
     def solved(layers: int) -> Solution:
         groups = tuple(make_group(i, "neuron", counts[i], 24576, (15000 + 150 * i,), 64) for i in range(layers))
-        return search(Problem(groups, (layers * 49152 * 24576 // 5,)), pulp_highs.solve, 1e-4)
+        return search(Problem(groups, (layers * 49152 * 24576 // 5,)), pulp_highs.Plugin(), 1e-4)
 
     solution = solved(96)
     assert solution.gap <= 1e-4

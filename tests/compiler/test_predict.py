@@ -12,6 +12,7 @@ from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.stages.predict import PredictConfig, ladder_ranks, run
 from coldpress.compiler.stages.predict import training as training
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
@@ -161,7 +162,7 @@ def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName
     """The figures of the record are those of the stored codes with the stored threshold, token by token."""
     (ladder,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
     entry, found = ladder.rungs[-1], best(ladder)
-    stored, nbytes = load_arrays(entry.arrays), load("coldpress.runtime.quantization", format_name).nbytes
+    stored, nbytes = load_arrays(entry.arrays), load("coldpress.runtime.quantization", Format, format_name).nbytes
     assert {name: (a.dtype, a.shape) for name, a in stored.items()} == {
         "fc1": (np.uint8, (entry.rank, nbytes(HIDDEN))),
         "fc2": (np.uint8, (UNITS, nbytes(entry.rank))),
@@ -174,7 +175,7 @@ def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName
     active = (inputs.astype(np.float64) @ setting.gates[1].T) > 0
     predicted = np.zeros_like(active)
     for token, x in enumerate(inputs.astype(np.float32)):
-        predicted[token, predictor.select(x, arrays, nothing_cached(UNITS))] = True
+        predicted[token, predictor.Plugin().select(x, arrays, nothing_cached(UNITS))] = True
     assert predicted.mean() == pytest.approx(found.predicted_density, abs=0.003)
     assert active.mean() == pytest.approx(ladder.density, abs=0.003)
     assert (predicted & active).sum() / active.sum() == pytest.approx(found.recall, abs=0.01)

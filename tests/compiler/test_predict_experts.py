@@ -27,6 +27,7 @@ from tests.support.methods import nothing_cached
 from tests.support.product import source_of
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
 
+PREDICTOR = predictor.Plugin()
 HIDDEN, WIDTH, EXPERTS, CHOSEN, TOKENS, RANK = 32, 48, 4, 2, 1600, 32
 
 
@@ -102,7 +103,7 @@ def test_the_runtime_s_selector_agrees(setting: Setting, ladder: Ladder) -> None
     last = slice(-TOKENS // 10, None)
     predicted = np.zeros_like(setting.active[last])
     for row, x, own in zip(predicted, setting.inputs[last].astype(np.float32), setting.experts[last], strict=True):
-        row[predictor.select(x, arrays, nothing_cached(EXPERTS * WIDTH), own)] = True
+        row[PREDICTOR.select_among(x, arrays, nothing_cached(EXPERTS * WIDTH), own)] = True
     assert not predicted[~np.repeat(setting.experts[last], WIDTH, axis=1)].any()
     active = setting.active[last]
     assert predicted.mean() == pytest.approx(rung.points[0].predicted_density, abs=0.002)
@@ -226,7 +227,7 @@ def test_what_is_left_out_of_the_model_is_what_is_not_predicted(tmp_path: Path) 
     for threshold in (-1e9, 0.0, 1e9):
         point = Point(threshold=threshold, recall=1, precision=1, predicted_density=1)
         rung = Rung(rank=8, arrays=saved, nbytes=1, points=(point,))
-        networks = {layer: network_of("fp16", rung, point, spec.hidden_size) for layer in range(2)}
+        networks = {layer: network_of(PREDICTOR, "fp16", rung, point, spec.hidden_size) for layer in range(2)}
         results[threshold] = nll_with(stream, source.tokens, networks)
     np.testing.assert_array_equal(results[-1e9][0], whole)
     assert results[-1e9][1] == pytest.approx({0: 1.0, 1: 1.0}, abs=1e-5)

@@ -10,6 +10,7 @@ from coldpress.compiler.stages import verify
 from coldpress.compiler.stages.verify import VerifyConfig
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.package import Package
 from coldpress.schemas.predictors import Predictors
@@ -50,7 +51,7 @@ def test_the_runtime_computes_what_is_evaluated(
         sources[key] = source_of(tmp_path_factory.mktemp("source"), *key)
     found = difference(compiled(sources[key], case, tmp_path / "build"), sources[key], tmp_path / "codes")
     assert found.equal, found
-    if not plugins.load("coldpress.runtime.sparsity", case.method).EXACT:
+    if not plugins.load("coldpress.runtime.sparsity", Selector, case.method).EXACT:
         assert found.left_out > 10 * found.median, found
 
 

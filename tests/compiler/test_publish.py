@@ -14,6 +14,7 @@ from coldpress.compiler.stages import publish
 from coldpress.compiler.stages.publish import PublishConfig, check_gates, logit_limit
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import MANIFEST_FILE
 from coldpress.schemas.metrics import Verification
@@ -222,7 +223,9 @@ def test_the_widest_format_says_what_rounding_may_cost(build):
     """An artifact of several formats may lose what the coarsest of them does."""
     manifest = open_artifact(build.artifact).manifest
     (family, *_) = manifest.families
-    limits = {name: load("coldpress.runtime.quantization", name).MAX_LOGIT_ERROR for name in ("fp16", "int4_group32")}
+    limits = {
+        name: load("coldpress.runtime.quantization", Format, name).MAX_LOGIT_ERROR for name in ("fp16", "int4_group32")
+    }
     assert limits["fp16"] < limits["int4_group32"]
     for formats in (("fp16", "int4_group32"), ("int4_group32", "fp16")):
         families = tuple(family.model_copy(update={"format": name}) for name in formats)
@@ -233,7 +236,7 @@ def test_the_widest_format_says_what_rounding_may_cost(build):
 
 def test_every_format_says_what_rounding_may_cost():
     limits = {
-        name: load("coldpress.runtime.quantization", name).MAX_LOGIT_ERROR
+        name: load("coldpress.runtime.quantization", Format, name).MAX_LOGIT_ERROR
         for name in names("coldpress.runtime.quantization")
     }
     assert limits["fp16"] < limits["int8_group32"] < limits["int4_group32"] < 1

@@ -8,7 +8,9 @@ import pytest
 from coldpress.compiler.cost_model import resident_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.quantize import QuantizeConfig, _units, _weights, run
+from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import CheckpointError, UnknownNameError
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from coldpress.schemas.model import role_shape
@@ -32,7 +34,7 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
     spec = tiny_spec(gated_mlp=gated)
     model = tiny_model(tmp_path / "model", spec)
     result = quantized(tmp_path, model, method, format_name)
-    rounding = load("coldpress.runtime.quantization", format_name)
+    rounding = load("coldpress.runtime.quantization", Format, format_name)
     for layer in result.layers:
         arrays = load_arrays(layer.arrays)
         for family in families_of(method, spec):
@@ -52,9 +54,9 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
 def test_every_family_holds_its_slices(tmp_path, family):
     model = tiny_model(tmp_path / "model", tiny_spec(num_key_value_heads=1))
     units = _units.encode_units(
-        load("coldpress.compiler.stages.quantize", "rtn"), model, 1, family, "int8_group32", _units.Known()
+        load("coldpress.compiler.stages.quantize", Algorithm, "rtn"), model, 1, family, "int8_group32", _units.Known()
     )
-    encode = load("coldpress.runtime.quantization", "int8_group32").encode
+    encode = load("coldpress.runtime.quantization", Format, "int8_group32").encode
     expected = []
     for piece in FAMILIES[family].slices:
         role = f"layers.1.{piece.role}.weight"
@@ -75,7 +77,7 @@ def test_units_of_experts_follow_each_other(tmp_path, family):
     }
     model = tiny_model(tmp_path / "model", spec, **{role.replace(".", "__"): array for role, array in weights.items()})
     units = _units.encode_units(
-        load("coldpress.compiler.stages.quantize", "rtn"), model, 0, family, "fp16", _units.Known()
+        load("coldpress.compiler.stages.quantize", Algorithm, "rtn"), model, 0, family, "fp16", _units.Known()
     )
     assert len(units) == num_units(family, spec) == {"neuron": 3 * 72, "mlp_in": 3 * 64, "expert": 3}[family]
     last = [weights[f"layers.0.experts.2.{role}.weight"] for role in roles]
@@ -122,7 +124,7 @@ def test_resident_tensors_are_all_there_in_their_formats(tmp_path, method, forma
         if tensor.format is not None:
             weight = hashed(tensor.role, *tensor.shape) * np.float32(0.25)
             assert np.array_equal(
-                stored[tensor.role], load("coldpress.runtime.quantization", tensor.format).encode(weight)
+                stored[tensor.role], load("coldpress.runtime.quantization", Format, tensor.format).encode(weight)
             )
         elif tensor.role != "rotary.inv_freq":
             assert stored[tensor.role].dtype == np.float32
@@ -169,7 +171,7 @@ def test_memory_is_one_matrix_and_its_codes(tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         _units.encode_units(
-            load("coldpress.compiler.stages.quantize", "rtn"), model, 0, "neuron", "fp16", _units.Known()
+            load("coldpress.compiler.stages.quantize", Algorithm, "rtn"), model, 0, "neuron", "fp16", _units.Known()
         )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -181,7 +183,7 @@ def test_memory_is_one_matrix_and_its_codes(tmp_path, monkeypatch):
 def test_a_tensor_that_the_format_ruins_is_named(tmp_path, caplog, format_name):
     """Scales underflow in float16; ordinary weights are not warned of."""
     values = np.random.default_rng(0).standard_normal((70, 64)).astype(np.float32) * np.float32(0.02)
-    rounding = load("coldpress.compiler.stages.quantize", "rtn")
+    rounding = load("coldpress.compiler.stages.quantize", Algorithm, "rtn")
     for factor, role in ((1, "whole"), (0, "zeros"), (1e-6, "tiny")):
         scaled = values * np.float32(factor)
         weights = _weights.Weights(70, 64, "row", lambda start, stop, of=scaled: of[start:stop])

@@ -9,6 +9,7 @@ from coldpress.compiler.stages.quantize import rtn
 from coldpress.compiler.stages.quantize._scales import best_scales
 from coldpress.compiler.stages.quantize._weights import Weights
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ColdpressError
 
 FORMATS = names("coldpress.runtime.quantization")
@@ -33,7 +34,7 @@ def lost(values: np.ndarray, scale: float, prices: np.ndarray, levels: range) ->
 @pytest.mark.parametrize("format_name", list(LEVELS))
 def test_scales_are_nearly_the_best_of_all(format_name):
     values, prices = groups(6)
-    kept = load("coldpress.runtime.quantization", format_name)
+    kept = load("coldpress.runtime.quantization", Format, format_name)
     found, plain = best_scales(values, prices, kept), kept.scales(values)
     levels = LEVELS[format_name]
     for group, price, scale, own in zip(values, prices, found.tolist(), plain.tolist(), strict=True):
@@ -44,7 +45,7 @@ def test_scales_are_nearly_the_best_of_all(format_name):
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_no_group_loses_more_than_with_the_formats_own_scale(format_name):
     values, prices = groups(200, seed=1)
-    kept = load("coldpress.runtime.quantization", format_name)
+    kept = load("coldpress.runtime.quantization", Format, format_name)
 
     def losses(scales: np.ndarray) -> np.ndarray:
         return (prices * np.square(values - kept.nearest(values, scales[:, None]))).sum(axis=1)
@@ -58,7 +59,7 @@ def test_no_group_loses_more_than_with_the_formats_own_scale(format_name):
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_zeros_tiny_and_huge_groups_have_finite_scales(format_name):
-    kept = load("coldpress.runtime.quantization", format_name)
+    kept = load("coldpress.runtime.quantization", Format, format_name)
     values = np.ones((4, 32), np.float32) * np.array([[0], [1e-9], [60000], [-60000]], np.float32)
     for prices in (np.ones((1, 32), np.float32), np.zeros((4, 32), np.float32)):
         assert np.isfinite(best_scales(values, prices, kept)).all()
@@ -76,7 +77,9 @@ def weights(axis: str, importance: np.ndarray | None) -> Weights:
 
 def decoded(given: Weights, format_name: str) -> np.ndarray:
     """What codes say, float32 [40, 72]."""
-    values = load("coldpress.runtime.quantization", format_name).decode(rtn.quantize(given, format_name), given.length)
+    values = load("coldpress.runtime.quantization", Format, format_name).decode(
+        rtn.Plugin().quantize(given, format_name), given.length
+    )
     return values.T if given.axis == "column" else values.reshape(40, 72)
 
 
@@ -101,10 +104,12 @@ def test_errors_count_by_the_input_that_they_meet(axis, format_name):
 @pytest.mark.parametrize("axis", ["row", "column", "matrix"])
 def test_fp16_has_no_scales_to_choose(axis):
     given = weights(axis, IMPORTANCE)
-    assert np.array_equal(rtn.quantize(given, "fp16"), rtn.quantize(replace(given, importance=None), "fp16"))
+    assert np.array_equal(
+        rtn.Plugin().quantize(given, "fp16"), rtn.Plugin().quantize(replace(given, importance=None), "fp16")
+    )
 
 
 def test_blocks_change_no_byte(monkeypatch):
-    whole = rtn.quantize(weights("row", IMPORTANCE), "int4_group32")
+    whole = rtn.Plugin().quantize(weights("row", IMPORTANCE), "int4_group32")
     monkeypatch.setattr("coldpress.compiler.stages.quantize._weights.BLOCK_BYTES", 700)
-    assert np.array_equal(rtn.quantize(weights("row", IMPORTANCE), "int4_group32"), whole)
+    assert np.array_equal(rtn.Plugin().quantize(weights("row", IMPORTANCE), "int4_group32"), whole)

@@ -61,7 +61,10 @@ def test_shared_top_units() -> None:
         sum(
             len(
                 np.intersect1d(
-                    *(topk.select(row.astype(np.float32), {"num_selected": [k]}, nothing_cached(60)) for row in (a, b))
+                    *(
+                        topk.Plugin().select(row.astype(np.float32), {"num_selected": [k]}, nothing_cached(60))
+                        for row in (a, b)
+                    )
                 )
             )
             for a, b in zip(one, two, strict=True)

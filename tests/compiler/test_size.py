@@ -34,6 +34,7 @@ RANKS = (8, 32, 2 * HIDDEN)
 THRESHOLDS = (1e-6, -0.05, -100.0)
 """Hardly above zero, so that the largest network is the gate's sign; more; all."""
 NO_TOPK = {1: 0, 2: 0}
+PREDICTOR = predictor.Plugin()
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,8 @@ def ladder_of(model: Model, layer: int, folder: Path) -> Ladder:
     for rank in RANKS:
         kept = directions[: rank // 2]
         arrays = {
-            "fc1": fp16.encode(np.concatenate([kept, -kept])),
-            "fc2": fp16.encode(np.concatenate([gate @ kept.T, -gate @ kept.T], axis=1)),
+            "fc1": fp16.Plugin().encode(np.concatenate([kept, -kept])),
+            "fc2": fp16.Plugin().encode(np.concatenate([gate @ kept.T, -gate @ kept.T], axis=1)),
         }
         points = tuple(Point(threshold=at, recall=0.9, precision=0.5, predicted_density=0.6) for at in THRESHOLDS)
         saved = save_arrays(folder / f"{layer}.{rank}.safetensors", arrays)
@@ -110,21 +111,21 @@ def test_a_network_decides_as_the_runtime_does(ladders: dict[int, Ladder]) -> No
     inputs = np.random.default_rng(0).normal(size=(40, HIDDEN)).astype(np.float32)
     for threshold in (0.3, 0.0, 1000.0):  # above all scores: the best unit alone
         point = rung.points[0].model_copy(update={"threshold": threshold})
-        found = network_of("fp16", rung, point, HIDDEN).predicted(torch.from_numpy(inputs), None).numpy()
+        found = network_of(PREDICTOR, "fp16", rung, point, HIDDEN).predicted(torch.from_numpy(inputs), None).numpy()
         arrays = {**load_arrays(rung.arrays), "format": np.array("fp16"), "threshold": np.array(threshold)}
         arrays["num_selected"] = np.array([0])
         alone = np.zeros_like(found)
         for token, signal in enumerate(inputs):
-            alone[token, predictor.select(signal, arrays, nothing_cached(UNITS))] = True
+            alone[token, PREDICTOR.select(signal, arrays, nothing_cached(UNITS))] = True
         assert (found != alone).mean() < 1e-3
         assert alone.any(axis=1).all()
 
 
 def test_a_layer_alone_is_the_model_with_only_its_predictor(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
-    errors, changed = effects_alone(stream, TOKENS, ladders, NO_TOPK)
+    errors, changed = effects_alone(PREDICTOR, stream, TOKENS, ladders, NO_TOPK)
     whole = stream.token_nll(TOKENS).nll
     for layer, ladder in ladders.items():
-        smallest = network_of("fp16", ladder.rungs[0], ladder.rungs[0].points[0], HIDDEN)
+        smallest = network_of(PREDICTOR, "fp16", ladder.rungs[0], ladder.rungs[0].points[0], HIDDEN)
         nll, _ = nll_with(stream, TOKENS, {layer: smallest})
         assert changed[layer] == pytest.approx(np.mean((nll - whole) ** 2) / 2, rel=1e-4)
         assert errors[layer][0] > errors[layer][1] > 0
@@ -134,7 +135,7 @@ def test_a_layer_alone_is_the_model_with_only_its_predictor(stream: LayerStream,
 def test_cosine_and_perplexity_are_those_of_the_masked_layer(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
     """By hand, from the gate's own sign where the network is smaller."""
     ladder = ladders[2]
-    network = network_of("fp16", ladder.rungs[0], ladder.rungs[0].points[0], HIDDEN)
+    network = network_of(PREDICTOR, "fp16", ladder.rungs[0], ladder.rungs[0].points[0], HIDDEN)
     down = torch.from_numpy(read_role(stream.model, "layers.2.down_proj.weight")).float()
     seen: list[torch.Tensor] = []
     cosines: list[float] = []
@@ -163,7 +164,7 @@ def test_one_layer_s_network_is_in_memory(stream: LayerStream, ladders: dict[int
     def make(layer: int) -> Network:
         before.append(sum(network() is not None for network in made))
         rung = ladders[layer].rungs[0]
-        network = network_of("fp16", rung, rung.points[0], HIDDEN)
+        network = network_of(PREDICTOR, "fp16", rung, rung.points[0], HIDDEN)
         made.append(weakref.ref(network))
         return network
 
@@ -173,14 +174,14 @@ def test_one_layer_s_network_is_in_memory(stream: LayerStream, ladders: dict[int
 
 
 def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
-    generous = choose(stream, TOKENS, ladders, 1 << 40, tolerance=10.0, num_selected=NO_TOPK)
+    generous = choose(PREDICTOR, stream, TOKENS, ladders, 1 << 40, tolerance=10.0, num_selected=NO_TOPK)
     assert [entry.rank for entry in generous.layers] == [8, 8]
-    strict = choose(stream, TOKENS, ladders, 1 << 40, tolerance=1e-5, num_selected=NO_TOPK)
+    strict = choose(PREDICTOR, stream, TOKENS, ladders, 1 << 40, tolerance=1e-5, num_selected=NO_TOPK)
     assert sum(entry.rank for entry in strict.layers) > 16
     without = math.exp(stream.block_nll(TOKENS).sum() / TOKENS[:, 1:].size)
     for found, tolerance in ((generous, 10.0), (strict, 1e-5)):
         assert found.ppl_without == pytest.approx(without)
-        networks = {entry.layer: network_of("fp16", entry, entry, HIDDEN) for entry in found.layers}
+        networks = {entry.layer: network_of(PREDICTOR, "fp16", entry, entry, HIDDEN) for entry in found.layers}
         ppl = math.exp(nll_with(stream, TOKENS, networks)[0].mean())
         assert ppl <= (1 + tolerance) * without
         assert [tried.predictor_bytes for tried in found.tried] == sorted(t.predictor_bytes for t in found.tried)
@@ -191,7 +192,7 @@ def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, ladder
 
 def test_where_bytes_end_thresholds_are_lowered(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
     limit = bytes_of(8, 32)
-    found = choose(stream, TOKENS, ladders, limit, tolerance=1e-5, num_selected=NO_TOPK)
+    found = choose(PREDICTOR, stream, TOKENS, ladders, limit, tolerance=1e-5, num_selected=NO_TOPK)
     assert sum(entry.nbytes for entry in found.layers) <= limit
     assert {entry.threshold for entry in found.layers} == {-100.0}
 
@@ -200,9 +201,9 @@ def test_every_token_gets_as_many_units_where_that_is_asked_for(
     stream: LayerStream, ladders: dict[int, Ladder]
 ) -> None:
     """Whatever thresholds say: with all units nothing is lost at any size, with few no size is enough."""
-    everything = choose(stream, TOKENS, ladders, 1 << 40, 1e-5, {1: UNITS, 2: UNITS})
+    everything = choose(PREDICTOR, stream, TOKENS, ladders, 1 << 40, 1e-5, {1: UNITS, 2: UNITS})
     assert [entry.rank for entry in everything.layers] == [8, 8]
-    few = choose(stream, TOKENS, ladders, 1 << 40, 1e-5, {1: 4, 2: 4})
+    few = choose(PREDICTOR, stream, TOKENS, ladders, 1 << 40, 1e-5, {1: 4, 2: 4})
     assert {entry.threshold for entry in few.layers} == {THRESHOLDS[0]}
     assert few.tried[-1].ppl != pytest.approx(few.ppl_without, rel=1e-4)
 
@@ -217,7 +218,7 @@ def test_what_cannot_be_met_is_said(
         for layer, ladder in ladders.items()
     }
     with caplog.at_level(logging.WARNING):
-        found = choose(stream, TOKENS, rough, 1 << 40, tolerance=1e-6, num_selected=NO_TOPK)
+        found = choose(PREDICTOR, stream, TOKENS, rough, 1 << 40, tolerance=1e-6, num_selected=NO_TOPK)
     assert [entry.rank for entry in found.layers] == [32, 32]
     assert "0.00 % were asked for; more DRAM, a larger overprediction or target_recall would help" in caplog.text
 

@@ -85,7 +85,7 @@ def test_answers_are_those_of_the_harness(stream, items, encode, folder):
 def test_what_is_scored_together_does_not_matter(stream, items, encode, monkeypatch):
     spec, families = stream.spec, families_of("topk", stream.spec)
     fitted = {(layer, name): fit("topk", num_units(name, spec), 0.02) for layer in range(2) for name in families}
-    sparse = Sparse(topk, families, fitted)
+    sparse = Sparse(topk.Plugin(), families, fitted)
     made: list[Masks] = []
     monkeypatch.setattr(tasks, "Masks", lambda *given: made.append(Masks(*given)) or made[-1])
     whole = right_answers(stream, items, encode, sparse).tolist()

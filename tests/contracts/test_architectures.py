@@ -9,14 +9,16 @@ import pytest
 
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import exact_families
+from coldpress.compiler.architectures import Architecture
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow import settings
+from coldpress.runtime.decoder.arithmetic import rms_norm
 from coldpress.runtime.plugins import load, names
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.model import Model, role_shape
+from coldpress.schemas.model import Model, block_norms, role_shape
 from tests.support.hf import load_hf
 from tests.support.models import MODEL_TYPES, write_model
 
@@ -47,6 +49,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "window in all layers": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0},
+    ),
+    "window in some layers": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "qwen3 biases": ("qwen3", {"attention_bias": True}),
     "phi3 window": ("phi3", {"sliding_window": 20}),
@@ -100,7 +106,7 @@ def test_roles_have_the_shapes_that_the_spec_gives(case: Model) -> None:
         assert source.shape == role_shape(case.spec, role)
         assert source.row_stop - source.row_start == source.shape[0]
     modules = {role.split(".")[-2] for role in case.tensors if role.startswith("layers.1.")}
-    assert {"input_layernorm", "post_attention_layernorm", "q_proj", "k_proj", "v_proj", "o_proj"} <= modules
+    assert {*block_norms(case.spec), "q_proj", "k_proj", "v_proj", "o_proj"} <= modules
     assert ("gate_proj" in modules) == case.spec.gated_mlp
     assert ("lm_head.weight" in case.tensors) != case.spec.tie_word_embeddings
 
@@ -152,8 +158,11 @@ def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
         assert np.allclose(inner, activation * up, atol=1e-5)
         assert not model.spec.gated_mlp or np.allclose(seen["up"][block], up, atol=1e-5)
         assert 0 < np.mean(inner == 0) < 1
-        added = after[block].numpy() - without[block]
-        assert np.allclose(added, linear("down", inner, bias=False), atol=1e-5)
+        added, given = after[block].numpy() - without[block], linear("down", inner, bias=False)
+        if model.spec.norm_placement == "after":
+            weight = read_role(model, f"layers.0.{block_norms(model.spec)[1]}.weight")
+            given = rms_norm(given.astype(np.float32), weight, model.spec.norm_eps)
+        assert np.allclose(added, given, atol=1e-5)
         assert np.abs(added).max() > 0.01
 
 
@@ -208,7 +217,7 @@ def test_an_activation_that_is_not_named_is_that_of_transformers(kind: str, tmp_
             made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
         return
     model = made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
-    assert model.spec.hidden_act == load("coldpress.compiler.architectures", kind).MODULES.activation
+    assert model.spec.hidden_act == load("coldpress.compiler.architectures", Architecture, kind).MODULES.activation
     assert settings.resolve({"model": str(tmp_path / "tiny")}).model.exact_zeros == model.spec.exact_zeros
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coldpress.runtime import plugins
-from coldpress.runtime.cache import Known
+from coldpress.runtime.cache import CachePolicy, Known
 from coldpress.runtime.cache import make as make_cache
 
 POLICIES = plugins.names("coldpress.runtime.cache")
@@ -47,7 +47,9 @@ def test_a_policy_keeps_its_promises(name, capacity, pinned, wanted, ends):
         assert len(came) == admitted.size
         assert len(went) == evicted.size
         assert came <= set(ids[~hits].tolist())
-        in_use = set() if plugins.load("coldpress.runtime.cache", name).Cache.looks_ahead else set(ids.tolist())
+        in_use = (
+            set() if plugins.load_class("coldpress.runtime.cache", CachePolicy, name).looks_ahead else set(ids.tolist())
+        )
         assert went <= inside - pinned - in_use
         inside = (inside - went) | came
         assert len(inside - pinned) <= capacity

@@ -3,6 +3,7 @@ says."""
 
 import pytest
 
+from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.runtime.plugins import load, names
 from tests.support.allocation import separable, used_bytes
 
@@ -16,7 +17,7 @@ def test_the_known_rules_are_found() -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("density", [0.15, 0.5, 0.9])
 def test_the_mean_over_bytes_is_what_was_asked_for(rule: str, density: float) -> None:
-    plugin = load("coldpress.compiler.stages.allocate", rule)
+    plugin = load("coldpress.compiler.stages.allocate", Rule, rule)
     task, losses = separable(density, units=40)
     found = plugin.densities(task)
     assert set(found) == set(task.keys)

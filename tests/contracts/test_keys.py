@@ -69,11 +69,10 @@ def test_a_default_is_a_value(name: str) -> None:
 
 @pytest.mark.parametrize(("package", "name"), PLUGINS)
 def test_a_plugin_s_options_are_a_record_with_defaults(package: str, name: str) -> None:
-    options = getattr(plugins.load(package, name), "Options", None)
-    if options is not None:
-        assert issubclass(options, Record)
-        assert options() == options.model_validate({})
-        assert all(field.description for field in options.model_fields.values())
+    options = plugins.load_class(package, plugins.PluginBase, name).OPTIONS
+    assert issubclass(options, Record)
+    assert options() == options.model_validate({})
+    assert all(field.description for field in options.model_fields.values())
 
 
 def test_an_option_belongs_to_one_package_and_is_no_key() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from coldpress.compiler.stages.order._task import Heuristic
 from coldpress.runtime.plugins import load, names
 from tests.support.statistics import device_of, task_of
 
@@ -26,7 +27,7 @@ def test_the_known_heuristics_are_found() -> None:
 @settings(max_examples=40, deadline=None)
 @given(active=ACTIVE)
 def test_gives_a_permutation(heuristic: str, active: np.ndarray) -> None:
-    order, chosen = load("coldpress.compiler.stages.order", heuristic).arrange(task_of(active))
+    order, chosen = load("coldpress.compiler.stages.order", Heuristic, heuristic).arrange(task_of(active))
     assert order.dtype == np.int32
     assert sorted(order.tolist()) == list(range(active.shape[1]))
     assert chosen in HEURISTICS
@@ -39,7 +40,7 @@ def test_holds_no_more_squares_than_it_says(heuristic: str) -> None:
     num_units = 1200
     active = np.random.default_rng(0).random((num_units, 512)) < 0.1
     task = task_of(active, (5, 6), flash=device_of(latency_s=1e-6).flash)
-    plugin = load("coldpress.compiler.stages.order", heuristic)
+    plugin = load("coldpress.compiler.stages.order", Heuristic, heuristic)
     tracemalloc.start()
     plugin.arrange(task)
     _, peak_bytes = tracemalloc.get_traced_memory()
@@ -54,6 +55,6 @@ def test_is_deterministic_and_leaves_its_input_alone(heuristic: str) -> None:
     active = np.random.default_rng(3).random((200, 500)) < 0.2
     task = task_of(active)
     before = task.activity.bits.copy()
-    arrange = load("coldpress.compiler.stages.order", heuristic).arrange
+    arrange = load("coldpress.compiler.stages.order", Heuristic, heuristic).arrange
     assert arrange(task).order.tobytes() == arrange(task).order.tobytes()
     assert (task.activity.bits == before).all()

@@ -16,7 +16,7 @@ from coldpress.compiler.stages.place._problem import (
     units_of,
     value_of,
 )
-from coldpress.compiler.stages.place._program import Program
+from coldpress.compiler.stages.place._program import Program, Solver
 from coldpress.compiler.stages.place._solve import Solution, search
 from coldpress.runtime.plugins import load, names
 
@@ -85,7 +85,7 @@ def brute_force(problem: Problem) -> int:
 
 
 def solve(problem: Problem, solver: str, gap: float = 0.0) -> Solution:
-    return search(problem, load("coldpress.compiler.stages.place", solver).solve, gap)
+    return search(problem, load("coldpress.compiler.stages.place", Solver, solver), gap)
 
 
 CASES = [(0, 3, 1, 1, False), (1, 4, 2, 1, False), (2, 3, 2, 1, True), (3, 3, 1, 2, False), (4, 2, 2, 3, False)]
@@ -138,7 +138,7 @@ def test_the_plain_program_has_the_same_optimum(seed: int) -> None:
         make_group(layer, "neuron", values, 768, (150 + 130 * layer,), 64) for layer, values in enumerate(counts)
     )
     problem = Problem(groups, (17000 * 768 // 5,))
-    answer = load("coldpress.compiler.stages.place", "pulp_highs").solve(plain_program(problem), 0.0)
+    answer = load("coldpress.compiler.stages.place", Solver, "pulp_highs").solve(plain_program(problem), 0.0)
     by_batch = sum(value * x for value, x in zip(plain_program(problem).value, answer.columns, strict=True))
     solution = solve(problem, "pulp_highs")
     assert solution.value == by_batch

@@ -7,6 +7,7 @@ import pytest
 from coldpress.compiler.stages.quantize import rtn
 from coldpress.compiler.stages.quantize._weights import Weights
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ColdpressError
 
 FORMATS = names("coldpress.runtime.quantization")
@@ -17,7 +18,7 @@ STEP = {"fp16": 2**-11, "int8_group32": 0.51 / 127, "int4_group32": 1.01 / 8, "i
 
 @pytest.fixture(params=FORMATS)
 def fmt(request):
-    return load("coldpress.runtime.quantization", request.param)
+    return load("coldpress.runtime.quantization", Format, request.param)
 
 
 def matrix(rows: int, length: int, seed: int = 0) -> np.ndarray:
@@ -25,7 +26,7 @@ def matrix(rows: int, length: int, seed: int = 0) -> np.ndarray:
 
 
 def name_of(fmt) -> str:
-    return fmt.__name__.rpartition(".")[2]
+    return fmt.name()
 
 
 def test_formats_found():
@@ -127,7 +128,7 @@ def test_magnitudes_above_float16_are_refused(fmt):
 
 
 def test_the_first_number_that_float16_rounds_to_infinity_is_refused():
-    fp16 = load("coldpress.runtime.quantization", "fp16")
+    fp16 = load("coldpress.runtime.quantization", Format, "fp16")
     for value in (65520, -65520, 65530, np.nan, np.inf):
         with pytest.raises(ColdpressError, match="cannot encode in fp16"):
             fp16.encode(np.array([[value, 1]], np.float32))
@@ -139,7 +140,7 @@ def test_wrong_number_of_bytes_is_refused(fmt):
 
 
 def test_largest_float16_is_kept():
-    fp16 = load("coldpress.runtime.quantization", "fp16")
+    fp16 = load("coldpress.runtime.quantization", Format, "fp16")
     values = np.array([[65504, -65504, 65519, 2**-24]], np.float32)
     assert fp16.decode(fp16.encode(values), 4).tolist() == [[65504, -65504, 65504, 2**-24]]
 
@@ -170,7 +171,7 @@ def test_bytes_equal_llama_cpp(name, reference):
     values[0] = 0
     values[1, :32] = np.round(values[1, :32])  # equal peaks of both signs, and halves
     values[2] *= 1e-6
-    codes = load("coldpress.runtime.quantization", name).encode(values)
+    codes = load("coldpress.runtime.quantization", Format, name).encode(values)
     for row, code in zip(values, codes, strict=True):
         assert code.tobytes() == b"".join(reference(row[i : i + 32]) for i in range(0, 96, 32))
 
@@ -181,13 +182,13 @@ def test_rounded_to_nearest_is_what_the_package_gguf_gives(name, kind):
     values = matrix(64, 4096, seed=7) * np.float32(0.02)
     weights = Weights(64, 4096, "row", lambda start, stop: values[start:stop])
     expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
-    assert np.array_equal(rtn.quantize(weights, name), expected)
+    assert np.array_equal(rtn.Plugin().quantize(weights, name), expected)
 
 
 def test_int4_layout_by_hand():
     values = np.zeros((1, 32), np.float32)
     values[0, 0], values[0, 1], values[0, 16] = -8, 7, 3
-    code = load("coldpress.runtime.quantization", "int4_group32").encode(values)[0]
+    code = load("coldpress.runtime.quantization", Format, "int4_group32").encode(values)[0]
     assert code[:2].view("<f2") == 1.0
     assert (code[2] & 15, code[3] & 15, code[2] >> 4, code[4]) == (0, 15, 11, 0x88)
 
@@ -195,14 +196,14 @@ def test_int4_layout_by_hand():
 def test_int8_rounds_halves_away_from_zero():
     values = np.zeros((1, 32), np.float32)
     values[0, :4] = 127, 2.5, -2.5, 0.49999997
-    code = load("coldpress.runtime.quantization", "int8_group32").encode(values)[0]
+    code = load("coldpress.runtime.quantization", Format, "int8_group32").encode(values)[0]
     assert code[2:6].view(np.int8).tolist() == [127, 3, -3, 0]
 
 
 def test_int3_layout_by_hand():
     values = np.zeros((1, 32), np.float32)
     values[0, 0], values[0, 1], values[0, 9], values[0, 31] = -4, 3, 2, 1
-    code = load("coldpress.runtime.quantization", "int3_group32").encode(values)[0]
+    code = load("coldpress.runtime.quantization", Format, "int3_group32").encode(values)[0]
     q = [4] * 32
     q[0], q[1], q[9], q[31] = 0, 7, 6, 5
     low = [sum((q[byte + 8 * part] & 3) << (2 * part) for part in range(4)) for byte in range(8)]

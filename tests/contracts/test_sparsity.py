@@ -7,7 +7,7 @@ import pytest
 
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import fp16
-from coldpress.runtime.sparsity import DensitySource, Residency
+from coldpress.runtime.sparsity import DensitySource, Residency, Selector
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from tests.support.artifacts import small_spec
 from tests.support.methods import fit, nothing_cached
@@ -20,10 +20,10 @@ DENSITIES = [1e-6, 0.05, 0.3, 0.5, 0.999, 1.0]
 def fitted(name, density):
     random = np.random.default_rng(0)
     arrays = fit(name, NUM_UNITS, density)
-    if plugins.load("coldpress.runtime.sparsity", name).NEEDS_PREDICTORS:
+    if plugins.load("coldpress.runtime.sparsity", Selector, name).NEEDS_PREDICTORS:
         arrays |= {
-            "fc1": fp16.encode(random.normal(size=(RANK, HIDDEN))),
-            "fc2": fp16.encode(random.normal(size=(NUM_UNITS, RANK))),
+            "fc1": fp16.Plugin().encode(random.normal(size=(RANK, HIDDEN))),
+            "fc2": fp16.Plugin().encode(random.normal(size=(NUM_UNITS, RANK))),
             "format": np.array("fp16"),
             "threshold": np.array(0.1),
         }
@@ -53,11 +53,11 @@ def test_the_methods_of_this_version_are_there():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_declares_what_it_drives_and_needs(name):
-    method = plugins.load("coldpress.runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", Selector, name)
     assert method.CHOOSES
     assert set(method.CHOOSES) <= set(FAMILIES)
     for spec in (small_spec(), small_spec(gated_mlp=False)):
-        families = method.families(spec, method.Options())
+        families = method.families(spec, method.OPTIONS())
         assert families
         assert set(families) <= set(method.CHOOSES)
         roles = [piece.role for family in families for piece in slices(family, spec)]
@@ -69,20 +69,22 @@ def test_a_method_declares_what_it_drives_and_needs(name):
     for key, kept in method.KEPT.items():
         assert (arrays[key].dtype.name, arrays[key].shape) == (kept.dtype, kept.shape(NUM_UNITS))
     assert {method.densities(exact) for exact in (True, False)} <= set(get_args(DensitySource))
-    assert all(field.description and not field.is_required() for field in method.Options.model_fields.values())
+    assert all(field.description and not field.is_required() for field in method.OPTIONS.model_fields.values())
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("density", [0.05, 0.3, 0.6, 0.9, 1.0])
 def test_divided_densities_are_that_of_all_weights_together(name, gated, density):
-    method = plugins.load("coldpress.runtime.sparsity", name)
-    assert hasattr(method, "divide") == ("divided" in {method.densities(exact) for exact in (True, False)})
-    if not hasattr(method, "divide"):
+    method = plugins.load("coldpress.runtime.sparsity", Selector, name)
+    divides = type(method).divide is not Selector.divide
+    assert divides == ("divided" in {method.densities(exact) for exact in (True, False)})
+    if not divides:
+        assert set(method.divide(density, small_spec(), method.OPTIONS()).values()) == {density}
         return
     spec = small_spec(gated_mlp=gated)
-    shares = method.divide(density, spec, method.Options())
-    assert set(shares) == set(method.families(spec, method.Options()))
+    shares = method.divide(density, spec, method.OPTIONS())
+    assert set(shares) == set(method.families(spec, method.OPTIONS()))
     assert all(0 < share <= 1 for share in shares.values())
     weights = {
         family: num_units(family, spec) * sum(slice_length(piece, spec) for piece in slices(family, spec))
@@ -94,7 +96,7 @@ def test_divided_densities_are_that_of_all_weights_together(name, gated, density
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_choice_hangs_on_residency_where_the_method_says_so(name):
-    method = plugins.load("coldpress.runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", Selector, name)
     arrays = fitted(name, 0.5)
     some = [method.select(signal, arrays, residency(0.4)).tolist() for signal in signals(method)]
     none = [method.select(signal, arrays, residency(0.0)).tolist() for signal in signals(method)]
@@ -105,7 +107,7 @@ def test_a_choice_hangs_on_residency_where_the_method_says_so(name):
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("cached", [0.0, 0.4])
 def test_a_selection_is_distinct_ascending_ids(name, density, cached):
-    method = plugins.load("coldpress.runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", Selector, name)
     arrays = fitted(name, density)
     for signal in signals(method):
         before = signal.copy()
@@ -122,7 +124,7 @@ def test_a_selection_is_distinct_ascending_ids(name, density, cached):
 @pytest.mark.parametrize("density", DENSITIES)
 def test_many_tokens_at_once_are_decided_as_one_by_one(name, density):
     """A predictor's aim is a decision of its own: its signal has no entry per unit."""
-    method = plugins.load("coldpress.runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", Selector, name)
     arrays = fitted(name, density)
     random = np.random.default_rng(3)
     activity = np.round(random.normal(size=(20, NUM_UNITS)), 1).astype(np.float32)
@@ -139,7 +141,7 @@ def test_many_tokens_at_once_are_decided_as_one_by_one(name, density):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_left_out_is_nothing_where_the_method_says_so(name):
-    method = plugins.load("coldpress.runtime.sparsity", name)
+    method = plugins.load("coldpress.runtime.sparsity", Selector, name)
     activity = np.maximum(np.random.default_rng(4).normal(size=(5, NUM_UNITS)), 0).astype(np.float32)
     left = np.where(method.select_many(activity, fitted(name, 0.25)), 0, activity)
     assert (np.abs(left).sum() == 0) == method.EXACT
@@ -147,7 +149,7 @@ def test_what_is_left_out_is_nothing_where_the_method_says_so(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_something_is_selected_unless_nothing_counts(name):
-    method, arrays = plugins.load("coldpress.runtime.sparsity", name), fitted(name, 1e-6)
+    method, arrays = plugins.load("coldpress.runtime.sparsity", Selector, name), fitted(name, 1e-6)
     for signal in signals(method):
         found = method.select(signal, arrays, residency(0.0)).size
         assert found >= 1 or (method.NEEDS_EXACT_ZEROS and not signal.any())

@@ -108,7 +108,7 @@ def test_under_a_smaller_budget_the_hottest_stay(relu_artifact):
     manifest, plan = relu_artifact.manifest, relu_artifact.manifest.plans[0]
     artifact = open_artifact(relu_artifact.path)
     half = refit(manifest, plan, fixed_bytes(manifest, plan) + 12 * 16 * 256)
-    store = Store(artifact, half, direct.Flash(artifact, half.queue_depth))
+    store = Store(artifact, half, direct.Plugin(artifact, half.queue_depth))
     for (layer, family), hottest in relu_artifact.pinned.items():
         assert set(np.flatnonzero(store.residency((layer, family)).present)) == set(hottest[:16].tolist())
 

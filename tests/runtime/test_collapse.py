@@ -88,7 +88,7 @@ def plan_of(artifact):
 def test_a_simulation_repeats_and_is_that_of_a_run_on_simulated_flash(relu_artifact):
     artifact, recorder = open_artifact(relu_artifact.path), Recorder()
     plan = plan_of(artifact)
-    flash = simulated.Flash(artifact, plan.queue_depth, data=direct.Flash(artifact, 8))
+    flash = simulated.Plugin(artifact, plan.queue_depth, data=direct.Plugin(artifact, 8))
     store = Store(artifact, plan, flash, recorder)
     ask(store, relu_artifact, 40)
     found = [simulate(artifact, plan, recorder.events) for _ in range(2)]
@@ -100,7 +100,7 @@ def test_a_simulation_repeats_and_is_that_of_a_run_on_simulated_flash(relu_artif
 
 def test_units_arrive_whole_whatever_the_gap(relu_artifact):
     artifact = open_artifact(relu_artifact.path)
-    store = Store(artifact, plan_of(artifact), direct.Flash(artifact, 8))
+    store = Store(artifact, plan_of(artifact), direct.Plugin(artifact, 8))
     for layer, family, ids in requests(relu_artifact, 12):
         check_fetch(store, relu_artifact, layer, family, ids)
         store.end_tokens()

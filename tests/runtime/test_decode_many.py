@@ -9,6 +9,7 @@ import pytest
 from coldpress.runtime import plugins
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
@@ -16,13 +17,13 @@ from tests.support.artifacts import Recipe, build_artifact, small_spec
 TOKENS = np.array([3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26])
 NUM_PREFILLED = 4
 METHODS = plugins.names("coldpress.runtime.sparsity")
-BLIND = [name for name in METHODS if not plugins.load("coldpress.runtime.sparsity", name).SEES_RESIDENCY]
+BLIND = [name for name in METHODS if not plugins.load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY]
 FORMATS = plugins.names("coldpress.runtime.quantization")
 ALL_IN_DRAM = {"pinned_share": 1.0, "slots_share": 0.0}
 
 
 def recipe_of(method, quantization="fp16", **changes):
-    exact = plugins.load("coldpress.runtime.sparsity", method).NEEDS_EXACT_ZEROS
+    exact = plugins.load("coldpress.runtime.sparsity", Selector, method).NEEDS_EXACT_ZEROS
     spec = small_spec(num_hidden_layers=11, intermediate_size=64, hidden_act="relu" if exact else "silu")
     return Recipe(spec=spec, method=method, format=quantization, density=0.3, **changes)
 

@@ -26,6 +26,11 @@ LONGROPE = {
     "rope_parameters": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, **ORIGINAL_CONTEXT},
     "original_max_position_embeddings": 128,
 }
+SOME_WINDOWS = {
+    "use_sliding_window": True,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 ARCHITECTURES = {
     "llama": ("llama", {}),
     "llama tied with biases": ("llama", {"tie": True, "overrides": {"attention_bias": True, "mlp_bias": True}}),
@@ -37,6 +42,13 @@ ARCHITECTURES = {
     "phi3 partial rotary": ("phi3", {"overrides": PARTIAL_ROTARY}),
     "qwen2 yarn": ("qwen2", {"overrides": YARN}),
     "phi3 longrope": ("phi3", {"overrides": LONGROPE}),
+    "qwen3 with a window in some layers": ("qwen3", {"overrides": SOME_WINDOWS}),
+    # weights that fp16 holds exactly: norms on outputs leave rounding errors as large as the weights make them
+    "olmo2": ("olmo2", {"dtype": "float16"}),
+    "olmo2 relu tied with biases": (
+        "olmo2",
+        {"dtype": "float16", "relu": True, "tie": True, "overrides": {"attention_bias": True}},
+    ),
     "opt": ("opt", {}),
     "opt relu": ("opt", {"relu": True}),
     "arcee": ("arcee", {}),
@@ -86,6 +98,8 @@ def test_parity_with_transformers(name, tmp_path):
         ("llama tied with biases", ("mlp_in", "mlp_mid", "attn_in", "attn_out")),
         ("phi3", ("attn_in", "gate_down")),
         ("qwen3", ("attn_in", "attn_out", "up_down")),
+        ("olmo2", ("attn_in", "attn_out", "mlp_in", "mlp_mid")),
+        ("olmo2", ("neuron",)),
         ("opt", ("attn_in", "attn_out", "mlp_mid")),
         ("arcee", ("mlp_in", "mlp_mid")),
         ("nemotron", ("neuron",)),
@@ -102,6 +116,25 @@ def test_parity_of_every_family(name, families, tmp_path):
     recipe = Recipe(spec=spec, method="dense", families=families, context_length=80)
     session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(model, spec)).path)
     close(fill(session.decoder, TOKENS, 4), all_logits(model, TOKENS), 2e-3)
+
+
+def test_every_layer_has_its_own_window(tmp_path):
+    """Eleven layers of two kinds: their order is that of numbers, and a long prefill and single tokens agree."""
+    types = ["full_attention" if layer in (1, 2, 10) else "sliding_attention" for layer in range(11)]
+    overrides = {"use_sliding_window": True, "sliding_window": 5, "layer_types": types}
+    model = load_hf(write_model(tmp_path / "model", "qwen2", num_hidden_layers=11, overrides=overrides))
+    spec = spec_of(model.config)
+    assert [spec.window_of(layer) for layer in range(11)] == [None if "full" in kind else 5 for kind in types]
+    recipe = Recipe(spec=spec, method="dense", context_length=80)
+    session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(model, spec)).path)
+    token_ids = np.random.default_rng(4).integers(0, spec.vocab_size, 80).tolist()
+    expected = all_logits(model, token_ids)
+    close(fill(session.decoder, token_ids, 4), expected, 2e-3)
+    close(fill(session.decoder, token_ids, 80), expected, 2e-3)
+    uniform = spec.model_copy(update={"layer_types": ()})
+    recipe = Recipe(spec=uniform, method="dense", context_length=80)
+    session = Session(build_artifact(tmp_path / "b.coldpress", recipe, roles_of(model, uniform)).path)
+    assert np.abs(fill(session.decoder, token_ids, 80) - expected).max() > 0.1, "the windows matter"
 
 
 @pytest.mark.parametrize("method", ["relu", "dense"])

@@ -11,6 +11,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import gemv
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.clock import computed_bytes
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
 from coldpress.schemas.errors import ArtifactError
@@ -69,7 +70,7 @@ class Oracle:
         found = self.predictors.get(layer)
         if found is None:
             return own
-        plugin = plugins.load("coldpress.runtime.quantization", found.format)
+        plugin = plugins.load("coldpress.runtime.quantization", Format, found.format)
         fc1, fc2 = plugin.decode(found.fc1, x.size), plugin.decode(found.fc2, RANK)
         scores = fc2.astype(np.float64)[own] @ np.maximum(fc1.astype(np.float64) @ x, 0)
         if count:

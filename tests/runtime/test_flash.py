@@ -62,7 +62,7 @@ def flip(path, offset):
 
 def test_extents_land_one_after_another(device, relu_artifact):
     reads, buffer = extents((40, 3), (0, 1), (17, 2)), _native.aligned_buffer(6 * PAGE)
-    flash = device.Flash(open_artifact(relu_artifact.path), queue_depth=4)
+    flash = device.Plugin(open_artifact(relu_artifact.path), queue_depth=4)
     seconds = flash.submit(reads, buffer).finish()
     assert seconds > 0
     assert (buffer == expected(relu_artifact, reads)).all()
@@ -72,7 +72,7 @@ def test_a_flipped_bit_is_found_and_placed(device, relu_artifact, damaged):
     section = relu_artifact.manifest.flash.sections[7]
     offset = section.offset_bytes + 5 * PAGE + 77
     flip(damaged / "flash.img", offset)
-    flash = device.Flash(open_artifact(damaged), 4)
+    flash = device.Plugin(open_artifact(damaged), 4)
     page = offset // PAGE
     with pytest.raises(CorruptPageError, match=rf"flash.img: page {page} at byte .*layer 7, family up_down.*checksum"):
         flash.submit(extents((page - 2, 4)), _native.aligned_buffer(4 * PAGE)).finish()
@@ -103,7 +103,7 @@ def test_one_failure_is_read_again(device, relu_artifact, monkeypatch, failure, 
         calls.append(arguments)
         return real(*arguments) if len(calls) > 1 else Failing(failure)
 
-    flash = device.Flash(open_artifact(relu_artifact.path), 4)
+    flash = device.Plugin(open_artifact(relu_artifact.path), 4)
     monkeypatch.setattr(_native, START[device], flaky)
     reads, buffer = extents((2, 2)), _native.aligned_buffer(2 * PAGE)
     ask(flash.submit(reads, buffer))
@@ -112,7 +112,7 @@ def test_one_failure_is_read_again(device, relu_artifact, monkeypatch, failure, 
 
 
 def test_a_second_failure_is_told_and_giving_up_is_not(device, relu_artifact, monkeypatch):
-    flash = device.Flash(open_artifact(relu_artifact.path), 4)
+    flash = device.Plugin(open_artifact(relu_artifact.path), 4)
     error = OSError(errno.EIO, "Input/output error")
     monkeypatch.setattr(_native, START[device], lambda *arguments: Failing(error))
     ticket = flash.submit(extents((2, 2)), _native.aligned_buffer(2 * PAGE))
@@ -122,7 +122,7 @@ def test_a_second_failure_is_told_and_giving_up_is_not(device, relu_artifact, mo
 
 
 def test_what_is_given_up_in_flight_leaves_the_next_reads_alone(device, relu_artifact):
-    flash, reads = device.Flash(open_artifact(relu_artifact.path), 2), extents((0, 40), (60, 40), (120, 40))
+    flash, reads = device.Plugin(open_artifact(relu_artifact.path), 2), extents((0, 40), (60, 40), (120, 40))
     buffer = _native.aligned_buffer(reads.num_bytes)
     for _ in range(20):
         flash.submit(reads, buffer).abandon()
@@ -140,7 +140,7 @@ def test_what_is_given_up_in_flight_leaves_the_next_reads_alone(device, relu_art
 
 def test_a_forked_child_reads_too(device, relu_artifact):
     """The threads of the native core are not there any more."""
-    flash, reads = device.Flash(open_artifact(relu_artifact.path), 4), extents((3, 2), (30, 5))
+    flash, reads = device.Plugin(open_artifact(relu_artifact.path), 4), extents((3, 2), (30, 5))
     buffer, wanted = _native.aligned_buffer(reads.num_bytes), expected(relu_artifact, reads)
     flash.submit(reads, buffer).finish()
     with warnings.catch_warnings():
@@ -189,7 +189,7 @@ def test_a_kernel_that_refuses_io_uring_is_told_in_a_sentence(relu_artifact):
 
 
 def test_a_file_cut_short_while_open_is_an_error(device, damaged):
-    flash = device.Flash(open_artifact(damaged), 4)
+    flash = device.Plugin(open_artifact(damaged), 4)
     os.truncate(damaged / "flash.img", 10 * PAGE)
     with pytest.raises(DeviceError, match=r"flash.img: a read is failing \(.*truncated"):
         flash.submit(extents((9, 4)), _native.aligned_buffer(4 * PAGE)).finish()
@@ -205,7 +205,7 @@ def test_a_file_system_without_direct_reads_is_reported(device, relu_artifact, m
 
     monkeypatch.setattr(Artifact, "open", refuse)
     with caplog.at_level(logging.WARNING, "coldpress"):
-        flash = device.Flash(open_artifact(relu_artifact.path), 4)
+        flash = device.Plugin(open_artifact(relu_artifact.path), 4)
     assert not flash.direct
     assert "refuses O_DIRECT" in caplog.text
     reads, buffer = extents((3, 1), (30, 5)), _native.aligned_buffer(6 * PAGE)
@@ -216,7 +216,7 @@ def test_a_file_system_without_direct_reads_is_reported(device, relu_artifact, m
 def test_the_descriptor_goes_with_the_flash(device, relu_artifact):
     artifact = open_artifact(relu_artifact.path)
     before = open_descriptors(relu_artifact.path, collect=True)
-    flash = device.Flash(artifact, 4)
+    flash = device.Plugin(artifact, 4)
     assert open_descriptors(relu_artifact.path) == before + 1
     del flash
     assert open_descriptors(relu_artifact.path) == before
@@ -226,29 +226,29 @@ def test_serial_reads_are_over_when_they_are_asked_for(relu_artifact, damaged):
     reads = extents((1, 300), (370, 3))
     for _ in range(20):
         buffer = _native.aligned_buffer(reads.num_bytes)
-        ticket = serial.Flash(open_artifact(relu_artifact.path), 4).submit(reads, buffer)
+        ticket = serial.Plugin(open_artifact(relu_artifact.path), 4).submit(reads, buffer)
         assert (buffer == expected(relu_artifact, reads)).all()  # without any wait
         assert ticket.finish() > 0
     flip(damaged / "flash.img", 5 * PAGE)
     with pytest.raises(CorruptPageError):
-        serial.Flash(open_artifact(damaged), 4).submit(extents((5, 1)), _native.aligned_buffer(PAGE))
+        serial.Plugin(open_artifact(damaged), 4).submit(extents((5, 1)), _native.aligned_buffer(PAGE))
 
 
 def test_simulated_reads_take_the_profiles_time_and_leave_the_buffer(relu_artifact):
     artifact = open_artifact(relu_artifact.path)
     profile = artifact.manifest.device.flash
-    flash, buffer = simulated.Flash(artifact, 32), np.full(6 * PAGE, 7, np.uint8)
+    flash, buffer = simulated.Plugin(artifact, 32), np.full(6 * PAGE, 7, np.uint8)
     assert flash.submit(extents((0, 1), (9, 5)), buffer).finish() == flash_seconds(profile, 2, 6 * PAGE)
     assert (buffer == 7).all()
     assert not flash.moves_data
     # 64 reads take two waves of 32 with the device's own queue, 64 of them one at a time
     many = Extents(np.arange(64) * PAGE, np.full(64, PAGE))
-    assert simulated.Flash(artifact, 1).submit(many, buffer).finish() == pytest.approx(64 * profile.latency_s.value)
+    assert simulated.Plugin(artifact, 1).submit(many, buffer).finish() == pytest.approx(64 * profile.latency_s.value)
 
 
 def test_simulated_reads_can_carry_real_bytes(relu_artifact):
     artifact = open_artifact(relu_artifact.path)
-    flash = simulated.Flash(artifact, 32, data=direct.Flash(artifact, 4))
+    flash = simulated.Plugin(artifact, 32, data=direct.Plugin(artifact, 4))
     reads, buffer = extents((1, 2)), _native.aligned_buffer(2 * PAGE)
     assert flash.submit(reads, buffer).finish() == flash_seconds(artifact.manifest.device.flash, 1, 2 * PAGE)
     assert (buffer == expected(relu_artifact, reads)).all()

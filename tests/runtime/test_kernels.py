@@ -11,6 +11,7 @@ from coldpress.runtime import _native
 from coldpress.runtime.kernels import attention, gemv, matmul, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import UnknownNameError
 from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
 
@@ -57,7 +58,7 @@ def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, cpu, fmt, l
 @pytest.mark.parametrize("length", LENGTHS)
 def test_decoding_is_exact(rng, fmt, length):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
-    plugin = load("coldpress.runtime.quantization", fmt)
+    plugin = load("coldpress.runtime.quantization", Format, fmt)
     found = matmul.decode_rows(matrix, length, fmt)
     assert np.array_equal(found, plugin.decode(matrix[:, : plugin.nbytes(length)], length))
 
@@ -77,7 +78,7 @@ def test_matmul(rng, monkeypatch, fmt, length, tokens):
     monkeypatch.setattr(matmul, "BLOCK_BYTES", 4 * 5 * 64)  # what numpy computes: blocks of a few rows, and of one
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
     x, c = floats(rng, tokens, length), floats(rng, tokens, SLOTS)
-    plugin = load("coldpress.runtime.quantization", fmt)
+    plugin = load("coldpress.runtime.quantization", Format, fmt)
     weights = plugin.decode(matrix[:, : plugin.nbytes(length)], length).astype(np.float64)
     assert_close(matmul.matmul(matrix, length, fmt, x), x @ weights.T, length)
     assert_close(matmul.matmul_t(matrix, length, fmt, c), c @ weights, SLOTS)
@@ -89,7 +90,9 @@ def test_a_token_has_the_bits_of_a_product_that_it_has_alone(rng, cpu, length, r
     matrix = unit_store(rng, "int4_group32", length, slots=rows)[:, OFFSET:]
     x, c = floats(rng, tokens, length), floats(rng, tokens, rows)
     place = matrix, length, "int4_group32"
-    weights = load("coldpress.runtime.quantization", "int4_group32").decode(matrix[:, : -(-length // 32) * 18], length)
+    weights = load("coldpress.runtime.quantization", Format, "int4_group32").decode(
+        matrix[:, : -(-length // 32) * 18], length
+    )
     for product, given, expected in ((matmul.matmul, x, weights.T), (matmul.matmul_t, c, weights)):
         found = product(*place, given, num_threads=1)
         assert_close(found, np.float64(given) @ np.float64(expected), len(expected))
@@ -138,7 +141,7 @@ def test_a_row_does_not_depend_on_the_others(rng, fmt):
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_rows_beside_the_store_are_not_read(rng, fmt):
     # The last row ends where the array ends, and what follows would make the sums not-a-number.
-    codes = load("coldpress.runtime.quantization", fmt).encode(floats(rng, 4, 45))
+    codes = load("coldpress.runtime.quantization", Format, fmt).encode(floats(rng, 4, 45))
     memory = np.full(codes.size + 64, 0xFF, np.uint8)
     memory[: codes.size] = codes.ravel()
     store = memory[: codes.size].reshape(codes.shape)

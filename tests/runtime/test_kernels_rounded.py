@@ -6,6 +6,7 @@ import pytest
 from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.kernels import NATIVE_FORMATS, activations, gemv, mlp, rows
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.model import Activation
 from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
 
@@ -45,7 +46,7 @@ def test_rounding_errs_by_half_a_step(rng, kind, share):
 def test_the_largest_codes_and_numbers_do_not_overflow(fmt, kind):
     values = np.full((3, 64), 7, np.float32)
     values[:, ::2] = -8  # the codes' ends in either sign, in every lane
-    codes = load("coldpress.runtime.quantization", fmt).encode(values)
+    codes = load("coldpress.runtime.quantization", Format, fmt).encode(values)
     x = np.where(np.arange(64) % 2, -1, 1).astype(np.float32)
     expected = rows.reference_rows(codes, np.arange(3), 0, 64, fmt) @ activations.reference_rounded(x, fmt, kind)
     assert_close(rows.dot_rows(codes, np.arange(3, dtype=np.int32), 0, 64, fmt, x, activations=kind), expected, 64)
@@ -75,7 +76,7 @@ def test_fp16_rows_take_float32(rng):
 
 
 def layout_of(fmt: str, length: int, gate: bool, up: bool, function: Activation = "silu", both: bool = False):
-    size = load("coldpress.runtime.quantization", fmt).nbytes(length)
+    size = load("coldpress.runtime.quantization", Format, fmt).nbytes(length)
     offsets = iter(range(OFFSET, OFFSET + 3 * size, size))
     first, second = next(offsets) if gate else None, next(offsets) if up else None
     return mlp.Layout(first, second, next(offsets), length, fmt, function, 0.5, both)

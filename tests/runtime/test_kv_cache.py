@@ -24,8 +24,8 @@ PROMPT = [3, 14, 15, 9, 26]
 
 def cached(rng, positions, heads, head_dim):
     """(what is kept uint8, what that says float32) of random keys or values."""
-    codes = int8_group32.encode(rng.standard_normal((positions * heads, head_dim)).astype(np.float32))
-    floats = int8_group32.decode(codes, head_dim).reshape(positions, heads, head_dim)
+    codes = int8_group32.Plugin().encode(rng.standard_normal((positions * heads, head_dim)).astype(np.float32))
+    floats = int8_group32.Plugin().decode(codes, head_dim).reshape(positions, heads, head_dim)
     return codes.reshape(positions, heads, -1), floats
 
 
@@ -70,7 +70,7 @@ def on_the_edge(rng, head_dim):
 @pytest.mark.parametrize("head_dim", [32, 80])
 def test_the_native_codes_are_those_of_numpy_to_the_bit(rng, head_dim):
     for values in (on_the_edge(rng, head_dim), rng.standard_normal((300, 2, head_dim)).astype(np.float32)):
-        found, expected = np.empty((2, len(values), 2, int8_group32.nbytes(head_dim)), np.uint8)
+        found, expected = np.empty((2, len(values), 2, int8_group32.Plugin().nbytes(head_dim)), np.uint8)
         encode_heads(values, found)
         reference_encode_heads(values, expected)
         np.testing.assert_array_equal(found, expected)

@@ -52,7 +52,7 @@ def test_what_is_there_is_computed_with_while_the_rest_is_read(relu_artifact, mo
     artifact = open_artifact(relu_artifact.path)
     changes = {"read_buffer_bytes": 8 * 4096, "collapse_gap_bytes": 0, "cache": "static"}
     plan = choose_plan(artifact.manifest).model_copy(update=changes)
-    store = Store(artifact, plan, direct.Flash(artifact, 8))
+    store = Store(artifact, plan, direct.Plugin(artifact, 8))
     part = store._parts[2, "up_down"]
     per_page = 4096 // part.units.unit_bytes
     pinned = np.flatnonzero(part.cache.present)
@@ -75,7 +75,7 @@ def test_a_buffer_without_room_for_two_is_filled_again_when_it_was_used(relu_art
     told: list[str] = []
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"read_buffer_bytes": 8 * 4096, "cache": "static"})
-    store = Store(artifact, plan, direct.Flash(artifact, 8))
+    store = Store(artifact, plan, direct.Plugin(artifact, 8))
     store._device.flash = Telling(store._device.flash, told)
     for _ in store.submit((2, "up_down"), np.arange(512, dtype=np.int32)):
         told.append("batch")
@@ -88,7 +88,7 @@ def test_the_dense_pass_fills_one_half_while_the_other_is_used(relu_artifact, mo
     monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest)
-    store, told = Store(artifact, plan, direct.Flash(artifact, 8)), []
+    store, told = Store(artifact, plan, direct.Plugin(artifact, 8)), []
     store._device.flash = Telling(store._device.flash, told)
     ids, rows = [], []
     for part, codes in store.stream((9, "up_down")):

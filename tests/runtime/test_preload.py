@@ -55,7 +55,7 @@ def plan_of(artifact, share=1.0, **changes):
 
 def store_of(built, flash=None, **changes):
     artifact = open_artifact(built.path)
-    return Store(artifact, plan_of(artifact, **changes), flash or direct.Flash(artifact, 8))
+    return Store(artifact, plan_of(artifact, **changes), flash or direct.Plugin(artifact, 8))
 
 
 def draw(random, num_units, share):
@@ -222,7 +222,7 @@ class Flaky:
     moves_data = direct = True
 
     def __init__(self, artifact):
-        self.inner, self.failing, self.open = direct.Flash(artifact, 4), False, set()
+        self.inner, self.failing, self.open = direct.Plugin(artifact, 4), False, set()
 
     def submit(self, extents, into, landing=None):
         ticket = FlakyTicket(self, self.inner.submit(extents, into, landing), self.failing)
@@ -314,7 +314,7 @@ def test_drafts_and_changes_of_budget_leave_the_text(built):
     artifact = open_artifact(built["topk"].path)
     plain = Session(built["topk"].path).generate(PROMPT, 20, ignore_eos=True).token_ids
     with Session(built["topk"].path, plan=plan_of(artifact)) as session:
-        drafted = session.generate(PROMPT, 20, ignore_eos=True, draft=lookup.Draft(), draft_tokens=3)
+        drafted = session.generate(PROMPT, 20, ignore_eos=True, draft=lookup.Plugin(), draft_tokens=3)
         assert drafted.token_ids == plain
         assert drafted.metrics.preload_used_bytes > 0
         found = []
@@ -381,7 +381,7 @@ def test_modelled_seconds_count_what_reading_ahead_hides(built):
     room = {"read_buffer_bytes": 1 << 20, "dram_budget_bytes": 1 << 24}
     plain, ahead = artifact.manifest.plans[0].model_copy(update=room), plan_of(artifact, **room)
     recorder = Recorder()
-    store = Store(artifact, ahead, simulated.Flash(artifact, 8), recorder)
+    store = Store(artifact, ahead, simulated.Plugin(artifact, 8), recorder)
     ids = np.arange(0, 512, 4, dtype=np.int32)
     for layer in range(SPEC.num_hidden_layers):
         deque(store.submit((layer, "neuron"), ids), maxlen=0)

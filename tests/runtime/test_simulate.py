@@ -27,7 +27,7 @@ dram_used_bytes dram_budget_bytes num_tokens"""
 def record(built, num_tokens=5):
     """The trace of a run: twice a prefill and then tokens."""
     recorder, artifact = Recorder(), open_artifact(built.path)
-    store = Store(artifact, choose_plan(artifact.manifest), direct.Flash(artifact, 8), recorder)
+    store = Store(artifact, choose_plan(artifact.manifest), direct.Plugin(artifact, 8), recorder)
     for prompt in range(2):  # the second one finds the first one's units, but a new context
         store.reset()
         for layer, family in built.units:
@@ -46,7 +46,7 @@ def test_simulated_equals_real(request, name, cache, gap, extra):
     trace = record_once(request, name, built)
     budget = fixed_bytes(artifact.manifest, artifact.manifest.plans[0]) + extra
     plan = choose_plan(artifact.manifest, budget).model_copy(update={"cache": cache, "collapse_gap_bytes": gap})
-    real = Store(artifact, plan, direct.Flash(artifact, 8), Clock(artifact.manifest, plan))
+    real = Store(artifact, plan, direct.Plugin(artifact, 8), Clock(artifact.manifest, plan))
     replay(real, trace)
     measured = real.metrics(10, 1.0, 1.0, 1.0)
     modelled = simulate(artifact, plan, trace)
@@ -74,7 +74,7 @@ def record_once(request, name, built):
 def test_the_recording_run_itself_is_reproduced(relu_artifact, tmp_path):
     artifact, recorder = open_artifact(relu_artifact.path), Recorder()
     plan = choose_plan(artifact.manifest)
-    store = Store(artifact, plan, direct.Flash(artifact, 8), recorder)
+    store = Store(artifact, plan, direct.Plugin(artifact, 8), recorder)
     ask(store, relu_artifact, 4)
     recorder.save(tmp_path / "trace.safetensors")
     modelled = simulate(artifact, plan, load_trace(tmp_path / "trace.safetensors"))
@@ -95,7 +95,7 @@ def test_modelled_seconds_are_the_device_profiles(relu_artifact):
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"cache": "static"})
     unit = np.array([artifact.rank(0, "up_down")[-1]], np.int32)  # not pinned
-    store = Store(artifact, plan, simulated.Flash(artifact, 32))
+    store = Store(artifact, plan, simulated.Plugin(artifact, 32))
     replay(store, [Event(FETCH, 1, 0, "up_down", unit)])
     flash = artifact.manifest.device.flash
     assert store.counters.flash_s == pytest.approx(max(1 / flash.iops, flash.latency_s.value, 4096 / flash.bytes_per_s))
@@ -156,7 +156,7 @@ def test_a_replay_ends_each_token_once(relu_artifact):
     artifact, recorder = open_artifact(relu_artifact.path), Recorder()
     plan = choose_plan(artifact.manifest, artifact.manifest.plans[0].dram_budget_bytes + 200_000)
     plan = plan.model_copy(update={"cache": "window", "cache_options": {"window_tokens": 3}})
-    store = Store(artifact, plan, direct.Flash(artifact, 8), recorder)
+    store = Store(artifact, plan, direct.Plugin(artifact, 8), recorder)
     ask(store, relu_artifact, 8)
     modelled = simulate(artifact, plan, recorder.events)
     assert (modelled.hits, modelled.evictions) == (store.counters.hits, store.counters.evictions)
@@ -169,7 +169,7 @@ def test_a_cache_that_looks_ahead_misses_least_in_a_simulation_and_is_refused_in
     misses = {name: simulate(artifact, plan.model_copy(update={"cache": name}), trace).misses for name in CACHES}
     assert misses["belady"] < min(misses[name] for name in RUNNABLE)
     with pytest.raises(ColdpressError, match="'belady' has to know all requests to come"):
-        Store(artifact, plan.model_copy(update={"cache": "belady"}), direct.Flash(artifact, 8))
+        Store(artifact, plan.model_copy(update={"cache": "belady"}), direct.Plugin(artifact, 8))
 
 
 def test_a_trace_of_another_model_is_refused(relu_artifact, topk_artifact):

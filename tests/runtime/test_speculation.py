@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.drafts import lookup
+from coldpress.runtime.drafts import Draft, lookup
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -57,7 +57,7 @@ def test_tokens_are_those_without_drafts(sessions, name, draft_tokens):
     session, other = sessions[name]
     plain = session.generate(PROMPT, 16, ignore_eos=True).token_ids
     text = [*PROMPT, *plain]
-    for draft in (lookup.Draft(), Told(text), Told(text, 1), Told(text, 3), DraftModel(other, session.artifact)):
+    for draft in (lookup.Plugin(), Told(text), Told(text, 1), Told(text, 3), DraftModel(other, session.artifact)):
         found = session.generate(PROMPT, 16, ignore_eos=True, draft=draft, draft_tokens=draft_tokens)
         assert found.token_ids == plain
         assert other.decoder.length <= len(text)
@@ -68,7 +68,7 @@ def test_drawn_tokens_are_those_without_drafts(sessions, sampling):
     session, other = sessions["relu"]
     plain = session.generate(PROMPT, 24, sampling=sampling, ignore_eos=True).token_ids
     text = [*PROMPT, *plain]
-    for draft in (lookup.Draft(), Told(text, 3), DraftModel(other, session.artifact)):
+    for draft in (lookup.Plugin(), Told(text, 3), DraftModel(other, session.artifact)):
         assert session.generate(PROMPT, 24, sampling=sampling, ignore_eos=True, draft=draft).token_ids == plain
 
 
@@ -79,7 +79,7 @@ def test_tokens_of_a_trained_model_are_those_without_drafts(tmp_path):
     session = Session(build_artifact(tmp_path / "a", recipe, roles_of(model, spec)).path)
     prompt = [80, 147, 201, 282, 215, 80, 147]
     plain = session.generate(prompt, 80, ignore_eos=True)
-    for count, draft in ((2, lookup.Draft()), (5, lookup.Draft()), (7, Told([*prompt, *plain.token_ids]))):
+    for count, draft in ((2, lookup.Plugin()), (5, lookup.Plugin()), (7, Told([*prompt, *plain.token_ids]))):
         found = session.generate(prompt, 80, ignore_eos=True, draft=draft, draft_tokens=count)
         assert found.token_ids == plain.token_ids
         assert drafted(found.tokens[1:]).drafted > 0
@@ -157,7 +157,7 @@ def test_a_run_with_drafts_is_simulated_as_it_was(topk_artifact, tmp_path):
 def test_a_draft_proposes_at_most_what_is_asked_for(name):
     random = np.random.default_rng(0)
     ids = random.integers(0, 4, 60).tolist()
-    with load("coldpress.runtime.drafts", name).Draft().drafting(100) as propose:
+    with load("coldpress.runtime.drafts", Draft, name).drafting(100) as propose:
         for length, count in zip(range(1, 60), itertools.cycle((1, 3, 8)), strict=False):
             found = propose(ids[:length], count)
             assert len(found) <= count
@@ -178,7 +178,7 @@ def test_lookup_gives_what_followed_the_longest_end_last():
     found_some = 0
     for vocabulary in (2, 5, 30):
         ids = random.integers(0, vocabulary, 80).tolist()
-        with lookup.Draft().drafting(100) as propose:
+        with lookup.Plugin().drafting(100) as propose:
             for length in sorted({*random.integers(1, 80, 40).tolist(), 80}):
                 found = propose(ids[:length], 5)
                 assert found == search(ids[:length], 5)
@@ -196,7 +196,7 @@ def refused(session, draft, words, kind=ColdpressError, **settings):
 
 def test_drafts_are_refused_where_the_selector_sees_what_is_in_memory(tmp_path):
     built = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=2), method="dip_ca"))
-    refused(Session(built.path), lookup.Draft(), "the selector 'dip_ca' uses what is in DRAM")
+    refused(Session(built.path), lookup.Plugin(), "the selector 'dip_ca' uses what is in DRAM")
 
 
 @pytest.mark.parametrize(("drafted", "accepted", "expected"), [(0, 0, 3), (1, 1, 4), (1, 0, 2), (100, 0, 1)])
@@ -209,7 +209,7 @@ def test_how_many_tokens_of_a_pass_will_stand_is_told_by_the_drafts_before(draft
 
 def test_how_many_drafts_a_pass_takes(sessions):
     for count in (0, 32):
-        refused(sessions["relu"][0], lookup.Draft(), f"is {count}, expected 1 to 31", draft_tokens=count)
+        refused(sessions["relu"][0], lookup.Plugin(), f"is {count}, expected 1 to 31", draft_tokens=count)
 
 
 def test_a_draft_of_another_vocabulary_is_refused(relu_artifact, tmp_path):

@@ -210,7 +210,7 @@ def test_a_failed_read_leaves_the_cache_without_the_unread(relu_artifact):
 
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"read_buffer_bytes": 8192})
-    flash = Failing(direct.Flash(artifact, 8))
+    flash = Failing(direct.Plugin(artifact, 8))
     store = Store(artifact, plan, flash)
     flash.left = 2
     with pytest.raises(CorruptPageError):
@@ -235,13 +235,13 @@ def test_no_read_is_longer_than_it_may_be(tmp_path, monkeypatch):
     """Longer ones leave fewer to run side by side: in the dense pass, in a fetch, and while pinned units are loaded."""
     built = build_artifact(tmp_path / "a", Recipe(spec=small_spec(intermediate_size=4096, num_hidden_layers=1)))
     lengths = []
-    submit = direct.Flash.submit
+    submit = direct.Plugin.submit
 
     def watched(flash, extents, buffer, landing=None):
         lengths.extend(extents.lengths.tolist())
         return submit(flash, extents, buffer, landing)
 
-    monkeypatch.setattr(direct.Flash, "submit", watched)
+    monkeypatch.setattr(direct.Plugin, "submit", watched)
     store = open_store(built, read_buffer_bytes=2 << 20, dram_budget_bytes=64 << 20)
     list(store.stream((0, "up_down")))
     list(store.submit((0, "up_down"), np.arange(4096, dtype=np.int32)))
@@ -274,7 +274,7 @@ def test_a_plan_beyond_its_budget_is_refused(relu_artifact):
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest).model_copy(update={"dram_budget_bytes": 1000})
     with pytest.raises(DoesNotFitError, match=r"needs \d+ bytes of DRAM, its budget is 1000"):
-        Store(artifact, plan, direct.Flash(artifact, 8))
+        Store(artifact, plan, direct.Plugin(artifact, 8))
 
 
 def test_a_plan_beyond_this_machines_memory_is_refused_before_allocating(relu_artifact, monkeypatch):
@@ -282,7 +282,7 @@ def test_a_plan_beyond_this_machines_memory_is_refused_before_allocating(relu_ar
     with pytest.raises(DoesNotFitError, match=r"needs \d+ bytes of DRAM, this machine has 1000000"):
         open_store(relu_artifact)
     artifact = open_artifact(relu_artifact.path)  # a simulation touches no memory, so it may be of a larger machine
-    Store(artifact, choose_plan(artifact.manifest), simulated.Flash(artifact, 8))
+    Store(artifact, choose_plan(artifact.manifest), simulated.Plugin(artifact, 8))
 
 
 def test_buffers_beyond_all_units_are_not_made(relu_artifact):
@@ -290,7 +290,7 @@ def test_buffers_beyond_all_units_are_not_made(relu_artifact):
     huge = {"read_buffer_bytes": 4096 * 10**9, "dram_budget_bytes": 10**15}
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest)
-    store = Store(artifact, plan.model_copy(update=huge), simulated.Flash(artifact, 8))
+    store = Store(artifact, plan.model_copy(update=huge), simulated.Plugin(artifact, 8))
     assert store._buffer.size == 2 * artifact.manifest.flash.size_bytes
 
 

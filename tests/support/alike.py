@@ -57,7 +57,7 @@ class _Choice(Selection):
     def __init__(self, artifact: Artifact, plan: Plan) -> None:
         self._method, self._title, self.sees_residency = topk, "topk", False
         self._arrays = {
-            (part.layer, part.family): topk.fit(section.num_units, part.density, {}, topk.Options())
+            (part.layer, part.family): topk.Plugin().fit(section.num_units, part.density, {}, topk.Options())
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)
         }
 
@@ -246,7 +246,7 @@ class Alike:
     def decoded(self, artifact: Artifact, plan: Plan, num_tokens: int, seed: int = 1) -> Decoded:
         """Tokens behind one that is not counted, caches being full."""
         clock = Clock(artifact.manifest, plan)
-        store = Store(artifact, plan, simulated.Flash(artifact, plan.queue_depth), clock)
+        store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), clock)
         self._fill(store)
         choice = _Choice(artifact, plan)
         families, by_part = artifact.manifest.plans[0].parts, defaultdict(float)

@@ -23,6 +23,7 @@ from coldpress.runtime.artifact.contents import model_tensors
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plan.bookkeeping import counted_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.families import num_units, slice_length, slices, used_share
 from coldpress.schemas.layout import KvCacheFormat, Section, SelectorArray
@@ -132,7 +133,7 @@ def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np
 
 def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, family: Any) -> np.ndarray:
     """uint8 [num_units, unit_bytes]."""
-    codec = plugins.load("coldpress.runtime.quantization", recipe.format)
+    codec = plugins.load("coldpress.runtime.quantization", Format, recipe.format)
     parts: list[np.ndarray] = []
     for piece in slices(family, recipe.spec):
         names = [f"layers.{layer}.{name}.weight" for name in matrices(piece.role, recipe.spec)]
@@ -194,7 +195,9 @@ def write_resident(
             continue
         chosen = resident_format(role, recipe.format) if values.ndim == 2 else None
         entries.append({"role": role, "format": chosen, "shape": list(values.shape)})
-        arrays[role] = plugins.load("coldpress.runtime.quantization", chosen).encode(values) if chosen else values
+        arrays[role] = (
+            plugins.load("coldpress.runtime.quantization", Format, chosen).encode(values) if chosen else values
+        )
     save_file(arrays, path / RESIDENT_FILE)
     return entries
 
@@ -213,7 +216,7 @@ def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) ->
     if recipe.method != "predictor":
         return []
     rank, spec = recipe.predictor_rank, recipe.spec
-    plugin = plugins.load("coldpress.runtime.quantization", recipe.predictor_format)
+    plugin = plugins.load("coldpress.runtime.quantization", Format, recipe.predictor_format)
     arrays: dict[str, np.ndarray] = {}
     layers = predicted_layers(recipe)
     for layer in layers:

@@ -7,6 +7,7 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import num_units, slice_length, slices
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model, matrices
@@ -14,7 +15,7 @@ from coldpress.schemas.model import Model, matrices
 
 def decode(codes: np.ndarray, format_name: str, length: int) -> np.ndarray:
     """Values float32 [rows, length] of codes in a format."""
-    return plugins.load("coldpress.runtime.quantization", format_name).decode(codes, length)
+    return plugins.load("coldpress.runtime.quantization", Format, format_name).decode(codes, length)
 
 
 def resident_values(artifact: Artifact) -> dict[str, np.ndarray]:
@@ -38,7 +39,7 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
         start = 0
         for piece in slices(family, spec):
             length = slice_length(piece, spec)
-            size = plugins.load("coldpress.runtime.quantization", formats[family]).nbytes(length)
+            size = plugins.load("coldpress.runtime.quantization", Format, formats[family]).nbytes(length)
             matrix = decode(np.ascontiguousarray(units[:, start : start + size]), formats[family], length)
             names = matrices(piece.role, spec)
             for name, own in zip(names, np.split(matrix, len(names)), strict=True):

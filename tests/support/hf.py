@@ -12,6 +12,8 @@ import numpy as np
 
 from coldpress.schemas.model import ModelSpec
 
+NORMS_AFTER = ("olmo2",)
+"""Models with a norm on what attention and MLP give, and on all heads of q and k together."""
 RENAMED = {
     "out_proj": "o_proj",
     "fc1": "up_proj",
@@ -53,6 +55,7 @@ def spec_of(config: Any) -> ModelSpec:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    types = tuple(getattr(config, "layer_types", None) or ())
     rotary = {} if is_opt else config.rope_parameters
     return ModelSpec(
         model_type=config.model_type,
@@ -74,7 +77,10 @@ def spec_of(config: Any) -> ModelSpec:
         rotary_dim=0 if is_opt else int(head_dim * rotary.get("partial_rotary_factor", 1)),
         rotary_scaling=_rotary_scaling(rotary, config.max_position_embeddings),
         position_offset=2 if is_opt else 0,
+        norm_placement="after" if config.model_type in NORMS_AFTER else "before",
+        qk_norm="width" if config.model_type in NORMS_AFTER else "head",
         sliding_window=None if is_opt else window,
+        layer_types=types if window and len(set(types)) > 1 else (),
         tie_word_embeddings=config.tie_word_embeddings,
         bos_token_id=config.bos_token_id,
         eos_token_ids=(config.eos_token_id,),

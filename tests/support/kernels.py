@@ -3,6 +3,7 @@
 import numpy as np
 
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 
 SLOTS, OFFSET = 23, 5
 
@@ -15,7 +16,8 @@ def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def unit_store(rng: np.random.Generator, fmt: str, length: int, slots: int = SLOTS, slices: int = 1) -> np.ndarray:
     """uint8[slots, OFFSET + slices + 2]: random bytes around the slices, which begin at an odd byte."""
     codes = np.concatenate(
-        [load("coldpress.runtime.quantization", fmt).encode(floats(rng, slots, length)) for _ in range(slices)], axis=1
+        [load("coldpress.runtime.quantization", Format, fmt).encode(floats(rng, slots, length)) for _ in range(slices)],
+        axis=1,
     )
     store = rng.integers(0, 256, (slots, OFFSET + codes.shape[1] + 2), np.uint8)
     store[:, OFFSET:-2] = codes

@@ -7,7 +7,7 @@ import numpy as np
 
 from coldpress.compiler.io import save_arrays
 from coldpress.runtime.plugins import load, options_of
-from coldpress.runtime.sparsity import Residency
+from coldpress.runtime.sparsity import Residency, Selector
 from coldpress.schemas.families import num_units
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
@@ -15,8 +15,8 @@ from coldpress.schemas.sparsity import Sparsity
 
 def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
     """The families of an artifact of `method` without options."""
-    selector = load("coldpress.runtime.sparsity", method)
-    return selector.families(spec, selector.Options())
+    selector = load("coldpress.runtime.sparsity", Selector, method)
+    return selector.families(spec, selector.OPTIONS())
 
 
 def counted(num_units: int) -> dict[str, np.ndarray]:
@@ -39,7 +39,7 @@ def counted(num_units: int) -> dict[str, np.ndarray]:
 
 def fit(method: str, num_units: int, density: float, **options: bool | int | float | str) -> dict[str, np.ndarray]:
     """A selector's arrays for made-up statistics."""
-    selector = load("coldpress.runtime.sparsity", method)
+    selector = load("coldpress.runtime.sparsity", Selector, method)
     return selector.fit(num_units, density, counted(num_units), options_of(selector, options))
 
 
@@ -47,13 +47,13 @@ def kept(
     method: str, num_units: int, density: float, options: Mapping[str, bool | int | float | str] | None = None
 ) -> dict[str, np.ndarray]:
     """Those of the arrays that an artifact has."""
-    names = load("coldpress.runtime.sparsity", method).KEPT
+    names = load("coldpress.runtime.sparsity", Selector, method).KEPT
     return {name: array for name, array in fit(method, num_units, density, **options or {}).items() if name in names}
 
 
 def fitted(sparsity: Sparsity, spec: ModelSpec, folder: Path) -> Sparsity:
     """`sparsity` with the arrays that its selector needs."""
-    selector = load("coldpress.runtime.sparsity", sparsity.method)
+    selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
     options = options_of(selector, sparsity.options)
     arrays = {
         f"{layer}.{entry.family}.{name}": array

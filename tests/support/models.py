@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-MODEL_TYPES = ("arcee", "bamboo", "llama", "mistral", "mixtral", "nemotron", "opt", "phi3", "qwen2", "qwen3")
+MODEL_TYPES = ("arcee", "bamboo", "llama", "mistral", "mixtral", "nemotron", "olmo2", "opt", "phi3", "qwen2", "qwen3")
+BY_HAND = tuple(kind for kind in MODEL_TYPES if kind != "olmo2")
+"""Models whose tensors are listed here, so that writing them needs no torch; others are asked of transformers."""
 MIXTURES = ("mixtral",)
 """Models of several experts, of which the router alone chooses units."""
 UNGATED = ("arcee", "nemotron")
@@ -193,7 +195,9 @@ def _config(
 
 def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Weights under Hugging Face's names for `config`, float32."""
-    shapes = _opt_shapes(config) if config["model_type"] == "opt" else _llama_shapes(config)
+    kind = config["model_type"]
+    listed = {"opt": _opt_shapes, **dict.fromkeys(set(BY_HAND) - {"opt"}, _llama_shapes)}
+    shapes = listed.get(kind, _shapes_by_transformers)(config)
     rng = np.random.default_rng(seed)
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     shared = np.where(np.arange(hidden) % 2, 1.0, -1.0) / np.sqrt(hidden)  # mean 0, so LayerNorm keeps it
@@ -266,6 +270,20 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return shapes
+
+
+def _shapes_by_transformers(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of any model that transformers has, embeddings first."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **values))
+    shapes = {name: tuple(values.shape) for name, values in model.state_dict().items()}
+    return {
+        name: shape for name, shape in shapes.items() if name != "lm_head.weight" or not config["tie_word_embeddings"]
+    }
 
 
 def _expert_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

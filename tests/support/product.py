@@ -29,7 +29,7 @@ from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.sparsity import uses_read_units
+from coldpress.runtime.sparsity import Selector, uses_read_units
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
@@ -70,7 +70,8 @@ class Case:
     def relu(self) -> bool:
         """Whether the model has exact zeros: it must where the selector needs them, and some have no choice."""
         return (
-            self.architecture in RELU_TYPES or plugins.load("coldpress.runtime.sparsity", self.method).NEEDS_EXACT_ZEROS
+            self.architecture in RELU_TYPES
+            or plugins.load("coldpress.runtime.sparsity", Selector, self.method).NEEDS_EXACT_ZEROS
         )
 
 
@@ -120,7 +121,7 @@ def source_of(folder: Path, architecture: str, relu: bool, **overrides: Any) -> 
 
 def compiled(source: Source, case: Case, folder: Path) -> Path:
     """The artifact, made by the stages as jobs make it."""
-    selector = plugins.load("coldpress.runtime.sparsity", case.method)
+    selector = plugins.load("coldpress.runtime.sparsity", Selector, case.method)
     chosen: dict[str, Any] = {"method": case.method, "format": case.format, "context_length": BLOCK_TOKENS}
     if selector.densities(case.relu) in ("budget", "capped", "divided"):
         chosen["density"] = DENSITY_OF_ACTIVE if case.relu and _sees_activations(selector) else DENSITY
@@ -211,7 +212,7 @@ def difference(artifact: Path, source: Source, folder: Path) -> Difference:
         decoded.append(np.stack([session.decoder.decode(int(token)) for token in block]))
     model = with_codes(session, source.model, folder)
     families = tuple(entry.family for entry in session.artifact.manifest.families)
-    selector = plugins.load("coldpress.runtime.sparsity", session.plan.method)
+    selector = plugins.load("coldpress.runtime.sparsity", Selector, session.plan.method)
     masks = Masks(Sparse(selector, families, arrays_of(session)), model.spec, reading=reading_of(session))
     if selector.SEES_RESIDENCY:
         masks.cache = CacheSettings(session.plan.cache, slots_of(session), session.plan.cache_options)

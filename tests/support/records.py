@@ -24,6 +24,7 @@ from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.compiler.stages.quantize import run as run_quantize
 from coldpress.compiler.stages.quantize._resident import layer_resident, shared_resident
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.corpus import Corpus
@@ -150,7 +151,7 @@ def tiny_predictors(folder: Path, model: Model, sparsity: Sparsity) -> Predictor
     layers: list[LayerPredictor] = []
     if sparsity.predictor_format is None:
         return Predictors(weights_sha256=model.weights_sha256, layers=())
-    plugin = load("coldpress.runtime.quantization", sparsity.predictor_format)
+    plugin = load("coldpress.runtime.quantization", Format, sparsity.predictor_format)
     for layer, rank in ((layer, rank) for layer, rank in enumerate(sparsity.predictor_rank) if rank):
         arrays = {
             "fc1": plugin.encode(hashed(f"fc1 {layer}", rank, model.spec.hidden_size)),

@@ -20,7 +20,7 @@ def open_store(
     """The store of an artifact on real flash, its plan with `changes`."""
     artifact = open_artifact(built.path)
     plan = choose_plan(artifact.manifest, dram_budget_bytes).model_copy(update=changes)
-    return Store(artifact, plan, direct.Flash(artifact, 8), *([recorder] if recorder else []))
+    return Store(artifact, plan, direct.Plugin(artifact, 8), *([recorder] if recorder else []))
 
 
 def requests(built: Built, num_tokens: int = 6, seed: int = 1) -> Iterator[tuple[int, Any, np.ndarray]]:

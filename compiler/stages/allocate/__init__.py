@@ -38,7 +38,10 @@ from coldpress.compiler.stages.allocate import _densities
 from coldpress.compiler.stages.allocate._auto import choose, token_seconds
 from coldpress.compiler.stages.allocate._densities import Question
 from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationConfig, Inputs, Method, allocated
-from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.plugins import load, load_class, options_of
+from coldpress.runtime.quantization import Format
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import ArrayFile, Options, PositiveCount
 from coldpress.schemas.config import Key
@@ -133,8 +136,8 @@ def run(
         DoesNotFitError: if the budget cannot hold what must be in DRAM whatever the sparsity.
     """
     spec = model.spec
-    load("coldpress.runtime.cache", config.cache)
-    load("coldpress.runtime.quantization", config.predictor_format)
+    load_class("coldpress.runtime.cache", CachePolicy, config.cache)
+    load("coldpress.runtime.quantization", Format, config.predictor_format)
     if config.context_length > spec.max_position_embeddings:
         raise ColdpressError(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
@@ -198,7 +201,7 @@ def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
 
 def _density_for(method: str, density: float | None) -> float | None:
     """What the user asked for, where that is a choice."""
-    return density if load("coldpress.runtime.sparsity", method).densities(False) == "budget" else None
+    return density if load("coldpress.runtime.sparsity", Selector, method).densities(False) == "budget" else None
 
 
 def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
@@ -274,7 +277,7 @@ def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) 
 
 
 def _method_of(name: str, options: Options, format_name: str, layers_per_group: int, inputs: Inputs) -> Method:
-    selector = load("coldpress.runtime.sparsity", name)
+    selector = load("coldpress.runtime.sparsity", Selector, name)
     own, spec = options_of(selector, options), inputs.model.spec
     sizes = {family: unit_bytes(family, spec, format_name) for family in selector.families(spec, own)}
     reads = {family: read_units(inputs.device.flash, size, layers_per_group) for family, size in sizes.items()}
@@ -318,7 +321,7 @@ def _predictor_ranks(
     Raises:
         ColdpressError: if every unit of every layer is used.
     """
-    if not load("coldpress.runtime.sparsity", config.method).NEEDS_PREDICTORS:
+    if not load("coldpress.runtime.sparsity", Selector, config.method).NEEDS_PREDICTORS:
         return _PredictorSizes((), 0, 0)
     spec, least = model.spec, whole_rank(MIN_RANK, config.predictor_format)
     ((family, shares),) = densities.items()

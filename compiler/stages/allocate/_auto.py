@@ -19,6 +19,7 @@ from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations, LayerStatistics
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, num_units
@@ -148,7 +149,7 @@ def _tokens(
     bits = load_arrays(known.arrays, "bits")["bits"]
     active = np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little").astype(bool)
     hot = np.argsort(-active[:, :head].sum(axis=1), kind="stable")
-    extra = load("coldpress.runtime.sparsity", sparsity.method).NEEDS_PREDICTORS
+    extra = load("coldpress.runtime.sparsity", Selector, sparsity.method).NEEDS_PREDICTORS
     return list(_used(active[:, picked].T, overprediction * density if extra else 0.0, random)), hot
 
 

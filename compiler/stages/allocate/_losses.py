@@ -8,8 +8,7 @@ and the logits of a block of a few of them. Answers are kept beside the stage's 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.allocate._task import Key, Shares
+from coldpress.runtime.sparsity import Selector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class MeasuredLosses:
     def __init__(
         self,
         stream: LayerStream,
-        selector: ModuleType,
+        selector: Selector[Any],
         fit: Fit,
         calibration: np.ndarray,
         validation: np.ndarray,

@@ -7,7 +7,6 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from coldpress.compiler.activity.unit_statistics import UnitStatistics, all_stat
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.allocate._losses import MeasuredLosses
 from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
-from coldpress.compiler.stages.allocate._task import Key, Task
+from coldpress.compiler.stages.allocate._task import Key, Rule, Task
 from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key as ConfigKey
@@ -64,7 +64,7 @@ class Method:
     """A selector with its options and what its units cost."""
 
     name: str
-    selector: ModuleType
+    selector: Selector[Any]
     options: Any
     unit_bytes: Mapping[str, int]
     """By family, in the order of its families."""
@@ -89,7 +89,7 @@ def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density:
     if density >= 1 or known.options_divide(density):
         LOG.info("allocate: density_allocation=%s has nothing to divide, options or a density of 1 say it all", name)
         name = UNIFORM
-    rule, spec = load("coldpress.compiler.stages.allocate", name), inputs.model.spec
+    rule, spec = load("coldpress.compiler.stages.allocate", Rule, name), inputs.model.spec
     task = Task(
         density=density,
         num_layers=spec.num_hidden_layers,
@@ -121,7 +121,7 @@ class _Known:
 
     def options_divide(self, density: float) -> bool:
         """Whether the division is another than without the options that were given."""
-        without = replace(self._method, options=self._method.selector.Options())
+        without = replace(self._method, options=self._method.selector.OPTIONS())
         return self.own(density) != _Known(self._config, self._inputs, without).own(density)
 
     @functools.cached_property

@@ -1,15 +1,15 @@
-"""What a rule of density allocation is asked, and how its answer becomes whole units.
+"""What a rule of density allocation is, what it is given, and how its answer becomes whole units.
 
-A rule is a public file of this package: `densities(task)` -> the share of units that each family of each layer uses,
-whose mean over all bytes is `task.density`. What the loss of the model has to say about it, `task.losses` measures;
-`num_variants(num_layers, num_families)` -> how many variants of the model that runs at once, 0 if it does not.
+A rule is a file of this package whose class `Plugin` extends `Rule`.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
+from coldpress.runtime.plugins import PluginBase
 
 Key = tuple[int, str]
 """A layer and a family."""
@@ -92,3 +92,15 @@ class Task:
     @property
     def _total(self) -> int:
         return sum(map(self._bytes, self.keys))
+
+
+class Rule(PluginBase):
+    """Divides a density among families and layers. The base class of all rules."""
+
+    @abstractmethod
+    def num_variants(self, num_layers: int, num_families: int) -> int:
+        """How many variants of the model run at once to measure losses; 0 if none does."""
+
+    @abstractmethod
+    def densities(self, task: Task) -> Shares:
+        """The density of each family in each layer; their mean over all bytes is `task.density`."""

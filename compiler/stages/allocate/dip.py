@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.compiler.stages.allocate._task import Shares, Task
+from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 LOG = logging.getLogger(__name__)
 STEP = 0.85
@@ -33,17 +33,19 @@ class Point:
     by_family: dict[str, float]
 
 
-def num_variants(num_layers: int, num_families: int) -> int:
-    """Of the model that run at once."""
-    return num_families
+class Plugin(Rule):
+    """A line between logits for each family."""
 
+    def num_variants(self, num_layers: int, num_families: int) -> int:
+        """Of the model that run at once."""
+        return num_families
 
-def densities(task: Task) -> Shares:
-    """Density of each family in each layer."""
-    lines = fitted_lines(pareto_front(_searched(task)))
-    for family, (slope, offset) in lines.items():
-        LOG.info("allocate: logit of the density of %s = %.3f * logit of that of all + %.3f", family, slope, offset)
-    return task.whole_units(task.same(_exact(task, lines)))
+    def densities(self, task: Task) -> Shares:
+        """Density of each family in each layer."""
+        lines = fitted_lines(pareto_front(_searched(task)))
+        for family, (slope, offset) in lines.items():
+            LOG.info("allocate: logit of the density of %s = %.3f * logit of that of all + %.3f", family, slope, offset)
+        return task.whole_units(task.same(_exact(task, lines)))
 
 
 def _searched(task: Task) -> list[Point]:

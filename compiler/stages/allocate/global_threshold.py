@@ -4,23 +4,25 @@ A family uses as much over all layers as the selector's own division gives it. D
 with depth; it is here as that baseline.
 """
 
-from coldpress.compiler.stages.allocate._task import Shares, Task
+from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 
-def num_variants(num_layers: int, num_families: int) -> int:
-    """Of the model that run at once: none does."""
-    return 0
+class Plugin(Rule):
+    """One magnitude for all layers."""
 
+    def num_variants(self, num_layers: int, num_families: int) -> int:
+        """Of the model that run at once: none does."""
+        return 0
 
-def densities(task: Task) -> Shares:
-    """Density of each family in each layer."""
-    found = {}
-    for family, density in task.own(task.density).items():
-        keys = [key for key in task.keys if key[1] == family]
-        low, high = 0.0, max(task.magnitudes(key).level(0.0) for key in keys)
-        for _ in range(60):
-            level = (low + high) / 2
-            mean = sum(task.magnitudes(key).share_above(level) for key in keys) / len(keys)
-            low, high = (level, high) if mean > density else (low, level)
-        found |= {key: task.magnitudes(key).share_above(high) for key in keys}
-    return task.whole_units(found)
+    def densities(self, task: Task) -> Shares:
+        """Density of each family in each layer."""
+        found = {}
+        for family, density in task.own(task.density).items():
+            keys = [key for key in task.keys if key[1] == family]
+            low, high = 0.0, max(task.magnitudes(key).level(0.0) for key in keys)
+            for _ in range(60):
+                level = (low + high) / 2
+                mean = sum(task.magnitudes(key).share_above(level) for key in keys) / len(keys)
+                low, high = (level, high) if mean > density else (low, level)
+            found |= {key: task.magnitudes(key).share_above(high) for key in keys}
+        return task.whole_units(found)

@@ -14,7 +14,7 @@ import logging
 import math
 import statistics
 
-from coldpress.compiler.stages.allocate._task import Key, Shares, Task
+from coldpress.compiler.stages.allocate._task import Key, Rule, Shares, Task
 
 LOG = logging.getLogger(__name__)
 STEP = 0.8
@@ -28,25 +28,27 @@ WORTH_RANGE = math.log(100.0)
 """How far a worth is believed to lie from the median, as a logarithm: a difference of two losses may be anything."""
 
 
-def num_variants(num_layers: int, num_families: int) -> int:
-    """Of the model that run at once."""
-    return 1 + num_families * -(-num_layers // _group_size(num_layers))
+class Plugin(Rule):
+    """By measured loss, step by step."""
 
+    def num_variants(self, num_layers: int, num_families: int) -> int:
+        """Of the model that run at once."""
+        return 1 + num_families * -(-num_layers // _group_size(num_layers))
 
-def densities(task: Task) -> Shares:
-    """Density of each family in each layer."""
-    own = task.whole_units(task.same(task.own(task.density)))
-    losses, now, worths = task.losses(), dict.fromkeys(task.keys, 1.0), None
-    num_steps = math.ceil(math.log(task.density) / math.log(STEP))
-    for step in range(1, num_steps + 1):
-        measured = _worths(task, now)
-        worths = measured if worths is None else {key: (worths[key] + value) / 2 for key, value in measured.items()}
-        now = at_one_price(task, now, worths, task.density ** (step / num_steps))
-        LOG.info("allocate: greedy is at a density of %.3f", task.mean(now))
-    found = task.whole_units(now)
-    judged = [losses.on_validation(shares) for shares in (found, own)]
-    LOG.info("allocate: greedy diverges by %.5f nats a token, the selector's own division by %.5f", *judged)
-    return found if judged[0] < judged[1] else own
+    def densities(self, task: Task) -> Shares:
+        """Density of each family in each layer."""
+        own = task.whole_units(task.same(task.own(task.density)))
+        losses, now, worths = task.losses(), dict.fromkeys(task.keys, 1.0), None
+        num_steps = math.ceil(math.log(task.density) / math.log(STEP))
+        for step in range(1, num_steps + 1):
+            measured = _worths(task, now)
+            worths = measured if worths is None else {key: (worths[key] + value) / 2 for key, value in measured.items()}
+            now = at_one_price(task, now, worths, task.density ** (step / num_steps))
+            LOG.info("allocate: greedy is at a density of %.3f", task.mean(now))
+        found = task.whole_units(now)
+        judged = [losses.on_validation(shares) for shares in (found, own)]
+        LOG.info("allocate: greedy diverges by %.5f nats a token, the selector's own division by %.5f", *judged)
+        return found if judged[0] < judged[1] else own
 
 
 def parts_of(task: Task) -> list[list[Key]]:

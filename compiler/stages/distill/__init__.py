@@ -16,6 +16,7 @@ from pydantic import Field
 from coldpress.compiler.activity.forward import choose_device
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.shared_settings import DeviceSetting, TrainingSetting
+from coldpress.compiler.stages.distill._recipe import Recipe
 from coldpress.compiler.training.course import Course
 from coldpress.compiler.training.memory import PROCESS_BYTES, Size, check_memory, check_one_mlp
 from coldpress.runtime.plugins import load, options_of
@@ -70,7 +71,7 @@ def run(
         ColdpressError: if the model is a mixture of experts, there is no such device, or the loss is no number.
     """
     check_one_mlp(model.spec, "distill=true", "distill=false")
-    recipe = load(RECIPES, config.recipe)
+    recipe = load(RECIPES, Recipe, config.recipe)
     options = options_of(recipe, config.options)
     from coldpress.compiler.stages.distill._masks import masks_of
 
@@ -106,11 +107,11 @@ def run(
 
 def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
     """The most that distilling holds in memory, of the machine or of the accelerator that computes."""
-    found = load(RECIPES, recipe)
+    found = load(RECIPES, Recipe, recipe)
     return PROCESS_BYTES + found.ram_bytes(size, options_of(found, options))
 
 
 def disk_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
     """The most that distilling leaves in the build folder."""
-    found = load(RECIPES, recipe)
+    found = load(RECIPES, Recipe, recipe)
     return size.disk_bytes(found.state_bytes(size, options_of(found, options)))

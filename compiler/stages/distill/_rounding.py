@@ -10,6 +10,7 @@ from torch import nn
 
 from coldpress.compiler.training.source import Source
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import slices
 from coldpress.schemas.sparsity import Sparsity
 
@@ -24,7 +25,7 @@ class Stored:
 
     def encode(self, values: torch.Tensor) -> list[np.ndarray]:
         """Codes of each part, from float32 [rows, columns]."""
-        kept = load("coldpress.runtime.quantization", self.format)
+        kept = load("coldpress.runtime.quantization", Format, self.format)
         found = values.detach().cpu().numpy()
         return [
             kept.encode(np.ascontiguousarray(found[start:stop].T if by_columns else found[start:stop]))
@@ -33,7 +34,7 @@ class Stored:
 
     def decode(self, codes: list[np.ndarray], num_columns: int, device: torch.device) -> torch.Tensor:
         """What codes say, float32 [rows, num_columns]."""
-        kept = load("coldpress.runtime.quantization", self.format)
+        kept = load("coldpress.runtime.quantization", Format, self.format)
         found = []
         for (start, stop, by_columns), part in zip(self.parts, codes, strict=True):
             values = kept.decode(part, stop - start if by_columns else num_columns)

@@ -1,8 +1,4 @@
-"""What a recipe (a public file of this package) is told.
-
-A recipe has `Options`, its settings; `ram_bytes(size, options)`, what it takes; `state_bytes(size, options)`, what an
-interrupted run leaves on disk; and `prepare(task, options) -> Lesson`.
-"""
+"""What a recipe (compiler/stages/distill/_recipe.py) is given: the model, and the units that will be left out of it."""
 
 from dataclasses import dataclass
 
@@ -13,7 +9,7 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Task:
-    """The model that is to be trained, and what will be left out of it."""
+    """The model to train, and the units that will be left out of it."""
 
     source: Source
     sparsity: Sparsity

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from coldpress.compiler.stages.distill._recipe import Recipe
 from coldpress.compiler.training import adapters
 from coldpress.compiler.training.memory import Size
 from coldpress.schemas.base import PositiveCount, Record
@@ -35,48 +36,51 @@ class Options(Record):
     )
 
 
-def ram_bytes(size: Size, options: Options) -> int:
-    """Bytes of memory: what adapters take, and codes of all layers where the student runs with rounded weights."""
-    codes = size.code_bytes if options.rounded else 0
-    return adapters.ram_bytes(size, _pruned(size.spec, size.families), options.lora_rank, codes)
+class Plugin(Recipe[Options]):
+    """Adapters learn."""
 
+    OPTIONS = Options
 
-def state_bytes(size: Size, options: Options) -> int:
-    """Bytes of one state that training goes on from."""
-    return adapters.state_bytes(size, _pruned(size.spec, size.families), options.lora_rank)
+    def ram_bytes(self, size: Size, options: Options) -> int:
+        """Bytes of memory: what adapters take, and codes of all layers where the student runs with rounded weights."""
+        codes = size.code_bytes if options.rounded else 0
+        return adapters.ram_bytes(size, _pruned(size.spec, size.families), options.lora_rank, codes)
 
+    def state_bytes(self, size: Size, options: Options) -> int:
+        """Bytes of one state that training goes on from."""
+        return adapters.state_bytes(size, _pruned(size.spec, size.families), options.lora_rank)
 
-def prepare(task: "Task", options: Options) -> "Lesson":
-    """One model with adapters and masks that can be turned off."""
-    from coldpress.compiler.stages.distill._masks import attach
-    from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
-    from coldpress.compiler.stages.distill._rounding import stored_matrices
-    from coldpress.compiler.training.lesson import Lesson, Switch, as_it_is
-    from coldpress.compiler.training.source import recompute_layers
+    def prepare(self, task: "Task", options: Options) -> "Lesson":
+        """One model with adapters and masks that can be turned off."""
+        from coldpress.compiler.stages.distill._masks import attach
+        from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
+        from coldpress.compiler.stages.distill._rounding import stored_matrices
+        from coldpress.compiler.training.lesson import Lesson, Switch, as_it_is
+        from coldpress.compiler.training.source import recompute_layers
 
-    source, roles = task.source, _pruned(task.source.model.spec, task.sparsity.families)
-    found = adapters.Adapters.of(source, task.device, roles, options.lora_rank, options.lora_alpha, task.seed)
-    running = as_it_is
-    if options.rounded:
-        running = RoundedAdapters.of(found.model, stored_matrices(source, task.sparsity), adapters.ADAPTER).applied
-    recompute_layers(found.model, source.modules)
-    switch = Switch()
-    attach(found.model, source.modules, task.masks, switch)
+        source, roles = task.source, _pruned(task.source.model.spec, task.sparsity.families)
+        found = adapters.Adapters.of(source, task.device, roles, options.lora_rank, options.lora_alpha, task.seed)
+        running = as_it_is
+        if options.rounded:
+            running = RoundedAdapters.of(found.model, stored_matrices(source, task.sparsity), adapters.ADAPTER).applied
+        recompute_layers(found.model, source.modules)
+        switch = Switch()
+        attach(found.model, source.modules, task.masks, switch)
 
-    def teach(begins: bool) -> None:
-        switch.on = not begins
-        found.turn(on=not begins)
+        def teach(begins: bool) -> None:
+            switch.on = not begins
+            found.turn(on=not begins)
 
-    return Lesson(
-        teacher=found.model,
-        student=found.model,
-        parameters=found.parameters,
-        weight=found.weight,
-        teach=teach,
-        running=running,
-        masks=switch,
-        at_share=found.at_share,
-    )
+        return Lesson(
+            teacher=found.model,
+            student=found.model,
+            parameters=found.parameters,
+            weight=found.weight,
+            teach=teach,
+            running=running,
+            masks=switch,
+            at_share=found.at_share,
+        )
 
 
 def _pruned(spec: ModelSpec, families: "Iterable[FamilyName]") -> list[str]:

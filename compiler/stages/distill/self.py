@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from coldpress.compiler.stages.distill._recipe import Recipe
 from coldpress.compiler.training.memory import Size
 from coldpress.schemas.base import Record
 
@@ -35,46 +36,49 @@ class Options(Record):
     )
 
 
-def ram_bytes(size: Size, options: Options) -> int:
-    """Bytes of memory: two models, and with `rounded` the matrices as the format holds them."""
-    return size.two_models_bytes + 4 * size.num_parameters * options.rounded
+class Plugin(Recipe[Options]):
+    """All weights learn."""
 
+    OPTIONS = Options
 
-def state_bytes(size: Size, options: Options) -> int:
-    """Bytes of one state that training goes on from."""
-    return size.two_models_state_bytes
+    def ram_bytes(self, size: Size, options: Options) -> int:
+        """Bytes of memory: two models, and with `rounded` the matrices as the format holds them."""
+        return size.two_models_bytes + 4 * size.num_parameters * options.rounded
 
+    def state_bytes(self, size: Size, options: Options) -> int:
+        """Bytes of one state that training goes on from."""
+        return size.two_models_state_bytes
 
-def prepare(task: "Task", options: Options) -> "Lesson":
-    """Two models, the student with masks."""
-    import torch
+    def prepare(self, task: "Task", options: Options) -> "Lesson":
+        """Two models, the student with masks."""
+        import torch
 
-    from coldpress.compiler.stages.distill._masks import attach
-    from coldpress.compiler.stages.distill._rounding import Rounding
-    from coldpress.compiler.training.lesson import Lesson, Switch, as_it_is
-    from coldpress.compiler.training.source import recompute_layers
+        from coldpress.compiler.stages.distill._masks import attach
+        from coldpress.compiler.stages.distill._rounding import Rounding
+        from coldpress.compiler.training.lesson import Lesson, Switch, as_it_is
+        from coldpress.compiler.training.source import recompute_layers
 
-    teacher, student = (task.source.build(task.device) for _ in range(2))
-    teacher.requires_grad_(False)
-    if task.recompute:
-        recompute_layers(student, task.source.modules)
-    switch = Switch()
-    attach(student, task.source.modules, task.masks, switch, options.straight_through)
-    rounded = Rounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
+        teacher, student = (task.source.build(task.device) for _ in range(2))
+        teacher.requires_grad_(False)
+        if task.recompute:
+            recompute_layers(student, task.source.modules)
+        switch = Switch()
+        attach(student, task.source.modules, task.masks, switch, options.straight_through)
+        rounded = Rounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
 
-    def at_share(trained: "Sequence[Tensor]", share: float) -> None:
-        parameters = zip(student.parameters(), teacher.parameters(), trained, strict=True)
-        with torch.no_grad():
-            for parameter, begin, end in parameters:
-                parameter.copy_(torch.lerp(begin, end, share))
+        def at_share(trained: "Sequence[Tensor]", share: float) -> None:
+            parameters = zip(student.parameters(), teacher.parameters(), trained, strict=True)
+            with torch.no_grad():
+                for parameter, begin, end in parameters:
+                    parameter.copy_(torch.lerp(begin, end, share))
 
-    return Lesson(
-        teacher=teacher,
-        student=student,
-        parameters=list(student.parameters()),
-        weight=student.get_parameter,
-        cross_entropy=options.cross_entropy,
-        running=rounded,
-        masks=switch,
-        at_share=at_share,
-    )
+        return Lesson(
+            teacher=teacher,
+            student=student,
+            parameters=list(student.parameters()),
+            weight=student.get_parameter,
+            cross_entropy=options.cross_entropy,
+            running=rounded,
+            masks=switch,
+            at_share=at_share,
+        )

@@ -1,4 +1,4 @@
-"""export: the compiled model as a file that another engine loads; a file of this package is a format.
+"""export: the compiled model as a file that another engine loads; a public file of this package is a format.
 
 Reads the published artifact and nothing else, so that what another engine runs is what our users get: codes as they
 were quantized, after distillation. Tensors are read and written one at a time. Off by default; a model that the other
@@ -14,6 +14,7 @@ from pydantic import Field
 from coldpress.compiler.io import replacing, sha256_of
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.compiler.stages.export._target import Target
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plugins import load, options_of
 from coldpress.schemas.base import Options, Record
@@ -45,7 +46,7 @@ def run(config: ExportConfig, package: Package) -> Export:
         ColdpressError: if the format cannot say what the model is, or the artifact has changed.
         ArtifactError: if the reader refuses the artifact.
     """
-    target = load(TARGETS, config.target or "")
+    target = load(TARGETS, Target, config.target or "")
     options = options_of(target, config.options)
     artifact = open_artifact(standing(package, None), package.manifest_sha256)
     path = Path(config.file).absolute()
@@ -55,7 +56,7 @@ def run(config: ExportConfig, package: Package) -> Export:
     if rounded:
         LOG.info("export: %d tensors were rounded again, the first is %s", len(rounded), rounded[0])
     return Export(
-        target=target.__name__.rpartition(".")[2],
+        target=target.name(),
         file=str(path),
         sha256=sha256_of(path),
         size_bytes=size_bytes,

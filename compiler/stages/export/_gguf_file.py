@@ -14,6 +14,7 @@ from coldpress.compiler.stages.export._gguf_options import BLOCK, FORMATS, Optio
 from coldpress.compiler.stages.export._llama_cpp import Architecture
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
 from coldpress.runtime import plugins
+from coldpress.runtime.quantization import Format
 
 FILE_TYPES: dict[TypeName, gguf.LlamaFileType] = {
     "F32": gguf.LlamaFileType.ALL_F32,
@@ -124,7 +125,7 @@ def _declare(writer: gguf.GGUFWriter, tensor: Planned) -> None:
         dtype = np.dtype(np.float32 if tensor.type == "F32" else np.float16)
         writer.add_tensor_info(tensor.name, shape, dtype, prod(shape) * dtype.itemsize)
         return
-    row_bytes = plugins.load("coldpress.runtime.quantization", FORMATS[tensor.type]).nbytes(shape[-1])
+    row_bytes = plugins.load("coldpress.runtime.quantization", Format, FORMATS[tensor.type]).nbytes(shape[-1])
     kind = gguf.GGMLQuantizationType[tensor.type]
     coded = (*shape[:-1], row_bytes)
     writer.add_tensor_info(tensor.name, coded, np.dtype(np.uint8), prod(coded), kind)
@@ -145,4 +146,6 @@ def _encoded(model: StoredModel, tensor: Planned, role: str) -> np.ndarray:
     values = _llama_cpp.neighbours(model.values(role), tensor.rotated_heads)
     if tensor.type == "F32":
         return np.ascontiguousarray(_llama_cpp.norm_weights(model.spec, role, values), "<f4")
-    return plugins.load("coldpress.runtime.quantization", FORMATS[tensor.type]).encode(np.ascontiguousarray(values))
+    return plugins.load("coldpress.runtime.quantization", Format, FORMATS[tensor.type]).encode(
+        np.ascontiguousarray(values)
+    )

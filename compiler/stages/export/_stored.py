@@ -14,6 +14,7 @@ from coldpress.compiler.io import checked_file
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact import contents, tensor_files
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FormatName, slice_length
 from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE
@@ -122,7 +123,7 @@ class StoredModel:
         if tensor.format is None:
             return codes
         length = tensor.shape[0] if tensor.by_column else tensor.shape[-1]
-        found = plugins.load("coldpress.runtime.quantization", tensor.format).decode(
+        found = plugins.load("coldpress.runtime.quantization", Format, tensor.format).decode(
             np.ascontiguousarray(codes), length
         )
         return found.T if tensor.by_column else found

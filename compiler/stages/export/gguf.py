@@ -15,40 +15,45 @@ from pathlib import Path
 from coldpress.compiler.cost_model import slice_bytes, stored_format
 from coldpress.compiler.stages.export._gguf_options import BLOCK, FORMATS, Options, own_type
 from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.compiler.stages.export._target import Target
 from coldpress.schemas.families import FormatName
 
 
-def write(model: StoredModel, options: Options, path: Path) -> list[str]:
-    """Writes the file; gives the names of the tensors whose values were rounded again.
+class Plugin(Target[Options]):
+    """One GGUF file."""
 
-    Raises:
-        ColdpressError: if llama.cpp has no such architecture, tokenizer or weights.
-    """
-    from coldpress.compiler.stages.export import (
-        _gguf_file,  # with the package gguf, which nobody needs to know the options
-    )
+    OPTIONS = Options
 
-    return _gguf_file.write(model, options, path)
+    def write(self, model: StoredModel, options: Options, path: Path) -> list[str]:
+        """Writes the file; gives the names of the tensors whose values were rounded again.
 
+        Raises:
+            ColdpressError: if llama.cpp has no such architecture, tokenizer or weights.
+        """
+        from coldpress.compiler.stages.export import (
+            _gguf_file,  # with the package gguf, which nobody needs to know the options
+        )
 
-def disk_bytes(shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: Options) -> int:
-    """Bytes of the tensors of a file.
+        return _gguf_file.write(model, options, path)
 
-    Args:
-        shapes: Role -> shape, of all tensors that a model is made of; a tied head is its embedding.
-        stored: The build's format.
-        options: How the weights are written.
+    def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: Options) -> int:
+        """Bytes of the tensors of a file.
 
-    Raises:
-        ColdpressError: if GGUF has no type for what is to be taken as it is stored.
-    """
-    total = 0
-    for role, shape in shapes.items():
-        kept = stored_format(role, stored)
-        if kept is None or len(shape) == 1:
-            total += 4 * prod(shape)
-        else:
-            chosen = kept if options.gguf_type == "stored" else FORMATS[options.gguf_type]
-            own_type(role, chosen)
-            total += prod(shape[:-1]) * slice_bytes(shape[-1], "fp16" if shape[-1] % BLOCK else chosen)
-    return total
+        Args:
+            shapes: Role -> shape, of all tensors that a model is made of; a tied head is its embedding.
+            stored: The build's format.
+            options: How the weights are written.
+
+        Raises:
+            ColdpressError: if GGUF has no type for what is to be taken as it is stored.
+        """
+        total = 0
+        for role, shape in shapes.items():
+            kept = stored_format(role, stored)
+            if kept is None or len(shape) == 1:
+                total += 4 * prod(shape)
+            else:
+                chosen = kept if options.gguf_type == "stored" else FORMATS[options.gguf_type]
+                own_type(role, chosen)
+                total += prod(shape[:-1]) * slice_bytes(shape[-1], "fp16" if shape[-1] % BLOCK else chosen)
+        return total

@@ -17,8 +17,10 @@ from coldpress.compiler.dense_run import buffer_of
 from coldpress.compiler.sections import bookkeeping_bytes, image_bytes, make_sections
 from coldpress.compiler.shared_settings import CacheSetting
 from coldpress.compiler.stages.layout import preloading
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import Claim, cache_slots
-from coldpress.runtime.plugins import load
+from coldpress.runtime.plugins import load, load_class
+from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.ahead_room import NOTHING, USUAL_GUESS, Ahead
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.config import Key
@@ -69,7 +71,7 @@ def run(
         DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed the
             budget.
     """
-    load("coldpress.runtime.cache", config.cache)
+    load_class("coldpress.runtime.cache", CachePolicy, config.cache)
     page_bytes = device.flash.page_bytes.value
     sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
     claims = _claims(sections, sparsity, placement)
@@ -176,7 +178,7 @@ def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
 
 def _selector_arrays(sparsity: Sparsity) -> tuple[SelectorArray, ...]:
     """What the tables will hold of the selector, by layer, family and name."""
-    kept = load("coldpress.runtime.sparsity", sparsity.method).KEPT
+    kept = load("coldpress.runtime.sparsity", Selector, sparsity.method).KEPT
     return tuple(
         SelectorArray.model_validate(
             {"layer": layer, "family": family, "name": name, "dtype": array.dtype.name, "shape": array.shape}

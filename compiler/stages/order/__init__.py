@@ -7,17 +7,13 @@ nothing to gain and keeps the model's order; experts that are used whole stay wh
 that lie together on flash (`sparsity.layers_per_group`, ActiveFlow 3) share one permutation: their activity is counted
 together, and its cost is the sum over the layers.
 
-A heuristic is a file of this package, whole:
-
-    arrange(task: Task) -> Arranged    the order and whose it is; what is given and taken is in _task.py
-    COUNT_SQUARES: int                 squares of pair counts that it holds at a time at most, for `preflight`
+A heuristic is a file of this package whose class `Plugin` extends `Heuristic` (_task.py).
 """
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import ModuleType
 from typing import Annotated, Literal
 
 import numpy as np
@@ -29,9 +25,10 @@ from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.shared_settings import CacheSetting, SeedSetting
 from coldpress.compiler.stages.order import structural
-from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Task
+from coldpress.compiler.stages.order._task import Activity, Demand, Heuristic, Task
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import Claim, cache_slots
-from coldpress.runtime.plugins import load
+from coldpress.runtime.plugins import load, load_class
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
@@ -83,8 +80,8 @@ def run(
         ColdpressError: if a family that is used in part has no activation bits, flash is no tier of the placement, or
             `layers` cut a group.
     """
-    heuristic = load("coldpress.compiler.stages.order", config.heuristic)
-    load("coldpress.runtime.cache", config.cache)
+    heuristic = load("coldpress.compiler.stages.order", Heuristic, config.heuristic)
+    load_class("coldpress.runtime.cache", CachePolicy, config.cache)  # refuses an unknown name before the work begins
     if "flash" not in placement.tiers:
         raise ColdpressError(f"the placement has tiers {', '.join(placement.tiers)} and no flash to order units on")
     inputs = OrderInputs(config, model, activations, sparsity, placement, device)
@@ -216,12 +213,12 @@ def thinned(activity: Activity, max_tokens: int) -> Activity:
 
 
 def _order_family(
-    inputs: OrderInputs, heuristic: ModuleType, group: range, family: FamilyName, work: Workspace
+    inputs: OrderInputs, heuristic: Heuristic, group: range, family: FamilyName, work: Workspace
 ) -> FamilyOrder:
     """The entry of a group: the one that an interrupted run of the same inputs left, or a new one."""
     name, chosen = f"{group[0]}.{family}", heuristic
     if inputs.is_whole(group, family):
-        chosen = structural
+        chosen = structural.Plugin()
         LOG.info("order: %s %s is always used whole and keeps the model's order", _where(group), family)
     entry = work.record(name, FamilyOrder, lambda: _arrange(inputs, chosen, group, family, work))
     LOG.info(
@@ -236,12 +233,12 @@ def _order_family(
 
 
 def _arrange(
-    inputs: OrderInputs, heuristic: ModuleType, group: range, family: FamilyName, work: Workspace
+    inputs: OrderInputs, heuristic: Heuristic, group: range, family: FamilyName, work: Workspace
 ) -> FamilyOrder:
     activity = inputs.activity(group, family)
     size = inputs.used_together(group, family)
     task = inputs.task(group, family, activity, size)
-    arranged: Arranged = heuristic.arrange(task)
+    arranged = heuristic.arrange(task)
     # experts stay whole, and as they are many times fewer than units, so is what a heuristic counts of pairs
     order = (arranged.order[:, None] * size + np.arange(size)).reshape(-1).astype(np.int32)
     of_units = task if size == 1 else inputs.task(group, family, activity)

@@ -1,17 +1,19 @@
-"""What an ordering heuristic is given and gives: activity, what DRAM answers for of it, and the flash for the rest.
+"""What an ordering heuristic is, what it is given and what it gives.
 
-Three parts, each of which keeps what it has counted: `Activity` is what calibration saw, `Demand` what flash is read
-for under a plan's pins and cache, and `Task` adds the device; tasks for several devices share one demand. The last
-tokens are for judging orders: `fitting` is the task without them, `judge` an order's modelled time on them.
+A heuristic is a file of this package whose class `Plugin` extends `Heuristic`. Its task has three parts, each of which
+caches what it has counted: `Activity` is what calibration saw, `Demand` is what flash is read for under a plan's pins
+and cache, and `Task` adds the device; tasks for several devices share one demand. Orders are judged on the last tokens:
+`fitting` is the task without them, `judge` gives an order's modelled time on them.
 
 Layers that share an order (a group, ActiveFlow 3) lie side by side in `bits`, so that what is summed over tokens is
 summed over layers too; each layer has its own pins, its own cache and its own reads, at a stride of the whole group.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from coldpress.compiler.activity.packed_bits import population
 from coldpress.compiler.stages.order._coactivation import gpu_pair_counts, pair_counts
 from coldpress.compiler.stages.order._misses import read_bits
 from coldpress.compiler.stages.order._seconds import Modelled, gap_candidates, least_seconds, modelled
+from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import Flash
 
@@ -184,3 +187,14 @@ class Task:
         """What no order beats on the tokens at the end."""
         reads = self.demand.judged_reads
         return least_seconds(reads.bits, reads.num_tokens, self.unit_bytes, self.flash, reads.num_layers)
+
+
+class Heuristic(PluginBase):
+    """Puts the units of one family in order. The base class of all heuristics."""
+
+    COUNT_SQUARES: ClassVar[int]
+    """Squares of pair counts [num_units, num_units] that it holds at a time at most, for `preflight`."""
+
+    @abstractmethod
+    def arrange(self, task: Task) -> Arranged:
+        """The order on flash, and the name of the heuristic whose it is; a function of the task alone."""

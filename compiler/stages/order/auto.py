@@ -12,39 +12,44 @@ none is left where a layer is read within one latency or the bytes that are need
 import numpy as np
 
 from coldpress.compiler.stages.order import collapse, frequency, misses, ripple
-from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
-COUNT_SQUARES = 3
-"""Of the tokens to fit on, of what the cache misses of them, and of all tokens."""
+RIPPLE, MISSES, FREQUENCY = ripple.Plugin(), misses.Plugin(), frequency.Plugin()
 LEAST_JUDGED_TOKENS = 64
 MARGIN = 0.02
 """Share of ripple's seconds that another order must save on the tokens at the end: what another text may take back."""
 
 
-def arrange(task: Task) -> Arranged:
-    """The winner's order.
+class Plugin(Heuristic):
+    """The winner of a contest of heuristics."""
 
-    Ripple's without a contest where there are too few tokens to judge by, or where no order at all could beat it by
-    MARGIN: a layer that is read within one latency, or whose needed bytes take all the time.
-    """
-    if task.demand.num_judged >= LEAST_JUDGED_TOKENS:
-        to_beat = (1 - MARGIN) * task.judge(ripple.arrange(task.fitting).order).seconds
-        if task.least_seconds < to_beat:
-            rivals = _rivals(task)
-            seconds = {name: task.judge(order).seconds for name, order in rivals.items()}
-            winner = min(seconds, key=lambda name: seconds[name])
-            if seconds[winner] <= to_beat:
-                return Arranged(rivals[winner], winner)
-    return ripple.arrange(task)
+    COUNT_SQUARES = 3
+    """Of the tokens to fit on, of what the cache misses of them, and of all tokens."""
+
+    def arrange(self, task: Task) -> Arranged:
+        """The winner's order.
+
+        Ripple's without a contest where there are too few tokens to judge by, or where no order at all could beat it by
+        MARGIN: a layer that is read within one latency, or whose needed bytes take all the time.
+        """
+        if task.demand.num_judged >= LEAST_JUDGED_TOKENS:
+            to_beat = (1 - MARGIN) * task.judge(RIPPLE.arrange(task.fitting).order).seconds
+            if task.least_seconds < to_beat:
+                rivals = _rivals(task)
+                seconds = {name: task.judge(order).seconds for name, order in rivals.items()}
+                winner = min(seconds, key=lambda name: seconds[name])
+                if seconds[winner] <= to_beat:
+                    return Arranged(rivals[winner], winner)
+        return RIPPLE.arrange(task)
 
 
 def _rivals(task: Task) -> dict[str, np.ndarray]:
     """Orders made without the tokens at the end, which only say how dear a gap is."""
     fitting = task.fitting
-    start = misses.arrange(fitting).order
+    start = MISSES.arrange(fitting).order
     gap_bytes = task.judge(start).gap_bytes
     return {
-        "frequency": frequency.arrange(fitting).order,
+        "frequency": FREQUENCY.arrange(fitting).order,
         "misses": start,
         "collapse": collapse.refine(fitting, start, collapse.gap_cost(task, gap_bytes)),
     }

@@ -8,22 +8,25 @@ taken already. Bundles follow each other by id. benchmarks/order.py also counts 
 import numpy as np
 
 from coldpress.compiler.compiled import compiled
-from coldpress.compiler.stages.order._task import Arranged, Task
-
-COUNT_SQUARES = 1
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
 
-def arrange(task: Task) -> Arranged:
-    """The order on flash of all units, pinned or not."""
-    friends = closest_friends(task.activity.counts)
-    order: list[int] = []
-    placed = np.zeros(friends.size, bool)
-    for unit, friend in enumerate(friends.tolist()):
-        for member in (unit, friend):
-            if not placed[member]:
-                placed[member] = True
-                order.append(member)
-    return Arranged(np.array(order, np.int32), "closest_friend")
+class Plugin(Heuristic):
+    """Pairs of closest friends."""
+
+    COUNT_SQUARES = 1
+
+    def arrange(self, task: Task) -> Arranged:
+        """The order on flash of all units, pinned or not."""
+        friends = closest_friends(task.activity.counts)
+        order: list[int] = []
+        placed = np.zeros(friends.size, bool)
+        for unit, friend in enumerate(friends.tolist()):
+            for member in (unit, friend):
+                if not placed[member]:
+                    placed[member] = True
+                    order.append(member)
+        return Arranged(np.array(order, np.int32), "closest_friend")
 
 
 def closest_friends(counts: np.ndarray) -> np.ndarray:

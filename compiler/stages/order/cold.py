@@ -4,12 +4,15 @@ Published, it orders all units. The hottest are then in DRAM and leave holes in 
 layers a unit counts as pinned where all layers pin it.
 """
 
-from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 from coldpress.compiler.stages.order.ripple import join_links
 
-COUNT_SQUARES = 1
 
+class Plugin(Heuristic):
+    """Algorithm 1 over the units left on flash."""
 
-def arrange(task: Task) -> Arranged:
-    """The order on flash; pinned units last, by id."""
-    return Arranged(task.with_pinned_last(join_links(task.activity.counts, task.demand.left_on_flash)), "cold")
+    COUNT_SQUARES = 1
+
+    def arrange(self, task: Task) -> Arranged:
+        """The order on flash; pinned units last, by id."""
+        return Arranged(task.with_pinned_last(join_links(task.activity.counts, task.demand.left_on_flash)), "cold")

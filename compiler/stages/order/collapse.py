@@ -17,16 +17,20 @@ from coldpress.compiler.stages.order import misses
 from coldpress.compiler.stages.order._coactivation import to_words
 from coldpress.compiler.stages.order._friends import nearest_friends
 from coldpress.compiler.stages.order._local_search import improve
-from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
-COUNT_SQUARES = 1
 NUM_FRIENDS = 8
 
 
-def arrange(task: Task) -> Arranged:
-    """The order on flash; pinned units last, by id."""
-    start = misses.arrange(task).order
-    return Arranged(refine(task, start, gap_cost(task, task.judge(start).gap_bytes)), "collapse")
+class Plugin(Heuristic):
+    """Local search on the cost of collapsed reads."""
+
+    COUNT_SQUARES = 1
+
+    def arrange(self, task: Task) -> Arranged:
+        """The order on flash; pinned units last, by id."""
+        start = misses.Plugin().arrange(task).order
+        return Arranged(refine(task, start, gap_cost(task, task.judge(start).gap_bytes)), "collapse")
 
 
 def gap_cost(task: Task, gap_bytes: int) -> float:

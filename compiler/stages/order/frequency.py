@@ -2,11 +2,14 @@
 
 import numpy as np
 
-from coldpress.compiler.stages.order._task import Arranged, Task
-
-COUNT_SQUARES = 0
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
 
-def arrange(task: Task) -> Arranged:
-    """Unit ids by falling activation count."""
-    return Arranged(np.argsort(-task.activity.totals, kind="stable").astype(np.int32), "frequency")
+class Plugin(Heuristic):
+    """By activation count."""
+
+    COUNT_SQUARES = 0
+
+    def arrange(self, task: Task) -> Arranged:
+        """Unit ids by falling activation count."""
+        return Arranged(np.argsort(-task.activity.totals, kind="stable").astype(np.int32), "frequency")

@@ -4,14 +4,17 @@ Plain counts chain hot units with hot units, whatever else they do; normalised o
 """
 
 from coldpress.compiler.stages.order._pair_weights import jaccard
-from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 from coldpress.compiler.stages.order.ripple import join_links
 
-COUNT_SQUARES = 2
-"""The weights beside the counts."""
 
+class Plugin(Heuristic):
+    """Algorithm 1 by Jaccard similarity."""
 
-def arrange(task: Task) -> Arranged:
-    """The order on flash; pinned units last, by id."""
-    weights = jaccard(task.activity.counts, task.activity.totals)
-    return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "jaccard")
+    COUNT_SQUARES = 2
+    """The weights beside the counts."""
+
+    def arrange(self, task: Task) -> Arranged:
+        """The order on flash; pinned units last, by id."""
+        weights = jaccard(task.activity.counts, task.activity.totals)
+        return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "jaccard")

@@ -4,14 +4,17 @@ Lift favours the rarest pairs, whose few common tokens may be chance; it is the 
 """
 
 from coldpress.compiler.stages.order._pair_weights import lift
-from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 from coldpress.compiler.stages.order.ripple import join_links
 
-COUNT_SQUARES = 2
-"""The weights beside the counts."""
 
+class Plugin(Heuristic):
+    """Algorithm 1 by lift."""
 
-def arrange(task: Task) -> Arranged:
-    """The order on flash; pinned units last, by id."""
-    weights = lift(task.activity.counts, task.activity.totals, task.activity.num_columns)
-    return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "lift")
+    COUNT_SQUARES = 2
+    """The weights beside the counts."""
+
+    def arrange(self, task: Task) -> Arranged:
+        """The order on flash; pinned units last, by id."""
+        weights = lift(task.activity.counts, task.activity.totals, task.activity.num_columns)
+        return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "lift")

@@ -5,13 +5,16 @@ where the cache answers for most activations, as at the densities of top-k metho
 of them where few units are active (EXPERIMENTS.md).
 """
 
-from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 from coldpress.compiler.stages.order.ripple import join_links
 
-COUNT_SQUARES = 1
 
+class Plugin(Heuristic):
+    """Algorithm 1 over cache misses."""
 
-def arrange(task: Task) -> Arranged:
-    """The order on flash; pinned units last, by id."""
-    found = join_links(task.demand.missed.counts, task.demand.left_on_flash)
-    return Arranged(task.with_pinned_last(found), "misses")
+    COUNT_SQUARES = 1
+
+    def arrange(self, task: Task) -> Arranged:
+        """The order on flash; pinned units last, by id."""
+        found = join_links(task.demand.missed.counts, task.demand.left_on_flash)
+        return Arranged(task.with_pinned_last(found), "misses")

@@ -11,16 +11,20 @@ link never matters again, pairs are sorted in runs of falling count, each among 
 import numpy as np
 
 from coldpress.compiler.compiled import compiled
-from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
-COUNT_SQUARES = 1
 RUN_PAIRS = 1 << 23
 """Pairs sorted at a time: 8 bytes each."""
 
 
-def arrange(task: Task) -> Arranged:
-    """The order of all units on flash, pinned or not, as published."""
-    return Arranged(join_links(task.activity.counts), "ripple")
+class Plugin(Heuristic):
+    """Algorithm 1 over all activations, as published."""
+
+    COUNT_SQUARES = 1
+
+    def arrange(self, task: Task) -> Arranged:
+        """The order of all units on flash, pinned or not, as published."""
+        return Arranged(join_links(task.activity.counts), "ripple")
 
 
 def join_links(counts: np.ndarray, units: np.ndarray | None = None, run_pairs: int = RUN_PAIRS) -> np.ndarray:

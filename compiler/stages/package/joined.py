@@ -15,6 +15,7 @@ from coldpress.compiler.stages.package.mapped import MappedArray
 from coldpress.compiler.stages.package.safetensors import TensorToWrite, of_array
 from coldpress.runtime.artifact.contents import selector_tensor
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Layout, Section
@@ -83,7 +84,7 @@ def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWri
 
     if tensor.format is None:
         return TensorToWrite(tensor.role, "float32", tensor.shape, mapped)
-    row_bytes = load("coldpress.runtime.quantization", tensor.format).nbytes(tensor.shape[-1])
+    row_bytes = load("coldpress.runtime.quantization", Format, tensor.format).nbytes(tensor.shape[-1])
     return TensorToWrite(tensor.role, "uint8", (int(np.prod(tensor.shape[:-1])), row_bytes), mapped)
 
 

@@ -32,10 +32,12 @@ from coldpress.compiler.stages.place._problem import (
     tiers_of,
     units_of,
 )
+from coldpress.compiler.stages.place._program import Solver
 from coldpress.compiler.stages.place._share import SHARES, choose_share, replay, whole_layers_seconds
 from coldpress.compiler.stages.place._tiers import accelerator_of, min_units, tiers_named, worth
 from coldpress.compiler.stages.place._whole import whole_layers
-from coldpress.runtime.plugins import load
+from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.plugins import load, load_class
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount, Share
 from coldpress.schemas.config import Key
@@ -93,8 +95,8 @@ def run(
     counts = all_counts(model.spec, activations, sparsity)
     share, whole, tried = _pinned_share(config, model.spec, activations, sparsity, device)
     problem = _problem(config, model.spec, counts, sparsity, device, share)
-    solver = load("coldpress.compiler.stages.place", config.solver)
-    solution = whole_layers(problem) if whole else _solve.search(problem, solver.solve, config.gap)
+    solver = load("coldpress.compiler.stages.place", Solver, config.solver)
+    solution = whole_layers(problem) if whole else _solve.search(problem, solver, config.gap)
     pairs = list(zip(problem.groups, solution.choices, strict=True))
     placement = Placement(
         solver=config.solver,
@@ -157,7 +159,7 @@ def _pinned_share(
     config: PlaceConfig, spec: ModelSpec, activations: Activations, sparsity: Sparsity, device: DeviceProfile
 ) -> tuple[float | None, bool, tuple[PinnedShare, ...]]:
     """The share of the units' DRAM that is pinned, whether by whole layers, and what it was chosen from."""
-    admits = load("coldpress.runtime.cache", config.cache).Cache.admits
+    admits = load_class("coldpress.runtime.cache", CachePolicy, config.cache).admits
     if tiers_named(config.tiers)[-1] != "flash":
         return None, False, ()  # nothing is read, so nothing is cached
     if config.pinned_share is not None:
@@ -167,11 +169,11 @@ def _pinned_share(
     head, windows = split_tokens(activations.num_tokens)
     counts = head_counts(spec, activations, sparsity, head)
     traces = traces_of(spec, activations, sparsity, windows)
-    solve = load("coldpress.compiler.stages.place", config.solver).solve
+    solver = load("coldpress.compiler.stages.place", Solver, config.solver)
     tried: list[PinnedShare] = []
     for share in SHARES:
         problem = _problem(config, spec, counts, sparsity, device, share)
-        choices = _solve.search(problem, solve, SHARE_GAP).choices
+        choices = _solve.search(problem, solver, SHARE_GAP).choices
         seconds = replay(config.cache, config.cache_options, problem, choices, sparsity, device, traces)
         tried.append(PinnedShare(share=share, flash_s_per_token=seconds))
         LOG.info("place: %3.0f %% of the units' DRAM pinned: %.4g s of flash a token", 100 * share, seconds)

@@ -8,6 +8,7 @@ smallest that is right.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from coldpress.compiler.stages.place._bound import Level
 from coldpress.compiler.stages.place._problem import Choice, Group, Problem
+from coldpress.runtime.plugins import PluginBase
 
 Terms = list[tuple[int, int]]
 """(column, coefficient) pairs: a linear form over the columns of a program."""
@@ -56,6 +58,18 @@ class Answer:
 
     columns: tuple[int, ...]
     bound: float
+
+
+class Solver(PluginBase):
+    """Solves integer programs. The base class of all placement solvers."""
+
+    @abstractmethod
+    def solve(self, program: Program, gap: float) -> Answer | None:
+        """An answer whose value is within the relative `gap` of the optimum; None if there is no solution.
+
+        Raises:
+            ColdpressError: if the solver fails.
+        """
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.seconds import Reading
 from coldpress.compiler.stages.place._counts import Trace
 from coldpress.compiler.stages.place._problem import Choice, Group, Problem, tiers_of
-from coldpress.runtime.cache import Known, Policy, make
+from coldpress.runtime.cache import CachePolicy, Known, make
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.store.planner import Strided
@@ -99,7 +99,7 @@ def _reading(group: Group, sparsity: Sparsity, num_layers: int, device: DevicePr
     return Reading(device.flash, units, device.flash.break_even_gap_bytes, buffer_bytes)
 
 
-def _flash_seconds(cache: Policy, reading: Reading, trace: Trace) -> float:
+def _flash_seconds(cache: CachePolicy, reading: Reading, trace: Trace) -> float:
     """Of all tokens of a trace that count."""
     seconds = 0.0
     for context in trace.contexts:

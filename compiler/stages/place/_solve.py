@@ -6,12 +6,11 @@ choice that was ever left out is worth less than the answer, and the solver's pr
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 from coldpress.compiler.stages.place._bound import MARGIN, Level, find_bound, open_spans
 from coldpress.compiler.stages.place._problem import Choice, Problem, nowhere, value_of, without_idle
-from coldpress.compiler.stages.place._program import Answer, Program, Tangents, first_tangents, to_program
+from coldpress.compiler.stages.place._program import Solver, Tangents, first_tangents, to_program
 from coldpress.schemas.errors import DoesNotFitError
 
 FIRST_SLACK = 2e-6
@@ -19,8 +18,6 @@ FIRST_SLACK = 2e-6
 GROWTH = 16
 ENVELOPE_GAP = 1e-2
 """Relative error of the objective that envelopes start with."""
-
-Solver = Callable[[Program, float], Answer | None]
 
 
 class Solution(NamedTuple):
@@ -77,7 +74,7 @@ def _best_of(
     best: _Best | None = None
     while True:
         placed = to_program(problem, spans, tangents)
-        answer = solver(placed.program, gap / 2)
+        answer = solver.solve(placed.program, gap / 2)
         if answer is None:
             return None
         choices = placed.choices(answer)

@@ -9,17 +9,20 @@ import functools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
-from coldpress.compiler.stages.place._program import Answer, Program
+from coldpress.compiler.stages.place._program import Answer, Program, Solver
 from coldpress.schemas.errors import ColdpressError
 
 
-def solve(program: Program, gap: float) -> Answer | None:
-    """An answer whose value is within the relative `gap` of the optimum; None: there is no solution.
+class Plugin(Solver):
+    """CP-SAT in a process of its own."""
 
-    Raises:
-        ColdpressError: if the solver fails.
-    """
-    return _process().submit(_solve, program, gap).result()
+    def solve(self, program: Program, gap: float) -> Answer | None:
+        """An answer whose value is within the relative `gap` of the optimum; None: there is no solution.
+
+        Raises:
+            ColdpressError: if the solver fails.
+        """
+        return _process().submit(_solve, program, gap).result()
 
 
 @functools.cache

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.activity.predictor_network import Weights
 
 LOG = logging.getLogger(__name__)
-FAMILY: FamilyName = "neuron"
 MIN_TOKENS = 64
 RANK_STEP = 8
 LOWEST = 0.3
@@ -130,7 +129,8 @@ def _ladder(
     layer, largest, format_name = entry.layer, sparsity.predictor_rank[entry.layer], sparsity.predictor_format
     if format_name is None:
         raise ColdpressError("the sparsity names no format of its predictors; delete allocate.json and build again")
-    trainer = Trainer(config, model, activations, entry, format_name, work)
+    (family,) = sparsity.families
+    trainer = Trainer(config, model, activations, entry, family, format_name, work)
     skewness = training.skewness(trainer.fitted)
     expected = trainer.fitted.density / trainer.fitted.used_share * (1 - skewness) * model.spec.hidden_size
     rungs: list[Rung] = []
@@ -165,6 +165,7 @@ class Trainer:
         model: Model,
         activations: Activations,
         entry: LayerStatistics,
+        family: FamilyName,
         format_name: FormatName,
         work: Workspace,
     ) -> None:
@@ -173,12 +174,13 @@ class Trainer:
 
         from coldpress.compiler.stages.predict import training as training
 
-        inputs, bits = _data(activations, entry)
+        inputs, bits = _data(activations, entry, family)
         experts = _experts(model, entry.layer, inputs, bits) if model.spec.is_mixture else None
         parts = training.split(inputs, bits, config.held_out_share, experts)
         self.fitted, self.chosen_by, self.judged_on = parts
         self._config, self._model, self._layer = config, model, entry.layer
         self._exact_zeros, self._format, self._work = activations.exact_zeros, format_name, work
+        self._num_units = num_units(family, model.spec)
         self._found: tuple[int, torch.Tensor] | None = None
         self._dtype = torch.bfloat16 if activations.compute_dtype == "bfloat16" else torch.float32
 
@@ -196,7 +198,7 @@ class Trainer:
 
     @functools.cached_property
     def _gate(self) -> "torch.Tensor":
-        return _gate(self._model, self._exact_zeros, self._layer, self._config.seed)
+        return _gate(self._model, self._exact_zeros, self._layer, self._num_units, self._config.seed)
 
     def _train(self, rank: int) -> "Weights":
         from coldpress.compiler.stages.predict import training as training
@@ -240,9 +242,9 @@ class Trainer:
         return tuple(points), found >= limit
 
 
-def _data(activations: Activations, entry: LayerStatistics) -> tuple[np.ndarray, np.ndarray]:
+def _data(activations: Activations, entry: LayerStatistics, family: FamilyName) -> tuple[np.ndarray, np.ndarray]:
     """MLP inputs float16 [num_tokens, hidden_size] and packed activation bits."""
-    statistics, num_tokens = counted(activations, entry.layer, FAMILY), activations.num_tokens
+    statistics, num_tokens = counted(activations, entry.layer, family), activations.num_tokens
     if num_tokens < MIN_TOKENS:
         raise ColdpressError(
             f"layer {entry.layer}: {num_tokens} calibration tokens, a predictor needs at least {MIN_TOKENS}; "
@@ -281,7 +283,7 @@ def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tupl
     return tuple(dict.fromkeys((found[0], *found[first:])))
 
 
-def _gate(model: Model, exact_zeros: bool, layer: int, seed: int) -> "torch.Tensor":
+def _gate(model: Model, exact_zeros: bool, layer: int, num_units: int, seed: int) -> "torch.Tensor":
     """The matrix whose output's sign is the activity, float32 [num_units, hidden_size]; else a random one."""
     import torch
 
@@ -289,7 +291,7 @@ def _gate(model: Model, exact_zeros: bool, layer: int, seed: int) -> "torch.Tens
 
     spec = model.spec
     if not exact_zeros:
-        return training.random_gate(num_units(FAMILY, spec), spec.hidden_size, seed + layer)
+        return training.random_gate(num_units, spec.hidden_size, seed + layer)
     names = matrices("gate_proj" if spec.gated_mlp else "up_proj", spec)
     parts = [torch.from_numpy(read_role(model, f"layers.{layer}.{name}.weight")).float() for name in names]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

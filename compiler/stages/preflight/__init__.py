@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
+from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.checkpoint.shapes import Shapes
 from coldpress.compiler.cost_model import HasShapes
 from coldpress.compiler.device import host
@@ -24,7 +25,9 @@ from coldpress.compiler.sections import asked_budget_bytes
 from coldpress.compiler.stages import relufy
 from coldpress.compiler.stages.preflight import needs as _needs
 from coldpress.compiler.stages.preflight import trial
+from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
@@ -261,7 +264,8 @@ def _check_budget(build: trial.Build, model: HasShapes, device: DeviceProfile) -
 
 def _check_tokens(wanted: int, method: str, corpus: str, found: int, thorough: bool) -> None:
     text = f"the corpus {corpus} gives {found:,} calibration tokens, {wanted:,} were asked for"
-    if (thorough and found < LEAST_TOKEN_SHARE * wanted) or (method == "predictor" and found < PREDICTOR_TOKENS):
+    predicts = method != AUTO and load("coldpress.runtime.sparsity", Selector, method).NEEDS_PREDICTORS
+    if (thorough and found < LEAST_TOKEN_SHARE * wanted) or (predicts and found < PREDICTOR_TOKENS):
         raise ColdpressError(f"{text}; give more text, or set calibration_tokens={found} if that is enough")
     LOG.log(logging.WARNING if found < LEAST_TOKEN_SHARE * wanted else logging.INFO, "preflight: %s", text)
 

@@ -39,8 +39,12 @@ from coldpress.compiler.activity.forward import HEAD_ROWS
 from coldpress.compiler.candidates import families_for, methods_for
 from coldpress.compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
 from coldpress.compiler.stages import distill, export, relufy
+from coldpress.compiler.stages.allocate._task import Rule
+from coldpress.compiler.stages.export._target import Target
+from coldpress.compiler.stages.order._task import Heuristic
+from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.runtime.plugins import load, options_of
-from coldpress.runtime.sparsity import DensitySource
+from coldpress.runtime.sparsity import DensitySource, Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Method, num_experts, num_units
 from coldpress.schemas.predictors import matrix_shapes
@@ -126,12 +130,12 @@ class Build:
     @property
     def has_predictors(self) -> bool:
         """Whether `predict` is a stage of the build."""
-        return any(load("coldpress.runtime.sparsity", method).NEEDS_PREDICTORS for method in self._methods)
+        return any(load("coldpress.runtime.sparsity", Selector, method).NEEDS_PREDICTORS for method in self._methods)
 
     @property
     def has_gram(self) -> bool:
         """Whether `gram` is a stage of the build."""
-        return load("coldpress.compiler.stages.quantize", self.algorithm).NEEDS_GRAM
+        return load("coldpress.compiler.stages.quantize", Algorithm, self.algorithm).NEEDS_GRAM
 
     @property
     def counts_again(self) -> bool:
@@ -142,7 +146,7 @@ class Build:
     def density_sources(self) -> set[DensitySource]:
         """Where the densities of its methods come from."""
         exact = self.model.spec.exact_zeros
-        return {load("coldpress.runtime.sparsity", name).densities(exact) for name in self._methods}
+        return {load("coldpress.runtime.sparsity", Selector, name).densities(exact) for name in self._methods}
 
 
 def ram_bytes(build: Build) -> dict[str, int]:
@@ -223,7 +227,7 @@ def _calibrate_ram(build: Build) -> int:
 
 def _allocate_ram(build: Build) -> int:
     spec = build.model.spec
-    rule, families = load("coldpress.compiler.stages.allocate", build.density_allocation), len(build.families)
+    rule, families = load("coldpress.compiler.stages.allocate", Rule, build.density_allocation), len(build.families)
     variants = rule.num_variants(spec.num_hidden_layers, families)
     if not variants:
         return PYTHON_BYTES
@@ -277,11 +281,8 @@ def _order_ram(build: Build) -> int:
     whole = build.density_sources == {"whole"}  # then experts are what is ordered
     counted = [(num_experts(family, spec), num_units(family, spec)) for family in build.families]
     paired = max(experts if whole and experts > 1 else units_of for experts, units_of in counted)
-    counts = (
-        (2 if build.num_tokens < 1 << 16 else 4)
-        * paired**2
-        * load("coldpress.compiler.stages.order", build.order).COUNT_SQUARES
-    )
+    counts = (2 if build.num_tokens < 1 << 16 else 4) * paired**2
+    counts *= load("coldpress.compiler.stages.order", Heuristic, build.order).COUNT_SQUARES
     return PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + build.num_tokens * units // 4
 
 
@@ -326,7 +327,7 @@ def _export_ram(build: Build) -> int:
 
 
 def _exported_bytes(build: Build, target_name: str) -> int:
-    target = load(export.TARGETS, target_name)
+    target = load(export.TARGETS, Target, target_name)
     shapes = {role: source.shape for role, source in build.model.tensors.items()}
     if build.model.spec.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)

@@ -25,7 +25,9 @@ from coldpress.compiler.io import digest, load_arrays, save_arrays, save_record,
 from coldpress.compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import relufy
+from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.corpus import Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
@@ -228,9 +230,9 @@ def _stages(build: Build, spec: ModelSpec) -> list[str]:
     if build.settings["relufy"]["activation"] == relufy.OFF:
         left_out.add("relufy")
     methods = methods_for(build.method, spec.exact_zeros, spec.is_mixture)
-    if not any(load("coldpress.runtime.sparsity", method).NEEDS_PREDICTORS for method in methods):
+    if not any(load("coldpress.runtime.sparsity", Selector, method).NEEDS_PREDICTORS for method in methods):
         left_out |= {"predict", "size"}
-    if not load("coldpress.compiler.stages.quantize", build.settings["quantize"]["algorithm"]).NEEDS_GRAM:
+    if not load("coldpress.compiler.stages.quantize", Algorithm, build.settings["quantize"]["algorithm"]).NEEDS_GRAM:
         left_out.add("gram")
     if not build.settings.get("importance"):
         left_out.add("importance")

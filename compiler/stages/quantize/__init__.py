@@ -2,15 +2,14 @@
 
 Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, Gram matrices
 where the algorithm asks for them, and the importance of inputs where the build knows it; gives one array file per layer
-and one for what all layers share. The algorithm (a file of this package: `NEEDS_GRAM`, and `quantize(weights,
-format_name)` -> codes) chooses codes; the format (runtime/quantization) says what they mean. Row-column bundling is
+and one for the tensors that all layers share. The algorithm (a file of this package whose class `Plugin` extends
+`Algorithm`, _weights.py) chooses codes; the format (runtime/quantization) says what they mean. Row-column bundling is
 LLM-in-a-flash 3.2: a unit is its slices' bytes one after another.
 """
 
 import functools
 import logging
 from collections.abc import Callable
-from types import ModuleType
 from typing import Annotated
 
 import numpy as np
@@ -19,6 +18,7 @@ from pydantic import Field
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.quantize._resident import layer_resident, shared_resident
 from coldpress.compiler.stages.quantize._units import Known, encode_resident, encode_units
+from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.runtime.plugins import load
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
@@ -57,7 +57,7 @@ def run(
         ColdpressError: if the algorithm needs Gram matrices, and there are none of these weights.
         CheckpointError: if a value is beyond what the format can hold; the text names the tensor.
     """
-    algorithm = load("coldpress.compiler.stages.quantize", config.algorithm)
+    algorithm = load("coldpress.compiler.stages.quantize", Algorithm, config.algorithm)
     if algorithm.NEEDS_GRAM and (gram is None or gram.weights_sha256 != model.weights_sha256):
         found = "none were given" if gram is None else "those given are of other weights"
         raise ColdpressError(
@@ -80,7 +80,7 @@ def run(
 
 
 def _quantize_layer(
-    algorithm: ModuleType,
+    algorithm: Algorithm,
     model: Model,
     sparsity: Sparsity,
     layer: int,
@@ -102,7 +102,7 @@ def _quantize_layer(
 
 
 def _encode_resident(
-    algorithm: ModuleType, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: Known
+    algorithm: Algorithm, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: Known
 ) -> dict[str, np.ndarray]:
     """The tensors under their roles without `prefix`."""
     return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}

@@ -5,15 +5,15 @@ sum of price times squared error; then once the least-squares scale of the level
 (the search of llama.cpp's quantization with importance, ggml-quants.c). The rule's own scale is among what is tried.
 """
 
-from types import ModuleType
-
 import numpy as np
+
+from coldpress.runtime.quantization import Format
 
 MULTIPLES = np.linspace(0.45, 1.1, 12, dtype=np.float32)
 """Below 1 the largest values are clipped, for finer steps of all others."""
 
 
-def best_scales(values: np.ndarray, prices: np.ndarray, kept: ModuleType) -> np.ndarray:
+def best_scales(values: np.ndarray, prices: np.ndarray, kept: Format) -> np.ndarray:
     """The scale of each group, float32 [n] as it will be stored.
 
     Args:
@@ -36,7 +36,7 @@ def best_scales(values: np.ndarray, prices: np.ndarray, kept: ModuleType) -> np.
 
 
 def _better(
-    values: np.ndarray, tried: np.ndarray, prices: np.ndarray, kept: ModuleType, best: np.ndarray, lost: np.ndarray
+    values: np.ndarray, tried: np.ndarray, prices: np.ndarray, kept: Format, best: np.ndarray, lost: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(the best scales so far, what they lose)."""
     found = _lost(values, tried, prices, kept)
@@ -44,11 +44,11 @@ def _better(
     return np.where(is_better, tried, best), np.where(is_better, found, lost)
 
 
-def _lost(values: np.ndarray, scales: np.ndarray, prices: np.ndarray, kept: ModuleType) -> np.ndarray:
+def _lost(values: np.ndarray, scales: np.ndarray, prices: np.ndarray, kept: Format) -> np.ndarray:
     return (prices * np.square(values - kept.nearest(values, scales[:, None]))).sum(axis=1)
 
 
-def _least_squares(values: np.ndarray, scales: np.ndarray, prices: np.ndarray, kept: ModuleType) -> np.ndarray:
+def _least_squares(values: np.ndarray, scales: np.ndarray, prices: np.ndarray, kept: Format) -> np.ndarray:
     """The scales that lose the least under the levels that `scales` give; those themselves where all levels are 0."""
     rounded = kept.nearest(values, scales[:, None])
     levels = np.divide(rounded, scales[:, None], out=np.zeros_like(rounded), where=scales[:, None] != 0)

@@ -7,13 +7,13 @@ codes of a layer, and what the algorithm adds.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 
 import numpy as np
 
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
-from coldpress.compiler.stages.quantize._weights import Weights, weights_of
+from coldpress.compiler.stages.quantize._weights import Algorithm, Weights, weights_of
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.families import FamilyName, FormatName, num_units, slice_length, slices
 from coldpress.schemas.model import Model, matrices
@@ -35,14 +35,14 @@ class Known:
 
 
 def encode_units(
-    algorithm: ModuleType, model: Model, layer: int, family: FamilyName, format_name: FormatName, known: Known
+    algorithm: Algorithm, model: Model, layer: int, family: FamilyName, format_name: FormatName, known: Known
 ) -> np.ndarray:
     """One family of one layer: uint8 [num_units, unit_bytes], unit i at row i, its slices in the family's order.
 
     Raises:
         CheckpointError: if a value is beyond what the format can hold.
     """
-    nbytes = load("coldpress.runtime.quantization", format_name).nbytes
+    nbytes = load("coldpress.runtime.quantization", Format, format_name).nbytes
     pieces = slices(family, model.spec)
     lengths = [slice_length(piece, model.spec) for piece in pieces]
     units = np.empty((num_units(family, model.spec), sum(map(nbytes, lengths))), np.uint8)
@@ -59,7 +59,7 @@ def encode_units(
     return units
 
 
-def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor, known: Known) -> np.ndarray:
+def encode_resident(algorithm: Algorithm, model: Model, tensor: ResidentTensor, known: Known) -> np.ndarray:
     """A tensor that stays in DRAM: float32 as it is, or a matrix's rows as codes uint8 [rows, row_bytes].
 
     Raises:
@@ -74,13 +74,13 @@ def encode_resident(algorithm: ModuleType, model: Model, tensor: ResidentTensor,
     return _encode(algorithm, weights, tensor.role, tensor.format)
 
 
-def _encode(algorithm: ModuleType, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
+def _encode(algorithm: Algorithm, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
     """Codes of all slices, uint8 [n, nbytes(length)]; warns where they lose more than trained weights do."""
     try:
         codes = algorithm.quantize(weights, format_name)
     except ColdpressError as error:
         raise CheckpointError(f"{role}: {error}") from error
-    kept = load("coldpress.runtime.quantization", format_name)
+    kept = load("coldpress.runtime.quantization", Format, format_name)
     picked = np.unique(np.linspace(0, weights.count - 1, min(SAMPLED_SLICES, weights.count)).round().astype(int))
     values = np.concatenate([weights.read(at, at + 1) for at in picked.tolist()])
     error, norm = np.linalg.norm(kept.decode(codes[picked], weights.length) - values), np.linalg.norm(values)

@@ -1,12 +1,18 @@
-"""A matrix as the slices that are stored, read a block at a time, for the algorithms that choose their codes."""
+"""What a rounding algorithm is, and what it is given: a matrix as stored slices, read a block at a time.
 
+An algorithm is a file of this package whose class `Plugin` extends `Algorithm`.
+"""
+
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from coldpress.compiler.checkpoint.tensors import read_role, read_rows
+from coldpress.runtime.plugins import PluginBase
+from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model
 
 BLOCK_BYTES = 8 << 20
@@ -74,3 +80,18 @@ def _columns(model: Model, role: str) -> Read:
 
 def _per_block(length: int) -> int:
     return max(1, BLOCK_BYTES // (4 * length))
+
+
+class Algorithm(PluginBase):
+    """Chooses the codes of weights. The base class of all rounding algorithms."""
+
+    NEEDS_GRAM: ClassVar[bool] = False
+    """Whether it needs the Gram matrices of the inputs (`gram`)."""
+
+    @abstractmethod
+    def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
+        """Codes of all slices, uint8 [n, nbytes(length)].
+
+        Raises:
+            ColdpressError: if a value or a scale is beyond the format's range.
+        """

@@ -9,21 +9,20 @@ inputs are not calibrated, embeddings, the head and experts, are rounded to near
 """
 
 import logging
-from types import ModuleType
 
 import numpy as np
 from scipy.linalg import get_lapack_funcs
 
 from coldpress.compiler.stages.quantize import rtn
 from coldpress.compiler.stages.quantize._scales import best_scales
-from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.compiler.stages.quantize._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName
 
 GROUP = rtn.GROUP
 LOG = logging.getLogger(__name__)
-NEEDS_GRAM = True
 BLOCK = 128
 """Inputs whose errors are kept before the rest of the matrix hears of them (GPTQ, step 2)."""
 DAMPING = 0.01
@@ -31,22 +30,27 @@ DAMPING = 0.01
 MOST_DAMPING = 1.0
 
 
-def quantize(weights: Weights, format_name: FormatName) -> np.ndarray:
-    """Codes of all slices, uint8 [n, nbytes(length)].
+class Plugin(Algorithm):
+    """GPTQ with the formats' groups."""
 
-    Raises:
-        ColdpressError: if a value or a scale is beyond float16, or the Gram matrix is not one of such inputs.
-    """
-    if weights.gram is None:
-        return rtn.quantize(weights, format_name)
-    kept = load("coldpress.runtime.quantization", format_name)
-    whole = np.concatenate([values for _, values in weights.blocks()])
-    by_input = np.ascontiguousarray(whole.T) if weights.axis == "row" else whole
-    factor = error_factor(weights.gram)
-    rounded, scales = _round(by_input, factor, weights.axis == "row", kept)
-    if weights.axis == "row":
-        rounded, scales = np.ascontiguousarray(rounded.T), np.ascontiguousarray(scales.T)
-    return kept.pack(rounded, scales)
+    NEEDS_GRAM = True
+
+    def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
+        """Codes of all slices, uint8 [n, nbytes(length)].
+
+        Raises:
+            ColdpressError: if a value or a scale is beyond float16, or the Gram matrix is not one of such inputs.
+        """
+        if weights.gram is None:
+            return rtn.Plugin().quantize(weights, format_name)
+        kept = load("coldpress.runtime.quantization", Format, format_name)
+        whole = np.concatenate([values for _, values in weights.blocks()])
+        by_input = np.ascontiguousarray(whole.T) if weights.axis == "row" else whole
+        factor = error_factor(weights.gram)
+        rounded, scales = _round(by_input, factor, weights.axis == "row", kept)
+        if weights.axis == "row":
+            rounded, scales = np.ascontiguousarray(rounded.T), np.ascontiguousarray(scales.T)
+        return kept.pack(rounded, scales)
 
 
 def error_factor(gram: np.ndarray) -> np.ndarray:
@@ -78,9 +82,7 @@ def error_factor(gram: np.ndarray) -> np.ndarray:
     )
 
 
-def _round(
-    values: np.ndarray, factor: np.ndarray, along_inputs: bool, kept: ModuleType
-) -> tuple[np.ndarray, np.ndarray]:
+def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, kept: Format) -> tuple[np.ndarray, np.ndarray]:
     """(what codes will say, float32 [inputs, outputs]; scales [groups, outputs] along inputs, else [inputs, groups]).
 
     Args:
@@ -109,7 +111,7 @@ def _round(
     return rounded, np.stack(scales)
 
 
-def _scales_of_slice(values: np.ndarray, kept: ModuleType) -> np.ndarray:
+def _scales_of_slice(values: np.ndarray, kept: Format) -> np.ndarray:
     """Scales float32 [groups] of one slice float32 [length]; a last group that is not whole is filled up with zeros."""
     whole = np.zeros(-(-values.size // GROUP) * GROUP, np.float32)
     whole[: values.size] = values

@@ -6,32 +6,33 @@ square of the input that it meets. All values of a column meet the same one, so 
 slice is encoded on its own, so the size of a block changes no byte.
 """
 
-from types import ModuleType
-
 import numpy as np
 
 from coldpress.compiler.stages.quantize._scales import best_scales
-from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.compiler.stages.quantize._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FormatName
 
-NEEDS_GRAM = False
 GROUP = 32
 """Values of a slice that share a scale."""
 
 
-def quantize(weights: Weights, format_name: FormatName) -> np.ndarray:
-    """Codes of all slices, uint8 [n, nbytes(length)].
+class Plugin(Algorithm):
+    """Round to nearest."""
 
-    Raises:
-        ColdpressError: if a value or a scale is beyond float16.
-    """
-    kept = load("coldpress.runtime.quantization", format_name)
-    prices = None if weights.importance is None or not kept.SCALE_SIGNS else _prices(weights, weights.importance)
-    codes = np.empty((weights.count, kept.nbytes(weights.length)), np.uint8)
-    for part, values in weights.blocks():
-        codes[part] = kept.encode(values) if prices is None else _encode_by(prices, values, kept)
-    return codes
+    def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
+        """Codes of all slices, uint8 [n, nbytes(length)].
+
+        Raises:
+            ColdpressError: if a value or a scale is beyond float16.
+        """
+        kept = load("coldpress.runtime.quantization", Format, format_name)
+        prices = None if weights.importance is None or not kept.SCALE_SIGNS else _prices(weights, weights.importance)
+        codes = np.empty((weights.count, kept.nbytes(weights.length)), np.uint8)
+        for part, values in weights.blocks():
+            codes[part] = kept.encode(values) if prices is None else _encode_by(prices, values, kept)
+        return codes
 
 
 def _prices(weights: Weights, importance: np.ndarray) -> np.ndarray:
@@ -42,7 +43,7 @@ def _prices(weights: Weights, importance: np.ndarray) -> np.ndarray:
     return prices
 
 
-def _encode_by(prices: np.ndarray, values: np.ndarray, kept: ModuleType) -> np.ndarray:
+def _encode_by(prices: np.ndarray, values: np.ndarray, kept: Format) -> np.ndarray:
     """Codes uint8 [n, nbytes(length)] of float32 [n, length]."""
     count, length = values.shape
     whole = np.zeros((count, prices.shape[1], GROUP), np.float32)

@@ -20,7 +20,9 @@ from coldpress.compiler.stages.report.figures import (
 )
 from coldpress.compiler.stages.report.page_charts import Inputs, charts_of
 from coldpress.compiler.stages.report.predictors import predictor_part
+from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas import __version__
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.errors import printable
@@ -122,7 +124,7 @@ def _verdict(metrics: Metrics) -> str:
     gain = metrics.gain_over_dense
     if gain is None:
         return "A dense run does not fit this budget: its buffers alone exceed it."
-    if metrics.method == DENSE:
+    if load("coldpress.runtime.sparsity", Selector, metrics.method).is_whole:
         return "This artifact is the dense run itself: every unit is used on every token."
     if gain >= 1:
         return f"Sparsity pays: {gain:.2f} times the speed of a dense run in the same DRAM."

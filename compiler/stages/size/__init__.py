@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -24,11 +24,12 @@ from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_o
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.stages.size.search import Options, Sizes, first_that_meets, path_of, scaled_effects
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FamilyName
 from coldpress.schemas.model import Model
 from coldpress.schemas.predictors import (
     Ladder,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.activity.forward import LayerStream
 
 LOG = logging.getLogger(__name__)
-FAMILY: FamilyName = "neuron"
 EFFECT_TOKENS = 1024
 """On which each layer's predictors are looked at alone: there are hidden states of as many variants as layers then."""
 
@@ -88,12 +88,14 @@ def run(
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = blocks[: max(1, config.tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
-    kept = selector_arrays(sparsity)
-    num_selected = {layer: int(kept[layer, FAMILY]["num_selected"][0]) for layer in by_layer}
-    return choose(stream, tokens, by_layer, sparsity.predictor_limit_bytes, config.tolerance, num_selected)
+    selector, kept = load("coldpress.runtime.sparsity", Selector, sparsity.method), selector_arrays(sparsity)
+    (family,) = sparsity.families
+    num_selected = {layer: int(kept[layer, family]["num_selected"][0]) for layer in by_layer}
+    return choose(selector, stream, tokens, by_layer, sparsity.predictor_limit_bytes, config.tolerance, num_selected)
 
 
 def choose(
+    selector: Selector[Any],
     stream: "LayerStream",
     tokens: np.ndarray,
     ladders: Mapping[int, Ladder],
@@ -109,7 +111,8 @@ def choose(
     from coldpress.compiler.stages.size.passes import effects_alone, nll_with
 
     ladders = dict(sorted(ladders.items()))
-    errors, changed = effects_alone(stream, tokens[: max(1, EFFECT_TOKENS // tokens.shape[1])], ladders, num_selected)
+    few = tokens[: max(1, EFFECT_TOKENS // tokens.shape[1])]
+    errors, changed = effects_alone(selector, stream, few, ladders, num_selected)
     options = [
         Options(
             nbytes=tuple(rung.nbytes for rung in ladder.rungs),
@@ -118,7 +121,7 @@ def choose(
         for layer, ladder in ladders.items()
     ]
     path = path_of(options, limit_bytes)
-    trial = Trial(stream, tokens, ladders, num_selected, float(nll_with(stream, tokens, {})[0].mean()))
+    trial = Trial(selector, stream, tokens, ladders, num_selected, float(nll_with(stream, tokens, {})[0].mean()))
     levels = max(len(rung.points) for ladder in ladders.values() for rung in ladder.rungs)
     levels = 1 if any(num_selected.values()) else levels
     allowed = math.log1p(tolerance)
@@ -142,6 +145,7 @@ class Trial:
 
     def __init__(
         self,
+        selector: Selector[Any],
         stream: "LayerStream",
         tokens: np.ndarray,
         ladders: Mapping[int, Ladder],
@@ -150,7 +154,7 @@ class Trial:
     ) -> None:
         """Takes the ladders by layers, and the mean negative log likelihood without predictors in nats."""
         self._stream, self._tokens, self._ladders, self._nll_whole = stream, tokens, ladders, nll_whole
-        self._num_selected = num_selected
+        self._selector, self._num_selected = selector, num_selected
         self._measured: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, float]]] = {}
 
     def nbytes(self, sizes: Sizes) -> int:
@@ -164,9 +168,16 @@ class Trial:
 
             hidden_size = self._stream.spec.hidden_size
             stored = {
-                layer: (ladder.format, rung, _point(rung, level), hidden_size, self._num_selected[layer])
+                layer: (
+                    self._selector,
+                    ladder.format,
+                    rung,
+                    _point(rung, level),
+                    hidden_size,
+                    self._num_selected[layer],
+                )
                 for (layer, ladder), at in zip(self._ladders.items(), sizes, strict=True)
-                for rung in [ladder.rungs[at]]
+                for rung, count in [(ladder.rungs[at], self._num_selected[layer])]
             }
             networks = Networks({layer: functools.partial(network_of, *found) for layer, found in stored.items()})
             nll, cosines = nll_with(self._stream, self._tokens, networks)

@@ -5,7 +5,7 @@ Two passes: one in which every layer's smallest predictor works alone, and one i
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,8 +14,7 @@ from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.compiler.activity.predictor_network import Weights, decode, over_all, rows_of, scores
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import load_arrays
-from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import topk
+from coldpress.runtime.sparsity import Selector, topk
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import ModelSpec, matrices
 from coldpress.schemas.predictors import Ladder, LayerPredictor, Point, Rung
@@ -30,17 +29,18 @@ class Network:
 
     weights: Weights
     arrays: Mapping[str, np.ndarray]
-    """What decides by scores (runtime/sparsity/predictor.py)."""
+    """Of the selector: what it decides by beside scores."""
+    selector: Selector[Any]
 
     def predicted(self, inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
         """bool [T, num_units] from the MLP's inputs [T, hidden_size]; of `experts`, bool [T, E], where there are."""
-        selector = load("coldpress.runtime.sparsity", "predictor")  # by name: it concerns no build that has another
         found = scores(self.weights, inputs.float().cpu(), experts).numpy()
-        chosen = torch.from_numpy(selector.by_scores(found, self.arrays))
+        chosen = torch.from_numpy(self.selector.by_scores(found, self.arrays))
         return chosen if experts is None else over_all(chosen, experts, len(self.weights.fc2))
 
 
 def network_of(
+    selector: Selector[Any],
     format_name: FormatName,
     stored: Rung | LayerPredictor,
     point: Point,
@@ -49,7 +49,8 @@ def network_of(
 ) -> Network:
     """A stored predictor at one of its thresholds; or, where that is not 0, with as many units for every token."""
     weights = decode(load_arrays(stored.arrays, "fc1", "fc2"), format_name, hidden_size)
-    return Network(weights, {"num_selected": np.array([num_selected]), "threshold": np.array(point.threshold)})
+    arrays = {"num_selected": np.array([num_selected]), "threshold": np.array(point.threshold)}
+    return Network(weights, arrays, selector)
 
 
 class Networks(Mapping[int, Network]):
@@ -70,7 +71,11 @@ class Networks(Mapping[int, Network]):
 
 
 def effects_alone(
-    stream: LayerStream, tokens: np.ndarray, ladders: Mapping[int, Ladder], num_selected: Mapping[int, int]
+    selector: Selector[Any],
+    stream: LayerStream,
+    tokens: np.ndarray,
+    ladders: Mapping[int, Ladder],
+    num_selected: Mapping[int, int],
 ) -> tuple[dict[int, np.ndarray], dict[int, float]]:
     """What each layer's predictors do while all other layers are whole; `num_selected` as in `network_of`, by layer.
 
@@ -90,7 +95,7 @@ def effects_alone(
             hidden = torch.cat([hidden, hidden[:count]])
             ladder, hidden_size = ladders[layer], stream.spec.hidden_size
             networks = [
-                network_of(ladder.format, rung, rung.points[0], hidden_size, num_selected[layer])
+                network_of(selector, ladder.format, rung, rung.points[0], hidden_size, num_selected[layer])
                 for rung in ladder.rungs
             ]
             found = np.zeros((count, len(networks)))

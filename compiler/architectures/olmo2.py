@@ -1,0 +1,22 @@
+"""OLMo 2: Llama with an RMS norm on what attention and MLP give, and on all heads of q, and of k, together."""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.model import ModelSpec
+
+
+class Plugin(_common.Llama):
+    """Llama with norms in other places."""
+
+    KEYS = _common.LLAMA_KEYS | {"attention_bias"}
+    MODULES = _common.llama_modules("Olmo2")
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Norms behind attention and MLP, and over the whole width of q and k."""
+        return _common.llama_spec(self.MODULES, config, norm_placement="after", qk_norm="width")
+
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Llama's names, and the norms of q and k."""
+        biased = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
+        return _common.llama_parameters(spec, biased, qk_norm=True)

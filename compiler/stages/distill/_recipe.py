@@ -1,0 +1,35 @@
+"""What a recipe of distillation is: a file of this package whose class `Plugin` extends `Recipe`.
+
+Free of torch, so that memory can be estimated without it.
+"""
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Generic
+
+from typing_extensions import TypeVar
+
+from coldpress.compiler.training.memory import Size
+from coldpress.runtime.plugins import PluginBase
+from coldpress.schemas.base import Record
+
+if TYPE_CHECKING:
+    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.training.lesson import Lesson
+
+OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
+
+
+class Recipe(PluginBase, Generic[OptionsT]):
+    """How a model learns from its own dense self. The base class of all recipes."""
+
+    @abstractmethod
+    def ram_bytes(self, size: Size, options: OptionsT) -> int:
+        """Bytes of memory that training takes."""
+
+    @abstractmethod
+    def state_bytes(self, size: Size, options: OptionsT) -> int:
+        """Bytes of one state that an interrupted run leaves on disk."""
+
+    @abstractmethod
+    def prepare(self, task: "Task", options: OptionsT) -> "Lesson":
+        """Builds teacher and student, and says which parameters learn."""

@@ -1,0 +1,37 @@
+"""What a format for another engine is: a file of this package whose class `Plugin` extends `Target`."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.runtime.plugins import PluginBase
+from coldpress.schemas.base import Record
+from coldpress.schemas.families import FormatName
+
+OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
+
+
+class Target(PluginBase, Generic[OptionsT]):
+    """Writes a compiled model for another engine. The base class of all export formats."""
+
+    @abstractmethod
+    def write(self, model: StoredModel, options: OptionsT, path: Path) -> list[str]:
+        """Writes the file; returns the names of the tensors whose values were rounded again.
+
+        Raises:
+            ColdpressError: if the other engine would run the model as something else.
+        """
+
+    @abstractmethod
+    def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: OptionsT) -> int:
+        """Bytes of the file's tensors.
+
+        Args:
+            shapes: Role -> shape, of all tensors of the model; a tied head is its embedding.
+            stored: The build's format.
+            options: The target's own.
+        """
