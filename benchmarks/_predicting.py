@@ -8,10 +8,11 @@ from coldpress.compiler.activity.calibration_pass import PassConfig, count_activ
 from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages.predict import FAMILY, PredictConfig
+from coldpress.compiler.stages.predict import PredictConfig
 from coldpress.compiler.stages.predict import run as predict
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.families import WHOLE_MLP as FAMILY
 from coldpress.schemas.families import FormatName, num_units, used_share
 from coldpress.schemas.model import ModelSpec
 from tests.support.statistics import sparsity_of

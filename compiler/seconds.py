@@ -17,7 +17,7 @@ import numpy as np
 from coldpress.compiler.cost_model import HasShapes, resident_tensors
 from coldpress.compiler.sections import image_bytes
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.cache import Policy
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.store import planner
@@ -173,7 +173,7 @@ class Reading:
         flash_s = modelled_flash_s(self.flash, plan, self.buffer_bytes, self.room_bytes)
         return Reads(len(plan.extents), plan.extents.num_bytes, flash_s)
 
-    def replay(self, cache: Policy, tokens: Iterable[np.ndarray], num_warm: int = 0) -> Iterator[float]:
+    def replay(self, cache: CachePolicy, tokens: Iterable[np.ndarray], num_warm: int = 0) -> Iterator[float]:
         """Flash seconds of each token, which asks for units whose ids are their flash positions in one request.
 
         Args:

@@ -19,7 +19,7 @@ from coldpress.runtime.kernels import NATIVE_FORMATS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.facts import Key
-from coldpress.schemas.families import FormatName, slice_length
+from coldpress.schemas.families import FormatName, slice_length, slices
 from coldpress.schemas.manifest import FamilyFormat
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
 
