@@ -36,9 +36,7 @@ rule all:
     default_target: True
     input:
         f"{DEVICE}/preflight.json",
-        PACKAGE_DUE,
-        PUBLISH_DUE,
-        f"{DEVICE}/publish.json",
+        f"{DEVICE}/manifest.json",
         f"{DEVICE}/metrics.json",
         f"{DEVICE}/report.html",
         EXPORT,

@@ -138,7 +138,7 @@ def _activations(model: Model, layer: int, corpus: Path, num_tokens: int, folder
         Workspace(folder / "tokenize", "benchmark"),
     )
     exact = model.spec.hidden_act == "relu"
-    config = CalibrateConfig(method="predictor" if exact else "topk")
+    config = CalibrateConfig()
     found = calibrate.run(config, model, tokens, Workspace(folder / "calibrate", "benchmark"), 2)
     if not exact:
         shares = (TOP_K_DENSITY,) * model.spec.num_hidden_layers

@@ -49,7 +49,7 @@ def worker_calibrate(folder: Path, shards: int) -> dict[str, object]:
 
     model, corpus = load_record(folder / "ingest.json", Model), load_record(folder / "tokenize.json", Corpus)
     LayerStream(model)  # imports torch and transformers' modules of the architecture
-    config = CalibrateConfig(method="predictor", num_shards=shards)
+    config = CalibrateConfig(num_shards=shards)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         wall, cpu = time.perf_counter(), time.process_time()
         found = calibrate.run(config, model, corpus, Workspace(Path(work), "benchmark"), THREADS)

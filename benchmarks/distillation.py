@@ -132,8 +132,8 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
         without="distill=false",
         rate_key="learning_rate",
         learning_rate=config.learning_rate,
-        steps=config.steps,
-        shared=config.model_copy(update={"evaluations": 1, "patience": config.steps}),
+        steps=config.distill_steps,
+        shared=config.model_copy(update={"distill_evaluations": 1, "distill_patience": config.distill_steps}),
         threads=case.stream.threads,
     )
     states = States(work)
@@ -190,11 +190,11 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING)
     config = DistillConfig(
-        steps=arguments.steps,
+        distill_steps=arguments.steps,
         learning_rate=arguments.learning_rate,
         compute_device="cpu",
-        dense_share=arguments.dense_share,
-        kept_gain=arguments.kept_gain,
+        distill_dense_share=arguments.dense_share,
+        distill_kept_gain=arguments.kept_gain,
     )
     rows: list[dict[str, Any]] = []
     for name in arguments.models:

@@ -34,10 +34,9 @@ FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
 BLOCK_TOKENS = 128
 RELUFY = "relufy"
 ONE_STEP: Any = {
-    "steps": 1,
-    "blocks_per_step": 1,
+    "distill_blocks": 1,
     "validation_blocks": 1,
-    "evaluations": 1,
+    "distill_evaluations": 1,
     "compute_device": "cpu",
 }
 
@@ -51,12 +50,18 @@ def one_step(checkpoint: Path, folder: Path, recipe: str) -> dict[str, Any]:
     corpus, work = Corpus(name="random", text_sha256="0" * 64, splits=parts), Workspace(folder / recipe, "benchmark")
     size = Size.of(model, corpus, 1, FAMILIES)
     if recipe == RELUFY:
-        relufy.run(RelufyConfig(activation="relu", rank=relufy.USUAL_RANK, **ONE_STEP), model, corpus, work, 1)
+        relufy.run(
+            RelufyConfig(relufy="relu", relufy_rank=relufy.USUAL_RANK, relufy_steps=1, **ONE_STEP),
+            model,
+            corpus,
+            work,
+            1,
+        )
         counted_bytes = relufy.ram_bytes(size, relufy.USUAL_RANK)
     else:
         half = sparsity_of("topk", dict.fromkeys(FAMILIES, (0.5,) * model.spec.num_hidden_layers))
         sparsity = fitted(half.model_copy(update={"options": {"attention": True}}), model.spec, folder)
-        distill.run(DistillConfig(recipe=recipe, **ONE_STEP), model, corpus, sparsity, work, 1)
+        distill.run(DistillConfig(recipe=recipe, distill_steps=1, **ONE_STEP), model, corpus, sparsity, work, 1)
         counted_bytes = distill.ram_bytes(size, recipe, {})
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     layers = model.spec.num_hidden_layers

@@ -212,7 +212,7 @@ def row_of(label: str, case: Case, found: Predictors) -> dict[str, Any]:
 
 def rows_of(name: str, format_name: FormatName, folder: Path) -> Iterator[dict[str, Any]]:
     """Sizes per layer, the best single one, and sizes per layer where DRAM ends sooner."""
-    case, config, tolerance = Case(name, format_name, folder), PredictConfig(), SizeConfig().tolerance
+    case, config, tolerance = Case(name, format_name, folder), PredictConfig(), SizeConfig().predictor_tolerance
     ladders = case.ladders(config)
     found = choose(PREDICTOR, case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
     best = row_of(f"per layer, thresholds {level_of(found, ladders)}", case, found)

@@ -76,17 +76,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(RELU_SIBLINGS))
     parser.add_argument("--activations", nargs="+", default=["relu", "relu2", "fatrelu"])
     parser.add_argument("--penalties", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--threshold", type=float, default=RelufyConfig().threshold, help="of fatrelu")
-    parser.add_argument("--steps", type=int, default=RelufyConfig().steps)
-    parser.add_argument("--rank", type=int, default=RelufyConfig().rank, help="of adapters; 0: all weights learn")
-    parser.add_argument("--rate", type=float, default=RelufyConfig().learning_rate)
+    parser.add_argument("--threshold", type=float, default=RelufyConfig().relufy_threshold, help="of fatrelu")
+    parser.add_argument("--steps", type=int, default=RelufyConfig().relufy_steps)
+    parser.add_argument(
+        "--rank", type=int, default=RelufyConfig().relufy_rank, help="of adapters; 0: all weights learn"
+    )
+    parser.add_argument("--rate", type=float, default=RelufyConfig().relufy_rate)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     base = RelufyConfig(
-        threshold=arguments.threshold,
-        rank=arguments.rank,
-        steps=arguments.steps,
-        learning_rate=arguments.rate,
+        relufy_threshold=arguments.threshold,
+        relufy_rank=arguments.rank,
+        relufy_steps=arguments.steps,
+        relufy_rate=arguments.rate,
         compute_device="cpu",
     )
     rows: list[dict[str, Any]] = []

@@ -175,7 +175,9 @@ def adapted(
     sparse, sparsity = found
     arrays = {f"{key[0]}.{key[1]}.{name}": array for key, part in sparse.arrays.items() for name, array in part.items()}
     sparsity = sparsity.model_copy(update={"arrays": save_arrays(folder / "selector.safetensors", arrays)})
-    config = DistillConfig(recipe="lora", steps=steps, learning_rate=LORA_RATE, dense_share=0.0, compute_device="cpu")
+    config = DistillConfig(
+        recipe="lora", distill_steps=steps, learning_rate=LORA_RATE, distill_dense_share=0.0, compute_device="cpu"
+    )
     work = Workspace(folder / f"{label}-{density}", "benchmark")
     student = distill.run(config, case.model, case.corpus("training"), sparsity, work, case.stream.threads)
     return Contender(LayerStream(student, case.stream.threads), sparse)

@@ -5,7 +5,8 @@ import logging
 import os
 import sys
 
-from coldpress.compiler.job import STAGES, execute
+from coldpress.compiler.job import execute
+from coldpress.compiler.pipeline import STAGES
 from coldpress.schemas import __version__
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 

@@ -7,12 +7,13 @@ Snakemake sees only the shell command of a rule; the rules put this digest into 
 
 import ast
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
 import coldpress
 from coldpress.compiler.io import digest
+from coldpress.compiler.pipeline import STAGES
 
 ROOT = Path(coldpress.__file__).absolute().parents[1]
 PACKAGES = ("coldpress", "demo")
@@ -29,6 +30,8 @@ NATIVE_SOURCES = {
 written. The others import it at most."""
 LADDER = {"coldpress.runtime.cache": ("linked", "lru", "static", "window"), "coldpress.runtime.sparsity": ("dense",)}
 """What a run of the artifact is compared with, whatever the build uses (runtime/cli/ladder.py)."""
+ASKS_EVERY_STAGE = ("preflight",)
+"""It loads all stages by their names, for what they need, and may run them."""
 Plugins = Mapping[str, tuple[str, ...]]
 """Package -> the plug-ins of it that a build uses; of a package that is not named, all count."""
 
@@ -43,7 +46,7 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
     """The files that decide what a stage such as `order` results in, in a build that uses `plugins`, sorted."""
     if stage in RUNS_THE_ARTIFACT:
         plugins = {name: (*used, *LADDER.get(name, ())) for name, used in plugins.items()}
-    pending = [f"coldpress.compiler.stages.{stage}"]
+    pending = [f"coldpress.compiler.stages.{asked}" for asked in (STAGES if stage in ASKS_EVERY_STAGE else (stage,))]
     found: dict[str, list[Path]] = {}
     while pending:
         name = pending.pop()
@@ -96,11 +99,12 @@ def _text(file: Path) -> str:
 def _references(file: Path, root: Path) -> tuple[list[str], list[str]]:
     """(module names that a file imports, packages that it names in a text).
 
-    The mark of a setting (schemas/config.py) names a package to say which values there are, and loads nothing.
+    The mark of a setting (schemas/config.py) names a package to say which values there are, and loads nothing. What
+    is imported for the type checker alone never runs.
     """
     names: list[str] = []
     packages: list[str] = []
-    nodes = list(ast.walk(ast.parse(_text(file), filename=str(file))))
+    nodes = list(_executed(ast.parse(_text(file), filename=str(file))))
     marks = {id(node.value) for node in nodes if isinstance(node, ast.keyword) and node.arg == "plugins"}
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -110,3 +114,12 @@ def _references(file: Path, root: Path) -> tuple[list[str], list[str]]:
         elif isinstance(node, ast.Constant) and id(node) not in marks and _is_package(node.value, root):
             packages.append(node.value)
     return [name for name in names if name.split(".")[0] in PACKAGES], packages
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, but for the bodies of `if TYPE_CHECKING`."""
+    yield node
+    checked = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    children = node.orelse if isinstance(node, ast.If) and checked else ast.iter_child_nodes(node)
+    for child in children:
+        yield from _executed(child)

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,30 +24,6 @@ from coldpress.compiler.lock import job_lock
 from coldpress.runtime.cli.command_line import Parser
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
-
-STAGES = (
-    "ingest",
-    "tokenize",
-    "preflight",
-    "importance",
-    "relufy",
-    "calibrate",
-    "allocate",
-    "distill",
-    "recalibrate",
-    "predict",
-    "size",
-    "place",
-    "order",
-    "gram",
-    "quantize",
-    "layout",
-    "package",
-    "verify",
-    "publish",
-    "report",
-    "export",
-)
 
 
 def parameters_of(stage: str) -> dict[str, typing.Any]:
@@ -79,25 +55,6 @@ def records_of(stage: str) -> dict[str, tuple[type[Record], bool, bool]]:
     """Parameter -> (record class, several, optional) for each that takes records."""
     found = {name: record_of(hint) for name, hint in parameters_of(stage).items() if name != "config"}
     return {name: described for name, described in found.items() if described is not None}
-
-
-def writer_of(stage: str, parameter: str, build: Collection[str]) -> str | None:
-    """The stage of `build` whose record a parameter takes; None if the build has none, as for what may be left out.
-
-    It is the last one before `stage` that gives such a record: the model of `place` is what `distill` made of it where
-    there is distillation, that of `calibrate` is always the one of `ingest`. `original` is the checkpoint itself.
-    """
-    if parameter == "original":
-        return "ingest"
-    kind, several, _ = records_of(stage)[parameter]
-    if several and kind is _result_of(stage):  # the shards that it puts together are its own
-        return None
-    before = [other for other in STAGES[: STAGES.index(stage)] if other in build]
-    return next((other for other in reversed(before) if _result_of(other) is kind), None)
-
-
-def _result_of(stage: str) -> type[Record]:
-    return typing.get_type_hints(importlib.import_module(f"coldpress.compiler.stages.{stage}").run)["return"]
 
 
 def flag(name: str) -> str:

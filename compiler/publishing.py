@@ -3,7 +3,8 @@
 Everything is written into a hidden folder beside the target, synced bottom-up, and then takes the target's name; a
 folder that was there is exchanged, not deleted first. A builder holds a lock on its hidden folder, so that the next one
 can tell the leftovers of a killed run from the work of a running one. `package` writes an artifact this way, and
-`publish` moves it to its final name: it has one place at a time, and `standing` finds it.
+`publish` moves it to its final name: it stands in one place at a time, and `standing` finds it. Beside both places lies
+a link to its manifest, wherever that is now: what Snakemake may delete, and miss.
 """
 
 import ctypes
@@ -74,13 +75,27 @@ def remove(target: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def standing(package: Package, artifact: str | None) -> Path:
-    """Where the artifact of a package stands: where it was written, or under its final name once it is published.
+def point(beside: Path, folder: Path) -> None:
+    """Makes `manifest.json` beside an artifact's place a link to the manifest in `folder`, as old as that."""
+    link, manifest = beside.parent / MANIFEST_FILE, folder / MANIFEST_FILE
+    temporary = link.with_name(f".{MANIFEST_FILE}.tmp")  # one job at a time writes here
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(manifest, link.parent))
+    written_ns = manifest.stat().st_mtime_ns
+    os.utime(temporary, ns=(written_ns, written_ns), follow_symlinks=False)
+    temporary.replace(link)
+
+
+def standing(package: Package, *others: Path) -> Path:
+    """Where the artifact of a package stands: where it was written, where the link beside that leads, or in one of
+    `others`.
 
     Raises:
-        ColdpressError: if it stands in neither place.
+        ColdpressError: if it stands in none of them.
     """
-    places = [Path(place) for place in (package.folder, artifact) if place and identity(Path(place))]
+    written = Path(package.folder)
+    linked = Path(os.path.realpath(written.parent / MANIFEST_FILE)).parent
+    places = [place for place in dict.fromkeys((written, linked, *others)) if identity(place)]
     for place in places:
         if identity(place) == package.manifest_sha256:
             return place

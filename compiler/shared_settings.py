@@ -56,16 +56,16 @@ class SeedSetting(Record):
 class TrainingSetting(SeedSetting):
     """For stages that train the model."""
 
-    blocks_per_step: Annotated[PositiveCount, Key("distill_blocks")] = Field(
+    distill_blocks: Annotated[PositiveCount, Key()] = Field(
         default=8, description="calibration blocks per update in distillation and relufication"
     )
     validation_blocks: Annotated[PositiveCount, Key()] = Field(
         default=16, description="validation blocks that decide which trained weights are kept"
     )
-    evaluations: Annotated[PositiveCount, Key("distill_evaluations")] = Field(
+    distill_evaluations: Annotated[PositiveCount, Key()] = Field(
         default=8, description="how often distillation and relufication look at validation text"
     )
-    patience: Annotated[PositiveCount, Key("distill_patience")] = Field(
+    distill_patience: Annotated[PositiveCount, Key()] = Field(
         default=3, description="evaluations in a row that bring nothing before training ends"
     )
 

@@ -11,9 +11,12 @@ rule allocate:
     benchmark:
         f"{DEVICE}/benchmarks/allocate.tsv"
     threads: 8
+    resources:
+        mem_mb=mem_mb("allocate"),
+        runtime=runtime("allocate"),
     params:
-        code=code("allocate"),
-        settings=flags("allocate"),
+        code=commands.code(CONFIG, "allocate"),
+        settings=commands.settings(CONFIG, "allocate"),
+        records=commands.records,
     shell:
-        job("allocate") + " --model {input.model:q} --corpus {input.corpus:q} --activations {input.activations:q}"
-        " --device {input.device:q} --threads {threads} 2> {log:q}"
+        commands.job("allocate")

@@ -10,15 +10,18 @@ rule calibrate:
     benchmark:
         "benchmarks/calibrate.tsv"
     threads: 8
+    resources:
+        mem_mb=mem_mb("calibrate"),
+        runtime=runtime("calibrate"),
     params:
-        code=code("calibrate"),
-        settings=flags("calibrate"),
+        code=commands.code(CONFIG, "calibrate"),
+        settings=commands.settings(CONFIG, "calibrate"),
+        records=commands.records,
     shell:
-        job("calibrate") + " --model {input.model:q} --corpus {input.corpus:q}" + SHARDS_FLAG + " --threads {threads}"
-        " 2> {log:q}"
+        commands.job("calibrate")
 
 
-rule calibrate_shard:
+use rule calibrate as calibrate_shard with:
     input:
         model=DENSE,
         corpus="tokenize.json",
@@ -28,11 +31,5 @@ rule calibrate_shard:
         "logs/calibrate/{shard}.log",
     benchmark:
         "benchmarks/calibrate/{shard}.tsv"
-    threads: 8
     params:
-        code=code("calibrate"),
-        settings=flags("calibrate"),
-        num_shards=CONFIG["calibration_shards"],
-    shell:
-        job("calibrate") + " --shard {wildcards.shard} --num-shards {params.num_shards} --model {input.model:q}"
-        " --corpus {input.corpus:q} --threads {threads} 2> {log:q}"
+        settings=commands.shard(CONFIG, "calibrate"),

@@ -1,6 +1,9 @@
+DEVICE_FILES = [CONFIG.near(CONFIG.device_file)]
+
+
 rule device:
     input:
-        inputs.declared([CONFIG.near(CONFIG.device_file)]),
+        inputs.declared(DEVICE_FILES),
     output:
         f"{DEVICE}/device.json",
     log:
@@ -8,8 +11,11 @@ rule device:
     benchmark:
         f"{DEVICE}/benchmarks/device.tsv"
     localrule: True
+    resources:
+        mem_mb=200,
+        runtime=10,
     params:
-        code=code("device.__main__"),
-        files=stamps(CONFIG.near(CONFIG.device_file)),
+        code=commands.code(CONFIG, "device.__main__"),
+        files=inputs.stamps(CONFIG, DEVICE_FILES),
     shell:
         "{sys.executable:q} -m coldpress.compiler.device resolve {CONFIG.device_file:q} --output {output:q} 2> {log:q}"

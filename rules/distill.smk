@@ -10,9 +10,12 @@ rule distill:
     benchmark:
         f"{DEVICE}/benchmarks/distill.tsv"
     threads: 8
+    resources:
+        mem_mb=mem_mb("distill"),
+        runtime=runtime("distill"),
     params:
-        code=code("distill"),
-        settings=flags("distill"),
+        code=commands.code(CONFIG, "distill"),
+        settings=commands.settings(CONFIG, "distill"),
+        records=commands.records,
     shell:
-        job("distill") + " --model {input.model:q} --corpus {input.corpus:q} --sparsity {input.sparsity:q}"
-        " --threads {threads} 2> {log:q}"
+        commands.job("distill")

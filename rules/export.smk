@@ -3,14 +3,18 @@ rule export:
         package=f"{DEVICE}/publish.json",
     output:
         record=f"{DEVICE}/export.json",
-        exported=f"{DEVICE}/{CONFIG.model.name}-{CONFIG.target}.{CONFIG['export']}",
+        exported=f"{DEVICE}/{NAME}.{CONFIG['export']}",
     log:
         f"{DEVICE}/logs/export.log",
     benchmark:
         f"{DEVICE}/benchmarks/export.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("export"),
+        runtime=runtime("export"),
     params:
-        code=code("export"),
-        settings=flags("export"),
+        code=commands.code(CONFIG, "export"),
+        settings=commands.settings(CONFIG, "export"),
+        records=commands.records,
     shell:
-        job("export") + " --file {output.exported:q} --package {input.package:q} 2> {log:q}"
+        commands.job("export", "--file {output.exported:q}")

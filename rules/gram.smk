@@ -10,9 +10,12 @@ rule gram:
     benchmark:
         f"{DEVICE}/benchmarks/gram.tsv"
     threads: 8
+    resources:
+        mem_mb=mem_mb("gram"),
+        runtime=runtime("gram"),
     params:
-        code=code("gram"),
-        settings=flags("gram"),
+        code=commands.code(CONFIG, "gram"),
+        settings=commands.settings(CONFIG, "gram"),
+        records=commands.records,
     shell:
-        job("gram") + " --model {input.model:q} --corpus {input.corpus:q} --sparsity {input.sparsity:q}"
-        " --threads {threads} 2> {log:q}"
+        commands.job("gram")

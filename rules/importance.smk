@@ -14,9 +14,13 @@ rule importance:
         f"{DEVICE}/benchmarks/importance.tsv"
     priority: 1
     threads: 1
+    resources:
+        mem_mb=mem_mb("importance"),
+        runtime=runtime("importance"),
     params:
-        code=code("importance"),
-        files=stamps(*IMATRIX_FILES),
-        settings=flags("importance"),
+        code=commands.code(CONFIG, "importance"),
+        files=inputs.stamps(CONFIG, IMATRIX_FILES),
+        settings=commands.settings(CONFIG, "importance"),
+        records=commands.records,
     shell:
-        job("importance") + " --model {input.model:q} 2> {log:q}"
+        commands.job("importance")

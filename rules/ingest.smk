@@ -1,6 +1,9 @@
+CHECKPOINT_FILES = inputs.checkpoint_files(CONFIG)
+
+
 rule ingest:
     input:
-        inputs.declared(inputs.checkpoint_files(CONFIG)),
+        inputs.declared(CHECKPOINT_FILES),
     output:
         "ingest.json",
     log:
@@ -8,15 +11,20 @@ rule ingest:
     benchmark:
         "benchmarks/ingest.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("ingest"),
+        runtime=runtime("ingest"),
     params:
-        code=code("ingest"),
-        files=stamps(*inputs.checkpoint_files(CONFIG)),
-        settings=flags(
+        code=commands.code(CONFIG, "ingest"),
+        files=inputs.stamps(CONFIG, CHECKPOINT_FILES),
+        settings=commands.settings(
+            CONFIG,
             "ingest",
             model=CONFIG.checkpoint,
             name=CONFIG.model.name,
             revision=CONFIG.model.revision,
             license=CONFIG.model.license,
         ),
+        records="",
     shell:
-        job("ingest") + " 2> {log:q}"
+        commands.job("ingest")

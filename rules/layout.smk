@@ -14,11 +14,12 @@ rule layout:
     benchmark:
         f"{DEVICE}/benchmarks/layout.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("layout"),
+        runtime=runtime("layout"),
     params:
-        code=code("layout"),
-        settings=flags("layout"),
+        code=commands.code(CONFIG, "layout"),
+        settings=commands.settings(CONFIG, "layout"),
+        records=commands.records,
     shell:
-        job("layout") + " --model {input.model:q} --sparsity {input.sparsity:q}"
-        " --placement {input.placement:q} --order {input.order:q} --device {input.device:q} --activations {input.activations:q}"
-        + PREDICTORS_FLAG
-        + " 2> {log:q}"
+        commands.job("layout")

@@ -12,10 +12,13 @@ rule order:
     benchmark:
         f"{DEVICE}/benchmarks/order/{{chunk}}.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("order"),
+        runtime=runtime("order"),
     params:
-        code=code("order"),
-        settings=flags("order"),
-        layers=layers,
+        code=commands.code(CONFIG, "order"),
+        settings=commands.settings(CONFIG, "order"),
+        records=commands.records,
+        layers=commands.layers,
     shell:
-        job("order") + " --model {input.model:q} --activations {input.activations:q} --sparsity {input.sparsity:q}"
-        " --placement {input.placement:q} --device {input.device:q} --layers {params.layers} 2> {log:q}"
+        commands.job("order")

@@ -1,3 +1,6 @@
+# Snakemake takes away declared outputs before a job runs, and an artifact must be whole whenever it can be seen. So the
+# manifest is declared by way of a link to it, which leads to wherever the artifact stands (compiler/publishing.py): what
+# is taken away is the link, and where there is no artifact the link leads nowhere and Snakemake misses its output.
 rule package:
     input:
         model=SOURCE,
@@ -11,17 +14,19 @@ rule package:
         predictors=PREDICTORS,
     output:
         record=f"{DEVICE}/package.json",
-        due=[touch(path) for path in PACKAGE_DUE],
+        manifest=f"{DEVICE}/package/manifest.json",
     log:
         f"{DEVICE}/logs/package.log",
     benchmark:
         f"{DEVICE}/benchmarks/package.tsv"
     localrule: True
     threads: 1
+    resources:
+        mem_mb=mem_mb("package"),
+        runtime=runtime("package"),
     params:
-        code=code("package"),
-        settings=flags("package"),
+        code=commands.code(CONFIG, "package"),
+        settings=commands.settings(CONFIG, "package"),
+        records=commands.records,
     shell:
-        job("package") + " --artifact {UNPUBLISHED:q} --model {input.model:q} --corpus {input.corpus:q}"
-        " --sparsity {input.sparsity:q} --device {input.device:q} --layout {input.layout:q} --order {input.order:q}"
-        " --placement {input.placement:q} --quantized {input.quantized:q}" + PREDICTORS_FLAG + " 2> {log:q}"
+        commands.job("package", "--artifact {FOLDER:q}/{DEVICE:q}/package/artifact")

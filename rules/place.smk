@@ -11,9 +11,12 @@ rule place:
     benchmark:
         f"{DEVICE}/benchmarks/place.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("place"),
+        runtime=runtime("place"),
     params:
-        code=code("place"),
-        settings=flags("place"),
+        code=commands.code(CONFIG, "place"),
+        settings=commands.settings(CONFIG, "place"),
+        records=commands.records,
     shell:
-        job("place") + " --model {input.model:q} --activations {input.activations:q} --sparsity {input.sparsity:q}"
-        " --device {input.device:q} 2> {log:q}"
+        commands.job("place")

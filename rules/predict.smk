@@ -10,10 +10,13 @@ rule predict:
     benchmark:
         f"{DEVICE}/benchmarks/predict/{{chunk}}.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("predict"),
+        runtime=runtime("predict"),
     params:
-        code=code("predict"),
-        settings=flags("predict"),
-        layers=layers,
+        code=commands.code(CONFIG, "predict"),
+        settings=commands.settings(CONFIG, "predict"),
+        records=commands.records,
+        layers=commands.layers,
     shell:
-        job("predict") + " --model {input.model:q} --activations {input.activations:q} --sparsity {input.sparsity:q}"
-        " --layers {params.layers} --threads {threads} 2> {log:q}"
+        commands.job("predict")

@@ -12,15 +12,19 @@ rule preflight:
     benchmark:
         f"{DEVICE}/benchmarks/preflight.tsv"
     priority: 1
-    threads: 1024
+    threads: workflow.cores
+    resources:
+        mem_mb=mem_mb("preflight"),
+        runtime=runtime("preflight"),
     params:
-        code=code("preflight"),
-        settings=flags(
+        code=commands.code(CONFIG, "preflight"),
+        settings=lambda wildcards: settings.flags(
+            CONFIG,
             "preflight",
-            distill=CONFIG["distill"],
             shards=CONFIG["calibration_shards"],
             settings=settings.of_all_stages(CONFIG),
+            inputs=inputs_of_rules(),
         ),
+        records=commands.records,
     shell:
-        job("preflight") + " --folder {FOLDER:q} --jobs {AT_A_TIME} --model {input.model:q} --corpus {input.corpus:q}"
-        " --device {input.device:q} --threads {threads} 2> {log:q}"
+        commands.job("preflight", "--folder {FOLDER:q} --here {HERE}")

@@ -1,22 +1,28 @@
-# The artifact itself is no output: snakemake would take away what stands there, file by file, before the new one is
-# whole. It is told of the record alone; rules/common.smk looks whether the artifact is there.
+# For the link see rules/package.smk.
 rule publish:
     input:
+        f"{DEVICE}/package/manifest.json",
         package=f"{DEVICE}/package.json",
         verification=f"{DEVICE}/verify.json",
     output:
         record=f"{DEVICE}/publish.json",
-        due=[touch(path) for path in PUBLISH_DUE],
+        manifest=f"{DEVICE}/manifest.json",
     log:
         f"{DEVICE}/logs/publish.log",
     benchmark:
         f"{DEVICE}/benchmarks/publish.tsv"
     localrule: True
     threads: 1
+    resources:
+        mem_mb=mem_mb("publish"),
+        runtime=runtime("publish"),
     params:
-        code=code("publish"),
-        settings=flags("publish"),
+        code=commands.code(CONFIG, "publish"),
+        settings=commands.settings(CONFIG, "publish"),
+        records=commands.records,
     shell:
-        job("publish") + " --artifact {ARTIFACT:q} --metrics {FOLDER:q}/{DEVICE:q}/metrics.json"
-        " --html {FOLDER:q}/{DEVICE:q}/report.html --exported {EXPORTED:q}"
-        " --package {input.package:q} --verification {input.verification:q} 2> {log:q}"
+        commands.job(
+            "publish",
+            "--artifact {FOLDER:q}/{DEVICE:q}/{NAME:q}.coldpress --metrics {FOLDER:q}/{DEVICE:q}/metrics.json"
+            " --html {FOLDER:q}/{DEVICE:q}/report.html --exported {EXPORTED:q}",
+        )

@@ -11,13 +11,13 @@ rule quantize:
     benchmark:
         f"{DEVICE}/benchmarks/quantize/{{chunk}}.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("quantize"),
+        runtime=runtime("quantize"),
     params:
-        code=code("quantize"),
-        settings=flags("quantize"),
-        layers=layers,
+        code=commands.code(CONFIG, "quantize"),
+        settings=commands.settings(CONFIG, "quantize"),
+        records=commands.records,
+        layers=commands.layers,
     shell:
-        job("quantize")
-        + " --model {input.model:q} --sparsity {input.sparsity:q}"
-        + GRAM_FLAG
-        + IMPORTANCE_FLAG
-        + " --layers {params.layers} 2> {log:q}"
+        commands.job("quantize")

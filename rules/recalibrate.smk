@@ -12,15 +12,18 @@ rule recalibrate:
     benchmark:
         f"{DEVICE}/benchmarks/recalibrate.tsv"
     threads: 8
+    resources:
+        mem_mb=mem_mb("recalibrate"),
+        runtime=runtime("recalibrate"),
     params:
-        code=code("recalibrate"),
-        settings=flags("recalibrate"),
+        code=commands.code(CONFIG, "recalibrate"),
+        settings=commands.settings(CONFIG, "recalibrate"),
+        records=commands.records,
     shell:
-        job("recalibrate") + " --model {input.model:q} --corpus {input.corpus:q} --sparsity {input.sparsity:q}"
-        " --activations {input.activations:q}" + SHARDS_FLAG + " --threads {threads} 2> {log:q}"
+        commands.job("recalibrate")
 
 
-rule recalibrate_shard:
+use rule recalibrate as recalibrate_shard with:
     input:
         model=SOURCE,
         corpus="tokenize.json",
@@ -32,12 +35,5 @@ rule recalibrate_shard:
         f"{DEVICE}/logs/recalibrate/{{shard}}.log",
     benchmark:
         f"{DEVICE}/benchmarks/recalibrate/{{shard}}.tsv"
-    threads: 8
     params:
-        code=code("recalibrate"),
-        settings=flags("recalibrate"),
-        num_shards=CONFIG["calibration_shards"],
-    shell:
-        job("recalibrate") + " --shard {wildcards.shard} --num-shards {params.num_shards} --model {input.model:q}"
-        " --corpus {input.corpus:q} --sparsity {input.sparsity:q} --activations {input.activations:q}"
-        " --threads {threads} 2> {log:q}"
+        settings=commands.shard(CONFIG, "recalibrate"),

@@ -9,8 +9,12 @@ rule relufy:
     benchmark:
         "benchmarks/relufy.tsv"
     threads: 8
+    resources:
+        mem_mb=mem_mb("relufy"),
+        runtime=runtime("relufy"),
     params:
-        code=code("relufy"),
-        settings=flags("relufy"),
+        code=commands.code(CONFIG, "relufy"),
+        settings=commands.settings(CONFIG, "relufy"),
+        records=commands.records,
     shell:
-        job("relufy") + " --model {input.model:q} --corpus {input.corpus:q} --threads {threads} 2> {log:q}"
+        commands.job("relufy")

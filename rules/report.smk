@@ -13,18 +13,18 @@ rule report:
         verification=f"{DEVICE}/verify.json",
     output:
         metrics=f"{DEVICE}/metrics.json",
-        html=f"{DEVICE}/report.html",
+        html=report(f"{DEVICE}/report.html", category="coldpress"),
     log:
         f"{DEVICE}/logs/report.log",
     benchmark:
         f"{DEVICE}/benchmarks/report.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("report"),
+        runtime=runtime("report"),
     params:
-        code=code("report"),
-        settings=flags("report"),
+        code=commands.code(CONFIG, "report"),
+        settings=commands.settings(CONFIG, "report"),
+        records=commands.records,
     shell:
-        job("report") + " --html {output.html:q} --model {input.model:q} --corpus {input.corpus:q}"
-        " --device {input.device:q}"
-        " --activations {input.activations:q} --sparsity {input.sparsity:q} --placement {input.placement:q}"
-        " --order {input.order:q}" + PREDICTORS_FLAG + " --layout {input.layout:q} --package {input.package:q}"
-        " --verification {input.verification:q} 2> {log:q}"
+        commands.job("report", "--html {output.html:q}")

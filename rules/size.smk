@@ -11,9 +11,12 @@ rule size:
     benchmark:
         f"{DEVICE}/benchmarks/size.tsv"
     threads: 8
+    resources:
+        mem_mb=mem_mb("size"),
+        runtime=runtime("size"),
     params:
-        code=code("size"),
-        settings=flags("size"),
+        code=commands.code(CONFIG, "size"),
+        settings=commands.settings(CONFIG, "size"),
+        records=commands.records,
     shell:
-        job("size") + " --model {input.model:q} --corpus {input.corpus:q} --sparsity {input.sparsity:q}"
-        " --ladders {input.ladders:q} --threads {threads} 2> {log:q}"
+        commands.job("size")

@@ -12,9 +12,13 @@ rule tokenize:
     benchmark:
         "benchmarks/tokenize.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("tokenize"),
+        runtime=runtime("tokenize"),
     params:
-        code=code("tokenize"),
-        files=stamps(*CORPUS_FILES),
-        settings=flags("tokenize"),
+        code=commands.code(CONFIG, "tokenize"),
+        files=inputs.stamps(CONFIG, CORPUS_FILES),
+        settings=commands.settings(CONFIG, "tokenize"),
+        records=commands.records,
     shell:
-        job("tokenize") + " --model {input.model:q} 2> {log:q}"
+        commands.job("tokenize")

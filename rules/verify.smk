@@ -1,5 +1,6 @@
 rule verify:
     input:
+        f"{DEVICE}/package/manifest.json",
         model=SOURCE,
         original="ingest.json",
         corpus="tokenize.json",
@@ -11,10 +12,12 @@ rule verify:
     benchmark:
         f"{DEVICE}/benchmarks/verify.tsv"
     threads: 1
+    resources:
+        mem_mb=mem_mb("verify"),
+        runtime=runtime("verify"),
     params:
-        code=code("verify"),
-        settings=flags("verify"),
+        code=commands.code(CONFIG, "verify"),
+        settings=commands.settings(CONFIG, "verify"),
+        records=commands.records,
     shell:
-        job("verify")
-        + " --artifact {ARTIFACT:q} --model {input.model:q} --original {input.original:q} --corpus {input.corpus:q}"
-        " --package {input.package:q} 2> {log:q}"
+        commands.job("verify")

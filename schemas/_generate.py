@@ -1,36 +1,31 @@
-"""JSON Schemas of the records, one file per module of this package, for readers in other languages.
+"""JSON Schemas of the records that others read or write, one file per module of this package.
 
-A module with one outermost record gives that record's schema; one with several, such as metrics, accepts any of them.
-The records are the source: `python -m coldpress.schemas --fix` writes the files, and a test keeps them equal. Keys of
-`--config` are declared by the stages, so config.schema.json is made by compiler/workflow/key_documents.py.
+A module with one outermost record gives that record's schema; one with several accepts any of them. The records are
+the source: `python -m coldpress.schemas --fix` writes the files, and a test keeps them equal. Keys of `--config` are
+declared by the stages, so config.schema.json is made by compiler/workflow/key_documents.py.
 """
 
 import importlib
 import json
-import pkgutil
 from pathlib import Path
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from coldpress import schemas
 from coldpress.schemas.base import Record
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.sealed import KEY
 
 FOLDER = Path(__file__).parent / "json"
+MODULES = ("device", "manifest", "profiles")
+"""Profiles of devices and models, and manifests of artifacts; other records stay inside a build."""
 ELSEWHERE = {"config.schema.json"}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def generate() -> dict[str, str]:
     """File name -> text of every schema."""
-    found = {name: _outermost(name) for name in _modules()}
-    return {f"{name}.schema.json": _text(name, records) for name, records in sorted(found.items()) if records}
-
-
-def _modules() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(schemas.__path__) if not module.name.startswith("_")]
+    return {f"{name}.schema.json": _text(name, _outermost(name)) for name in MODULES}
 
 
 def _outermost(name: str) -> list[type[Record]]:

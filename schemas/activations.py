@@ -13,6 +13,7 @@ layer, `block_similarity` float64 [num_blocks], each block's mean cosine with th
 [num_blocks, num_densities], the channels that both layers have among their largest, summed over the block's tokens.
 """
 
+from collections.abc import Collection
 from typing import Literal
 
 from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
@@ -73,7 +74,7 @@ class Activations(Record):
     first_block: Count = 0
     """Where the text begins among the calibration blocks: above 0 in shards only."""
     exact_zeros: bool
-    """Whether activity is |signal| > 0 (ReLU) rather than a chosen density."""
+    """Whether activity, where it was counted, is |signal| > 0 (ReLU) rather than a chosen density."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     """What the pass computed in; None in records made by hand."""
     tasks: tuple[TaskTokens, ...] = ()
@@ -81,3 +82,16 @@ class Activations(Record):
     weights_sha256: Sha256 | None = None
     """The weights that ran (`Model.weights_sha256`); None in records made by hand."""
     layers: tuple[LayerStatistics, ...]
+
+    def are_exact(self, families: Collection[FamilyName]) -> bool:
+        """Whether the zeros of these families are exact, so that their activity is known without a density."""
+        found = [layer.family(name) for layer in self.layers for name in families]
+        return self.exact_zeros and all(family is not None and family.density is not None for family in found)
+
+    def of_families(self, families: Collection[FamilyName]) -> "Activations":
+        """The same statistics without those of other families."""
+        layers = tuple(
+            layer.model_copy(update={"families": tuple(entry for entry in layer.families if entry.family in families)})
+            for layer in self.layers
+        )
+        return self.model_copy(update={"layers": layers, "exact_zeros": self.are_exact(families)})

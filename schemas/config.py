@@ -1,7 +1,7 @@
 """How a field of a settings record says that a user may give it: `snakemake --config key=value`.
 
-A key is declared once, in the settings record of its stage (`compiler/<stage>`) or in the `OPTIONS` of its plug-in, and
-nowhere else: rules, checks, schemas/json/config.schema.json and the README's table are made from those records
+A key is declared once, in the settings record of its stage (`compiler/<stage>`) or in the `Options` of its plug-in.
+Rules, checks, schemas/json/config.schema.json and the README's table are made from those records
 (compiler/workflow/keys.py).
 """
 
@@ -14,10 +14,8 @@ REVISION_PATTERN = r"^[0-9a-f]{40}$"
 
 @dataclass(frozen=True)
 class Key:
-    """Marks a field as a key of `--config`: `Annotated[int, Key()]`."""
+    """Marks a field as a key of `--config`: `Annotated[int, Key()]`. Field, key and flag have one name."""
 
-    name: str = ""
-    """What users call it; empty: as the field is called."""
     plugins: str = ""
     """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type says which
     fit."""

@@ -10,6 +10,8 @@ class StageNeeds(Record):
     ram_bytes: Count
     disk_bytes: Count
     """All that the stage leaves in the build folder, from every layer."""
+    runtime_s: Count
+    """Seconds after which one job on a slow machine has surely ended."""
 
 
 class Preflight(Record):

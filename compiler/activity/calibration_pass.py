@@ -3,12 +3,13 @@
 Decides what is computed in and on which part of the text; the counting is in compiler/activity/statistics.py.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from coldpress.compiler.activity.forward import ComputeDtype, LayerStream, choose_device, choose_dtype
-from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.activity.layer_counts import Activity, leaders
 from coldpress.compiler.activity.shards import shard_text, task_tokens
 from coldpress.compiler.activity.statistics import collect
 from coldpress.compiler.io import Workspace
@@ -19,12 +20,16 @@ from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import FamilyName
 from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import StageNeeds
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 
 class ComputeConfig(DeviceSetting):
     """What the model is run in."""
 
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key("compute_dtype")] = Field(
+    compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key()] = Field(
         default="auto", description="what calibration computes in; auto is bfloat16 where weights and processor have it"
     )
 
@@ -36,6 +41,27 @@ class PassConfig(ComputeConfig):
     num_shards: PositiveCount = Field(default=1, description="parts that the calibration blocks are cut into")
 
 
+def pass_needs(
+    stage: str, build: "Build", families: tuple[FamilyName, ...], with_bits: Iterable[FamilyName]
+) -> StageNeeds:
+    """What a pass over the text takes: a layer, the blocks that run, and the bits of a layer's units twice.
+
+    Args:
+        stage: Whose pass.
+        build: The build.
+        families: That are looked at.
+        with_bits: Those of them whose activity is counted.
+    """
+    spec = build.model.spec
+    bits = [family for family in leaders(families, spec) if family in with_bits]
+    running = build.running_bytes(6, 8 * spec.num_experts)
+    ram_bytes = (
+        build.TORCH_BYTES + build.layer_weights_bytes + running + build.layer_units(bits) * build.num_tokens // 4
+    )
+    seconds = 2 * build.forward_s(build.num_tokens) // build.shards
+    return StageNeeds(stage=stage, ram_bytes=ram_bytes, disk_bytes=build.statistics_bytes(bits), runtime_s=seconds)
+
+
 def stream_of(config: ComputeConfig, model: Model, threads: int) -> tuple[LayerStream, ComputeDtype]:
     """The model as it will be run, and what it computes in.
 
@@ -43,7 +69,7 @@ def stream_of(config: ComputeConfig, model: Model, threads: int) -> tuple[LayerS
         ColdpressError: if there is no such device.
     """
     device = choose_device(config.compute_device)
-    dtype = choose_dtype(model, device) if config.dtype == "auto" else config.dtype
+    dtype = choose_dtype(model, device) if config.compute_dtype == "auto" else config.compute_dtype
     return LayerStream(model, threads, device, dtype=dtype), dtype
 
 
@@ -68,7 +94,7 @@ def count_activity(
         num_tokens=text.tokens.size,
         block_tokens=text.tokens.shape[1],
         first_block=first_block,
-        exact_zeros=activity.choice is None and activity.exact.issuperset(families),
+        exact_zeros=activity.choice is None and bool(activity.exact),
         compute_dtype=dtype,
         tasks=task_tokens(corpus, text),
         weights_sha256=model.weights_sha256,

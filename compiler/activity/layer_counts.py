@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coldpress.compiler.activity.array_rows import RowReader, RowWriter
-from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import Hooks
 from coldpress.compiler.activity.packed_bits import population
 from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histogram, pack_nonzero, shared_top
-from coldpress.runtime.sparsity import topk
-from coldpress.schemas.families import FAMILIES, Signal
+from coldpress.compiler.architectures import Architecture
+from coldpress.runtime.plugins import load
+from coldpress.schemas.families import FAMILIES, FamilyName, Signal, activity_of
 from coldpress.schemas.model import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from coldpress.compiler.activity.choice import Choice
     from coldpress.compiler.activity.taps import Change
 
 CHUNK_ROWS = 1024
@@ -40,11 +41,28 @@ class Activity:
 
     exact: frozenset[str]
     """Families whose zeros are exact."""
-    choice: Choice | None = None
+    choice: "Choice | None" = None
 
     def counted(self, family: str) -> bool:
         """Whether units of a family are active or not, rather than more or less."""
         return self.choice is not None or family in self.exact
+
+
+def countable_families(spec: ModelSpec) -> tuple[FamilyName, ...]:
+    """The families that a selector of this model may have: those whose signal its layers have, whole experts apart."""
+    taps = load("coldpress.compiler.architectures", Architecture, spec.model_type).MODULES.taps
+    return tuple(
+        name for name, family in FAMILIES.items() if family.axis != "experts" and activity_of(name, spec) in taps
+    )
+
+
+def leaders(families: Iterable[FamilyName], spec: ModelSpec) -> dict[FamilyName, tuple[FamilyName, ...]]:
+    """The first family of each signal -> all families with it: where nothing is chosen they have the same statistics,
+    which are gathered and stored once."""
+    found: dict[Signal, list[FamilyName]] = {}
+    for family in families:
+        found.setdefault(activity_of(family, spec), []).append(family)
+    return {names[0]: tuple(names) for names in found.values()}
 
 
 def exact_families(families: Iterable[str], spec: ModelSpec) -> frozenset[str]:
@@ -65,8 +83,11 @@ class Text:
 
 
 def top_selected(hidden_size: int) -> list[int]:
-    """How many channels each of `TOP_DENSITIES` is."""
-    return [topk.num_selected(hidden_size, density) for density in TOP_DENSITIES]
+    """How many channels each of `TOP_DENSITIES` is.
+
+    The same as runtime/sparsity/topk.py, which is not imported: with it calibration would depend on the build's method.
+    """
+    return [min(hidden_size, max(1, round(density * hidden_size))) for density in TOP_DENSITIES]
 
 
 @dataclass

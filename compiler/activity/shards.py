@@ -100,11 +100,13 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
     layers = [part.layers[number] for part in parts]
     tokens = [part.num_tokens for part in parts]
     families: dict[FamilyName, tuple[int, ArrayFile]] = {}
+    done: dict[str, ArrayFile] = {}  # families with the same signal share a file
     for index, family in enumerate(layers[0].families):
         files = [layer.families[index].arrays for layer in layers]
         key = f"{number:03d}.{family.family}"
-        merged = work.once(key, functools.partial(_merged, files, tokens))
-        families[family.family] = (family.num_units, merged)
+        if files[0].array_file not in done:
+            done[files[0].array_file] = work.once(key, functools.partial(_merged, files, tokens))
+        families[family.family] = (family.num_units, done[files[0].array_file])
     key = f"{number:03d}.inputs"
     inputs = work.current(key) or _inputs([layer.inputs for layer in layers], key, work)
     earlier = ((family, work.current(f"{number - 1:03d}.{family}")) for family in families if number)

@@ -23,6 +23,7 @@ from coldpress.compiler.activity.layer_counts import (
     Text,
     Watch,
     keys_of,
+    leaders,
     top_selected,
 )
 from coldpress.compiler.activity.packed_bits import population
@@ -127,8 +128,12 @@ class _Collector:
         activity: Activity,
         work: Workspace,
     ) -> None:
-        self._stream, self._text, self._families, self._activity = stream, text, families, activity
-        self._work = work
+        self._stream, self._text, self._activity, self._work = stream, text, activity, work
+        shared = {name: (name,) for name in families} if activity.choice else leaders(families, stream.spec)
+        self._counted = tuple(shared)
+        self._source = {family: leader for leader, names in shared.items() for family in names}
+        """Family -> the counted one that has its statistics, in the order of `families`."""
+        self._source = {family: self._source[family] for family in families}
 
     def layer(self, layer: int) -> LayerStatistics:
         """One layer's record, its arrays in files."""
@@ -139,10 +144,12 @@ class _Collector:
         if files is None:
             raise ColdpressError(f"{self._work.folder}: the arrays of layer {layer} vanished while they were written")
         *arrays, inputs = files
-        sizes = [num_units(family, self._stream.spec) for family in self._families]
-        families = dict(zip(self._families, zip(sizes, arrays, strict=True), strict=True))
+        file_of = dict(zip(self._counted, arrays, strict=True))
+        families = {
+            family: (num_units(family, self._stream.spec), file_of[source]) for family, source in self._source.items()
+        }
         earlier = [self._work.current(key) for key in self._family_keys(layer - 1)] if layer else []
-        before = {name: file for name, file in zip(self._families, earlier, strict=False) if file}
+        before = {name: file for name, file in zip(self._counted, earlier, strict=False) if file}
         return layer_record(layer, families, before, inputs, self._text.tokens.size)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
@@ -152,7 +159,7 @@ class _Collector:
         return present if len(present) == len(found) else None
 
     def _family_keys(self, layer: int) -> list[str]:
-        return [f"{layer:03d}.{family}" for family in self._families]
+        return [f"{layer:03d}.{family}" for family in self._counted]
 
     def _compute(self, layer: int) -> None:
         """Writes the layer's files: the next hidden states before what hangs on them, the inputs last."""
@@ -169,7 +176,7 @@ class _Collector:
         inputs = writing_rows(self._work.begin(_inputs_key(layer)), specs)
         with previous as before, inputs as writer:
             run = self._run(layer, writer, before)
-            for family, key in zip(self._families, self._family_keys(layer), strict=True):
+            for family, key in zip(self._counted, self._family_keys(layer), strict=True):
                 self._work.save(key, run.arrays(family))
             if layer:
                 writer.write("block_similarity", 0, run.similarity)
@@ -184,7 +191,7 @@ class _Collector:
 
     def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
         """Runs the layer over all blocks and leaves the hidden states behind it, unless it is the last, in a file."""
-        signals: dict[str, Signal] = {family: activity_of(family, self._stream.spec) for family in self._families}
+        signals: dict[str, Signal] = {family: activity_of(family, self._stream.spec) for family in self._counted}
         run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous)
         num_blocks, block_tokens = self._text.tokens.shape
         step = 1 if self._stream.device.type == "cpu" else max(1, ACCELERATOR_TOKENS // block_tokens)

@@ -25,12 +25,14 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import Signal, activity_of
 from coldpress.schemas.gram import INPUT_OF, GramMatrices, LayerGram
 from coldpress.schemas.model import ATTENTION_ROLES, Model
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from coldpress.compiler.activity.taps import Change
+    from coldpress.compiler.needs import Build
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,21 @@ def run(
             work.save(key, grams)
         found.append(LayerGram(layer=layer, arrays=array_file(work.path(key))))
     return GramMatrices(num_tokens=tokens.size, weights_sha256=model.weights_sha256, layers=tuple(found))
+
+
+def needs(build: "Build") -> StageNeeds:
+    """A layer's weights and Gram matrices, the text's hidden states twice, and the blocks that run."""
+    spec = build.model.spec
+    tokens = min(build.settings["gram"]["gram_tokens"], build.num_tokens)
+    running = build.running_bytes(8, 12 * spec.num_experts)
+    hidden, grams = 2 * 4 * tokens * spec.hidden_size, sum(build.gram_bytes)
+    ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + grams
+    return StageNeeds(
+        stage="gram",
+        ram_bytes=ram_bytes,
+        disk_bytes=spec.num_hidden_layers * grams,
+        runtime_s=600 + 4 * build.forward_s(tokens),
+    )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
@@ -37,11 +37,19 @@ from coldpress.compiler.io import Workspace, digest, replacing, sha256_of
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, ModelSpec, SourceFile, TensorSource
+from coldpress.schemas.preflight import StageNeeds
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+INGEST_BYTES = 700 << 20
+"""A process that has imported transformers, and blocks of weights."""
+DOWNLOAD_S = 12 * 3600
+"""For a model of the hub whose size nobody has asked for."""
 SPECIAL_TOKENS = "special_tokens_map.json"
 CARD = "README.md"
 MAX_TEXT_BYTES = 1 << 20
@@ -136,6 +144,18 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     )
     log.info("ingest: %s, %s with %d parameters", model.name, model.spec.model_type, model.num_parameters)
     return model
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Every weight is read once, a block at a time; the private folder holds the tokenizer."""
+    disk_bytes = (1 << 20) + 256 * build.model.spec.vocab_size
+    return needs_for(build.weight_bytes).model_copy(update={"disk_bytes": disk_bytes})
+
+
+def needs_for(weight_bytes: int) -> StageNeeds:
+    """The same where only the size of the files is known, or 0 for a model that is yet to be downloaded."""
+    seconds = 2 * weight_bytes // 20_000_000 if weight_bytes else DOWNLOAD_S
+    return StageNeeds(stage="ingest", ram_bytes=INGEST_BYTES, disk_bytes=0, runtime_s=seconds)
 
 
 def _resolve(config: IngestConfig) -> tuple[Path, str | None]:

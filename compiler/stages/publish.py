@@ -11,13 +11,13 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.io import make_folder, sync_folder
-from coldpress.compiler.publishing import identity, move, remove, remove_leftovers, standing
+from coldpress.compiler.publishing import identity, move, point, remove, remove_leftovers, standing
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.quantization import Format
@@ -27,6 +27,10 @@ from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import Verification
 from coldpress.schemas.package import Package
+from coldpress.schemas.preflight import StageNeeds
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
 EARLIER = "earlier"
@@ -72,7 +76,7 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
         )
     target = Path(config.artifact).absolute()
     reports = tuple(Path(path).absolute() for path in (config.metrics, config.html, *config.exported))
-    folder = standing(package, config.artifact)
+    folder = standing(package, target)
     manifest = open_artifact(folder).manifest  # one that cannot be read has missed no gate: what stands stays
     remove_leftovers(target)  # of a run that was killed; what it had to do may be done
     try:
@@ -81,12 +85,19 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
         raise type(error)(f"{error}; {withdraw(package, target, reports)}") from error
     _log_figures(verification)
     if identity(target) != package.manifest_sha256:
-        _remove(reports)  # they tell of what stood there until now
+        _remove(reports)  # they describe what stood there until now
     if folder.absolute() == target:
         remove(Path(package.folder))  # what the new one was exchanged for by a run that was killed
     else:
         move(folder, target)
+    for place in (Path(package.folder), target):
+        point(place, target)
     return package.model_copy(update={"folder": str(target)})
+
+
+def needs(build: "Build") -> StageNeeds:
+    """A move."""
+    return StageNeeds(stage="publish", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=600)
 
 
 def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) -> None:
@@ -149,9 +160,9 @@ def _expected(bound: str, limit: float | Off) -> str:
 def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
     """Leaves no artifact under the final name; says in a clause what became of the one that stood there.
 
-    The refused one goes back where `package` wrote it; an earlier build may have left the same, so what reports tell of
-    it, and what was exported of it, is set aside. So is the artifact of another build with its reports, first these and
-    then the artifact, so that after a kill the next run goes on with what is left.
+    The refused one goes back where `package` wrote it; if an earlier build had published it, what describes it, or was
+    exported of it, is set aside. The artifact of another build is set aside whole, first its reports and then the
+    artifact, so that after a kill the next run goes on with what is left.
     """
     found, clause = identity(target), f"nothing is published as {target.name}"
     if found is None:
@@ -163,6 +174,7 @@ def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
         if has_reports:
             _set_aside(reports, aside)
         move(target, Path(package.folder))
+        point(Path(package.folder), Path(package.folder))
         return f"{clause}, and the report of it is now in {aside}" if has_reports else clause
     _set_aside(reports, aside)
     move(target, aside / target.name)

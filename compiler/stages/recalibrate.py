@@ -7,8 +7,9 @@ chooses, of experts those that the router picks, are the active ones, and each l
 """
 
 import logging
+from typing import TYPE_CHECKING
 
-from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity, pass_needs
 from coldpress.compiler.activity.choice import choice_of
 from coldpress.compiler.activity.layer_counts import Activity, exact_families
 from coldpress.compiler.activity.shards import merge
@@ -16,7 +17,11 @@ from coldpress.compiler.io import Workspace
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +47,20 @@ def run(
     same_weights = activations.weights_sha256 == model.weights_sha256
     chosen = choice_of(sparsity, model.spec)
     # what is not zero is what is used, or aimed at, where densities are those of the zeros
-    known = sparsity.is_whole or (activations.exact_zeros and chosen.selector.densities(True) == "measured")
+    exact = activations.are_exact(sparsity.families)
+    known = sparsity.is_whole or (exact and chosen.selector.densities(True) == "measured")
     if same_weights and known:
         log.info("recalibrate: the first statistics hold, nothing is computed again")
-        return activations
+        return activations.of_families(sparsity.families)
     if shards:
         return merge(shards, work)
     families = sparsity.families
     activity = Activity(exact_families(families, model.spec)) if known else Activity(frozenset(), chosen)
     return count_activity(config, model, corpus, families, activity, work, threads)
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Nothing where the first statistics hold; else as calibrate, with the bits of every unit that the build has."""
+    if not build.counts_again:
+        return StageNeeds(stage="recalibrate", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=60)
+    return pass_needs("recalibrate", build, build.families, build.families)

@@ -30,10 +30,12 @@ from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from coldpress.compiler.needs import Build
     from coldpress.compiler.training.lesson import Lesson
     from coldpress.compiler.training.source import Source
 
@@ -46,27 +48,27 @@ USUAL_RANK = 32
 class RelufyConfig(DeviceSetting, TrainingSetting):
     """Settings of `relufy`."""
 
-    activation: Annotated[Literal["off", "relu", "relu2", "fatrelu"], Key("relufy")] = Field(
+    relufy: Annotated[Literal["off", "relu", "relu2", "fatrelu"], Key()] = Field(
         default=OFF,
         description="the activation with exact zeros that the model gets before it is calibrated, learning from itself",
     )
-    threshold: Annotated[float, Key("relufy_threshold")] = Field(
+    relufy_threshold: Annotated[float, Key()] = Field(
         default=0.1, gt=0, lt=1024, description="below it relufy=fatrelu is zero"
     )
-    penalty: Annotated[float, Key("relufy_penalty")] = Field(
+    relufy_penalty: Annotated[float, Key()] = Field(
         default=0.0,
         ge=0,
         description="nats added to the loss for every 1 of the activation's mean magnitude, so that more of it is zero",
     )
-    rank: Annotated[Count, Key("relufy_rank")] = Field(
+    relufy_rank: Annotated[Count, Key()] = Field(
         default=0,
         description="rank of adapters that learn in relufication while the weights stay, for a model too large to be "
         "trained whole; 0: all weights learn",
     )
-    steps: Annotated[PositiveCount, Key("relufy_steps")] = Field(
+    relufy_steps: Annotated[PositiveCount, Key()] = Field(
         default=200, description="updates of the weights in relufication"
     )
-    learning_rate: Annotated[float, Key("relufy_rate")] = Field(
+    relufy_rate: Annotated[float, Key()] = Field(
         default=1e-3, gt=0, description="AdamW's first step size in relufication"
     )
 
@@ -78,34 +80,45 @@ def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, thr
         DoesNotFitError: if the model does not fit into memory that often.
         ColdpressError: if it has exact zeros already, there is no such device, or the loss is no number.
     """
-    spec = relufied(model.spec, config.activation, config.threshold)
+    spec = relufied(model.spec, config.relufy, config.relufy_threshold)
     device = choose_device(config.compute_device)
     course = Course(
         stage="relufy",
         key="relufy",
-        recipe=config.activation,
+        recipe=config.relufy,
         without="relufy=off",
         rate_key="relufy_rate",
-        learning_rate=config.learning_rate,
-        steps=config.steps,
+        learning_rate=config.relufy_rate,
+        steps=config.relufy_steps,
         shared=config,
         threads=threads if device == "cpu" else 1,
     )
     size = Size.of(model, corpus, course.threads)
-    others = "" if config.rank else f"relufy_rank={USUAL_RANK}, "
-    check_memory(course, ram_bytes(size, config.rank), size, device, others)
+    others = "" if config.relufy_rank else f"relufy_rank={USUAL_RANK}, "
+    check_memory(course, ram_bytes(size, config.relufy_rank), size, device, others)
     from coldpress.compiler.training.loop import learned
     from coldpress.compiler.training.source import Source
 
     source = Source.of(model)
     student = Source.of(model.model_copy(update={"spec": spec}), _changes(model, spec))
-    lesson = _adapted(source, student, config, size, device) if config.rank else _whole(source, student, size, device)
-    if config.penalty:
-        penalty = _Penalty(config.penalty)
+    lesson = (
+        _adapted(source, student, config, size, device) if config.relufy_rank else _whole(source, student, size, device)
+    )
+    if config.relufy_penalty:
+        penalty = _Penalty(config.relufy_penalty)
         penalty.attach(lesson.student, student.modules)
         lesson = replace(lesson, watched=penalty.watched)
     written, found = learned(course, lesson, student, corpus, work)
     return written.model_copy(update={"relufication": found})
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Two models in float32 with all that training keeps of one, or one as it is stored and adapters."""
+    size, rank = build.training_size, build.settings["relufy"]["relufy_rank"]
+    seconds = build.settings["relufy"]["relufy_steps"] * build.training_s
+    return StageNeeds(
+        stage="relufy", ram_bytes=ram_bytes(size, rank), disk_bytes=disk_bytes(size, rank), runtime_s=seconds
+    )
 
 
 def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
@@ -160,7 +173,7 @@ def _adapted(source: "Source", student: "Source", config: RelufyConfig, size: Si
     from coldpress.compiler.training.lesson import Lesson
     from coldpress.compiler.training.source import recompute_layers
 
-    found = adapters.Adapters.of(source, device, size.matrices, config.rank, 2 * config.rank, config.seed)
+    found = adapters.Adapters.of(source, device, size.matrices, config.relufy_rank, 2 * config.relufy_rank, config.seed)
     choose = _with_either(found.model, student)
     recompute_layers(found.model, student.modules)
 

@@ -72,13 +72,13 @@ def train(
     """
     optimizer = torch.optim.AdamW(lesson.parameters, lr=course.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     order = np.random.default_rng(course.shared.seed)
-    count = min(course.shared.blocks_per_step, len(training))
+    count = min(course.shared.distill_blocks, len(training))
     with _workers(course.threads) as run_all:
         judge = _Judge(lesson, _blocks(validation, lesson), run_all, course.threads)
         progress = states.load(lesson.parameters, optimizer) or _begin(lesson, judge)
         for _ in range(progress.step):
             order.choice(len(training), count, replace=False)
-        while progress.step < course.steps and not _tired(progress.curve, course.shared.patience):
+        while progress.step < course.steps and not _tired(progress.curve, course.shared.distill_patience):
             chosen = order.choice(len(training), count, replace=False)
             loss = _set_gradients(lesson, run_all, _blocks(training[chosen], lesson), course.threads)
             _check_finite(loss, progress.step, course)
@@ -137,7 +137,10 @@ def _begin(lesson: Lesson, judge: "_Judge") -> Progress:
 
 def _look(progress: Progress, lesson: Lesson, judge: "_Judge", course: Course, save: Callable[[], None]) -> None:
     """Evaluates where it is time to, and saves the state then, or where the last one is long ago."""
-    if progress.step % math.ceil(course.steps / course.shared.evaluations) == 0 or progress.step == course.steps:
+    if (
+        progress.step % math.ceil(course.steps / course.shared.distill_evaluations) == 0
+        or progress.step == course.steps
+    ):
         found, loss = judge(), math.fsum(progress.losses) / len(progress.losses)
         point = DistillationPoint(step=progress.step, loss=loss, validation_kl=found[0], validation_penalty=found[1])
         if point.validation_loss < progress.lowest.validation_loss:

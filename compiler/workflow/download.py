@@ -4,41 +4,47 @@ The Snakefile asks for it when a run starts, before any job does. The hub's inde
 commit is there and open to this user; config.json gives shapes; preflight's own sums say what the build will take.
 """
 
-from pathlib import Path
+import sys
 
 from coldpress.compiler.checkpoint.hub import cache_folder, listed, snapshot
 from coldpress.compiler.checkpoint.shapes import read_shapes
+from coldpress.compiler.needs import Inputs
 from coldpress.compiler.stages.preflight import Download, PreflightConfig, check_download
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, of_all_stages
 from coldpress.runtime.quantities import show_bytes
 
 
-def check_before_download(config: BuildConfig, folder: Path, jobs: int, threads: int | None) -> str:
+def announce(config: BuildConfig, inputs: Inputs, threads: int | None) -> None:
+    """Says what will be downloaded, or refuses it; see `check_before_download`."""
+    text = check_before_download(config, inputs, threads)
+    if text:
+        print(text, file=sys.stderr)
+
+
+def check_before_download(config: BuildConfig, inputs: Inputs, threads: int | None) -> str:
     """Refuses what would fail after a download; gives a sentence on what will come.
 
     Nothing is asked, and the sentence is empty, for a folder, for a model that was ingested, and with preflight=off.
 
     Args:
         config: Of the build.
-        folder: Of the model's build, as build/<model>.
-        jobs: Layer-wise jobs that share this machine's memory where there are as many cores.
+        inputs: What the rules say of the stages' inputs.
         threads: Cores of this machine; None where jobs run on others.
 
     Raises:
         ColdpressError: if the model cannot be had, or does not fit; the text is one sentence.
     """
     model = config.model
-    if model.revision is None or (folder / "ingest.json").exists() or config["preflight"] == "off":
+    if model.revision is None or (config.folder / "ingest.json").exists() or config["preflight"] == "off":
         return ""
     found = listed(model.source, model.revision)
     shapes = read_shapes(snapshot(model.source, model.revision, offline=False, patterns=[CONFIG_FILE]) / CONFIG_FILE)
     settings = PreflightConfig(
-        mode=config["preflight"],
-        folder=str(folder),
+        preflight=config["preflight"],
+        folder=str(config.folder),
         settings=of_all_stages(config),
-        distill=config["distill"],
+        inputs=inputs,
         shards=config["calibration_shards"],
-        jobs=jobs,
     )
     check_download(settings, shapes, config.device, Download(found.missing_bytes, cache_folder()), threads)
     license_text = model.license or found.license or "no licence that its card names"

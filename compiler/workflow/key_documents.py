@@ -1,7 +1,9 @@
 """What readers see of the keys of `--config`: schemas/json/config.schema.json and the README's table.
 
 Both are made from the records that declare the keys (compiler/workflow/keys.py). `python -m
-coldpress.compiler.workflow.key_documents` tells whether they are up to date; with `--fix` it writes them.
+coldpress.compiler.workflow.key_documents` tells whether they are up to date; with `--fix` it writes them. They name the
+folders of plug-ins and not the plug-ins, so a new one changes neither; `--options` prints the plug-ins and their own
+keys.
 """
 
 import argparse
@@ -20,26 +22,32 @@ SCHEMA = ROOT / "schemas" / "json" / "config.schema.json"
 README = ROOT / "README.md"
 BEGIN = "<!-- keys: made by python -m coldpress.compiler.workflow.key_documents --fix -->\n"
 END = "<!-- end of keys -->\n"
+HEAD = ("| key | what it says, and its values | default |\n", "|---|---|---|\n")
 
 
 def schema() -> str:
     """The JSON Schema of what `--config`, or the `settings` of a model's profile, may hold."""
-    properties = {key.name: _property(key) for key in [*config_keys().values(), *(key for key, _ in _options())]}
+    properties = {key.name: _property(key) for key in config_keys().values()}
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:coldpress:schema:config",
         "title": "config",
         "type": "object",
         "properties": properties,
-        "additionalProperties": False,
+        "additionalProperties": {"description": "an option of a chosen plug-in"},
     }
     return json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def table() -> str:
     """The README's table, one row per key."""
-    rows = [_row(key) for key in config_keys().values()]
-    return "".join(["| key | what it says, and its values | default |\n", "|---|---|---|\n", *rows, *_option_rows()])
+    return "".join([*HEAD, *(_row(key) for key in config_keys().values())])
+
+
+def options_table() -> str:
+    """The same for the plug-ins that there are: a row per option, with the choice that brings it."""
+    names = [f"{key.name}: {', '.join(key.names)}\n" for key in config_keys().values() if key.mark.plugins]
+    return "".join([*names, "\n", *HEAD, *_option_rows()])
 
 
 def documents() -> dict[Path, str]:
@@ -67,13 +75,21 @@ def _option_rows() -> list[str]:
 
 def _property(key: ConfigKey) -> dict[str, Any]:
     found = {"description": key.field.description} | ({"default": key.default} if key.default is not None else {})
+    if key.mark.plugins:
+        return found | {"description": f"{key.field.description}; {_plugin_words(key)}", "type": "string"}
     if key.names:
         return found | {"enum": list(key.names)}
     return found | (key.types[0] if len(key.types) == 1 else {"anyOf": key.types})
 
 
+def _plugin_words(key: ConfigKey) -> str:
+    """Where the values of a key lie that names a plug-in."""
+    return f"{'`auto` or ' if key.mark.auto else ''}a file of {key.mark.plugins.replace('.', '/')}"
+
+
 def _row(key: ConfigKey) -> str:
-    values = " ".join(f"`{name}`" for name in key.names) or key.in_words
+    names = _plugin_words(key) if key.mark.plugins else " ".join(f"`{name}`" for name in key.names)
+    values = names or key.in_words
     default = key.mark.default or f"`{json.dumps(key.default) if isinstance(key.default, bool) else key.default}`"
     return f"| `{key.name}` | {key.field.description} · {values} | {default} |\n"
 
@@ -82,7 +98,11 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; 1 if something is out of date."""
     parser = argparse.ArgumentParser(prog="python -m coldpress.compiler.workflow.key_documents", description=__doc__)
     parser.add_argument("--fix", action="store_true", help="write what is out of date")
+    parser.add_argument("--options", action="store_true", help="print the plug-ins and their options, and do no more")
     arguments = parser.parse_args(argv)
+    if arguments.options:
+        print(options_table(), end="")
+        return 0
     outdated = {path: text for path, text in documents().items() if path.read_text(encoding="utf-8") != text}
     for path, text in outdated.items():
         if arguments.fix:

@@ -14,7 +14,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from coldpress.compiler.candidates import AUTO
-from coldpress.compiler.job import STAGES, config_of
+from coldpress.compiler.job import config_of
+from coldpress.compiler.pipeline import STAGES
 from coldpress.runtime import plugins as _plugins
 from coldpress.schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN, Key, OptionsOf
@@ -136,9 +137,8 @@ def config_keys() -> dict[str, ConfigKey]:
     """Every key but plug-ins' options, by name; a key of several stages is declared in a record that they inherit."""
     found: dict[str, ConfigKey] = {}
     for record in (WorkflowKeys, *map(config_of, STAGES)):
-        for field, mark in marked(record).items():
-            name = mark.name or field
-            declared = ConfigKey(name, record.model_fields[field], mark, _owner(record, field))
+        for name, mark in marked(record).items():
+            declared = ConfigKey(name, record.model_fields[name], mark, _owner(record, name))
             if found.setdefault(name, declared).owner != declared.owner:
                 raise TypeError(f"config key {name} is declared in {found[name].owner} and in {declared.owner}")
     return found

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import Field
@@ -25,7 +26,8 @@ from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import kind_of
 from coldpress.compiler.cost_model import stored_formats
-from coldpress.compiler.job import STAGES, config_of, flag
+from coldpress.compiler.job import config_of, flag
+from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_device, load_model, model_names
 from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.compiler.stages.tokenize.text import PYDOC
@@ -119,7 +121,7 @@ class BuildConfig:
     def of_stage(self, stage: str) -> dict[str, Any]:
         """The settings of a stage that users may give, by the fields of its record; what is None is left out."""
         record = config_of(stage)
-        found = {field: self.values[mark.name or field] for field, mark in marked(record).items()}
+        found = {field: self.values[field] for field in marked(record)}
         for field, named in option_fields(record).items():
             found[field] = dict(self.options[marked(record)[named].plugins]) or None
         return {field: value for field, value in found.items() if value is not None}
@@ -183,20 +185,21 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     chosen = _chosen(values, reference)
     options = _profile_options(profile, chosen) if profile else {}
     options |= {key: value for key, value in raw.items() if key not in keys}
-    config = BuildConfig(
+    folder = Path(values["build_dir"]).resolve() / reference.name
+    if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
+        values["corpus"] = os.path.relpath(corpus.resolve(), folder)
+    if values["imatrix"]:
+        values["imatrix"] = os.path.relpath(_imatrix(values["imatrix"]), folder)
+    found = BuildConfig(
         model=reference,
         device=device,
         device_file=device_path.resolve(),
-        folder=Path(values["build_dir"]).resolve() / reference.name,
-        values=values,
-        options=_options(options, chosen),
+        folder=folder,
+        values=MappingProxyType(values),
+        options=MappingProxyType(_options(options, chosen)),
     )
-    check_artifact_name(f"{reference.name}-{config.target}.coldpress")
-    if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
-        values["corpus"] = config.near(corpus.resolve())
-    if values["imatrix"]:
-        values["imatrix"] = config.near(_imatrix(values["imatrix"]))
-    return config
+    check_artifact_name(f"{reference.name}-{found.target}.coldpress")
+    return found
 
 
 def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
@@ -213,14 +216,19 @@ def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
 
 
 def of_all_stages(config: BuildConfig) -> dict[str, dict[str, Any]]:
-    """Stage -> its settings, for `preflight`, which tries all that follow it."""
-    return {stage: config.of_stage(stage) for stage in STAGES if stage != "preflight"}
+    """Stage -> its settings, for what stages need and for `preflight`, which tries all that follow it."""
+    return {stage: config.of_stage(stage) for stage in STAGES}
 
 
 def chunks(config: BuildConfig) -> list[str]:
     """The chunks of layers, first and last layer of each, as 000-003."""
     num_layers, step = config.model.num_hidden_layers, config["layers_per_job"]
     return [f"{first:03d}-{min(first + step, num_layers) - 1:03d}" for first in range(0, num_layers, step)]
+
+
+def exports(name: str) -> tuple[str, ...]:
+    """The files that `export` may make of an artifact, one for each format."""
+    return tuple(f"{name}.{kind}" for kind in _plugins.names("coldpress.compiler.stages.export"))
 
 
 def needs_predictors(config: BuildConfig) -> bool:

@@ -16,7 +16,6 @@ from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
-from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FamilyName
 from coldpress.schemas.model import Model
 from tests.support.models import write_model
@@ -58,10 +57,8 @@ def corpus_of(folder: Path, num_blocks: int, block_tokens: int) -> Corpus:
     return Corpus(name="random", text_sha256="0" * 64, splits=tuple(blocks))
 
 
-def run(
-    model: Model, corpus: Corpus, work: Path, method: Any = "predictor", threads: int = 1, **config: Any
-) -> Activations:
-    return calibrate.run(CalibrateConfig(method=method, **config), model, corpus, Workspace(work, "test"), threads)
+def run(model: Model, corpus: Corpus, work: Path, threads: int = 1, **config: Any) -> Activations:
+    return calibrate.run(CalibrateConfig(**config), model, corpus, Workspace(work, "test"), threads)
 
 
 def active_of(found: Activations, layer: int, family: FamilyName) -> np.ndarray:
@@ -70,7 +67,9 @@ def active_of(found: Activations, layer: int, family: FamilyName) -> np.ndarray:
     return np.unpackbits(bits, axis=1, count=found.num_tokens, bitorder="little").astype(bool)
 
 
-def by_transformers(model: Model, corpus: Corpus, module: str, dtype: str = "float32") -> list[np.ndarray]:
+def by_transformers(
+    model: Model, corpus: Corpus, module: str, dtype: str = "float32", layers: str = "model.layers"
+) -> list[np.ndarray]:
     """Per layer, what goes into a module of the whole model, float32 [num_tokens, size]."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -79,7 +78,7 @@ def by_transformers(model: Model, corpus: Corpus, module: str, dtype: str = "flo
         Path(next(iter(model.tensors.values())).file).parent, dtype=dtype
     ).eval()
     seen: list[np.ndarray] = []
-    for layer in whole.get_submodule("model.layers"):
+    for layer in whole.get_submodule(layers):
         layer.get_submodule(module).register_forward_pre_hook(
             lambda _, inputs: seen.append(inputs[0].flatten(0, 1).float().numpy().copy())
         )
@@ -130,38 +129,51 @@ def test_similarity_is_the_mean_cosine_with_the_layer_before(relu: Model, corpus
         assert found.layers[layer].input_similarity == pytest.approx(cosine.mean(), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("method", "families"),
-    [("dense", ["neuron"]), ("predictor", ["neuron"]), ("relu", ["up_down"]), ("topk", ["mlp_in", "mlp_mid"])],
-)
-def test_the_method_decides_the_families(
-    relu: Model, corpus: Corpus, tmp_path: Path, method: str, families: list[str]
+def test_every_family_that_some_method_has_is_looked_at(
+    relu: Model, silu: Model, corpus: Corpus, tmp_path: Path
 ) -> None:
-    found = run(relu, corpus, tmp_path, method)
-    assert [family.family for family in found.layers[1].families] == families
-    assert found.exact_zeros == (method != "topk")
+    """So that another method does not calibrate again. What a ReLU makes zero is counted, of the rest magnitudes."""
+    found, smooth = run(relu, corpus, tmp_path / "relu"), run(silu, corpus, tmp_path / "silu")
+    families = ["neuron", "up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in", "attn_out"]
+    exact = {"neuron", "up_down", "mlp_mid"}
+    for statistics_of in (found.layers[1], smooth.layers[1]):
+        assert [family.family for family in statistics_of.families] == families
     for family in found.layers[1].families:
-        assert (family.density is None) == (family.family == "mlp_in")  # of which no zeros are exact
-        assert ("bits" in load_arrays(family.arrays)) == (family.family != "mlp_in")
+        assert (family.density is None) == (family.family not in exact)
+        assert ("bits" in load_arrays(family.arrays)) == (family.family in exact)
+    assert all(family.density is None for family in smooth.layers[1].families)
+    assert found.are_exact(["up_down"])
+    assert not found.are_exact(["mlp_in", "mlp_mid"])
+    assert not smooth.are_exact(["neuron"])
+
+
+def test_families_with_one_signal_share_a_file(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    found = run(relu, corpus, tmp_path)
+    for layer in found.layers:
+        files = {family.family: family.arrays for family in layer.families}
+        assert files["neuron"] == files["mlp_mid"] != files["up_down"]
+    assert [entry.family for entry in found.of_families(["mlp_mid"]).layers[2].families] == ["mlp_mid"]
 
 
 def test_gates_decide_where_up_and_down_are_the_unit(relu: Model, corpus: Corpus, tmp_path: Path) -> None:
-    found, neurons = run(relu, corpus, tmp_path / "a", "relu"), run(relu, corpus, tmp_path / "b")
+    found = run(relu, corpus, tmp_path)
     for layer in range(LAYERS):
-        assert np.array_equal(active_of(found, layer, "up_down"), active_of(neurons, layer, "neuron"))
+        assert np.array_equal(active_of(found, layer, "up_down"), active_of(found, layer, "neuron"))
 
 
 def test_two_matrices_have_the_inner_activation_as_signal(
     make: Callable[..., Model], corpus: Corpus, tmp_path: Path
 ) -> None:
     opt = make("opt")
-    found = run(opt, corpus, tmp_path / "a", "relu")
-    assert [family.family for family in found.layers[0].families] == ["mlp_mid"]
-    assert np.array_equal(active_of(found, 1, "mlp_mid"), active_of(run(opt, corpus, tmp_path / "b"), 1, "neuron"))
+    found = run(opt, corpus, tmp_path)
+    assert found.layers[0].family("gate_down") is None, "there is no gate"
+    inner = by_transformers(opt, corpus, "fc2", layers="model.decoder.layers")
+    for family in ("mlp_mid", "neuron"):
+        assert np.array_equal(active_of(found, 1, family), inner[1].reshape(found.num_tokens, -1).T != 0)
 
 
 def test_magnitudes_give_the_threshold_of_any_density(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
-    found = run(silu, corpus, tmp_path, "topk")
+    found = run(silu, corpus, tmp_path)
     for family, module in (("mlp_in", "mlp"), ("mlp_mid", "mlp.down_proj")):
         signals = by_transformers(silu, corpus, module)
         for layer in range(LAYERS):
@@ -185,23 +197,21 @@ def native_bfloat16(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": native})
 
 
-@pytest.mark.parametrize("method", ["predictor", "topk"])
 def test_bfloat16_weights_are_computed_in_bfloat16(
-    make: Callable[..., Model], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    make: Callable[..., Model], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As transformers does by default; the statistics are those of its own pass but for rounding."""
     model = make(dtype="bfloat16")
     native_bfloat16(monkeypatch, native=True)
-    found = run(model, corpus, tmp_path / "1", method)
+    found = run(model, corpus, tmp_path / "1")
     assert found.compute_dtype == "bfloat16"
-    assert same_files(found, run(model, corpus, tmp_path / "2", method, threads=2))
+    assert same_files(found, run(model, corpus, tmp_path / "2", threads=2))
     inner, inputs = (by_transformers(model, corpus, module, "bfloat16") for module in ("mlp.down_proj", "mlp"))
     for layer in range(LAYERS):
         stored = load_arrays(found.layers[layer].inputs, "mlp_inputs")["mlp_inputs"]
         assert np.allclose(stored, inputs[layer], rtol=0.05, atol=0.05)
-        if method == "predictor":
-            assert (active_of(found, layer, "neuron") == (inner[layer].T != 0)).mean() > 0.99
-    exact = run(model, corpus, tmp_path / "3", method, dtype="float32")
+        assert (active_of(found, layer, "neuron") == (inner[layer].T != 0)).mean() > 0.99
+    exact = run(model, corpus, tmp_path / "3", compute_dtype="float32")
     assert exact.compute_dtype == "float32"
     assert not same_files(found, exact)
 
@@ -222,14 +232,6 @@ def test_blocks_of_whole_bytes_are_joined_alike(relu: Model, tmp_path: Path) -> 
     found = run(relu, whole, tmp_path / "w")
     inner = by_transformers(relu, whole, "mlp.down_proj")
     assert np.array_equal(active_of(found, 2, "neuron"), inner[2].T != 0)
-
-
-def test_relu_needs_a_relu_model(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(ColdpressError) as caught:
-        run(silu, corpus, tmp_path, "relu")
-    assert str(caught.value) == (
-        "method relu needs exact zeros, but the activation of tiny is silu; choose topk or predictor"
-    )
 
 
 def test_progress_is_told(relu: Model, corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -266,7 +268,7 @@ def test_an_interrupted_run_resumes(
     assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == [
         f"{layer:03d}.{name}.{kind}"
         for layer in range(LAYERS)
-        for name in ("inputs", "neuron")
+        for name in ("attn_in", "attn_out", "gate_down", "inputs", "mlp_in", "neuron", "up_down")
         for kind in ("done.json", "safetensors")
     ]
     real = LayerStream.load_layer

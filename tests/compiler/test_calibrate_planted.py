@@ -56,7 +56,7 @@ def calibrated(plant: Plant, folder: Path, num_tokens: int) -> Planted:
     model = ingest.run(IngestConfig(model=str(folder / "model")), Workspace(folder / "ingest", "test"))
     config = TokenizeConfig(corpus=str(folder / "model/corpus.jsonl"), calibration_tokens=num_tokens)
     corpus = tokenize.run(config, model, Workspace(folder / "tokenize", "test"))
-    config = CalibrateConfig(method="predictor")
+    config = CalibrateConfig()
     return Planted(plant, calibrate.run(config, model, corpus, Workspace(folder / "calibrate", "test"), 2))
 
 
@@ -167,7 +167,7 @@ def test_no_tasks_no_counts(planted: Planted, tmp_path: Path) -> None:
     write(Plant(plant_of("small", layers=1).shape, DENSITIES[:1], 3), tmp_path / "model", 128)
     model = ingest.run(IngestConfig(model=str(tmp_path / "model")), Workspace(tmp_path / "ingest", "test"))
     corpus = tokenize.run(TokenizeConfig(corpus=str(text), block_tokens=64), model, Workspace(tmp_path / "t", "test"))
-    found = calibrate.run(CalibrateConfig(method="predictor"), model, corpus, Workspace(tmp_path / "c", "test"), 1)
+    found = calibrate.run(CalibrateConfig(), model, corpus, Workspace(tmp_path / "c", "test"), 1)
     assert found.tasks == ()
     arrays = load_arrays(found.layers[0].family("neuron").arrays)
     assert "task_counts" not in arrays

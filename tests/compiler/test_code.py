@@ -10,7 +10,7 @@ import pytest
 
 from coldpress.compiler import code_digest
 from coldpress.compiler.code_digest import Plugins, source_files, stage_digest
-from coldpress.compiler.job import STAGES
+from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins as _plugins
 from coldpress.runtime.sparsity import ReadingOptions, Selector
@@ -127,6 +127,17 @@ def test_the_digest_does_not_hang_on_the_place(tree: Path, tmp_path_factory: pyt
     assert stage_digest("one", SAW, tree) == stage_digest("one", SAW, other)
 
 
+def test_what_only_the_type_checker_imports_does_not_count(tree: Path) -> None:
+    checked = "\nif TYPE_CHECKING:\n    from compiler.typed import X\nelse:\n    from compiler.ran import X\n"
+    write(tree, "compiler/one.py", (tree / "compiler/one.py").read_text() + checked)
+    write(tree, "compiler/typed.py", "X = 1\n")
+    write(tree, "compiler/ran.py", "X = 1\n")
+    clear()
+    found = names("one", tree)
+    assert "compiler/typed.py" not in found
+    assert "compiler/ran.py" in found
+
+
 # The stages of this repository
 
 
@@ -157,17 +168,13 @@ def test_real_stages_follow_their_plugins() -> None:
             "coldpress/compiler/stages/order/frequency.py",
             {},
             {"order", "preflight"},
-        ),  # `auto` has it compete, and preflight asks how much it holds
+        ),  # `auto` has it compete; preflight asks every stage what it needs, and may run them all
         ("coldpress/compiler/stages/order/frequency.py", {"order": "ripple"}, set()),
         ("coldpress/compiler/stages/place/cp_sat.py", {}, set()),
-        ("coldpress/compiler/stages/place/cp_sat.py", {"place": "cp_sat"}, {"place"}),
+        ("coldpress/compiler/stages/place/cp_sat.py", {"place": "cp_sat"}, {"place", "preflight"}),
         ("coldpress/runtime/quantization/int4_group32.py", {"format": "fp16"}, set()),
         ("coldpress/compiler/architectures/opt.py", {}, set()),
-        (
-            "coldpress/compiler/stages/quantize/rtn.py",
-            {},
-            {"quantize", "preflight"},
-        ),  # preflight asks whether there are Gram matrices
+        ("coldpress/compiler/stages/quantize/rtn.py", {}, {"quantize", "preflight"}),
         ("coldpress/compiler/stages/quantize/gptq.py", {}, set()),
         ("coldpress/compiler/stages/distill/lora.py", {}, set()),
         ("coldpress/compiler/stages/distill/lora.py", {"recipe": "lora"}, {"distill", "preflight"}),
@@ -187,11 +194,18 @@ def test_a_cache_policy_concerns_the_stages_that_count_on_it() -> None:
 
 def test_a_selector_concerns_no_build_that_has_another() -> None:
     assert used_by("coldpress/runtime/sparsity/predictor.py") == set()
-    assert used_by("coldpress/runtime/sparsity/predictor.py", method="predictor") >= {"calibrate", "allocate", "verify"}
+    assert used_by("coldpress/runtime/sparsity/predictor.py", method="predictor") >= {
+        "allocate",
+        "recalibrate",
+        "verify",
+    }
+    assert "calibrate" not in used_by("coldpress/runtime/sparsity/predictor.py", method="predictor"), (
+        "it looks at every family"
+    )
 
 
 def test_a_format_concerns_no_stage_that_only_counts() -> None:
-    """Though the selector that `calibrate` asks for its families imports the kernels, and they the formats."""
+    """Though the selector that `recalibrate` chooses by imports the kernels, and they the formats."""
     counting = {"ingest", "tokenize", "calibrate", "recalibrate"}
     assert not used_by("coldpress/runtime/quantization/int4_group32.py", format="int4_group32") & counting
     assert "distill" not in used_by("coldpress/runtime/quantization/int4_group32.py", format="fp16", recipe="lora")

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from coldpress.compiler.io import _content, save_record
-from coldpress.compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
+from coldpress.compiler.job import Job, config_of, run_job
+from coldpress.compiler.pipeline import STAGES
 from coldpress.schemas.errors import ColdpressError
+from tests.support.dag import inputs_of_rules
 from tests.support.imatrices import write_llama
 from tests.support.models import write_corpus, write_model
 from tests.support.tiny import tiny_device
@@ -28,13 +30,14 @@ BUILD = tuple(stage for stage in STAGES if stage not in ("preflight", "export"))
 """`export` takes the published artifact, whose damage its own test has, and not this model of ReLU."""
 SETTINGS: dict[str, dict[str, object]] = {
     "tokenize": {"calibration_tokens": 1024, "block_tokens": 32},
-    "calibrate": {"method": "predictor"},
     "allocate": {"method": "predictor", "format": "int8_group32", "dram_budget": "80%", "context_length": 64},
-    "distill": {"steps": 1, "blocks_per_step": 2, "validation_blocks": 2},
+    "distill": {"distill_steps": 1, "distill_blocks": 2, "validation_blocks": 2},
     "quantize": {"algorithm": "gptq"},
     "verify": {"test_tokens": 64},
     "publish": {"max_ppl_ratio": "off", "min_top1_agreement": "off", "max_logit_error": "off"},
 }
+KEYS = ("method=predictor", "relufy=relu", "distill=true", "algorithm=gptq")
+"""Of a build with all these stages."""
 LAYERS = (0, 1)
 
 
@@ -51,7 +54,7 @@ class Folder:
             "model": str(self.inputs / "model"),
             "corpus": str(self.inputs / "corpus.txt"),
             "imatrix": str(self.inputs / "imatrix.dat"),
-            "artifact": str(self.path / ("tiny.coldpress" if stage in ("verify", "publish") else "package.coldpress")),
+            "artifact": str(self.path / ("tiny.coldpress" if stage == "publish" else "package.coldpress")),
             "metrics": str(self.path / "report.json"),
             "html": str(self.path / "report.html"),
             "exported": (),
@@ -59,13 +62,12 @@ class Folder:
         if output and stage == "package":
             settings["artifact"] = str(output.with_suffix(".coldpress"))
         fields = config_of(stage).model_fields
-        sources = {name: writer_of(stage, name, BUILD) for name in records_of(stage)}
-        sources |= {"device": "device"} if "device" in sources else {}
+        sources = inputs_of_rules(*KEYS, importance=True)[stage]
         run_job(
             Job(
                 stage=stage,
                 settings={name: value for name, value in settings.items() if name in fields} | SETTINGS.get(stage, {}),
-                records={name: (self.path / f"{source}.json",) for name, source in sources.items() if source},
+                records={name: (self.path / f"{source}.json",) for name, source in sources.items()},
                 output=output or self.path / f"{stage}.json",
                 layers=LAYERS,
                 threads=1,

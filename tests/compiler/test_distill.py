@@ -29,7 +29,7 @@ def test_a_few_steps_bring_the_sparse_model_closer_to_the_dense_one(tmp_path: Pa
 @pytest.mark.parametrize(("model_type", "tie"), [("llama", True), ("phi3", False), ("opt", False)])
 def test_record_and_folder_describe_the_same_model(tmp_path: Path, model_type: str, tie: bool) -> None:
     model, corpus = model_at(tmp_path, model_type, tie=tie), corpus_at(tmp_path)
-    config = QUICK.model_copy(update={"steps": 1})
+    config = QUICK.model_copy(update={"distill_steps": 1})
     distilled = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "d"), 1)
     assert distilled.weights_sha256 != model.weights_sha256
     assert distilled.spec == model.spec
@@ -47,7 +47,7 @@ def test_record_and_folder_describe_the_same_model(tmp_path: Path, model_type: s
 
 def test_threads_and_folders_change_no_bit(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
-    config = QUICK.model_copy(update={"steps": 3})
+    config = QUICK.model_copy(update={"distill_steps": 3})
     one = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "1"), 1)
     three = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "elsewhere"), 3)
     other_seed = run(
@@ -89,7 +89,7 @@ def test_masking_keeps_the_largest_and_passes_gradients_through() -> None:
 
 def test_training_that_makes_it_worse_is_not_kept(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
-    wild = DistillConfig(steps=2, blocks_per_step=1, learning_rate=10.0, validation_blocks=2)
+    wild = DistillConfig(distill_steps=2, distill_blocks=1, learning_rate=10.0, validation_blocks=2)
     distilled = run(wild, model, corpus, top_k(model, tmp_path, 0.5), workspace(tmp_path / "d"), 1)
     for role in model.tensors:
         assert (read_role(distilled, role) == read_role(model, role)).all(), role

@@ -59,7 +59,7 @@ def test_adapters_are_of_their_rank_and_on_what_is_pruned(adapted) -> None:
 
 def test_recipes_do_not_hang_on_threads(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
-    config, sparsity = LORA.model_copy(update={"steps": 2}), top_k(model, tmp_path)
+    config, sparsity = LORA.model_copy(update={"distill_steps": 2}), top_k(model, tmp_path)
     found = [run(config, model, corpus, sparsity, workspace(tmp_path / str(n)), n).weights_sha256 for n in (1, 3)]
     assert found[0] == found[1]
 
@@ -67,7 +67,7 @@ def test_recipes_do_not_hang_on_threads(tmp_path: Path) -> None:
 def test_fused_matrices_are_adapted_once(tmp_path: Path) -> None:
     """Phi-3 keeps gate and up in one tensor."""
     model, corpus = model_at(tmp_path, "phi3"), corpus_at(tmp_path)
-    config = LORA.model_copy(update={"steps": 1})
+    config = LORA.model_copy(update={"distill_steps": 1})
     distilled = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "d"), 1)
     changed = {role for role in model.tensors if (read_role(distilled, role) != read_role(model, role)).any()}
     assert changed == {f"layers.{layer}.{role}.weight" for layer in range(LAYERS) for role in MLP_ROLES}
@@ -184,7 +184,7 @@ def test_the_texts_own_tokens_can_be_all_that_is_learned_from(tmp_path: Path) ->
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     found = {}
     for share in (0.0, 1.0):
-        config = QUICK.model_copy(update={"steps": 2, "options": {"cross_entropy": share}})
+        config = QUICK.model_copy(update={"distill_steps": 2, "options": {"cross_entropy": share}})
         distilled = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / f"{share}"), 1)
         assert distilled.distillation is not None
         found[share] = distilled.distillation.curve[-1].loss
@@ -199,7 +199,7 @@ def test_a_student_that_also_runs_dense_stays_nearer_to_the_dense_model(tmp_path
     base = {"self": QUICK, "lora": LORA}[recipe]
     found = {}
     for share in (0.0, 0.5):
-        config = base.model_copy(update={"steps": 8, "dense_share": share})
+        config = base.model_copy(update={"distill_steps": 8, "distill_dense_share": share})
         distilled = run(config, model, corpus, top_k(model, tmp_path, 0.15), workspace(tmp_path / f"{share}"), 2)
         found[share] = held_out_divergence(load(source), load(distilled), 1.0)
     assert 0 < found[0.5] < 0.7 * found[0.0]
@@ -211,7 +211,14 @@ def test_weights_go_back_to_the_source_as_far_as_nine_tenths_of_the_gain_stay(tm
     source = model.model_copy(update={"folder": str(tmp_path / "checkpoint")})
     sparsity, base = top_k(model, tmp_path, 0.15), {"self": QUICK, "lora": LORA}[recipe]
     whole, part = (
-        run(base.model_copy(update={"kept_gain": kept}), model, corpus, sparsity, workspace(tmp_path / f"{kept}"), 2)
+        run(
+            base.model_copy(update={"distill_kept_gain": kept}),
+            model,
+            corpus,
+            sparsity,
+            workspace(tmp_path / f"{kept}"),
+            2,
+        )
         for kept in (1.0, 0.9)
     )
     assert whole.distillation is not None
@@ -232,7 +239,7 @@ def test_weights_go_back_to_the_source_as_far_as_nine_tenths_of_the_gain_stay(tm
 
 def test_what_training_made_worse_is_the_source_and_goes_nowhere(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
-    config = QUICK.model_copy(update={"steps": 2, "learning_rate": 10.0, "kept_gain": 0.9})
+    config = QUICK.model_copy(update={"distill_steps": 2, "learning_rate": 10.0, "distill_kept_gain": 0.9})
     distilled = run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "d"), 1)
     assert distilled.distillation is not None
     assert distilled.distillation.share == 1
@@ -297,7 +304,7 @@ def test_more_threads_longer_blocks_and_more_layers_need_more_memory(recipe: str
 
 def test_layers_that_run_again_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
-    config, sparsity = QUICK.model_copy(update={"steps": 2}), top_k(model, tmp_path)
+    config, sparsity = QUICK.model_copy(update={"distill_steps": 2}), top_k(model, tmp_path)
     kept = run(config, model, corpus, sparsity, workspace(tmp_path / "kept"), 1)
     monkeypatch.setattr("coldpress.compiler.training.memory.KEPT_BYTES", 0)
     again = []

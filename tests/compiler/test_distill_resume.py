@@ -13,7 +13,7 @@ from coldpress.schemas.errors import ColdpressError
 from tests.support.distilling import QUICK, corpus_at, model_at, top_k
 from tests.support.statistics import workspace
 
-SHORT = QUICK.model_copy(update={"steps": 6, "evaluations": 3})
+SHORT = QUICK.model_copy(update={"distill_steps": 6, "distill_evaluations": 3})
 
 
 class Killed(BaseException):
@@ -96,7 +96,9 @@ def test_the_curve_is_told_and_recorded(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_training_ends_when_validation_text_gains_nothing(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
-    config = QUICK.model_copy(update={"steps": 20, "evaluations": 10, "patience": 2, "learning_rate": 0.3})
+    config = QUICK.model_copy(
+        update={"distill_steps": 20, "distill_evaluations": 10, "distill_patience": 2, "learning_rate": 0.3}
+    )
     distilled = run(config, model, corpus, top_k(model, tmp_path, 0.5), workspace(tmp_path / "d"), 1)
     assert distilled.distillation is not None
     curve = distilled.distillation.curve
@@ -107,6 +109,6 @@ def test_training_ends_when_validation_text_gains_nothing(tmp_path: Path) -> Non
 
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
-    config = QUICK.model_copy(update={"learning_rate": 1e30, "patience": 20})
+    config = QUICK.model_copy(update={"learning_rate": 1e30, "distill_patience": 20})
     with pytest.raises(ColdpressError, match=r"loss of distill is nan at step 2.*lower learning_rate.*1e\+30"):
         run(config, model, corpus, top_k(model, tmp_path), workspace(tmp_path / "d"), 1)

@@ -20,6 +20,7 @@ from coldpress.compiler.workflow.download import check_before_download
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.schemas.errors import ColdpressError
 from tests.support.checkpoints import REVISION
+from tests.support.dag import inputs_for
 from tests.support.models import MODEL_TYPES, write_model
 
 FILES = {
@@ -81,8 +82,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def check(tmp_path: Path, **keys: Any) -> str:
-    config = resolve({"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc", **keys})
-    return check_before_download(config, tmp_path / "build", 4, 2)
+    config = resolve(
+        {"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc", "build_dir": str(tmp_path / "build"), **keys}
+    )
+    return check_before_download(config, inputs_for(config), 2)
 
 
 def refusal(index: Hub, tmp_path: Path, **keys: Any) -> str:
@@ -122,7 +125,7 @@ def test_download_and_build_share_a_disk(index: Hub, tmp_path: Path, monkeypatch
     text = refusal(index, tmp_path)
     assert "MB on disk in" in text
     assert "has 1 MB once the model is downloaded (most of it," in text
-    monkeypatch.setattr(preflight, "_disk_of", lambda folder: 1 if folder.name == "build" else 2)
+    monkeypatch.setattr(preflight, "_disk_of", lambda folder: 1 if folder.parent.name == "build" else 2)
     assert check(tmp_path), "the download is on another disk"
 
 
@@ -131,7 +134,7 @@ def test_too_little_memory_and_too_small_a_budget(index: Hub, tmp_path: Path, mo
     monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
     assert "of memory" in refusal(index, tmp_path)
     config = resolve({"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc"})
-    assert check_before_download(config, tmp_path / "build", 4, None), "jobs run on other machines"
+    assert check_before_download(config, inputs_for(config), None), "jobs run on other machines"
 
 
 @pytest.mark.parametrize(
@@ -193,12 +196,14 @@ def test_nothing_is_asked_where_nothing_is_downloaded(index: Hub, tmp_path: Path
     assert check(tmp_path)
     asked = index.asked
     folder = resolve({"model": str(tmp_path / "tiny"), "corpus": "pydoc"})
-    assert check_before_download(folder, tmp_path / "build", 4, 2) == ""
-    config = resolve({"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc"})
+    assert check_before_download(folder, inputs_for(folder), 2) == ""
+    config = resolve(
+        {"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc", "build_dir": str(tmp_path / "build")}
+    )
     asked = index.asked
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build/ingest.json").touch()
-    assert check_before_download(config, tmp_path / "build", 4, 2) == ""
+    config.folder.mkdir(parents=True)
+    (config.folder / "ingest.json").touch()
+    assert check_before_download(config, inputs_for(config), 2) == ""
     assert index.asked == asked
 
 

@@ -17,6 +17,7 @@ from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import resident_bytes, stored_format, unit_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.needs import Build, needs_of
 from coldpress.compiler.sections import dense_bookkeeping_bytes
 from coldpress.compiler.stages import gram, ingest, order, place, recalibrate
 from coldpress.compiler.stages.allocate import AllocateConfig
@@ -28,10 +29,10 @@ from coldpress.compiler.stages.distill import run as distill
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.order import OrderConfig
-from coldpress.compiler.stages.preflight.needs import Build, ram_bytes
 from coldpress.compiler.stages.recalibrate import RecalibrateConfig
 from coldpress.compiler.stages.relufy import relufied
 from coldpress.compiler.workflow import settings
+from coldpress.compiler.workflow.settings import of_all_stages, resolve
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FamilyName, Signal, num_units
@@ -64,7 +65,7 @@ def sparsity(model: Model) -> Sparsity:
 
 def test_units_of_the_chosen_experts_are_counted(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     """All of them, whatever else they are, where the router's own logits say so."""
-    before = calibrate(CalibrateConfig(method="dense"), model, corpus, Workspace(tmp_path / "a", "test"), 1)
+    before = calibrate(CalibrateConfig(), model, corpus, Workspace(tmp_path / "a", "test"), 1)
     work = Workspace(tmp_path / "b", "test")
     found = recalibrate.run(RecalibrateConfig(), model, corpus, sparsity(model), before, work, 1)
     tokens = load_arrays(corpus.split("calibration").arrays)["tokens"]
@@ -138,7 +139,7 @@ def test_the_router_weighs_what_a_unit_adds(model: Model, corpus: Corpus) -> Non
 
 
 def test_gram_matrices_are_of_attention_alone(model: Model, corpus: Corpus, tmp_path: Path) -> None:
-    config = GramConfig(gram_tokens=24, dtype="float32")
+    config = GramConfig(gram_tokens=24, compute_dtype="float32")
     found = gram.run(config, model, corpus, sparsity(model), Workspace(tmp_path / "gram", "test"), 1)
     assert set(load_arrays(found.layers[0].arrays)) == {"attention_input", "attention_mixed"}
 
@@ -222,7 +223,7 @@ def test_experts_that_are_used_together_lie_beside_each_other_and_whole(tmp_path
     active = np.repeat(np.stack([outer, ~outer, ~outer, outer]), width, axis=0)
     layers: list[Mapping[FamilyName, np.ndarray]] = [{"neuron": active}]
     found = order.run(
-        OrderConfig(heuristic="ripple"),
+        OrderConfig(order="ripple"),
         mixture,
         activations_of(tmp_path, layers),
         sparsity_of("dense", {"neuron": (CHOSEN / EXPERTS,)}, cache_bytes=0),
@@ -267,29 +268,18 @@ def test_layers_are_pinned_whole_where_no_expert_is_used_more_often(often: float
     assert len(found.shares_tried) == 11
 
 
-def needs(method: str, model: Model) -> dict[str, int]:
-    return ram_bytes(
-        Build(
-            model=model,
-            method=method,
-            format="fp16",
-            num_tokens=512,
-            block_tokens=32,
-            dram_budget_bytes=1 << 20,
-            relufy=False,
-            distill=False,
-            threads=1,
-            order="ripple",
-            shards=1,
-        )
-    )
+def needs(method: str, model: Model) -> int:
+    """What `order` holds in memory."""
+    config = resolve({"method": method, "order": "ripple", "format": "fp16"})
+    build = Build(model, of_all_stages(config), {"order": {}}, config.device, num_tokens=512, block_tokens=32)
+    return needs_of("order", build).ram_bytes
 
 
 def test_preflight_counts_units_in_pairs_where_a_selector_chooses_within_experts() -> None:
     """Of experts that are used whole, experts are."""
     mixture = model_of(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, hidden_act="silu")
     units = EXPERTS * max(mixture.spec.hidden_size, mixture.spec.intermediate_size)
-    assert needs("topk", mixture)["order"] - needs("dense", mixture)["order"] == 2 * (units**2 - EXPERTS**2)
+    assert needs("topk", mixture) - needs("dense", mixture) == 2 * (units**2 - EXPERTS**2)
 
 
 def test_preflight_counts_predictors_of_all_experts_and_labels_of_a_token_s() -> None:

@@ -32,7 +32,7 @@ def packaged(built: Built) -> Package:
 
 
 def run(built: Built, file, **options):
-    config = ExportConfig(target="gguf", options=IDS_ALONE | options, file=str(file))
+    config = ExportConfig(export="gguf", options=IDS_ALONE | options, file=str(file))
     return export.run(config, packaged(built))
 
 
@@ -358,7 +358,7 @@ def test_a_tensor_that_llama_cpp_does_not_read_is_refused():
 def test_the_artifact_of_the_record_is_what_is_exported(tmp_path):
     built = build_artifact(tmp_path / "a", Recipe(small_spec(**SPEC), method="dense"))
     package = packaged(built)
-    config = ExportConfig(target="gguf", options=IDS_ALONE, file=str(tmp_path / "a.gguf"))
+    config = ExportConfig(export="gguf", options=IDS_ALONE, file=str(tmp_path / "a.gguf"))
     with (built.path / "flash.img").open("r+b") as file:
         file.write(b"\xff")
     with pytest.raises((ColdpressError, ArtifactError), match=r"flash.img: the sha256"):

@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def grams_of(
     model: Model, corpus: Corpus, sparsity: Sparsity, folder: Path, threads: int = 1, tokens: int = 1 << 20
 ) -> GramMatrices:
-    config = GramConfig(gram_tokens=tokens, dtype="float32")
+    config = GramConfig(gram_tokens=tokens, compute_dtype="float32")
     return gram.run(config, model, corpus, sparsity, Workspace(folder, "test"), threads)
 
 

@@ -69,7 +69,7 @@ def test_stage_orders_the_layers_it_is_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heuristic", ["ripple", "collapse", "auto"])
 def test_chunks_of_layers_and_threads_do_not_matter(tmp_path: Path, heuristic: str) -> None:
     activations = activations_of(tmp_path / "a", [{"neuron": topical(40, 640, 4, seed)} for seed in range(12)])
-    sparsity, config = sparsity_of("predictor", {"neuron": (0.2,) * 12}), OrderConfig(heuristic=heuristic)
+    sparsity, config = sparsity_of("predictor", {"neuron": (0.2,) * 12}), OrderConfig(order=heuristic)
     everything = tuple(range(12))
     runs = [
         run(config, activations, sparsity, everything, workspace(tmp_path / "1"), 1, (3, 7)).entries,
@@ -87,7 +87,7 @@ def test_the_seed_counts_and_each_layer_has_its_own(tmp_path: Path) -> None:
     sparsity = sparsity_of("predictor", {"neuron": (0.2,) * 2}, cache_bytes=0)
 
     def found(seed: int, layers: tuple[int, ...]) -> list[list[int]]:
-        config = OrderConfig(heuristic="collapse", seed=seed)
+        config = OrderConfig(order="collapse", seed=seed)
         work = workspace(tmp_path / f"{seed}{layers}")
         return [order_of(entry).tolist() for entry in run(config, activations, sparsity, layers, work).entries]
 
@@ -101,7 +101,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """What it left whole is taken, name of the winner and costs included; half an entry is made again."""
     activations = activations_of(tmp_path / "a", [{"neuron": topical(60, 1024, 5, seed)} for seed in range(3)])
     sparsity = sparsity_of("predictor", {"neuron": (0.2,) * 3}, cache_bytes=0)
-    config = OrderConfig(heuristic="auto")
+    config = OrderConfig(order="auto")
     work = workspace(tmp_path / "o")
     before = run(config, activations, sparsity, (0, 1, 2), work)
     (work.folder / "1.neuron.json").unlink()  # arrays without a record
@@ -122,7 +122,7 @@ def test_the_record_says_what_the_order_costs(tmp_path: Path) -> None:
     activations = activations_of(tmp_path / "a", [{"neuron": active}])
     sparsity = sparsity_of("predictor", {"neuron": (0.2,)}, cache_bytes=60 * 384)
     pinned = tuple(range(0, 160, 8))
-    config = OrderConfig(heuristic="auto", cache="lfu")
+    config = OrderConfig(order="auto", cache="lfu")
     entry = run(config, activations, sparsity, (0,), workspace(tmp_path / "o"), pinned=pinned).entries[0]
     task = task_of(active, pinned, cache="lfu", cache_slots=40, unit_bytes=384)
     judged = task.judge(order_of(entry))
@@ -143,9 +143,9 @@ def test_tokens_are_left_out_only_where_that_is_asked_for(tmp_path: Path) -> Non
         return order_of(run(OrderConfig(**settings), activations, sparsity, (0,), work).entries[0]).tolist()
 
     quarter = active.reshape(60, 80, 8)[:, ::4].reshape(60, 160)
-    assert ordered(max_tokens=160) == ripple.Plugin().arrange(task_of(quarter)).order.tolist()
-    assert ordered(max_tokens=640) == ordered() == ripple.Plugin().arrange(task_of(active)).order.tolist()
-    assert ordered(max_tokens=160) != ordered()
+    assert ordered(order_tokens=160) == ripple.Plugin().arrange(task_of(quarter)).order.tolist()
+    assert ordered(order_tokens=640) == ordered() == ripple.Plugin().arrange(task_of(active)).order.tolist()
+    assert ordered(order_tokens=160) != ordered()
 
 
 def test_families_used_whole_keep_the_model_s_order(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ColdpressError, match="layer 0: no activation bits of family neuron in the statistics; delete"):
         run(OrderConfig(), activations, sparsity, (0,), work)
     with pytest.raises(UnknownNameError, match="Did you mean 'ripple'"):
-        run(OrderConfig(heuristic="riple"), activations, sparsity, (0,), work)
+        run(OrderConfig(order="riple"), activations, sparsity, (0,), work)
     with pytest.raises(UnknownNameError, match="Did you mean 'lru'"):
         run(OrderConfig(cache="lruu"), activations, sparsity, (0,), work)
     placement = placement_of(tmp_path, [{"mlp_mid": np.empty((40, 0))}])

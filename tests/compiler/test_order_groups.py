@@ -194,7 +194,7 @@ class Stage:
         return whole.model_copy(update={"arrays": save_arrays(self.folder / "tiers.safetensors", tiers)})
 
     def order(self, name: str, layers: tuple[int, ...], **settings: object) -> Order:
-        config = OrderConfig.model_validate({"heuristic": "collapse", **settings})
+        config = OrderConfig.model_validate({"order": "collapse", **settings})
         model = model_of(NUM_LAYERS, 64, NUM_UNITS)
         records = (self.activations, self.sparsity, self.placement(), device_of(latency_s=1e-6))
         return run(config, model, *records, layers, workspace(self.folder / name))

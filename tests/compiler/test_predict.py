@@ -56,7 +56,7 @@ class Setting:
         densities = {"neuron": tuple(0.15 if rank else 1.0 for rank in ranks)}
         sparsity = sparsity_of("predictor", densities, predictor_rank=ranks, predictor_format=format_name)
         work = workspace(self.folder / name)
-        return run(PredictConfig(steps=STEPS), self.model, self.activations, sparsity, layers, work, threads)
+        return run(PredictConfig(predictor_steps=STEPS), self.model, self.activations, sparsity, layers, work, threads)
 
 
 def with_gates(folder: Path, gates: list[np.ndarray]) -> Model:
@@ -122,7 +122,7 @@ def test_a_ladder_ends_where_larger_predictors_find_no_more(setting: Setting, tm
     activations = activations_of(tmp_path / "activations", [{"neuron": chance}], [inputs])
     sparsity = sparsity_of("predictor", {"neuron": (0.15,)}, predictor_rank=(32,), predictor_format="fp16")
     work = workspace(tmp_path / "work")
-    (ladder,) = run(PredictConfig(steps=STEPS), setting.model, activations, sparsity, (0,), work, 1).layers
+    (ladder,) = run(PredictConfig(predictor_steps=STEPS), setting.model, activations, sparsity, (0,), work, 1).layers
     assert [rung.rank for rung in ladder.rungs] == list(ladder_ranks(0.15 * HIDDEN, 32, "fp16")[:3])
     assert len(ladder_ranks(0.15 * HIDDEN, 32, "fp16")) > 3
 

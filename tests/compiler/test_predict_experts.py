@@ -70,7 +70,7 @@ class Setting:
     def ladders(self, name: str, threads: int = 1) -> Ladders:
         sparsity = sparsity_of("predictor", {"neuron": (0.1,)}, predictor_rank=(RANK,), predictor_format="fp16")
         work = workspace(self.folder / name)
-        return run(PredictConfig(steps=60), self.model, self.activations, sparsity, (0,), work, threads)
+        return run(PredictConfig(predictor_steps=60), self.model, self.activations, sparsity, (0,), work, threads)
 
 
 @pytest.fixture(scope="module")

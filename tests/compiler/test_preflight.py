@@ -14,13 +14,13 @@ import pytest
 from coldpress.compiler.device import host
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.job import Job, config_of
+from coldpress.compiler.needs import Build, all_needs, needs_of
+from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_device
-from coldpress.compiler.stages import calibrate, ingest, layout, predict, preflight, quantize, size
+from coldpress.compiler.stages import calibrate, ingest, layout, predict, preflight, quantize
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
-from coldpress.compiler.stages.place import _counts
 from coldpress.compiler.stages.preflight import PreflightConfig, trial
-from coldpress.compiler.stages.preflight import needs as _needs
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
 from coldpress.runtime.plan.memory import memory_groups, physical_bytes
@@ -29,6 +29,7 @@ from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import Preflight, StageNeeds
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
+from tests.support.dag import inputs_for
 from tests.support.data import ROOT
 from tests.support.models import write_model
 
@@ -42,8 +43,8 @@ SETTINGS: dict[str, Any] = {
     "calibration_tokens": BLOCKS * BLOCK_TOKENS,
     "allocation_tokens": BLOCK_TOKENS,
 }
-OWN = ("mode", "folder", "distill", "shards", "jobs")
-"""Settings of `preflight`; the others are keys of the stages that it tries."""
+OWN = ("folder", "shards", "here")
+"""Settings of `preflight` that are no keys."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,8 @@ def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes:
     own = {name: value for name, value in changes.items() if name in OWN}
     keys = {**SETTINGS, **{name: value for name, value in changes.items() if name not in OWN}}
     built = resolve({"model": model.folder, **keys})
-    config = PreflightConfig(**{"folder": str(folder), "settings": of_all_stages(built), **own})
+    told = {"preflight": built["preflight"], "settings": of_all_stages(built), "inputs": inputs_for(built)}
+    config = PreflightConfig(**{"folder": str(folder), **told, **own})
     return preflight.run(config, model, corpus, PIXEL6, Workspace(folder / "preflight", "test"), threads)
 
 
@@ -78,29 +80,31 @@ def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes:
 def test_too_little_memory(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
     with pytest.raises(
-        DoesNotFitError, match=r"verify needs 6\d\d MB of memory, this machine has 300 MB free; .*preflight=off"
+        DoesNotFitError, match=r"\w+ needs \d\d\d MB of memory, this machine has 300 MB free; .*preflight=off"
     ):
-        run(model, corpus, tmp_path)
+        run(model, corpus, tmp_path, here=True)
 
 
-def test_jobs_that_run_side_by_side_need_memory_together() -> None:
-    stages = tuple(StageNeeds(stage=stage, ram_bytes=10**9, disk_bytes=0) for stage in ("calibrate", "order"))
-    preflight.check_ram(stages, 3 * 10**9, jobs=3)
-    with pytest.raises(DoesNotFitError, match=r"order needs 4 GB of memory for 4 jobs at a time, .* fewer --cores"):
-        preflight.check_ram(stages, 3 * 10**9, jobs=4)
+def test_text_that_is_too_long_can_be_shortened() -> None:
+    stages = tuple(stage_needs(stage, ram_bytes=10**9) for stage in ("calibrate", "verify"))
+    preflight.check_ram(stages, 10**9)
     with pytest.raises(DoesNotFitError, match=r"calibrate needs 1 GB of memory, .* lower calibration_tokens"):
         preflight.check_ram(stages, 9 * 10**8)
 
 
-def test_only_as_many_jobs_as_cores(
+def test_memory_of_this_machine_limits_only_jobs_that_run_here(
     model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(preflight, "check_ram", lambda stages, free, jobs: asked.append(jobs))
-    run(model, corpus, tmp_path, threads=2, jobs=4)
-    run(model, corpus, tmp_path, threads=8, jobs=4)
-    run(model, corpus, tmp_path, threads=8)
-    assert asked == [2, 4, 1]
+    """On a cluster each job is given what its rule asks for; the record says what that is."""
+    monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
+    found = {needs.stage: needs for needs in run(model, corpus, tmp_path).stages}
+    assert found["verify"].ram_bytes > 600_000_000
+    with pytest.raises(DoesNotFitError, match="this machine has 300 MB free"):
+        run(model, corpus, tmp_path, here=True)
+
+
+def stage_needs(stage: str, ram_bytes: int = 0, disk_bytes: int = 0) -> StageNeeds:
+    return StageNeeds(stage=stage, ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=0)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +145,11 @@ def test_too_little_disk(model: Model, corpus: Corpus, tmp_path: Path, monkeypat
         DoesNotFitError, match=r"needs 7\d(\.\d)? MB on disk in .*, has 12 MB \(most of it, 6\d(\.\d)? MB, for package"
     ):
         run(model, corpus, tmp_path)
-    assert run(model, corpus, tmp_path, mode="off").stages == ()
+    assert run(model, corpus, tmp_path, preflight="off").stages == ()
 
 
 def test_what_an_earlier_run_left_is_not_needed_again(tmp_path: Path) -> None:
-    needs = (StageNeeds(stage="quantize", ram_bytes=0, disk_bytes=1000),)
+    needs = (stage_needs("quantize", disk_bytes=1000),)
     with pytest.raises(DoesNotFitError, match=r"needs 1 kB on disk .* has 400 B"):
         preflight.check_disk(needs, 400, tmp_path, "pixel6")
     codes = tmp_path / "pixel6" / "quantize" / "000-003" / "layer-0.safetensors"
@@ -196,7 +200,7 @@ def test_when_there_is_a_trial(
 ) -> None:
     monkeypatch.setattr(preflight, "LARGE_BYTES", 1 if large else 1 << 60)
     monkeypatch.setattr(trial, "run", lambda *_: 2)
-    assert run(model, corpus, tmp_path, mode=mode).trial_layers == expected
+    assert run(model, corpus, tmp_path, preflight=mode).trial_layers == expected
 
 
 # Sums
@@ -204,8 +208,8 @@ def test_when_there_is_a_trial(
 
 def test_disk_is_what_stages_write(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     """Never less than the files' sizes, and not much more even where all files are small."""
-    needs = _needs.disk_bytes(build_of(model))
-    calibrate.run(CalibrateConfig(method="predictor"), model, corpus, Workspace(tmp_path / "calibrate", "test"), 2)
+    needs = {found.stage: found.disk_bytes for found in all_needs(build_of(model))}
+    calibrate.run(CalibrateConfig(), model, corpus, Workspace(tmp_path / "calibrate", "test"), 2)
     densities = (Densities(family="neuron", per_layer=(0.5,) * LAYERS),)
     parts = ("resident", "predictor", "kv_cache", "bookkeeping", "buffer", "cache")
     budget = Budget.model_validate({"dram_budget_bytes": 1} | {f"{part}_bytes": 0 for part in parts})
@@ -241,57 +245,71 @@ def test_what_is_exported_takes_its_room(model: Model, corpus: Corpus, tmp_path:
         run(model, corpus, tmp_path, export="gguf", format="int3_group32")
 
 
-def build_of(model: Model, **changes: Any) -> _needs.Build:
-    fields: dict[str, Any] = {
-        "model": model,
-        "method": "predictor",
-        "format": "int8_group32",
-        "num_tokens": BLOCKS * BLOCK_TOKENS,
-        "block_tokens": BLOCK_TOKENS,
-        "dram_budget_bytes": 1 << 20,
-        "relufy": False,
-        "distill": False,
-        "threads": 2,
-        "order": "ripple",
-        "shards": 1,
-    }
-    return _needs.Build(**{**fields, **changes})
+def build_of(model: Model, tokens: int = BLOCKS * BLOCK_TOKENS, shards: int = 1, **keys: Any) -> Build:
+    built = resolve({"model": model.folder, **SETTINGS, **keys})
+    settings = of_all_stages(built)
+    whole = trial.compiled(model, settings)
+    return Build(whole, settings, inputs_for(built), PIXEL6, tokens, BLOCK_TOKENS, 2, shards, built["layers_per_job"])
 
 
-def test_needs_grow_with_what_they_hang_on(model: Model) -> None:
-    disk, ram = _needs.disk_bytes(build_of(model)), _needs.ram_bytes(build_of(model))
-    assert "recalibrate" not in disk
-    assert _needs.disk_bytes(build_of(model, shards=3))["calibrate"] == 2 * disk["calibrate"]
+def ram(build: Build) -> dict[str, int]:
+    return {found.stage: found.ram_bytes for found in all_needs(build)}
+
+
+def disk(build: Build) -> dict[str, int]:
+    return {found.stage: found.disk_bytes for found in all_needs(build)}
+
+
+def test_needs_grow_with_what_they_depend_on(model: Model) -> None:
+    small, usual = disk(build_of(model)), ram(build_of(model, order="ripple"))
+    assert small["recalibrate"] == 0
+    assert disk(build_of(model, shards=3))["calibrate"] == 2 * small["calibrate"]
     counts = 2 * model.spec.intermediate_size**2
-    assert _needs.ram_bytes(build_of(model, order="auto"))["order"] == ram["order"] + 2 * counts
-    assert "distill" not in ram
-    assert "relufy" not in ram
-    other = build_of(model, relufy=True)
-    assert _needs.ram_bytes(other)["relufy"] == _needs.ram_bytes(build_of(model, distill=True))["distill"]
-    assert _needs.disk_bytes(other)["relufy"] == 20 * model.num_parameters + 16 * model.num_parameters
-    adapted = build_of(model, relufy=True, relufy_rank=1)
-    for needs in (_needs.ram_bytes, _needs.disk_bytes):
-        assert needs(adapted)["relufy"] < needs(other)["relufy"]
-    longer = build_of(model, num_tokens=64 * BLOCKS * BLOCK_TOKENS, distill=True)
-    assert _needs.disk_bytes(longer)["recalibrate"] > 30 * disk["calibrate"]
+    assert ram(build_of(model, order="auto"))["order"] == usual["order"] + 2 * counts
+    assert "distill" not in usual
+    assert "relufy" not in usual
+    longer = build_of(model, tokens=64 * BLOCKS * BLOCK_TOKENS, distill="true")
+    assert disk(longer)["recalibrate"] > 15 * small["calibrate"]
     states = 2 * 4 * 4 * model.num_parameters  # two, of weights, the best ones and two moments
-    assert _needs.disk_bytes(longer)["distill"] == 4 * model.num_parameters + states
-    adapted = build_of(model, distill=True, recipe="lora", recipe_options={"lora_rank": 1})
-    assert _needs.disk_bytes(adapted)["distill"] < _needs.disk_bytes(longer)["distill"]
-    assert _needs.ram_bytes(adapted)["distill"] < _needs.ram_bytes(longer)["distill"]
-    assert _needs.ram_bytes(longer)["predict"] > ram["predict"]
-    batches = build_of(model, num_tokens=64 * BLOCKS * BLOCK_TOKENS, distill=True, predictor_batch_tokens=1 << 20)
-    tokens = batches.num_tokens
-    more = 16 * (tokens - max(min(256, tokens), tokens // 10)) * model.spec.intermediate_size
-    assert _needs.ram_bytes(batches)["predict"] == _needs.ram_bytes(longer)["predict"] + more
-    greedy = _needs.ram_bytes(build_of(model, density_allocation="greedy"))["allocate"]
+    assert disk(longer)["distill"] == 4 * model.num_parameters + states
+    adapted = build_of(model, distill="true", recipe="lora", lora_rank=1)
+    assert disk(adapted)["distill"] < disk(longer)["distill"]
+    assert ram(adapted)["distill"] < ram(longer)["distill"]
+    assert ram(longer)["predict"] > usual["predict"]
+    batch = build_of(model, tokens=64 * BLOCKS * BLOCK_TOKENS)
+    larger = build_of(model, tokens=64 * BLOCKS * BLOCK_TOKENS, predictor_batch_tokens=1 << 16)
+    assert ram(larger)["predict"] > ram(batch)["predict"], "the batch that was asked for counts"
+    greedy = ram(build_of(model, density_allocation="greedy"))["allocate"]
     states = 4 * BLOCKS * BLOCK_TOKENS * model.spec.hidden_size
-    assert greedy > ram["allocate"] + (1 + LAYERS) * states, "a variant per layer of the one family"
-    assert _needs.ram_bytes(build_of(model, dram_budget_bytes=1 << 30))["verify"] > 1 << 30
+    uniform = ram(build_of(model, density_allocation="uniform"))["allocate"]
+    assert greedy > uniform + (1 + LAYERS) * states, "a variant per layer of the one family"
+    assert ram(build_of(model, dram_budget=1 << 30))["verify"] > 1 << 30
     half = model.spec.model_copy(update={"num_hidden_layers": LAYERS // 2})
-    halved = build_of(model.model_copy(update={"spec": half}))
-    assert _needs.disk_bytes(halved)["calibrate"] < 0.6 * disk["calibrate"]
-    assert _needs.ram_bytes(halved)["calibrate"] == ram["calibrate"], "memory is bounded by a layer"
+    halved = dataclasses.replace(build_of(model), model=model.model_copy(update={"spec": half}))
+    assert disk(halved)["calibrate"] < 0.6 * small["calibrate"]
+    assert ram(halved)["calibrate"] == usual["calibrate"], "memory is bounded by a layer"
+
+
+def test_relufication_needs_what_distillation_does(tmp_path: Path) -> None:
+    smooth = ingested(tmp_path / "smooth")
+    other, trained = build_of(smooth, relufy="relu"), build_of(smooth, distill="true", method="topk", density=0.5)
+    assert ram(other)["relufy"] == ram(trained)["distill"]
+    assert disk(other)["relufy"] == 20 * smooth.num_parameters + 16 * smooth.num_parameters
+    adapted = build_of(smooth, relufy="relu", relufy_rank=1)
+    for counted in (ram, disk):
+        assert counted(adapted)["relufy"] < counted(other)["relufy"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_counts_for_itself(stage: str, model: Model) -> None:
+    """With every stage in the build: the rules ask each of them, and a longer text or a larger job never needs less."""
+    settings: dict[str, Any] = {"distill": "true", "algorithm": "gptq", "export": "gguf"}
+    small, large = build_of(model, **settings), build_of(model, tokens=1 << 20, **settings)
+    found, more = needs_of(stage, small), needs_of(stage, large)
+    assert found.stage == stage
+    assert found.ram_bytes >= Build.PYTHON_BYTES
+    assert more.ram_bytes >= found.ram_bytes
+    assert more.runtime_s >= found.runtime_s
 
 
 def test_allocation_counts_two_states_of_each_variant_and_one_of_the_model(model: Model) -> None:
@@ -300,18 +318,15 @@ def test_allocation_counts_two_states_of_each_variant_and_one_of_the_model(model
     variants = 1 + LAYERS  # of one family
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     running = 2 * BLOCK_TOKENS * 4 * 8 * spec.intermediate_size
-    logits = _needs.COMPARED_LOGIT_BYTES * BLOCK_TOKENS * spec.vocab_size
-    fixed = _needs.TORCH_BYTES + _needs._layer_weights(build)
-    assert _needs.ram_bytes(build)["allocate"] == fixed + running + hidden + logits
+    logits = 4 * 4 * 4 * BLOCK_TOKENS * spec.vocab_size
+    fixed = Build.TORCH_BYTES + build.layer_weights_bytes
+    assert ram(build)["allocate"] == fixed + running + hidden + logits
 
 
 def test_limits_are_those_of_the_stages() -> None:
     for rule in ("calibrate", "distill", "recalibrate", "size"):
         text = (ROOT / "rules" / f"{rule}.smk").read_text()
-        assert set(re.findall(r"threads: (\d+)", text)) == {str(_needs.PASS_THREADS)}
-    assert _needs.EFFECT_TOKENS == size.EFFECT_TOKENS
-    assert _needs.REPLAYED_LAYERS == _counts.MAX_LAYERS
-    assert _needs.REPLAYED_TOKENS == _counts.MAX_WINDOWS * (_counts.WINDOW_TOKENS + _counts.WARM_TOKENS)
+        assert set(re.findall(r"threads: (\d+)", text)) == {str(preflight.PASS_THREADS)}
     assert preflight.PREDICTOR_TOKENS == predict.MIN_TOKENS
 
 
@@ -340,7 +355,16 @@ def test_all_stages_run_on_two_layers(
 ) -> None:
     caplog.set_level("INFO")
     model = ingested(tmp_path / "tiny", model_type=model_type, relu=relu)
-    found = run(model, corpus, tmp_path / "build", 2, mode="always", method=method, distill=distill, dram_budget="95%")
+    found = run(
+        model,
+        corpus,
+        tmp_path / "build",
+        2,
+        preflight="always",
+        method=method,
+        distill=str(distill).lower(),
+        dram_budget="95%",
+    )
     assert found.trial_layers == 2
     for line in ("layer 2/2", "allocate:", "place:", "order:", "quantize:", "package:", "verify:"):
         assert line in caplog.text
@@ -357,7 +381,7 @@ def test_a_broken_stage_is_told_early(
 
     monkeypatch.setattr(layout, "make_sections", broken)
     with pytest.raises(ColdpressError, match="trial run on 2 layers, layout failed with IndexError: row 7 of 6"):
-        run(model, corpus, tmp_path / "build", mode="always")
+        run(model, corpus, tmp_path / "build", preflight="always")
     assert not list((tmp_path / "build").rglob("*"))
 
 
@@ -368,8 +392,8 @@ def test_the_trial_has_the_settings_of_the_build(
     jobs: dict[str, Job] = {}
     monkeypatch.setattr(trial, "run_job", lambda job: jobs.setdefault(job.stage, job))
     keys = {"order": "ripple", "pinned_share": 0.25, "target_recall": 0.5, "cache": "lfu", "seed": 7}
-    run(model, corpus, tmp_path / "build", mode="always", distill=True, **keys)
-    assert (jobs["order"].settings["heuristic"], jobs["order"].settings["cache"]) == ("ripple", "lfu")
+    run(model, corpus, tmp_path / "build", preflight="always", distill="true", **keys)
+    assert (jobs["order"].settings["order"], jobs["order"].settings["cache"]) == ("ripple", "lfu")
     assert (jobs["place"].settings["pinned_share"], jobs["predict"].settings["target_recall"]) == (0.25, 0.5)
     assert {job.settings["seed"] for job in jobs.values() if "seed" in config_of(job.stage).model_fields} == {7}
     sources = {stage: {name: path.stem for name, (path,) in job.records.items()} for stage, job in jobs.items()}
@@ -390,7 +414,7 @@ def test_the_trial_has_the_settings_of_the_build(
 
 def test_a_stage_that_refuses_is_named(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(ColdpressError, match="on 2 layers, allocate refused: context_length 999 exceeds the 256"):
-        run(model, corpus, tmp_path / "build", mode="always", context_length=999, dram_budget="100%")
+        run(model, corpus, tmp_path / "build", preflight="always", context_length=999, dram_budget="100%")
 
 
 def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_path: Path) -> None:
@@ -410,10 +434,10 @@ def test_the_slice_keeps_what_layers_share_and_cuts_the_rest(model: Model, tmp_p
 
 def test_the_slice_has_the_room_per_layer_that_the_build_has(model: Model, tmp_path: Path) -> None:
     few = trial.slice_model(model, tmp_path / "slice")
-    allocate = {"method": "predictor", "format": "int8_group32", "context_length": 64, "kv_cache": "fp16"} | {
-        "layers_per_group": 1
-    }
-    build = trial.Build({"allocate": allocate}, dram_budget_bytes=0, distill=False, threads=1)
-    least, slice_least = (trial.least_bytes(one, build, 4096) for one in (model, few))
-    roomy = dataclasses.replace(build, dram_budget_bytes=least + 12_000)
-    assert trial.slice_budget(model, few, roomy, 4096) == slice_least + 2_000
+
+    def at(one: Model, budget: int) -> Build:
+        return dataclasses.replace(build_of(model, dram_budget=budget), model=one)
+
+    least, slice_least = (trial.least_bytes(at(one, 1 << 20)) for one in (model, few))
+    roomy = least + 12_000
+    assert trial.slice_budget(at(model, roomy), at(few, roomy)) == slice_least + 2_000

@@ -56,6 +56,9 @@ def test_it_moves_in_one_piece(build, tmp_path):
     assert published == build.record.model_copy(update={"folder": str(tmp_path / "final.coldpress")})
     assert contents(tmp_path / "final.coldpress") == before
     assert not build.artifact.exists()
+    for place in (tmp_path, build.artifact.parent):  # what Snakemake is told of
+        assert (place / MANIFEST_FILE).is_symlink()
+        assert (place / MANIFEST_FILE).samefile(tmp_path / "final.coldpress" / MANIFEST_FILE)
     assert open_artifact(published.folder).sha256 == build.record.manifest_sha256
 
 
@@ -114,6 +117,7 @@ def test_a_gate_that_is_tightened_takes_the_artifact_back(build, tmp_path):
     assert not [name for name in REPORTS if (tmp_path / name).exists()]
     assert [(aside / name).read_text() for name in REPORTS] == ["of what is refused now"] * len(REPORTS)
     assert open_artifact(build.artifact).sha256 == build.record.manifest_sha256
+    assert (build.artifact.parent / MANIFEST_FILE).samefile(build.artifact / MANIFEST_FILE)
     run(build)
 
 
@@ -157,6 +161,7 @@ def test_another_artifact_takes_the_place_and_old_reports_go(build, tmp_path, mo
 def test_an_artifact_that_was_deleted_must_be_packaged_again(build, tmp_path):
     run(build)
     publishing.remove(tmp_path / "final.coldpress")
+    assert not any((place / MANIFEST_FILE).exists() for place in (tmp_path, build.artifact.parent))
     with pytest.raises(ColdpressError, match=r"nothing stands there, the package says [0-9a-f]{12}; run package again"):
         run(build)
 
@@ -251,7 +256,7 @@ def test_gates_that_are_always_on(build):
         judged(build, config_of(build.folder), simulated_equals_real=False)
 
 
-CHANGES = ("fsync", "mkdir", "rename", "replace", "unlink", "rmdir")
+CHANGES = ("fsync", "mkdir", "rename", "symlink", "replace", "unlink", "rmdir")
 
 
 def killed_at(step: int, action) -> bool:

@@ -27,12 +27,12 @@ from tests.support.product import Case, compiled, difference, source_of
 from tests.support.statistics import model_of, workspace
 
 QUICK = RelufyConfig(
-    activation="relu",
-    threshold=0.2,
-    steps=6,
-    blocks_per_step=4,
+    relufy="relu",
+    relufy_threshold=0.2,
+    relufy_steps=6,
+    distill_blocks=4,
     validation_blocks=8,
-    evaluations=3,
+    distill_evaluations=3,
     compute_device="cpu",
 )
 TOKENS = np.random.default_rng(9).integers(2, 320, (4, 32)).astype(np.int32)
@@ -51,10 +51,10 @@ def zeros(model: Model) -> float:
     return float(np.mean(seen))
 
 
-@pytest.mark.parametrize(("kind", "activation"), [("llama", "relu"), ("phi3", "relu2"), ("opt", "relu")])
+@pytest.mark.parametrize(("kind", "relufy"), [("llama", "relu"), ("phi3", "relu2"), ("opt", "relu")])
 def test_transformers_loads_what_is_written(kind: str, activation: str, tmp_path: Path) -> None:
     source = model_at(tmp_path, kind)
-    found = made(QUICK.model_copy(update={"activation": activation, "steps": 2}), source, tmp_path)
+    found = made(QUICK.model_copy(update={"relufy": activation, "relufy_steps": 2}), source, tmp_path)
     with torch.no_grad():
         expected = load(found)(input_ids=torch.from_numpy(TOKENS).long()).logits.numpy()
     logits = LayerStream(found).logits(TOKENS)
@@ -68,7 +68,7 @@ def test_transformers_loads_what_is_written(kind: str, activation: str, tmp_path
 
 def test_fatrelu_is_zero_below_its_threshold(tmp_path: Path) -> None:
     """By hand, on transformers' own modules; and a folder that says so is understood."""
-    config = QUICK.model_copy(update={"activation": "fatrelu", "steps": 1})
+    config = QUICK.model_copy(update={"relufy": "fatrelu", "relufy_steps": 1})
     found = made(config, model_at(tmp_path), tmp_path)
     whole: Any = load(found)
     for layer in whole.model.layers:
@@ -76,7 +76,9 @@ def test_fatrelu_is_zero_below_its_threshold(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = whole(input_ids=torch.from_numpy(TOKENS).long()).logits.numpy()
     assert np.abs(LayerStream(found).logits(TOKENS) - expected).max() < 1e-5
-    assert zeros(found) > zeros(made(QUICK.model_copy(update={"steps": 1}), model_at(tmp_path / "b"), tmp_path, "r"))
+    assert zeros(found) > zeros(
+        made(QUICK.model_copy(update={"relufy_steps": 1}), model_at(tmp_path / "b"), tmp_path, "r")
+    )
     again = ingest.run(IngestConfig(model=found.folder), Workspace(tmp_path / "again", "test"))
     assert (again.spec.hidden_act, again.spec.activation_threshold) == ("fatrelu", 0.2)
     assert settings.resolve({"model": found.folder}).model.exact_zeros
@@ -96,9 +98,10 @@ def test_the_runtime_has_the_threshold(tmp_path: Path) -> None:
 
 def test_it_comes_closer_and_a_penalty_makes_more_of_it_zero(tmp_path: Path) -> None:
     source = model_at(tmp_path)
-    config = QUICK.model_copy(update={"steps": 20, "learning_rate": 2e-3})
+    config = QUICK.model_copy(update={"relufy_steps": 20, "relufy_rate": 2e-3})
     plain, penal = (
-        made(config.model_copy(update={"penalty": penalty}), source, tmp_path, f"p{penalty}") for penalty in (0.0, 20.0)
+        made(config.model_copy(update={"relufy_penalty": penalty}), source, tmp_path, f"p{penalty}")
+        for penalty in (0.0, 20.0)
     )
     assert plain.relufication is not None
     assert penal.relufication is not None
@@ -113,7 +116,9 @@ def test_it_comes_closer_and_a_penalty_makes_more_of_it_zero(tmp_path: Path) -> 
 def test_the_penalty_is_the_mean_magnitude(tmp_path: Path) -> None:
     """Before the first step, on the validation blocks: 3 times the mean over layers, tokens and units."""
     source = model_at(tmp_path)
-    found = made(QUICK.model_copy(update={"steps": 1, "penalty": 3.0, "learning_rate": 1e-30}), source, tmp_path)
+    found = made(
+        QUICK.model_copy(update={"relufy_steps": 1, "relufy_penalty": 3.0, "relufy_rate": 1e-30}), source, tmp_path
+    )
     assert found.relufication is not None
     seen: list[float] = []
     blocks = np.random.default_rng(0).integers(2, 320, (3, 48, 32)).astype(np.int32)[1][:8]
@@ -123,12 +128,12 @@ def test_the_penalty_is_the_mean_magnitude(tmp_path: Path) -> None:
     assert found.relufication.curve[0].validation_penalty == pytest.approx(3 * np.mean(seen), rel=1e-4)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 2.0])
+@pytest.mark.parametrize("relufy_penalty", [0.0, 2.0])
 def test_a_killed_run_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, penalty: float
 ) -> None:
     """On other numbers of threads, and with layers that run again in the backward pass, too."""
-    source, config = model_at(tmp_path), QUICK.model_copy(update={"penalty": penalty})
+    source, config = model_at(tmp_path), QUICK.model_copy(update={"relufy_penalty": penalty})
     whole = made(config, source, tmp_path, "whole")
     with monkeypatch.context() as patched:
         patched.setattr(Workspace, "save", dying(1))
@@ -156,14 +161,14 @@ def test_weights_are_those_of_the_lowest_loss_penalty_included(tmp_path: Path, m
         return next(figures)
 
     monkeypatch.setattr(_Judge, "__call__", judge)
-    config = QUICK.model_copy(update={"steps": 2, "evaluations": 2, "penalty": 0.1})
+    config = QUICK.model_copy(update={"relufy_steps": 2, "distill_evaluations": 2, "relufy_penalty": 0.1})
     written = dict(load(made(config, model_at(tmp_path), tmp_path)).named_parameters())
     assert all(torch.equal(value, written[name]) for name, value in seen[1].items())
     assert not all(torch.equal(value, written[name]) for name, value in seen[2].items())
 
 
 def test_a_loss_that_is_no_number_names_the_rate_of_this_stage(tmp_path: Path) -> None:
-    config = QUICK.model_copy(update={"learning_rate": 1e30, "patience": 20})
+    config = QUICK.model_copy(update={"relufy_rate": 1e30, "distill_patience": 20})
     with pytest.raises(ColdpressError, match=r"loss of relufy is nan at step 2.*lower relufy_rate, which is 1e\+30"):
         made(config, model_at(tmp_path), tmp_path)
 
@@ -176,17 +181,19 @@ def test_memory_is_two_models_and_what_training_keeps(tmp_path: Path) -> None:
     assert relufy.ram_bytes(replace(size, threads=2), 0) > whole + 4 * model.num_parameters
 
 
-ADAPTED = QUICK.model_copy(update={"rank": 4, "learning_rate": 5e-3})
+ADAPTED = QUICK.model_copy(update={"relufy_rank": 4, "relufy_rate": 5e-3})
 
 
 @pytest.mark.parametrize(
-    ("kind", "activation", "rate"), [("llama", "fatrelu", 5e-3), ("phi3", "relu2", 5e-3), ("opt", "relu", 5e-4)]
+    ("kind", "relufy", "rate"), [("llama", "fatrelu", 5e-3), ("phi3", "relu2", 5e-3), ("opt", "relu", 5e-4)]
 )
 def test_adapters_learn_in_place_of_weights(kind: str, activation: str, rate: float, tmp_path: Path) -> None:
     """The source is its teacher with its own activation, and what is written is the student that was judged."""
     source = model_at(tmp_path, kind, dtype="bfloat16")
-    config = ADAPTED.model_copy(update={"activation": activation, "learning_rate": rate})
-    found, whole = (made(config.model_copy(update={"rank": rank}), source, tmp_path, f"rank{rank}") for rank in (4, 0))
+    config = ADAPTED.model_copy(update={"relufy": activation, "relufy_rate": rate})
+    found, whole = (
+        made(config.model_copy(update={"relufy_rank": rank}), source, tmp_path, f"rank{rank}") for rank in (4, 0)
+    )
     assert found.relufication is not None
     assert whole.relufication is not None
     curve = found.relufication.curve
@@ -208,7 +215,7 @@ def test_adapters_learn_in_place_of_weights(kind: str, activation: str, rate: fl
 
 
 def test_adapters_go_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, config = model_at(tmp_path), ADAPTED.model_copy(update={"penalty": 2.0})
+    source, config = model_at(tmp_path), ADAPTED.model_copy(update={"relufy_penalty": 2.0})
     whole = made(config, source, tmp_path, "whole", threads=2)
     with monkeypatch.context() as patched:
         patched.setattr(Workspace, "save", dying(1))

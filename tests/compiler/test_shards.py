@@ -49,7 +49,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def calibrated(
     model: Model, corpus: Corpus, work: Path, shard: int = 0, num_shards: int = 1, **config: Any
 ) -> Activations:
-    settings = CalibrateConfig(**{"method": "predictor", "shard": shard, "num_shards": num_shards} | config)
+    settings = CalibrateConfig(**{"shard": shard, "num_shards": num_shards} | config)
     return calibrate.run(settings, model, corpus, Workspace(work, WORK), 2)
 
 
@@ -76,7 +76,7 @@ def test_shards_give_what_one_job_gives(model: Model, corpus: Corpus, tmp_path: 
 
 
 def test_shards_of_chosen_densities(model: Model, corpus: Corpus, tmp_path: Path) -> None:
-    first = calibrated(model, corpus, tmp_path / "first", method="topk")
+    first = calibrated(model, corpus, tmp_path / "first")
     densities = dict.fromkeys(families_of("topk", model.spec), (0.3,) * LAYERS)
     sparsity = fitted(sparsity_of("topk", densities), model.spec, tmp_path)
 
@@ -92,7 +92,7 @@ def test_shards_of_chosen_densities(model: Model, corpus: Corpus, tmp_path: Path
 def test_shards_on_the_command_line(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     save_record(model, tmp_path / "ingest.json")
     save_record(corpus, tmp_path / "tokenize.json")
-    common = ["--method", "predictor", "--model", str(tmp_path / "ingest.json")]
+    common = ["--model", str(tmp_path / "ingest.json")]
     common += ["--corpus", str(tmp_path / "tokenize.json")]
     outputs = [str(tmp_path / f"shard-{shard}.json") for shard in range(2)]
     for shard, output in enumerate(outputs):

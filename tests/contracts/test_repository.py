@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from coldpress.compiler.job import STAGES
+from coldpress.compiler.pipeline import STAGES
 from tests.support.data import ROOT
 
 RULES = ROOT / "rules"

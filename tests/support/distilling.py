@@ -19,12 +19,12 @@ from tests.support.statistics import sparsity_of, workspace
 
 LAYERS, HIDDEN, UNITS, VOCAB = 2, 32, 80, 320
 QUICK = DistillConfig(
-    steps=20,
-    blocks_per_step=4,
+    distill_steps=20,
+    distill_blocks=4,
     learning_rate=1e-3,
     validation_blocks=8,
-    dense_share=0.0,
-    kept_gain=1.0,
+    distill_dense_share=0.0,
+    distill_kept_gain=1.0,
     compute_device="cpu",
 )
 """Whose weights stay where training leaves them."""

@@ -22,7 +22,7 @@ from coldpress.compiler.candidates import families_for
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import dense_footprint_bytes
 from coldpress.compiler.io import Workspace, save_arrays, save_record
-from coldpress.compiler.job import Job, records_of, run_job, writer_of
+from coldpress.compiler.job import Job, run_job
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -36,6 +36,7 @@ from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.families import FAMILIES
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model
+from tests.support.dag import inputs_for
 from tests.support.dense_codes import flash_values, resident_values
 from tests.support.models import RELU_TYPES, encode, write_model, write_safetensors
 from tests.support.stages import between
@@ -133,16 +134,13 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
     config = resolve({"model": str(source.folder / "tiny"), **chosen})
     folder.mkdir(parents=True)
     save_record(config.device, folder / "device.json")
-    build = [stage for stage in STAGES if selector.NEEDS_PREDICTORS or stage not in ("predict", "size")]
+    inputs = inputs_for(config)
     artifact = folder / "a.coldpress"
-    for stage in build[2:]:
-        sources = {name: writer_of(stage, name, build) for name in records_of(stage)}
-        sources |= {"device": "device"} if "device" in sources else {}
+    for stage in (stage for stage in STAGES if stage in inputs and stage not in SHARED):
         settings = config.of_stage(stage) | ({"artifact": str(artifact)} if stage == "package" else {})
         records = {
             name: ((source.folder if found in SHARED else folder) / f"{found}.json",)
-            for name, found in sources.items()
-            if found
+            for name, found in inputs[stage].items()
         }
         run_job(Job(stage, settings, records, folder / f"{stage}.json", tuple(range(LAYERS))))
     return artifact

@@ -1,6 +1,6 @@
 """The stages of a build that asks for nothing special, of which tests want runs."""
 
-from coldpress.compiler.job import STAGES
+from coldpress.compiler.pipeline import STAGES
 
 OPTIONAL = frozenset({"importance", "relufy", "distill", "gram", "export"})
 """Run where a setting asks for them."""

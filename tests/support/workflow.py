@@ -213,10 +213,10 @@ def built(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Workf
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if kept.exists():
-            shutil.copytree(kept, workflow.folder, dirs_exist_ok=True)
+            shutil.copytree(kept, workflow.folder, dirs_exist_ok=True, symlinks=True)
         else:
             workflow.build()
-            shutil.copytree(workflow.folder, kept)
+            shutil.copytree(workflow.folder, kept, symlinks=True)
     return workflow
 
 

@@ -88,7 +88,7 @@ def test_cores_chunks_shards_folder_and_kills_change_no_byte(built: Workflow, tm
 def test_a_build_that_misses_a_gate_publishes_nothing(built: Workflow, tmp_path: Path) -> None:
     """Over a finished build of other settings: that one is kept aside, and the new one is there once it is let."""
     copy = built.at(tmp_path, order="frequency")  # as deep as the build, whose records hold relative paths
-    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True)
+    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True, symlinks=True)
     done = copy.run(max_ppl_ratio=0.5)
     assert done.returncode == 2
     sentence = done.stderr.splitlines()[-1]

@@ -40,7 +40,7 @@ def test_bad_configuration(workflow: Workflow, tmp_path: Path, config: dict[str,
 def test_a_budget_that_cannot_hold_the_resident_part(built: Workflow, tmp_path: Path) -> None:
     """A stage that refuses gives its own sentence, exit code 2, and leaves the artifact that was there."""
     copy = built.at(tmp_path)  # as deep as the build, whose records hold relative paths
-    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True)
+    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True, symlinks=True)
     done = copy.run("--quiet", "all", dram_budget=1000)
     assert done.returncode == 2
     note, sentence = done.stderr.splitlines()[-2:]

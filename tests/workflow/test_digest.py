@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler.code_digest import KERNELS, NATIVE_SOURCES, RUNS_THE_ARTIFACT, source_files
-from coldpress.compiler.job import STAGES
+from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.settings import resolve
 from tests.support.workflow import Workflow
 
@@ -35,6 +35,7 @@ RUNNER = {
     "coldpress/compiler/job.py",
     "coldpress/compiler/code_digest.py",
     "coldpress/compiler/lock.py",
+    "coldpress/compiler/pipeline.py",
 }
 """What loads records and calls a stage; that it changes no result, the tests of jobs hold."""
 
@@ -65,7 +66,7 @@ def test_all_that_a_job_runs_is_in_its_digest(
     built: Workflow, commands: dict[str, list[str]], tmp_path: Path, stage: str
 ) -> None:
     copy = built.at(tmp_path)
-    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True)
+    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True, symlinks=True)
     shutil.rmtree(copy.device / stage, ignore_errors=True)
     command = [text.replace(str(built.folder), str(copy.folder)) for text in commands[stage]]
     environment = copy.environment() | {"PYTHONPATH": f"{copy.environment()['PYTHONPATH']}:{copy.tree}"}

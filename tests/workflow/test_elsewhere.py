@@ -32,7 +32,7 @@ def test_a_changed_setting_is_seen_from_another_folder(built: Workflow, tmp_path
 def test_what_was_built_from_another_folder_is_known_here(built: Workflow, tmp_path: Path) -> None:
     """There and back again: this folder's own past says nothing."""
     here = built.at(tmp_path)  # as deep as the build, whose records hold relative paths
-    shutil.copytree(built.folder, here.folder, dirs_exist_ok=True)
+    shutil.copytree(built.folder, here.folder, dirs_exist_ok=True, symlinks=True)
     there = elsewhere(here, tmp_path / "there", max_ppl_ratio="off")
     assert set(there.planned()) == FROM_THE_END
     there.build()
@@ -40,10 +40,27 @@ def test_what_was_built_from_another_folder_is_known_here(built: Workflow, tmp_p
     assert set(here.planned()) == FROM_THE_END
 
 
-@pytest.mark.parametrize("settings", [{}, {"format": "fp16"}])
-def test_results_of_which_nothing_is_known_are_made_again(
-    built: Workflow, tmp_path: Path, settings: dict[str, object]
-) -> None:
+def test_results_of_which_nothing_is_known_are_refused(built: Workflow, tmp_path: Path) -> None:
+    """Without its records Snakemake would take them for good, whatever the settings; nothing is touched."""
     copy = built.at(tmp_path)
-    shutil.copytree(built.folder, copy.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".snakemake"))
-    assert set(copy.planned(**settings)) == {*DEFAULT, "device", "all"}
+    shutil.copytree(
+        built.folder, copy.folder, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns(".snakemake")
+    )
+    done = copy.run(format="fp16")
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"error: nothing says what made the results in {copy.model}: .snakemake is missing there; ")
+    (copy.model / "ingest.json").unlink()
+    assert set(copy.planned()) == {*DEFAULT, "device", "all"}
+
+
+@pytest.mark.slow
+def test_with_another_store_of_metadata_nothing_is_made_again(workflow: Workflow, tmp_path: Path) -> None:
+    """Snakemake's database instead of its files: what a build knows is there, too."""
+    build = workflow.at(tmp_path)
+    backend = ("--persistence-backend", "db")
+    done = build.run(*backend, "--until", "tokenize")
+    assert done.returncode == 0, done.stderr[-3000:]
+    again = build.run(*backend, "--until", "tokenize")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "Nothing to be done" in again.stdout + again.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coldpress.compiler.job import STAGES
+from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import model_names
 from coldpress.runtime.profiles.devices import device_names
 from tests.support.data import ROOT

@@ -12,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from coldpress.compiler.job import STAGES, config_of, flag
-from tests.support.stages import OPTIONAL
+from coldpress.compiler.io import load_record
+from coldpress.compiler.job import config_of, flag
+from coldpress.compiler.needs import Build, Inputs, needs_of
+from coldpress.compiler.pipeline import STAGES
+from coldpress.compiler.workflow.settings import BuildConfig, of_all_stages, resolve
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.model import Model
+from tests.support.dag import inputs_for
+from tests.support.stages import DEFAULT, OPTIONAL
 from tests.support.workflow import NUM_LAYERS, Workflow
 
 DEVICE = "pixel6"
@@ -146,11 +153,8 @@ def jobs(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """All jobs of a build with everything in it."""
     found = planned(workflow, tmp_path_factory.mktemp("rules"), **SETTINGS, imatrix=workflow.imatrix)
     (everything,) = found.pop("all")
-    last = {
-        f"{DEVICE}/{name}" for name in ("preflight.json", "publish.json", "metrics.json", "report.html", "export.json")
-    }
-    assert {name for name in everything.named("input") if not name.endswith(".due")} == last
-    assert sum(name.endswith(".due") for name in everything.named("input")) == 2
+    last = ("preflight.json", "manifest.json", "metrics.json", "report.html", "export.json")
+    assert set(everything.named("input")) == {f"{DEVICE}/{name}" for name in last}
     return found
 
 
@@ -158,7 +162,7 @@ def check_records(job: Planned, expected: dict[str, tuple[str, ...]]) -> None:
     """The command has each record under its flag, and the rule waits for all of them and for no other."""
     names = {flag(name): paths for name, paths in expected.items()}
     assert {name: job.flags.get(name) for name in names} == names, job.rule
-    records = [path for path in job.named("input") if OF_THE_BUILD.match(path)]
+    records = [path for path in job.named("input") if OF_THE_BUILD.match(path) and not path.endswith("/manifest.json")]
     assert sorted(records) == sorted(path for paths in names.values() for path in paths), job.rule
     given = [path for paths in job.flags.values() for path in paths if OF_THE_BUILD.match(path)]
     own = {*job.named("output"), *own_places(job)}
@@ -170,7 +174,6 @@ def own_places(job: Planned) -> set[str]:
     artifact = f"{DEVICE}/tiny-pixel6.coldpress"
     return {
         "package": {f"{DEVICE}/package/artifact"},
-        "verify": {artifact},
         "publish": {artifact, f"{DEVICE}/metrics.json", f"{DEVICE}/report.html"},
     }.get(job.rule, set())
 
@@ -207,9 +210,11 @@ def test_every_rule_writes_where_the_next_one_reads(jobs: dict[str, list[Planned
         for job in found:
             assert job.flags["--output"] == (job.named("output")[0],)
             assert job.command[job.command.index("2>") + 1] == job.facts["log"]
-    for rule in ("package", "publish"):  # as long as no artifact stands, a file of this run alone
+    for rule, folder in (("package", f"{DEVICE}/package"), ("publish", DEVICE)):  # a link to the artifact's manifest
         (job,) = jobs[rule]
-        assert re.fullmatch(rf"{DEVICE}/\.{rule}\.\d+\.due", job.named("output")[1])
+        assert job.named("output")[1:] == [f"{folder}/manifest.json"]
+    for rule in ("verify", "publish"):  # an artifact that is gone is packaged again
+        assert f"{DEVICE}/package/manifest.json" in jobs[rule][0].named("input")
     (exported,) = jobs["export"]
     assert exported.named("output")[1:] == list(exported.flags["--file"]) == [f"{DEVICE}/tiny-pixel6.gguf"]
     (publish,) = jobs["publish"]
@@ -263,7 +268,38 @@ def test_threads_are_those_that_snakemake_counts_on(jobs: dict[str, list[Planned
     assert all("--threads" in job.flags for rule in (*ON_ALL_CORES, "predict") for job in jobs[rule])
     (preflight,) = jobs["preflight"]
     assert preflight.facts["priority"] == "1", "it goes first"
-    assert preflight.flags["--jobs"] == (str(len(CHUNKS)),)
+
+
+def test_every_rule_asks_for_memory_and_time(built: Workflow) -> None:
+    """By its stage's own count, once the model is known; `--resources` limits what runs side by side."""
+    done = built.run("--dry-run", "--forceall")
+    asked = re.findall(r"^rule (\w+):\n(?:    .*\n)*?    resources: (.*)$", done.stdout + done.stderr, re.MULTILINE)
+    assert {rule for rule, _ in asked} == {*DEFAULT, "device"}
+    config = resolve({key: str(value) for key, value in built.config.items()})
+    for rule, text in asked:
+        amounts = dict(pair.split("=") for pair in text.split(", "))
+        assert int(amounts["runtime"]) >= 10
+        if rule not in ("device", "ingest"):
+            inputs = inputs_for(config)
+            threads = 2 if rule in ON_ALL_CORES else 1
+            build = build_of(config, inputs, threads)
+            assert int(amounts["mem_mb"]) == -(-needs_of(rule, build).ram_bytes // 10**6), rule
+
+
+def build_of(config: BuildConfig, inputs: Inputs, threads: int) -> Build:
+    model = load_record(config.folder / "ingest.json", Model)
+    blocks = load_record(config.folder / "tokenize.json", Corpus).split("calibration")
+    tokens = blocks.num_blocks * blocks.block_tokens
+    shared = (threads, config["calibration_shards"], config["layers_per_job"])
+    return Build(model, of_all_stages(config), inputs, config.device, tokens, blocks.block_tokens, *shared)
+
+
+def test_before_the_model_is_known_memory_is_to_be_determined(jobs: dict[str, list[Planned]]) -> None:
+    for rule, found in jobs.items():
+        for job in found:
+            amounts = dict(pair.split("=") for pair in job.named("resources"))
+            known = rule in ("ingest", "device")
+            assert (amounts["mem_mb"] == "<TBD>") == (amounts["runtime"] == "<TBD>") == (not known), rule
 
 
 def test_a_rule_gives_its_own_stage_its_own_settings(jobs: dict[str, list[Planned]]) -> None:
@@ -285,5 +321,18 @@ def test_a_rule_gives_its_own_stage_its_own_settings(jobs: dict[str, list[Planne
     assert allocate.flags["--dram-budget"] == ("80%",)
     assert allocate.flags["--method"] == ("predictor",)
     (preflight,) = jobs["preflight"]
-    assert preflight.flags["--distill"] == ("true",)
     assert preflight.flags["--shards"] == ("2",)
+    assert preflight.flags["--here"] == ("true",)
+
+
+def test_preflight_tries_the_stages_of_the_rules(jobs: dict[str, list[Planned]]) -> None:
+    """Each with the record of the stage whose rule writes it; shards are put together by their own stage."""
+    (preflight,) = jobs["preflight"]
+    told = json.loads(preflight.flags["--inputs"][0])
+    expected = expected_records(f"{DEVICE}/distill.json", "relufy.json")
+    assert set(told) == {rule for rule in expected if not rule.endswith("_shard")}
+    for stage, inputs in told.items():
+        named = {name: paths for name, paths in expected[stage].items() if name != "shards"}
+        assert set(inputs) == set(named), stage
+        for name, writer in inputs.items():
+            assert writer in (Path(named[name][0]).stem, Path(named[name][0]).parent.name), (stage, name)

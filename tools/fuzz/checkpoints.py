@@ -19,7 +19,7 @@ import numpy as np
 
 from coldpress.compiler.__main__ import main
 from coldpress.compiler.io import save_record
-from coldpress.compiler.job import STAGES
+from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_device
 from coldpress.compiler.workflow import settings
 from coldpress.compiler.workflow.inputs import checkpoint_files
@@ -260,7 +260,7 @@ class Checkpoints:
         """Every stage on two layers, as the rule runs it."""
         of_stages = settings.of_all_stages(settings.resolve(config))
         flags = {
-            "mode": "always",
+            "preflight": "always",
             "folder": scratch / "build",
             "settings": json.dumps(of_stages),
             "model": scratch / "ingest.json",

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -38,6 +38,7 @@ from coldpress.compiler.stages.allocate import _densities
 from coldpress.compiler.stages.allocate._auto import choose, token_seconds
 from coldpress.compiler.stages.allocate._densities import Question
 from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationConfig, Inputs, Method, allocated
+from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class, options_of
 from coldpress.runtime.quantization import Format
@@ -51,11 +52,17 @@ from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.families import FamilyName, FormatName, used_share
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity, Tried
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
 MIN_RANK = 8
 """Raised to what fills a group of the predictors' format: 32 in 8 bits."""
+COMPARED_LOGIT_BYTES = 4 * 4 * 4
+"""Per logit of a block while losses are compared: of four variants in float32, with copies."""
 PREDICTOR_FREE_SHARE = 0.6
 """Predictors take at most this share of the DRAM that could hold units instead."""
 
@@ -167,6 +174,22 @@ def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
     LOG.info("allocate: about %.1f tokens/s on %s", 1 / token_s, inputs.device.name)
 
 
+def needs(build: "Build") -> StageNeeds:
+    """Where losses are measured: the hidden states of all variants twice and of the whole model, logits of a block."""
+    settings, spec = build.settings["allocate"], build.model.spec
+    rule = load("coldpress.compiler.stages.allocate", Rule, settings["density_allocation"])
+    variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
+    disk_bytes = 32 * spec.num_hidden_layers * build.layer_units(build.families)
+    if not variants:
+        return StageNeeds(stage="allocate", ram_bytes=build.PYTHON_BYTES, disk_bytes=disk_bytes, runtime_s=600)
+    tokens = min(max(settings["allocation_tokens"], build.block_tokens), build.num_tokens)
+    hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
+    logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
+    ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits
+    seconds = 600 + 32 * variants * build.forward_s(tokens)
+    return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
+
+
 def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
     """The candidates' divisions held against each other (_auto.py); those that do not fit are left out.
 
@@ -273,7 +296,7 @@ def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) 
         s_m=weight_bytes(model, config.format),
         allocate=lambda density: allocated(config, inputs, method, density),
     )
-    return _densities.densities(question, method.selector.densities(activations.exact_zeros))
+    return _densities.densities(question, method.selector.densities(activations.are_exact(question.families)))
 
 
 def _method_of(name: str, options: Options, format_name: str, layers_per_group: int, inputs: Inputs) -> Method:

@@ -115,7 +115,7 @@ class _Known:
     def own(self, density: float) -> Mapping[str, float]:
         """Density of each family as the selector divides it; the same for all where it does not."""
         selector, families = self._method.selector, self._method.unit_bytes
-        if selector.densities(self._inputs.activations.exact_zeros) != "divided":
+        if selector.densities(self._inputs.activations.are_exact(tuple(families))) != "divided":
             return dict.fromkeys(families, density)
         return selector.divide(density, self._inputs.model.spec, self._method.options)
 

@@ -9,7 +9,7 @@ memory is refused with figures, before anything is loaded.
 
 import logging
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -24,7 +24,11 @@ from coldpress.schemas.base import Options, PositiveCount
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
 RECIPES = "coldpress.compiler.stages.distill"
@@ -39,19 +43,19 @@ class DistillConfig(DeviceSetting, TrainingSetting):
     options: Annotated[Options, OptionsOf("recipe")] = Field(
         default={}, description="the recipe's own options, as JSON"
     )
-    steps: Annotated[PositiveCount, Key("distill_steps")] = Field(
+    distill_steps: Annotated[PositiveCount, Key()] = Field(
         default=80, description="updates of the weights in distillation"
     )
     learning_rate: Annotated[float, Key()] = Field(
         default=5e-4, gt=0, description="AdamW's first step size in distillation"
     )
-    dense_share: Annotated[float, Key("distill_dense_share")] = Field(
+    distill_dense_share: Annotated[float, Key()] = Field(
         default=0.5,
         ge=0,
         lt=1,
         description="share of the blocks of an update that the student runs without masks, so that it stays good dense",
     )
-    kept_gain: Annotated[float, Key("distill_kept_gain")] = Field(
+    distill_kept_gain: Annotated[float, Key()] = Field(
         default=0.9,
         gt=0,
         le=1,
@@ -87,7 +91,7 @@ def run(
         without="distill=false",
         rate_key="learning_rate",
         learning_rate=config.learning_rate,
-        steps=config.steps,
+        steps=config.distill_steps,
         shared=config,
         threads=threads if device == "cpu" else 1,
     )
@@ -100,9 +104,18 @@ def run(
 
     source = Source.of(model)
     lesson = recipe.prepare(Task(source, sparsity, masks, config.seed, device, size.recompute), options)
-    lesson = replace(lesson, dense_share=config.dense_share, kept_gain=config.kept_gain)
+    lesson = replace(lesson, dense_share=config.distill_dense_share, kept_gain=config.distill_kept_gain)
     written, found = learned(course, lesson, source, corpus, work)
     return written.model_copy(update={"distillation": found})
+
+
+def needs(build: "Build") -> StageNeeds:
+    """What the recipe says."""
+    size, settings = build.training_size, build.settings["distill"]
+    recipe, options = settings["recipe"], settings.get("options", {})
+    ram, disk = ram_bytes(size, recipe, options), disk_bytes(size, recipe, options)
+    seconds = settings["distill_steps"] * build.training_s
+    return StageNeeds(stage="distill", ram_bytes=ram, disk_bytes=disk, runtime_s=seconds)
 
 
 def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:

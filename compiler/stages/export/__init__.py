@@ -6,8 +6,9 @@ engine would run as something else is refused in one sentence.
 """
 
 import logging
+from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -21,6 +22,10 @@ from coldpress.schemas.base import Options, Record
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.export import Export
 from coldpress.schemas.package import Package
+from coldpress.schemas.preflight import StageNeeds
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
 TARGETS = "coldpress.compiler.stages.export"
@@ -29,10 +34,10 @@ TARGETS = "coldpress.compiler.stages.export"
 class ExportConfig(Record):
     """Settings of `export`."""
 
-    target: Annotated[str | None, Key("export", plugins=TARGETS, default="none")] = Field(
+    export: Annotated[str | None, Key(plugins=TARGETS, default="none")] = Field(
         default=None, description="a file for another engine beside the artifact; gguf: for llama.cpp"
     )
-    options: Annotated[Options, OptionsOf("target")] = Field(
+    options: Annotated[Options, OptionsOf("export")] = Field(
         default={}, description="the format's own options, as JSON"
     )
     file: str = Field(description="path of the file to write")
@@ -46,9 +51,9 @@ def run(config: ExportConfig, package: Package) -> Export:
         ColdpressError: if the format cannot say what the model is, or the artifact has changed.
         ArtifactError: if the reader refuses the artifact.
     """
-    target = load(TARGETS, Target, config.target or "")
+    target = load(TARGETS, Target, config.export or "")
     options = options_of(target, config.options)
-    artifact = open_artifact(standing(package, None), package.manifest_sha256)
+    artifact = open_artifact(standing(package), package.manifest_sha256)
     path = Path(config.file).absolute()
     with replacing(path) as temporary:
         rounded = target.write(StoredModel(artifact), options, temporary)
@@ -62,4 +67,23 @@ def run(config: ExportConfig, package: Package) -> Export:
         size_bytes=size_bytes,
         artifact_sha256=package.manifest_sha256,
         rounded=tuple(rounded),
+    )
+
+
+def needs(build: "Build") -> StageNeeds:
+    """The largest tensor three times in float32; the file is as large as its format says."""
+    settings, model = build.settings["export"], build.model
+    target = load(TARGETS, Target, settings["export"])
+    shapes = {role: source.shape for role, source in model.tensors.items()}
+    if model.spec.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    options = options_of(target, settings.get("options", {}))
+    disk_bytes = target.disk_bytes(shapes, build.format, options) + build.OVERHEAD_BYTES
+    held = 3 * 4 * max(prod(source.shape) for source in model.tensors.values())
+    seconds = 600 + 2 * build.transfer_s(disk_bytes)
+    return StageNeeds(
+        stage="export",
+        ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held,
+        disk_bytes=disk_bytes,
+        runtime_s=seconds,
     )

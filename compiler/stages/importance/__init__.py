@@ -8,7 +8,7 @@ a file of another model is refused before anything long.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -20,6 +20,10 @@ from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, clipped
 from coldpress.schemas.importance import Importance, LayerImportance
 from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import StageNeeds
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 NAMES: Mapping[frozenset[str], str] = {
     frozenset({"q_proj"}): "attn_q",
@@ -63,6 +67,18 @@ def run(config: ImportanceConfig, model: Model, work: Workspace) -> Importance:
     size = 0 if model.spec.tie_word_embeddings else model.tensors["lm_head.weight"].shape[1]
     head = {"lm_head": _of(found, HEAD, model, size)} if size and HEAD in found.entries else None
     return Importance(imatrix_sha256=sha256_of(path), layers=layers, shared=work.save("shared", head) if head else None)
+
+
+def needs(build: "Build") -> StageNeeds:
+    """One layer's figures; the file is read as far as it is asked for."""
+    layer = 4 * sum(shape[-1] for shape in build.layer_shapes)
+    disk_bytes = build.model.spec.num_hidden_layers * (2 * layer + (32 << 10))
+    return StageNeeds(
+        stage="importance",
+        ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + 8 * layer,
+        disk_bytes=disk_bytes,
+        runtime_s=60,
+    )
 
 
 def _layer(found: Imatrix, model: Model, layer: int) -> dict[str, np.ndarray]:

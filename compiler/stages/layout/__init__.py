@@ -7,7 +7,7 @@ budget leaves is cache (runtime/plan/budget.py, DIP A).
 
 from collections import defaultdict
 from functools import cache
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -32,7 +32,11 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.predictors import Predictors
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 EQUAL_SHARE = 0.005
 """Of the least flash time, by which a collapse gap may be slower and still count as one of the best."""
@@ -116,6 +120,14 @@ def run(
 
 Claims = dict[tuple[int, FamilyName], Claim]
 """By layer, then family."""
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Arithmetic, and the bits of a layer's units where reading ahead is judged."""
+    bits = build.layer_units(build.families) * build.num_tokens // 4
+    return StageNeeds(
+        stage="layout", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + bits, disk_bytes=0, runtime_s=3600
+    )
 
 
 def _claims(sections: tuple[Section, ...], sparsity: Sparsity, placement: Placement) -> Claims:

@@ -14,7 +14,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -38,20 +38,26 @@ from coldpress.schemas.families import FamilyName, num_experts, num_units, used_
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from coldpress.schemas.placement import Placement
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
 
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
+
 LOG = logging.getLogger(__name__)
+SORTED_PAIRS_BYTES = 256 << 20
+"""One run of sorted pairs (compiler/stages/order/_pair_weights.py)."""
 
 
 class OrderConfig(CacheSetting, SeedSetting):
     """Settings of `order`."""
 
-    heuristic: Annotated[str, Key("order", plugins="coldpress.compiler.stages.order")] = Field(
+    order: Annotated[str, Key(plugins="coldpress.compiler.stages.order")] = Field(
         default="auto",
         description="how units are ordered on flash; auto: the best on held-out tokens, Algorithm 1 of Ripple unless "
         "another is clearly better",
     )
-    max_tokens: Annotated[PositiveCount | None, Key("order_tokens", default="all")] = Field(
+    order_tokens: Annotated[PositiveCount | None, Key(default="all")] = Field(
         default=None, description="calibration tokens that orders are made from, evenly spread"
     )
     search_tokens: Annotated[PositiveCount, Key()] = Field(
@@ -80,7 +86,7 @@ def run(
         ColdpressError: if a family that is used in part has no activation bits, flash is no tier of the placement, or
             `layers` cut a group.
     """
-    heuristic = load("coldpress.compiler.stages.order", Heuristic, config.heuristic)
+    heuristic = load("coldpress.compiler.stages.order", Heuristic, config.order)
     load_class("coldpress.runtime.cache", CachePolicy, config.cache)  # refuses an unknown name before the work begins
     if "flash" not in placement.tiers:
         raise ColdpressError(f"the placement has tiers {', '.join(placement.tiers)} and no flash to order units on")
@@ -90,6 +96,21 @@ def run(
     with ThreadPoolExecutor(threads) as pool:
         done = [pool.submit(_order_family, inputs, heuristic, group, family, work) for group, family in wanted]
         return Order(entries=tuple(entry.result() for entry in done))
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Counts of pairs, as often as the heuristic says, one run of sorted pairs, and the bits of a family."""
+    spec, families = build.model.spec, build.families
+    whole = build.density_sources == {"whole"}  # then experts are ordered
+    counted = [(num_experts(family, spec), num_units(family, spec)) for family in families]
+    paired = max(experts if whole and experts > 1 else units for experts, units in counted)
+    squares = load("coldpress.compiler.stages.order", Heuristic, build.settings["order"]["order"]).COUNT_SQUARES
+    counts = (2 if build.num_tokens < 1 << 16 else 4) * paired**2 * squares
+    bits = build.num_tokens * max(units for _, units in counted) // 4
+    ram_bytes = build.PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + bits
+    disk_bytes = 4 * spec.num_hidden_layers * build.layer_units(families)
+    seconds = 600 + build.layers_per_job * len(families) * (300 + paired**2 // 100_000)
+    return StageNeeds(stage="order", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 
 def groups_of(sparsity: Sparsity, model: Model, layers: tuple[int, ...]) -> list[range]:
@@ -151,7 +172,7 @@ class OrderInputs:
         some = replace(activity, bits=np.ascontiguousarray(activity.bits[::size]))
         pinned = self.pinned(group, family)
         demand = Demand(
-            activity=thinned(some, self.config.max_tokens or activity.num_tokens),
+            activity=thinned(some, self.config.order_tokens or activity.num_tokens),
             pinned=np.logical_and.reduce(pinned.reshape(len(pinned), -1, size), axis=2),
             cache=self.config.cache,
             cache_slots=tuple(self.slots[layer, family] // size for layer in group),

@@ -11,10 +11,11 @@ import hashlib
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from coldpress.compiler.publishing import publishing
+from coldpress.compiler.publishing import point, publishing
 from coldpress.compiler.stages.package.documents import Inputs, input_digests, write_documents
 from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
 from coldpress.compiler.stages.package.hashing import Written
@@ -58,9 +59,13 @@ from coldpress.schemas.order import Order
 from coldpress.schemas.package import Package
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.predictors import Predictors
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.quantized import Quantized
 from coldpress.schemas.sealed import seal
 from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 SLACK_BYTES = 64 << 20
 """Room for tokenizer, documents, tables and the file system's own structures in the check before writing."""
@@ -108,6 +113,7 @@ def run(
         with publishing(target) as folder:
             package = _write(folder, target, inputs)
             open_artifact(folder)
+        point(target, target)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -116,6 +122,19 @@ def run(
             "or choose another build_dir"
         ) from error
     return package
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Twice the largest section or tensor; the artifact is as large as all codes and predictors."""
+    held = 2 * max(build.largest_section_bytes, *build.shared_code_bytes)
+    disk_bytes = build.code_bytes + build.predictor_bytes + build.OVERHEAD_BYTES
+    seconds = 600 + 3 * build.transfer_s(disk_bytes)
+    return StageNeeds(
+        stage="package",
+        ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held,
+        disk_bytes=disk_bytes,
+        runtime_s=seconds,
+    )
 
 
 def _needed_bytes(layout: Layout) -> int:

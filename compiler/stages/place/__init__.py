@@ -11,7 +11,7 @@ placement without flash.
 
 import logging
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -20,7 +20,17 @@ from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.shared_settings import CacheSetting
 from coldpress.compiler.stages.place import _solve
-from coldpress.compiler.stages.place._counts import Counts, all_counts, head_counts, split_tokens, traces_of
+from coldpress.compiler.stages.place._counts import (
+    MAX_LAYERS,
+    MAX_WINDOWS,
+    WARM_TOKENS,
+    WINDOW_TOKENS,
+    Counts,
+    all_counts,
+    head_counts,
+    split_tokens,
+    traces_of,
+)
 from coldpress.compiler.stages.place._problem import (
     Choice,
     Group,
@@ -46,9 +56,15 @@ from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import used_share
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.placement import LayerPlacement, PinnedShare, Placement, Tier
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
 
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
+
 LOG = logging.getLogger(__name__)
+UNIT_RECORD_BYTES = 128
+"""A unit while it is placed: frequency, value, tier, and its share of the solver's rows."""
 MAX_BATCH_UNITS = 64
 SINGLE_UNIT_ITEMS = 16384
 """Models with no more units than this are solved unit by unit; batches only serve the solver's time (6.3.3)."""
@@ -59,7 +75,7 @@ SHARE_GAP = 1e-3
 class PlaceConfig(CacheSetting):
     """Settings of `place`."""
 
-    solver: Annotated[str, Key("place", plugins="coldpress.compiler.stages.place")] = Field(
+    place: Annotated[str, Key(plugins="coldpress.compiler.stages.place")] = Field(
         default="pulp_highs", description="what solves the placement's integer program"
     )
     pinned_share: Annotated[
@@ -68,7 +84,7 @@ class PlaceConfig(CacheSetting):
     batch_units: Annotated[PositiveCount | None, Key(default="64, or 1 for models of up to 16384 units")] = Field(
         default=None, description="units of similar impact that are placed together"
     )
-    gap: Annotated[float, Key("place_gap")] = Field(
+    place_gap: Annotated[float, Key()] = Field(
         default=1e-5, ge=0, lt=1, description="relative distance to the optimum at which placing ends"
     )
     tiers: str = Field(
@@ -95,11 +111,11 @@ def run(
     counts = all_counts(model.spec, activations, sparsity)
     share, whole, tried = _pinned_share(config, model.spec, activations, sparsity, device)
     problem = _problem(config, model.spec, counts, sparsity, device, share)
-    solver = load("coldpress.compiler.stages.place", Solver, config.solver)
-    solution = whole_layers(problem) if whole else _solve.search(problem, solver, config.gap)
+    solver = load("coldpress.compiler.stages.place", Solver, config.place)
+    solution = whole_layers(problem) if whole else _solve.search(problem, solver, config.place_gap)
     pairs = list(zip(problem.groups, solution.choices, strict=True))
     placement = Placement(
-        solver=config.solver,
+        solver=config.place,
         tiers=tiers,
         layers=tuple(_layer_placement(*pair) for pair in pairs),
         arrays=work.once("placement", lambda: _arrays(pairs)),
@@ -118,6 +134,17 @@ def run(
         100 * sum(impact_of(*pair) for pair in pairs) / max(1, total),
     )
     return placement
+
+
+def needs(build: "Build") -> StageNeeds:
+    """A record per unit, and what each token that is replayed uses."""
+    layers, units = build.model.spec.num_hidden_layers, build.layer_units(build.families)
+    tokens = min(MAX_WINDOWS * (WINDOW_TOKENS + WARM_TOKENS), build.num_tokens)
+    replayed = 8 * tokens * units * min(MAX_LAYERS, layers)
+    ram_bytes = build.PYTHON_BYTES + layers * units * UNIT_RECORD_BYTES + replayed
+    return StageNeeds(
+        stage="place", ram_bytes=ram_bytes, disk_bytes=layers * units, runtime_s=3600 + layers * units // 100
+    )
 
 
 def _arrays(pairs: list[tuple[Group, Choice]]) -> dict[str, np.ndarray]:
@@ -169,7 +196,7 @@ def _pinned_share(
     head, windows = split_tokens(activations.num_tokens)
     counts = head_counts(spec, activations, sparsity, head)
     traces = traces_of(spec, activations, sparsity, windows)
-    solver = load("coldpress.compiler.stages.place", Solver, config.solver)
+    solver = load("coldpress.compiler.stages.place", Solver, config.place)
     tried: list[PinnedShare] = []
     for share in SHARES:
         problem = _problem(config, spec, counts, sparsity, device, share)

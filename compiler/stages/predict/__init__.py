@@ -30,15 +30,17 @@ from coldpress.schemas.activations import Activations, LayerStatistics
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FamilyName, FormatName, num_units
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
 from coldpress.schemas.model import Model, matrices
 from coldpress.schemas.predictors import Ladder, Ladders, Point, Rung
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
     import torch
 
     from coldpress.compiler.activity.predictor_network import Weights
+    from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
 MIN_TOKENS = 64
@@ -50,6 +52,8 @@ LEAST_GAIN, PATIENCE = 0.005, 2
 LEAST_DIRECTIONS = 256
 """Directions to start from that are computed together."""
 QUALITY = ("recall", "precision", "predicted_density")
+PREDICTOR_STATE_BYTES = 20
+"""Per parameter of a predictor: weights, gradients and two moments in float32, and the best ones so far."""
 SAFER_RECALLS = (0.97, 0.99, 0.997, 0.999)
 """What a predictor finds at its further thresholds, however much it predicts for it."""
 
@@ -60,10 +64,10 @@ class PredictConfig(SeedSetting, OverpredictionSetting):
     target_recall: Annotated[float, Key()] = Field(
         default=0.99, gt=0, le=1, description="share of the active units that the largest predictor tried should find"
     )
-    steps: Annotated[PositiveCount, Key("predictor_steps")] = Field(
+    predictor_steps: Annotated[PositiveCount, Key()] = Field(
         default=120, description="updates of each predictor that is trained"
     )
-    batch_tokens: Annotated[PositiveCount, Key("predictor_batch_tokens")] = Field(
+    predictor_batch_tokens: Annotated[PositiveCount, Key()] = Field(
         default=256, description="tokens per update of a predictor"
     )
     held_out_share: Annotated[float, Key()] = Field(
@@ -113,6 +117,22 @@ def run(
             return Ladders(weights_sha256=model.weights_sha256, layers=tuple(pool.map(ladder, predicted)))
     finally:
         torch.set_num_threads(before)
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Inputs, labels and bits of all tokens, the deciding matrix, a predictor and its moments, scores."""
+    spec, tokens, settings = build.model.spec, build.num_tokens, build.settings["predict"]
+    labels = spec.intermediate_size * (spec.num_experts_per_tok + (2 if spec.is_mixture else 1))
+    data = tokens * (6 * spec.hidden_size + labels) + tokens * num_units(WHOLE_MLP, spec) // 8
+    gate = 2 * 4 * spec.hidden_size * num_units(WHOLE_MLP, spec)
+    batch = min(settings["predictor_batch_tokens"], tokens)
+    scores = 4 * 4 * max(batch, tokens // 10) * spec.intermediate_size * spec.num_experts_per_tok
+    ram_bytes = build.TORCH_BYTES + data + gate + PREDICTOR_STATE_BYTES * build.largest_predictor + scores
+    trained = build.LADDER_SHARE * build.largest_predictor * batch * settings["predictor_steps"]
+    seconds = 600 + build.layers_per_job * build.compute_s(6 * trained)
+    return StageNeeds(
+        stage="predict", ram_bytes=ram_bytes, disk_bytes=build.LADDER_SHARE * build.predictor_bytes, runtime_s=seconds
+    )
 
 
 def _ladder(
@@ -209,8 +229,8 @@ class Trainer:
             training.initial(rank, directions, self.fitted, self._gate),
             self.fitted,
             self.chosen_by,
-            self._config.steps,
-            self._config.batch_tokens,
+            self._config.predictor_steps,
+            self._config.predictor_batch_tokens,
             self._config.target_recall,
             self._config.seed + self._layer,
             self._format,

@@ -1,15 +1,16 @@
 """preflight: refuses early what would fail after hours, with numbers.
 
-Before the long stages it holds their needs (compiler/stages/preflight/needs.py) against the memory and disk that are
-free, the DRAM budget against what must be resident, the calibration tokens that were asked for against those of the
-corpus, and says what licence the model has; of a hub model, whatever its index and config.json tell is checked before
-it is downloaded (`check_download`, which compiler/workflow/download.py asks for). Then all stages run once on two
-layers (compiler/stages/preflight/trial.py): for models whose weights take 1 GB or more, since smaller ones are built
-about as fast, or for all with preflight=always.
+Before the long stages it says what each of them needs (compiler/needs.py). It refuses what no setting of Snakemake can
+satisfy: a stage that needs more memory than the machine has on which all jobs run, a disk that is too small, a DRAM
+budget below what must be resident, far fewer calibration tokens than were asked for. It says what licence the model
+has. A hub model is checked before its download, from its index and config.json (`check_download`, called by
+compiler/workflow/download.py). Then all stages run once on two layers (compiler/stages/preflight/trial.py): for models
+whose weights take 1 GB or more, since smaller ones are built about as fast, or for all with preflight=always.
 """
 
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,9 +22,7 @@ from coldpress.compiler.checkpoint.shapes import Shapes
 from coldpress.compiler.cost_model import HasShapes
 from coldpress.compiler.device import host
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.sections import asked_budget_bytes
-from coldpress.compiler.stages import relufy
-from coldpress.compiler.stages.preflight import needs as _needs
+from coldpress.compiler.needs import Build, Inputs, all_needs, needs_of
 from coldpress.compiler.stages.preflight import trial
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
@@ -43,6 +42,10 @@ LEAST_TOKEN_SHARE = 0.5
 """Of the calibration tokens that were asked for, the share that a large model's corpus must have."""
 PREDICTOR_TOKENS = 64
 """Calibration tokens without which no predictor can be trained (compiler/stages/predict/__init__.py)."""
+PASS_THREADS = 8
+"""Cores that stages which run text through the model take at most (rules/calibrate.smk)."""
+TEXT_STAGES = ("calibrate", "recalibrate", "predict", "place", "order")
+"""Stages that need less memory where there are fewer calibration tokens."""
 REMEDY = "or set preflight=off to try all the same"
 
 
@@ -61,17 +64,19 @@ NOTHING = Download(0, Path())
 class PreflightConfig(Record):
     """Settings of `preflight`, among them those of all stages of the build, as they will be given to them."""
 
-    mode: Annotated[Literal["auto", "always", "off"], Key("preflight")] = Field(
+    preflight: Annotated[Literal["auto", "always", "off"], Key()] = Field(
         default="auto",
         description="before anything long, memory, disk, tokens, licence and budget are checked and all stages tried "
         "on two layers; auto: tried for large models only; off: no check at all",
     )
     folder: str = Field(description="folder of the model's build, as build/<model>; its disk is what counts")
     settings: dict[str, dict[str, JsonValue]] = Field(description="JSON: stage, to its settings by their names")
-    distill: bool = Field(default=False, description="whether the model is distilled")
-    shards: PositiveCount = Field(default=1, description="jobs that calibration text is shared out to")
-    jobs: PositiveCount = Field(
-        default=1, description="layer-wise jobs that share this machine's memory where there are as many cores"
+    inputs: Inputs = Field(
+        description="JSON: each stage of the build, to its record parameters and the stages whose records they take"
+    )
+    shards: PositiveCount = Field(default=1, description="jobs that calibration text is divided among")
+    here: bool = Field(
+        default=False, description="whether all jobs run on this machine, so that its memory limits them"
     )
 
 
@@ -90,15 +95,16 @@ def run(
     free_ram, free_disk = host.free_dram_bytes(), _free_disk_bytes(Path(config.folder))
     stages: tuple[StageNeeds, ...] = ()
     trial_layers = 0
-    if config.mode != "off":
-        build, whole = _build_of(config, model, device, threads), trial.compiled(model, config.settings)
-        thorough = config.mode == "always" or _weight_bytes(model) >= LARGE_BYTES
+    if config.preflight != "off":
+        build = _build_of(config, model, device, found_tokens, blocks.block_tokens, threads)
+        thorough = is_tried(config.preflight, build)
         _log_license(model)
         _check_tokens(wanted, build.method, corpus.name, found_tokens, thorough)
         _check_shards(config.shards, blocks.num_blocks)
-        _check_budget(build, whole, device)
-        stages = _needs_of(config, whole, blocks.num_blocks, blocks.block_tokens, build)
-        check_ram(stages, free_ram, min(config.jobs, threads))
+        _check_budget(build)
+        stages = all_needs(build)
+        if config.here:
+            check_ram(stages, free_ram)
         check_disk(stages, free_disk, Path(config.folder), device.name)
         if thorough:
             trial_layers = trial.run(build, model, corpus, device, work.folder)
@@ -111,6 +117,22 @@ def run(
         license=model.license,
         trial_layers=trial_layers,
     )
+
+
+def needs(build: Build) -> StageNeeds:
+    """Where there is a trial: what the stages after it take for the slice, one after another."""
+    mode = build.settings["preflight"]["preflight"]
+    if mode == "off" or not is_tried(mode, build):
+        return StageNeeds(stage="preflight", ram_bytes=build.TORCH_BYTES, disk_bytes=0, runtime_s=600)
+    few = trial.slice_build(build)
+    tried = [needs_of(stage, few) for stage in few.stages[few.stages.index("preflight") + 1 :]]
+    most = max(needs.ram_bytes for needs in tried) + build.TORCH_BYTES
+    return StageNeeds(stage="preflight", ram_bytes=most, disk_bytes=0, runtime_s=600 * len(tried))
+
+
+def is_tried(mode: str, build: Build) -> bool:
+    """Whether all stages run once on two layers."""
+    return mode == "always" or build.weight_bytes >= LARGE_BYTES
 
 
 def check_download(
@@ -128,42 +150,37 @@ def check_download(
     Raises:
         DoesNotFitError: if memory, disk or the DRAM budget is too small, with as much text as was asked for.
     """
-    tokenize = config.settings["tokenize"]
-    block_tokens = min(int(str(tokenize["block_tokens"])), model.spec.max_position_embeddings)
-    num_blocks = max(1, int(str(tokenize["calibration_tokens"])) // block_tokens)
-    model = trial.compiled(model, config.settings)
-    build = _build_of(config, model, device, threads or 1)
-    _check_budget(build, model, device)
-    stages = _needs_of(config, model, num_blocks, block_tokens, build)
+    build = _build_of(config, model, device, *asked_text(config.settings, model), threads or 1)
+    _check_budget(build)
+    stages = all_needs(build)
     if threads is not None:
-        check_ram(stages, host.free_dram_bytes(), min(config.jobs, threads))
+        check_ram(stages, host.free_dram_bytes())
     folder = Path(config.folder)
     check_disk(stages, _free_disk_bytes(folder), folder, device.name, download)
 
 
-def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int, jobs: int = 1) -> None:
-    """Refuses if some stage needs more memory than is free.
+def asked_text(settings: Mapping[str, Mapping[str, Any]], model: HasShapes) -> tuple[int, int]:
+    """(tokens, tokens of a block) of calibration text, if the corpus has as much as was asked for."""
+    tokenize = settings["tokenize"]
+    block_tokens = min(int(tokenize["block_tokens"]), model.spec.max_position_embeddings)
+    return max(1, int(tokenize["calibration_tokens"]) // block_tokens) * block_tokens, block_tokens
+
+
+def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int) -> None:
+    """Refuses if one job of some stage needs more memory than is free; how many run at a time, Snakemake decides.
 
     Args:
         stages: What one job of each needs.
         free_bytes: Of this machine.
-        jobs: Jobs of a layer-wise stage that run here at a time.
     """
-
-    def at_a_time(needs: StageNeeds) -> int:
-        return jobs if needs.stage in _needs.LAYERWISE else 1
-
-    most = max(stages, key=lambda needs: at_a_time(needs) * needs.ram_bytes)
-    count = at_a_time(most)
-    needed = count * most.ram_bytes
-    what = show_bytes(needed) + (f" of memory for {count} jobs at a time" if count > 1 else " of memory")
-    LOG.info("preflight: %s needs the most, %s; %s are free", most.stage, what, show_bytes(free_bytes))
-    if needed > free_bytes:
-        fewer = "run with fewer --cores, " if count > 1 else ""
-        shorter = "lower calibration_tokens, " if most.stage in _needs.TEXT_STAGES else ""
+    most = max(stages, key=lambda needs: needs.ram_bytes)
+    needed = show_bytes(most.ram_bytes)
+    LOG.info("preflight: %s needs the most memory, %s; %s are free", most.stage, needed, show_bytes(free_bytes))
+    if most.ram_bytes > free_bytes:
+        shorter = "lower calibration_tokens, " if most.stage in TEXT_STAGES else ""
         raise DoesNotFitError(
-            f"{most.stage} needs {what}, this machine has {show_bytes(free_bytes)} free; "
-            f"free some, {fewer}{shorter}{REMEDY}"
+            f"{most.stage} needs {needed} of memory, this machine has {show_bytes(free_bytes)} free; "
+            f"free some, {shorter}{REMEDY}"
         )
 
 
@@ -210,50 +227,23 @@ def _present_bytes(folder: Path, device: str, stage: str) -> int:
     return sum(file.stat().st_size for home in homes for file in home.rglob("*.safetensors"))
 
 
-def _needs_of(
-    config: PreflightConfig, model: HasShapes, num_blocks: int, block_tokens: int, build: trial.Build
-) -> tuple[StageNeeds, ...]:
-    needed = _needs.Build(
-        model=model,
-        method=build.method,
-        options=build.options,
-        format=build.format,
-        num_tokens=num_blocks * block_tokens,
-        block_tokens=block_tokens,
-        dram_budget_bytes=build.dram_budget_bytes,
-        relufy=build.settings["relufy"]["activation"] != relufy.OFF,
-        distill=config.distill,
-        threads=build.threads,
-        order=build.settings["order"]["heuristic"],
-        shards=config.shards,
-        algorithm=build.settings["quantize"]["algorithm"],
-        gram_tokens=build.settings["gram"]["gram_tokens"],
-        density_allocation=build.settings["allocate"]["density_allocation"],
-        allocation_tokens=build.settings["allocate"]["allocation_tokens"],
-        predictor_batch_tokens=build.settings["predict"]["batch_tokens"],
-        relufy_rank=build.settings["relufy"]["rank"],
-        recipe=build.settings["distill"]["recipe"],
-        recipe_options=build.settings["distill"].get("options", {}),
-        export=build.settings["export"].get("target"),
-        export_options=build.settings["export"].get("options", {}),
-        weight_bytes=_weight_bytes(model) if isinstance(model, Model) else None,
-    )
-    ram, disk = _needs.ram_bytes(needed), _needs.disk_bytes(needed)
-    return tuple(
-        StageNeeds(stage=stage, ram_bytes=amount, disk_bytes=disk.get(stage, 0)) for stage, amount in ram.items()
+def _build_of(
+    config: PreflightConfig,
+    model: Model | Shapes,
+    device: DeviceProfile,
+    num_tokens: int,
+    block_tokens: int,
+    threads: int,
+) -> Build:
+    settings: Mapping[str, Mapping[str, Any]] = {**config.settings, "preflight": {"preflight": config.preflight}}
+    whole = trial.compiled(model, settings)
+    return Build(
+        whole, settings, config.inputs, device, num_tokens, block_tokens, min(threads, PASS_THREADS), config.shards
     )
 
 
-def _build_of(config: PreflightConfig, model: HasShapes, device: DeviceProfile, threads: int) -> trial.Build:
-    settings: dict[str, dict[str, Any]] = config.settings
-    allocate = settings["allocate"]
-    shape = (allocate["format"], allocate["context_length"], allocate["kv_cache"])
-    budget = asked_budget_bytes(allocate["dram_budget"], model, *shape, device.flash.page_bytes.value)
-    return trial.Build(settings, budget, config.distill, threads)
-
-
-def _check_budget(build: trial.Build, model: HasShapes, device: DeviceProfile) -> None:
-    least = trial.least_bytes(model, build, device.flash.page_bytes.value)
+def _check_budget(build: Build) -> None:
+    least = trial.least_bytes(build)
     if least > build.dram_budget_bytes:
         raise DoesNotFitError(
             f"a DRAM budget of {build.dram_budget_bytes:,} bytes was asked for, {least:,} are needed before any "
@@ -283,11 +273,6 @@ def _log_license(model: Model) -> None:
         LOG.warning("preflight: %s names no licence; look for one before you pass the artifact on", model.name)
     else:
         LOG.info("preflight: %s is under the licence %s, and so is its artifact", model.name, model.license)
-
-
-def _weight_bytes(model: Model) -> int:
-    """As they are stored."""
-    return sum(file.size_bytes for file in model.files if file.name.endswith(".safetensors"))
 
 
 def _free_disk_bytes(folder: Path) -> int:

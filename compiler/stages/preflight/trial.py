@@ -10,42 +10,36 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from coldpress.compiler.candidates import AUTO, families_for, methods_for, own_options
+from coldpress.compiler.candidates import AUTO, families_for, own_options
 from coldpress.compiler.checkpoint.private import private_folder
-from coldpress.compiler.checkpoint.shapes import Shapes
+from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from coldpress.compiler.cost_model import HasShapes, kv_cache_bytes, read_buffer_bytes, resident_bytes
+from coldpress.compiler.cost_model import kv_cache_bytes, read_buffer_bytes, resident_bytes
 from coldpress.compiler.io import digest, load_arrays, save_arrays, save_record, sha256_of
-from coldpress.compiler.job import STAGES, Job, config_of, records_of, run_job, writer_of
+from coldpress.compiler.job import Job, config_of, run_job
+from coldpress.compiler.needs import Build
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import relufy
-from coldpress.compiler.stages.quantize._weights import Algorithm
-from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.base import Options
 from coldpress.schemas.corpus import Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, Method
-from coldpress.schemas.layout import KvCacheFormat
-from coldpress.schemas.model import Model, ModelSpec, SourceFile
+from coldpress.schemas.model import Model, SourceFile
 
-M = TypeVar("M", Model, Shapes)
 LOG = logging.getLogger(__name__)
 LAYERS = 2
 TOKENS = 512
 BLOCK_TOKENS = 64
 """Calibration tokens, enough for predictors to be trained, chosen and judged on; and how long a block is at most."""
 SHORTENED = {
-    "relufy": {"steps": 1, "blocks_per_step": 1, "validation_blocks": 1},
-    "distill": {"steps": 1, "blocks_per_step": 1, "validation_blocks": 1},
-    "predict": {"steps": 4},
+    "relufy": {"relufy_steps": 1, "distill_blocks": 1, "validation_blocks": 1},
+    "distill": {"distill_steps": 1, "distill_blocks": 1, "validation_blocks": 1},
+    "predict": {"predictor_steps": 4},
     "verify": {"test_tokens": 8},
     "publish": dict.fromkeys(("max_ppl_ratio", "min_top1_agreement", "max_logit_error"), "off"),
 }
@@ -53,47 +47,6 @@ SHORTENED = {
 CONFIG = "config.json"
 LAYERED_KEYS = ("layer_types",)
 """Lists in config.json with one entry per layer."""
-
-
-@dataclass(frozen=True)
-class Build:
-    """What the build will be made with."""
-
-    settings: Mapping[str, Mapping[str, Any]]
-    """Stage -> its settings."""
-    dram_budget_bytes: int
-    distill: bool
-    threads: int
-
-    @property
-    def method(self) -> Method:
-        """How active units are found."""
-        return self.settings["allocate"]["method"]
-
-    @property
-    def options(self) -> Options:
-        """The selector's own."""
-        return self.settings["allocate"].get("options", {})
-
-    @property
-    def format(self) -> FormatName:
-        """How weights are stored."""
-        return self.settings["allocate"]["format"]
-
-    @property
-    def context_length(self) -> int:
-        """Tokens that the KV cache holds."""
-        return self.settings["allocate"]["context_length"]
-
-    @property
-    def kv_cache(self) -> KvCacheFormat:
-        """How it is kept."""
-        return self.settings["allocate"]["kv_cache"]
-
-    @property
-    def layers_per_group(self) -> int:
-        """Consecutive layers whose units lie together on flash."""
-        return self.settings["allocate"]["layers_per_group"]
 
 
 def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
@@ -116,21 +69,19 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
         save_record(few, folder / "ingest.json")
         save_record(slice_corpus(corpus, folder / "tokenize"), folder / "tokenize.json")
         save_record(device, folder / "device.json")
-        whole = compiled(model, build.settings)
-        budget = slice_budget(whole, compiled(few, build.settings), build, device.flash.page_bytes.value)
-        stages = _stages(build, whole.spec)
-        for stage in stages[stages.index("preflight") + 1 :]:
-            _try(_job(stage, build, stages, few.spec.num_hidden_layers, budget, folder))
+        budget = slice_budget(build, replace(build, model=compiled(few, build.settings)))
+        for stage in build.stages[build.stages.index("preflight") + 1 :]:
+            _try(_job(stage, build, few.spec.num_hidden_layers, budget, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     LOG.info("preflight: all stages ran on %d layers in %.0f s", LAYERS, time.monotonic() - started)
     return few.spec.num_hidden_layers
 
 
-def compiled(model: M, settings: Mapping[str, Mapping[str, Any]]) -> M:
+def compiled(model: Model | Shapes, settings: Mapping[str, Mapping[str, Any]]) -> Model | Shapes:
     """The model as the stages from `calibrate` on see it."""
     asked = settings["relufy"]
-    spec = relufy.relufied(model.spec, asked["activation"], asked["threshold"])
+    spec = relufy.relufied(model.spec, asked["relufy"], asked["relufy_threshold"])
     return model.model_copy(update={"spec": spec}) if isinstance(model, Model) else replace(model, spec=spec)
 
 
@@ -141,11 +92,7 @@ def slice_model(model: Model, folder: Path) -> Model:
     config: dict[str, Any] = {**read_object(folder / CONFIG, MAX_CONFIG_BYTES), "num_hidden_layers": layers}
     config |= {key: config[key][:layers] for key in LAYERED_KEYS if isinstance(config.get(key), list)}
     (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-    kept = {
-        role: source
-        for role, source in model.tensors.items()
-        if not role.startswith("layers.") or int(role.split(".")[1]) < layers
-    }
+    kept = {role: source for role, source in model.tensors.items() if _is_kept(role, layers)}
     return model.model_copy(
         update={
             "spec": model.spec.model_copy(update={"num_hidden_layers": layers}),
@@ -160,6 +107,21 @@ def slice_model(model: Model, folder: Path) -> Model:
             "num_parameters": sum(math.prod(source.shape) for source in kept.values()),
         }
     )
+
+
+def slice_build(build: Build) -> Build:
+    """The build of the slice, as far as its needs depend on it; its DRAM holds the whole slice at most."""
+    layers = min(LAYERS, build.model.spec.num_hidden_layers)
+    shapes = {role: Shape(tensor.shape) for role, tensor in build.model.tensors.items() if _is_kept(role, layers)}
+    few = Shapes(build.model.spec.model_copy(update={"num_hidden_layers": layers}), shapes)
+    settings = {**build.settings, "allocate": {**build.settings["allocate"], "dram_budget": "100%"}}
+    length = min(BLOCK_TOKENS, build.block_tokens)
+    return replace(build, model=few, settings=settings, num_tokens=TOKENS, block_tokens=length, layers_per_job=layers)
+
+
+def _is_kept(role: str, layers: int) -> bool:
+    """Whether a tensor belongs to the first layers, or to none."""
+    return not role.startswith("layers.") or int(role.split(".")[1]) < layers
 
 
 def slice_corpus(corpus: Corpus, folder: Path) -> Corpus:
@@ -178,19 +140,20 @@ def slice_corpus(corpus: Corpus, folder: Path) -> Corpus:
     return corpus.model_copy(update={"splits": tuple(found)})
 
 
-def slice_budget(model: Model, few: Model, build: Build, page_bytes: int) -> int:
+def slice_budget(build: Build, few: Build) -> int:
     """Bytes of DRAM for the slice: what it must hold, and of the rest the share that its layers have in the build."""
-    layers = few.spec.num_hidden_layers
-    rest = build.dram_budget_bytes - least_bytes(model, build, page_bytes)
-    return least_bytes(few, build, page_bytes) + max(0, rest) * layers // model.spec.num_hidden_layers
+    layers, all_layers = few.model.spec.num_hidden_layers, build.model.spec.num_hidden_layers
+    rest = build.dram_budget_bytes - least_bytes(build)
+    return least_bytes(few) + max(0, rest) * layers // all_layers
 
 
-def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
+def least_bytes(build: Build) -> int:
     """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache, bookkeeping and the smallest
     read buffer.
 
     With `auto` that of the candidate that needs the least.
     """
+    model, page_bytes = build.model, build.page_bytes
 
     def least_of(method: str) -> int:
         options = own_options(method, build.options) if build.method == AUTO else build.options
@@ -200,45 +163,25 @@ def least_bytes(model: HasShapes, build: Build, page_bytes: int) -> int:
         bookkeeping = bookkeeping_bytes(model.spec, sections, method, page_bytes)
         return resident_bytes(model, families, build.format) + bookkeeping + buffer
 
-    methods = methods_for(build.method, model.spec.exact_zeros, model.spec.is_mixture)
-    return min(map(least_of, methods)) + kv_cache_bytes(model.spec, build.context_length, build.kv_cache)
+    kv_cache = kv_cache_bytes(model.spec, build.context_length, build.kv_cache)
+    return min(map(least_of, build.methods)) + kv_cache
 
 
-def _job(stage: str, build: Build, stages: Sequence[str], layers: int, budget: int, folder: Path) -> Job:
-    """A stage as the workflow would run it, but for what the slice and the folder change."""
+def _job(stage: str, build: Build, layers: int, budget: int, folder: Path) -> Job:
+    """A stage as its rule would run it, but for what the slice and the folder change."""
     fields = config_of(stage).model_fields
     changed = {"dram_budget": budget, "artifact": str(folder / f"{stage}.coldpress")}
     changed |= {"metrics": str(folder / "report.json"), "html": str(folder / "report.html")}
     changed |= {"file": str(folder / "exported"), "exported": (str(folder / "exported"),)}
     changed |= SHORTENED.get(stage, {})
-    sources = {name: writer_of(stage, name, stages) for name in records_of(stage)} | (
-        {"device": "device"} if "device" in records_of(stage) else {}
-    )
     return Job(
         stage=stage,
         settings={**build.settings[stage], **{name: value for name, value in changed.items() if name in fields}},
-        records={name: (folder / f"{source}.json",) for name, source in sources.items() if source},
+        records={name: (folder / f"{source}.json",) for name, source in build.inputs[stage].items()},
         output=folder / f"{stage}.json",
         layers=tuple(range(layers)),
         threads=build.threads,
     )
-
-
-def _stages(build: Build, spec: ModelSpec) -> list[str]:
-    """What the build consists of."""
-    left_out = set() if build.distill else {"distill"}
-    if build.settings["relufy"]["activation"] == relufy.OFF:
-        left_out.add("relufy")
-    methods = methods_for(build.method, spec.exact_zeros, spec.is_mixture)
-    if not any(load("coldpress.runtime.sparsity", Selector, method).NEEDS_PREDICTORS for method in methods):
-        left_out |= {"predict", "size"}
-    if not load("coldpress.compiler.stages.quantize", Algorithm, build.settings["quantize"]["algorithm"]).NEEDS_GRAM:
-        left_out.add("gram")
-    if not build.settings.get("importance"):
-        left_out.add("importance")
-    if "target" not in build.settings["export"]:
-        left_out.add("export")
-    return [stage for stage in STAGES if stage not in left_out]
 
 
 def _try(job: Job) -> None:

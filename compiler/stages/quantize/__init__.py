@@ -10,7 +10,8 @@ LLM-in-a-flash 3.2: a unit is its slices' bytes one after another.
 import functools
 import logging
 from collections.abc import Callable
-from typing import Annotated
+from math import prod
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -26,8 +27,12 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.gram import INPUT_OF, GramMatrices
 from coldpress.schemas.importance import Importance
 from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +81,23 @@ def run(
         layers=tuple(_quantize_layer(algorithm, model, sparsity, layer, work, known_of) for layer in layers),
         shared=work.once("shared", make_shared) if shared else None,
         shared_resident=shared,
+    )
+
+
+def needs(build: "Build") -> StageNeeds:
+    """The largest matrix and a layer's codes, or what layers share; Gram matrices add to it."""
+    largest = build.largest_of_layer
+    grams = build.gram_bytes if build.has("gram") else []
+    reading = 4 * 4 * largest + sum(grams) + 2 * max(grams) if grams else (4 + 2) * largest
+    held = max(reading + build.layer_code_bytes, 2 * sum(build.shared_code_bytes))
+    corrected = build.compute_s(sum(2 * prod(shape) * shape[-1] for shape in build.layer_shapes)) if grams else 0
+    rounded = sum(map(prod, build.layer_shapes)) // 1_000_000
+    seconds = 600 + build.layers_per_job * (rounded + corrected) + build.transfer_s(build.weight_bytes)
+    return StageNeeds(
+        stage="quantize",
+        ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held,
+        disk_bytes=build.code_bytes,
+        runtime_s=seconds,
     )
 
 

@@ -6,6 +6,7 @@ page works offline: inline styles, inline SVG, no scripts, no links.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -25,7 +26,11 @@ from coldpress.schemas.order import Order
 from coldpress.schemas.package import Package
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.predictors import Predictors
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 
 class ReportConfig(SeedSetting):
@@ -76,3 +81,11 @@ def run(
     with replacing(Path(config.html)) as temporary:
         temporary.write_text(render(metrics, inputs), encoding="utf-8")
     return metrics
+
+
+def needs(build: "Build") -> StageNeeds:
+    """The figures of all layers, and the bits of one."""
+    bits = build.layer_units(build.families) * build.num_tokens // 4
+    return StageNeeds(
+        stage="report", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + bits, disk_bytes=0, runtime_s=3600
+    )

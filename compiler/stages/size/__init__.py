@@ -41,12 +41,16 @@ from coldpress.schemas.predictors import (
     SizesTried,
     matrix_shapes,
 )
+from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
     from coldpress.compiler.activity.forward import LayerStream
+    from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
+MOST_TRIALS = 64
+"""Perplexities that the search measures at most, generously."""
 EFFECT_TOKENS = 1024
 """On which each layer's predictors are looked at alone: there are hidden states of as many variants as layers then."""
 
@@ -54,10 +58,10 @@ EFFECT_TOKENS = 1024
 class SizeConfig(ComputeConfig):
     """Settings of `size`."""
 
-    tolerance: Annotated[float, Key("predictor_tolerance")] = Field(
+    predictor_tolerance: Annotated[float, Key()] = Field(
         default=0.001, ge=0, description="share by which predictors may raise the perplexity of validation text"
     )
-    tokens: Annotated[PositiveCount, Key("predictor_tokens")] = Field(
+    predictor_tokens: Annotated[PositiveCount, Key()] = Field(
         default=4096, description="tokens of validation text that predictors' sizes are chosen by, at most"
     )
 
@@ -86,12 +90,26 @@ def run(
         LOG.info("size: method %s needs no predictors", sparsity.method)
         return Predictors(weights_sha256=model.weights_sha256, layers=())
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
-    tokens = blocks[: max(1, config.tokens // blocks.shape[1])]
+    tokens = blocks[: max(1, config.predictor_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
     selector, kept = load("coldpress.runtime.sparsity", Selector, sparsity.method), selector_arrays(sparsity)
     (family,) = sparsity.families
     num_selected = {layer: int(kept[layer, family]["num_selected"][0]) for layer in by_layer}
-    return choose(selector, stream, tokens, by_layer, sparsity.predictor_limit_bytes, config.tolerance, num_selected)
+    return choose(
+        selector, stream, tokens, by_layer, sparsity.predictor_limit_bytes, config.predictor_tolerance, num_selected
+    )
+
+
+def needs(build: "Build") -> StageNeeds:
+    """A layer, all sizes of a predictor, and the hidden states of a variant of the model per layer, twice."""
+    spec = build.model.spec
+    running = build.running_bytes(8, 8 * spec.num_experts if spec.is_mixture else 0)
+    hidden = 2 * 4 * (spec.num_hidden_layers + 1) * EFFECT_TOKENS * spec.hidden_size
+    networks = 4 * build.LADDER_SHARE * build.largest_predictor
+    down = 4 * spec.hidden_size * build.inner_size
+    ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + down + networks
+    tokens = spec.num_hidden_layers * EFFECT_TOKENS + MOST_TRIALS * build.settings["size"]["predictor_tokens"]
+    return StageNeeds(stage="size", ram_bytes=ram_bytes, disk_bytes=0, runtime_s=600 + build.forward_s(tokens))
 
 
 def choose(

@@ -8,7 +8,7 @@ begins with the model's beginning-of-sequence token where the tokenizer asks for
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,10 @@ from coldpress.schemas.config import REVISION_PATTERN, Key
 from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import StageNeeds
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +86,15 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
         raise ColdpressError(f"blocks of {block_tokens} tokens leave nothing to predict; raise block_tokens")
     splits = tuple(_split(config, documents, split, tokenizer, block_tokens, bos, work) for split in SPLITS)
     return Corpus(name=documents.name, text_sha256=documents.text_sha256, splits=splits)
+
+
+def needs(build: "Build") -> StageNeeds:
+    """The text of one split, its tokens, and the tokenizer."""
+    settings = build.settings["tokenize"]
+    tokens = settings["calibration_tokens"] + 2 * settings["evaluation_tokens"]
+    text = 4 * max(MIN_TEXT_CHARS, MAX_CHARS_PER_TOKEN * tokens)
+    ram_bytes = build.TORCH_BYTES + build.BLOCK_BYTES + text
+    return StageNeeds(stage="tokenize", ram_bytes=ram_bytes, disk_bytes=8 * tokens, runtime_s=600 + tokens // 1000)
 
 
 def _read(config: TokenizeConfig, folder: Path) -> Documents:

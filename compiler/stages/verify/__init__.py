@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -36,6 +36,10 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import MeasuredBlock, Protocol, Sample, Verification
 from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
+from coldpress.schemas.preflight import StageNeeds
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
 
 logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
@@ -48,6 +52,8 @@ FEWEST_BLOCKS = 4
 COUNTED_OF_MIXTURES = 0.99
 """Share of tokens that count as dense logits' error in a mixture of experts: of 2,048 one had two experts with logits
 0.00001 apart, and was off by 30 times what any other was, in fp16 (EXPERIMENTS.md)."""
+LOGIT_BYTES = 32
+"""Per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
 SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
 """Greedily, a model of four million parameters soon repeats itself."""
@@ -56,7 +62,6 @@ SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
 class VerifyConfig(Record):
     """Settings of `verify`."""
 
-    artifact: str | None = Field(default=None, description="final name of the artifact; it stands there once published")
     test_tokens: Annotated[int | None, Key(default="all; for large models fewer blocks, four at least")] = Field(
         default=None, ge=2, description="tokens of test text that are decoded one by one, in whole blocks"
     )
@@ -66,7 +71,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
     """Checks the artifact that `package` wrote, and measures it.
 
     Args:
-        config: Where the artifact is to stand, and how much text is decoded.
+        config: How much text is decoded.
         model: Whose weights were packed.
         original: The checkpoint as the user gave it; the same unless `relufy` or `distill` ran.
         corpus: Test text.
@@ -74,9 +79,9 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
 
     Raises:
         ArtifactError: if it is damaged, naming the place.
-        ColdpressError: if it stands neither where it was written nor under its final name.
+        ColdpressError: if it does not stand where it was written.
     """
-    folder = str(standing(package, config.artifact))
+    folder = str(standing(package))
     artifact = open_artifact(folder)
     num_bytes = verify_artifact(artifact)
     logger.info("verify: %d bytes in %d files are as the manifest says", num_bytes, len(artifact.manifest.files))
@@ -107,6 +112,16 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         ladder=decoded.ladder,
         run=decoded.run,
         tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
+    )
+
+
+def needs(build: "Build") -> StageNeeds:
+    """The DRAM budget, a layer's weights or a part of the head, and one block's logits in float64."""
+    logits = LOGIT_BYTES * build.block_tokens * build.model.spec.vocab_size
+    held = build.dram_budget_bytes + max(build.layer_weights_bytes, build.head_bytes) + logits
+    seconds = 7200 + build.transfer_s(4 * build.weight_bytes)
+    return StageNeeds(
+        stage="verify", ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held, disk_bytes=0, runtime_s=seconds
     )
 
 

@@ -1,0 +1,274 @@
+"""What a stage takes of memory, disk and time: the facts that stages count from, and the sums that several share.
+
+Every stage module has its own count, `needs(build) -> StageNeeds`, from shapes and settings alone. The rules ask for it
+(`mem_mb`, `runtime`), and `preflight` sums it up. Memory is that of one job, and a job holds one layer at a time. Times
+are for a slow machine: they bound a cluster job, they predict nothing.
+"""
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any, ClassVar
+
+from coldpress.compiler.activity.forward import HEAD_ROWS
+from coldpress.compiler.candidates import families_for, methods_for
+from coldpress.compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
+from coldpress.compiler.pipeline import STAGES
+from coldpress.compiler.sections import asked_budget_bytes
+from coldpress.compiler.training.memory import Size
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import DensitySource, Selector
+from coldpress.schemas.base import Options
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FamilyName, FormatName, Method, num_units
+from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.model import Model
+from coldpress.schemas.predictors import matrix_shapes
+from coldpress.schemas.preflight import StageNeeds
+
+START_S = 600
+"""Starting a process, and waiting for a busy file system."""
+FLOPS_PER_CORE = 8e9
+"""A slow core in float32; calibration of TinyLlama ran at seven times this rate."""
+DISK_BYTES_PER_S = 20e6
+"""A shared file system on a bad day."""
+
+Inputs = Mapping[str, Mapping[str, str]]
+"""Stage of a build -> record parameter -> the stage whose record it takes; the rules say it (rules/common.smk)."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build, as far as its needs and its trial depend on it."""
+
+    PYTHON_BYTES: ClassVar[int] = 150 << 20
+    TORCH_BYTES: ClassVar[int] = 500 << 20
+    """A process that has imported numpy, or torch and transformers, before it does anything."""
+    BLOCK_BYTES: ClassVar[int] = 64 << 20
+    """Buffers of fixed size: blocks that are read, encoded, hashed or written at a time."""
+    LADDER_SHARE: ClassVar[int] = 3
+    """All sizes of a predictor over its largest: they grow by a third or a half (compiler/stages/predict)."""
+    OVERHEAD_BYTES: ClassVar[int] = 64 << 20
+    """Of an artifact or an exported file: tokenizer, documents, tables and what the file system adds."""
+
+    model: HasShapes
+    """With the activation that `relufy` gives it."""
+    settings: Mapping[str, Mapping[str, Any]]
+    """Stage -> its settings."""
+    inputs: Inputs
+    device: DeviceProfile
+    num_tokens: int
+    """Of calibration text."""
+    block_tokens: int
+    threads: int = 1
+    """Of one job."""
+    shards: int = 1
+    """Jobs that calibration text is divided among."""
+    layers_per_job: int = 1
+
+    def has(self, stage: str) -> bool:
+        """Whether a stage is part of the build."""
+        return stage in self.inputs
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages of the build, in order."""
+        return [stage for stage in STAGES if self.has(stage)]
+
+    @property
+    def method(self) -> Method:
+        """The selector, or `auto`."""
+        return self.settings["allocate"]["method"]
+
+    @property
+    def options(self) -> Options:
+        """The selector's own."""
+        return self.settings["allocate"].get("options", {})
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The selectors that the build may end up with."""
+        return methods_for(self.method, self.model.spec.exact_zeros, self.model.spec.is_mixture)
+
+    @property
+    def families(self) -> tuple[FamilyName, ...]:
+        """The families that the build may put on flash."""
+        return families_for(self.method, self.options, self.model.spec)
+
+    @property
+    def format(self) -> FormatName:
+        """How weights are stored."""
+        return self.settings["allocate"]["format"]
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.settings["allocate"]["context_length"]
+
+    @property
+    def kv_cache(self) -> KvCacheFormat:
+        """How keys and values are stored."""
+        return self.settings["allocate"]["kv_cache"]
+
+    @property
+    def layers_per_group(self) -> int:
+        """Consecutive layers whose units lie together on flash."""
+        return self.settings["allocate"]["layers_per_group"]
+
+    @property
+    def page_bytes(self) -> int:
+        """Of the device's flash."""
+        return self.device.flash.page_bytes.value
+
+    @property
+    def dram_budget_bytes(self) -> int:
+        """The DRAM that was asked for, in bytes."""
+        shape = (self.format, self.context_length, self.kv_cache)
+        return asked_budget_bytes(self.settings["allocate"]["dram_budget"], self.model, *shape, self.page_bytes)
+
+    @property
+    def density_sources(self) -> set[DensitySource]:
+        """Where the densities of its selectors come from."""
+        exact = self.model.spec.exact_zeros
+        return {load("coldpress.runtime.sparsity", Selector, name).densities(exact) for name in self.methods}
+
+    @property
+    def counts_again(self) -> bool:
+        """Whether `recalibrate` runs the text through the model once more."""
+        return self.has("distill") or self.model.spec.is_mixture or bool(self.density_sources - {"whole", "measured"})
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tensors as they are stored; where only shapes are known, two for each value, as hub models have."""
+        if isinstance(self.model, Model):
+            return sum(file.size_bytes for file in self.model.files if file.name.endswith(".safetensors"))
+        return 2 * self.model.num_parameters
+
+    @property
+    def inner_size(self) -> int:
+        """Values of an MLP's inner activation, of all experts."""
+        return self.model.spec.intermediate_size * self.model.spec.num_experts
+
+    @property
+    def layer_shapes(self) -> list[tuple[int, ...]]:
+        """Of a layer's tensors; layers have equal shapes."""
+        return [tensor.shape for role, tensor in self.model.tensors.items() if role.startswith("layers.0.")]
+
+    @property
+    def largest_of_layer(self) -> int:
+        """Values of a layer's largest tensor."""
+        return max(map(prod, self.layer_shapes))
+
+    @property
+    def layer_weights_bytes(self) -> int:
+        """A layer's weights in float32, while its largest matrix is read."""
+        return 4 * (sum(map(prod, self.layer_shapes)) + self.largest_of_layer)
+
+    @property
+    def layer_code_bytes(self) -> int:
+        """A layer's weights in the build's format."""
+        return sum(size for role, size in self._codes() if role.startswith("layers."))
+
+    @property
+    def shared_code_bytes(self) -> list[int]:
+        """The tensors outside the layers in the build's format."""
+        return [size for role, size in self._codes() if not role.startswith("layers.")]
+
+    @property
+    def gram_bytes(self) -> list[int]:
+        """Of one layer's Gram matrices: of attention's input and its mixed heads; of one MLP's input and inner part."""
+        spec = self.model.spec
+        heads = spec.num_attention_heads * spec.head_dim
+        of_mlp = () if spec.is_mixture else (spec.hidden_size, spec.intermediate_size)
+        return [4 * size**2 for size in (spec.hidden_size, heads, *of_mlp)]
+
+    @property
+    def head_bytes(self) -> int:
+        """The part of the head that runs at a time, while it is read."""
+        return 2 * 4 * min(HEAD_ROWS, self.model.spec.vocab_size) * self.model.spec.hidden_size
+
+    @property
+    def code_bytes(self) -> int:
+        """The whole model in the build's format."""
+        on_flash = flash_bytes(self.families, self.model.spec, self.format)
+        return on_flash + resident_bytes(self.model, self.families, self.format)
+
+    @property
+    def largest_section_bytes(self) -> int:
+        """Of one family's units in one layer."""
+        spec = self.model.spec
+        return max(num_units(family, spec) * unit_bytes(family, spec, self.format) for family in self.families)
+
+    @property
+    def largest_predictor(self) -> int:
+        """Parameters of the largest predictor that `allocate` allows: as many as the matrix whose sign it predicts."""
+        spec = self.model.spec
+        inner = spec.intermediate_size * spec.num_experts_per_tok
+        rank = spec.hidden_size * inner // (spec.hidden_size + inner)
+        return sum(map(prod, matrix_shapes(spec, rank).values()))
+
+    @property
+    def predictor_bytes(self) -> int:
+        """Of all predictors in float16, were each as large as PowerInfer's largest (10 % of the model); 0 without."""
+        return 2 * self.model.num_parameters // 10 if self.has("predict") else 0
+
+    @property
+    def training_size(self) -> Size:
+        """The model and its text as stages that train see them."""
+        shapes = {role: tensor.shape for role, tensor in self.model.tensors.items()}
+        facts = (self.families, self.block_tokens, self.threads, self.weight_bytes, self.format)
+        return Size(self.model.spec, shapes, *facts)
+
+    @property
+    def training_s(self) -> int:
+        """Seconds of training with the settings that `relufy` and `distill` share, for one update of the weights."""
+        return self.forward_s(6 * self.settings["distill"]["distill_blocks"] * self.block_tokens)
+
+    def running_bytes(self, inner_copies: int, hidden_copies: int = 0) -> int:
+        """Float32 activations of one MLP on the blocks that run, as multiples of its inner and outer size."""
+        values = inner_copies * self.inner_size + hidden_copies * self.model.spec.hidden_size
+        return 4 * self.threads * self.block_tokens * values
+
+    def layer_units(self, families: Iterable[FamilyName]) -> int:
+        """Units of one layer in all of some families."""
+        return sum(num_units(family, self.model.spec) for family in families)
+
+    def statistics_bytes(self, families: Iterable[FamilyName]) -> int:
+        """What a pass over the text leaves on disk: bits and counts of units, MLP inputs of every layer, and the hidden
+        states of two layers; for shards once more."""
+        counted = list(families)
+        spec, tokens, num_blocks = self.model.spec, self.num_tokens, ceil(self.num_tokens / self.block_tokens)
+        per_unit = -(-tokens // 8) + 2 * num_blocks + 8
+        per_layer = self.layer_units(counted) * per_unit + 2 * tokens * spec.hidden_size
+        headers = (32 << 10) * (1 + len(counted))
+        whole = spec.num_hidden_layers * (per_layer + headers) + 2 * 4 * tokens * spec.hidden_size
+        return whole * (2 if self.shards > 1 else 1)
+
+    def forward_s(self, tokens: int) -> int:
+        """Seconds of running tokens through the whole model."""
+        return ceil(2 * self.model.num_parameters * tokens / (FLOPS_PER_CORE * self.threads))
+
+    def compute_s(self, operations: float) -> int:
+        """Seconds of multiplications and additions on one core."""
+        return ceil(operations / FLOPS_PER_CORE)
+
+    def transfer_s(self, num_bytes: int) -> int:
+        """Seconds of reading or writing bytes."""
+        return ceil(num_bytes / DISK_BYTES_PER_S)
+
+    def _codes(self) -> Iterator[tuple[str, int]]:
+        """(role, bytes) of the first layer's tensors and of those outside the layers."""
+        for role, tensor in self.model.tensors.items():
+            if role.startswith("layers.0.") or not role.startswith("layers."):
+                yield role, tensor_bytes(role, tensor.shape, self.format)
+
+
+def needs_of(stage: str, build: Build) -> StageNeeds:
+    """What one job of a stage takes, by the stage's own count."""
+    return importlib.import_module(f"coldpress.compiler.stages.{stage}").needs(build)
+
+
+def all_needs(build: Build) -> tuple[StageNeeds, ...]:
+    """What each stage of a build takes, in order."""
+    return tuple(needs_of(stage, build) for stage in build.stages)

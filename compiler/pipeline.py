@@ -1,0 +1,25 @@
+"""The names of the stages, in order; what each of them reads, the rules say (rules/)."""
+
+STAGES = (
+    "ingest",
+    "tokenize",
+    "preflight",
+    "importance",
+    "relufy",
+    "calibrate",
+    "allocate",
+    "distill",
+    "recalibrate",
+    "predict",
+    "size",
+    "place",
+    "order",
+    "gram",
+    "quantize",
+    "layout",
+    "package",
+    "verify",
+    "publish",
+    "report",
+    "export",
+)

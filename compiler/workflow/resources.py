@@ -1,0 +1,82 @@
+"""What jobs ask Snakemake for: memory and time, by the counts of their stages (compiler/needs.py).
+
+The counts need the model's shape, which `ingest` writes down. Until then Snakemake shows <TBD> for the stages after it;
+it asks again before it starts a job. `ingest` itself counts from the files that it reads.
+"""
+
+import errno
+import functools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from coldpress.compiler.io import load_record
+from coldpress.compiler.needs import START_S, Build, Inputs, needs_of
+from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages.preflight import asked_text
+from coldpress.compiler.stages.preflight.trial import compiled
+from coldpress.compiler.workflow.settings import BuildConfig, of_all_stages
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import StageNeeds
+
+Resource = Callable[..., int]
+
+
+def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Resource:
+    """Snakemake's function for the memory of a stage's jobs, in MB of 10**6 bytes.
+
+    Args:
+        config: Of the build.
+        stage: Whose jobs.
+        inputs: Gives what the rules say of the stages' inputs, once all rules are known.
+    """
+
+    def asked(wildcards: Any, input: Sequence[str], threads: int) -> int:
+        return math.ceil(_needs(config, stage, inputs, input, threads).ram_bytes / 10**6)
+
+    return asked
+
+
+def runtime(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Resource:
+    """Snakemake's function for the time of a stage's jobs, in minutes; twice as long at the second attempt."""
+
+    def asked(wildcards: Any, input: Sequence[str], threads: int, attempt: int) -> int:
+        return attempt * math.ceil((START_S + _needs(config, stage, inputs, input, threads).runtime_s) / 60)
+
+    return asked
+
+
+def _needs(
+    config: BuildConfig, stage: str, inputs: Callable[[], Inputs], files: Sequence[str], threads: int
+) -> StageNeeds:
+    if stage == "ingest":
+        return ingest.needs_for(sum(Path(file).stat().st_size for file in files))
+    record = config.folder / "ingest.json"
+    if not record.exists():
+        raise FileNotFoundError(errno.ENOENT, "the model's shape is not known yet", *files[:1])
+    settings = of_all_stages(config)
+    model = compiled(_loaded(record, Model, record.stat().st_mtime_ns), settings)
+    tokens, block_tokens = _text(config.folder / "tokenize.json") or asked_text(settings, model)
+    shared = (config["calibration_shards"], config["layers_per_job"])
+    build = Build(model, settings, inputs(), config.device, tokens, block_tokens, threads, *shared)
+    try:
+        return needs_of(stage, build)
+    except ColdpressError:  # of settings that do not go with the model: `preflight`, which comes first, says it
+        return StageNeeds(stage=stage, ram_bytes=Build.TORCH_BYTES, disk_bytes=0, runtime_s=0)
+
+
+def _text(record: Path) -> tuple[int, int] | None:
+    """(tokens, tokens of a block) of calibration text, once there is any."""
+    if not record.exists():
+        return None
+    blocks = _loaded(record, Corpus, record.stat().st_mtime_ns).split("calibration")
+    return blocks.num_blocks * blocks.block_tokens, blocks.block_tokens
+
+
+@functools.cache
+def _loaded(record: Path, kind: Any, written_ns: int) -> Any:
+    """A record, read again only when it was written again."""
+    return load_record(record, kind)

@@ -1,0 +1,42 @@
+"""What the rules say of a build's stages, for tests that run stages without Snakemake: a dry run tells."""
+
+import functools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from coldpress.compiler.needs import Inputs
+from coldpress.compiler.workflow import settings
+from coldpress.compiler.workflow.settings import BuildConfig
+from tests.support.data import ROOT
+
+
+def inputs_for(config: BuildConfig) -> Inputs:
+    """Stage -> record parameter -> the stage whose record it takes, in a build of this configuration."""
+    asked = {
+        "method": "predictor" if settings.needs_predictors(config) else "dense",
+        "relufy": config["relufy"],
+        "distill": str(config["distill"]).lower(),
+        "algorithm": config["algorithm"],
+    }
+    return inputs_of_rules(*(f"{key}={value}" for key, value in asked.items()), export=bool(config["export"]))
+
+
+@functools.cache
+def inputs_of_rules(*config: str, export: bool = False, importance: bool = False) -> Inputs:
+    """The same for settings of `--config`, with `export` or `importance` among the stages or not."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "imatrix.dat").touch()
+        more = [*(["export=gguf"] if export else []), *(["imatrix=imatrix.dat"] if importance else [])]
+        command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--cores", "1"]
+        command += ["--dry-run", "--printshellcmds", "--config", "model=demo", *config, *more]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    lines = [shlex.split(line) for line in output.splitlines() if " -m coldpress.compiler preflight " in line]
+    assert lines, output[-3000:]
+    return json.loads(lines[0][lines[0].index("--inputs") + 1])
