@@ -32,13 +32,14 @@ from coldpress.compiler.activity.layer_counts import Activity, exact_families
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
-from coldpress.compiler.stages.predict import FAMILY, PredictConfig, Trainer, ladder_ranks
+from coldpress.compiler.stages.predict import PredictConfig, Trainer, ladder_ranks
 from coldpress.compiler.stages.predict import run as predict
 from coldpress.compiler.stages.size import SizeConfig, choose
 from coldpress.compiler.stages.size.passes import network_of, nll_with
 from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.families import WHOLE_MLP as FAMILY
 from coldpress.schemas.families import FormatName, used_share
 from coldpress.schemas.predictors import Ladder, Predictors
 from tests.support.data import find_data_folder

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldpress.compiler.job import STAGES
+from coldpress.compiler.pipeline import STAGES
 
 METHODS = (
     "dense",

@@ -37,7 +37,8 @@ def _import() -> None:
     ):
         importlib.import_module(name)
     from coldpress.compiler.code_digest import source_files
-    from coldpress.compiler.job import STAGES, parameters_of
+    from coldpress.compiler.job import parameters_of
+    from coldpress.compiler.pipeline import STAGES
 
     for stage in STAGES:
         parameters_of(stage)
