@@ -29,7 +29,6 @@ from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_format
 from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.store.clock import Clock
-from coldpress.runtime.store.facts import Observer
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile
@@ -106,21 +105,22 @@ class Session:
             ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
         """
         self._started_s: float | None = time.perf_counter() if started_s is None else started_s
-        self._running, self._closed = threading.Lock(), False
-        self.step = threading.Lock()
-        """Held while a token is computed; what may change between tokens changes while it is free."""
+        self._running, self.step, self._closed = threading.Lock(), threading.Lock(), False
+        """`step` is held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
         kept = None if kv_cache is None else kv_cache_format(kv_cache)
         plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kept)
         self._wanted_plan = plan
         """The plan that `resize` divides anew: the one of the opening, with the KV cache of the present run."""
-        observers: list[Observer] = [] if recorder is None else [recorder]
-        if modelled or flash == SIMULATED:
-            observers.append(Clock(self.artifact.manifest, plan))
+        observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
         selection = Selection(self.artifact, plan)
         self.decoder = Decoder(self.artifact, self.store, selection, activation_format(activations))
+
+    def _clocks(self, plan: Plan, wanted: bool) -> list[Clock]:
+        """A clock costs a run time, so it has one only where modelled seconds are wanted."""
+        return [Clock(self.artifact.manifest, plan)] if wanted else []
 
     @property
     def plan(self) -> Plan:

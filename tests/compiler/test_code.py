@@ -13,7 +13,7 @@ from coldpress.compiler.code_digest import Plugins, source_files, stage_digest
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins as _plugins
-from coldpress.runtime.sparsity import ReadingOptions, Selector
+from coldpress.runtime.sparsity import Selector
 
 PACKAGES = {f"coldpress/{name}__init__.py" for name in ("", "compiler/", "compiler/stages/")}
 SAW: Plugins = {"coldpress.runtime.tools": ("saw",)}
@@ -128,14 +128,17 @@ def test_the_digest_does_not_hang_on_the_place(tree: Path, tmp_path_factory: pyt
 
 
 def test_what_only_the_type_checker_imports_does_not_count(tree: Path) -> None:
-    checked = "\nif TYPE_CHECKING:\n    from compiler.typed import X\nelse:\n    from compiler.ran import X\n"
-    write(tree, "compiler/one.py", (tree / "compiler/one.py").read_text() + checked)
-    write(tree, "compiler/typed.py", "X = 1\n")
-    write(tree, "compiler/ran.py", "X = 1\n")
+    checked = (
+        "\nif TYPE_CHECKING:\n    from coldpress.compiler.typed import X\n"
+        "else:\n    from coldpress.compiler.ran import X\n"
+    )
+    write(tree, "coldpress/compiler/stages/one.py", (tree / "coldpress/compiler/stages/one.py").read_text() + checked)
+    write(tree, "coldpress/compiler/typed.py", "X = 1\n")
+    write(tree, "coldpress/compiler/ran.py", "X = 1\n")
     clear()
     found = names("one", tree)
-    assert "compiler/typed.py" not in found
-    assert "compiler/ran.py" in found
+    assert "coldpress/compiler/typed.py" not in found
+    assert "coldpress/compiler/ran.py" in found
 
 
 # The stages of this repository
@@ -217,7 +220,7 @@ def test_a_kernel_concerns_the_stages_whose_selector_calls_it() -> None:
     fitting = {"allocate", "recalibrate", "distill", "verify"}
     for file in ("coldpress/runtime/kernels/intervals.py", "coldpress/runtime/native/src/intervals.cpp"):
         assert used_by(file, method="flash") >= fitting
-        assert not used_by(file, method="flash") & {"ingest", "tokenize", "quantize", "order", "place"}
+        assert not used_by(file, method="flash") & {"ingest", "tokenize", "calibrate", "quantize", "order"}
         assert used_by(file, method="topk") == ({"verify"} if file.endswith(".cpp") else set())
     assert used_by("coldpress/runtime/native/src/matrix.cpp", method="flash") == {"verify"}
 
@@ -240,7 +243,7 @@ def test_kernels_that_a_selector_runs_while_it_is_fitted_are_in_the_digest(metho
     }
     sys.setprofile(note)
     try:
-        arrays = module.fit(64, 0.5, statistics, getattr(module, "Options", ReadingOptions)())
+        arrays = module.fit(64, 0.5, statistics, module.OPTIONS())
         module.select_many(activity, arrays)
     finally:
         sys.setprofile(None)
