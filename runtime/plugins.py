@@ -1,4 +1,4 @@
-"""A plug-in is a file; its file name is its name in the config. No registry, no import side effects."""
+"""Finds and loads plug-ins: a plug-in is a file whose name is its name in the config. No registry, no side effects."""
 
 import functools
 import importlib
@@ -16,15 +16,14 @@ from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
 
 @functools.cache  # an artifact's manifest names plug-ins a hundred thousand times
 def names(package: str) -> tuple[str, ...]:
-    """The plug-ins of a package, such as `coldpress.runtime.cache`: its public modules, sorted. Nothing of it is
-    imported."""
+    """Returns the plug-ins of a package such as `coldpress.runtime.cache`: its public modules, sorted, not imported."""
     spec = importlib.util.find_spec(package)
     found = pkgutil.iter_modules((spec and spec.submodule_search_locations) or [])
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 
 def load(package: str, name: str) -> ModuleType:
-    """The plug-in module `name` of `package`.
+    """Imports the plug-in module `name` of `package`.
 
     Raises:
         UnknownNameError: if there is no such file; the text lists the choices.
@@ -36,10 +35,11 @@ def load(package: str, name: str) -> ModuleType:
 
 
 def options_of(plugin: ModuleType, values: Mapping[str, Any]) -> Any:
-    """The `Options` record of a plug-in, with its defaults where `values` says nothing; an empty one if it has none.
+    """Makes the `Options` record of a plug-in from `values` and its defaults; an empty record if it declares none.
 
     Raises:
-        ColdpressError: if the plug-in has no such option, or a value does not fit it; the text names the known ones.
+        ColdpressError: if the plug-in has no such option, in which case the text lists its options, or a value does
+            not fit.
     """
     name = plugin.__name__.rpartition(".")[2]
     declared: type[Record] = getattr(plugin, "Options", Record)

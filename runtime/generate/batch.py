@@ -252,7 +252,7 @@ class _Run:
                 self._decoder.end(place)
 
     def _note(self, places: Sequence[int], first: Token) -> None:
-        """Notes the seconds of the step that gave each sequence at `places` a token; `first` carries the step's cost."""
+        """Notes the seconds of the step that gave each sequence at `places` a token; `first` carries them."""
         if first.pass_number:
             return self._admission.decoded(len(places), first.seconds, idle=len(places) < self._room.sequences)
         lengths = [len(self.active[place].prompt) for place in places]

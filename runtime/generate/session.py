@@ -314,7 +314,7 @@ class Session:
             return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store), tuple(rates))
 
     def _teach(self, block: np.ndarray, num_dense: int, tokens_per_pass: int, timer: Timer) -> Iterator[np.ndarray]:
-        """Yields the logits of a block: prefills its first `num_dense` tokens, and decodes the rest but for the last."""
+        """Yields the logits of a block: prefills its first `num_dense` tokens, decodes the rest except the last."""
         self.decoder.begin(len(block))
         for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
             with self.step, timer.prefill():
