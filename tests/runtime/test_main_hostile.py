@@ -70,7 +70,10 @@ def test_caps_without_a_device_are_refused(spoken, capsys, flags):
 
 @pytest.mark.parametrize(
     ("redirected", "words"),
-    [(">&-", "standard output is closed, expected a place"), ("> /dev/full", "standard output: No space left on")],
+    [
+        (">&-", "standard output is closed, but this command prints to it"),
+        ("> /dev/full", "standard output: No space left on"),
+    ],
 )
 def test_an_output_that_takes_nothing(spoken, redirected, words):
     command = f'"$0" -m coldpress.runtime generate "$1" --prompt-ids 1 --max-new-tokens 2 {redirected}'
@@ -118,7 +121,7 @@ def test_a_trace_replaces_nothing_but_a_file(spoken, capsys, tmp_path, make):
     make(tmp_path / "trace")
     kind = os.lstat(tmp_path / "trace").st_mode
     sentence = refused(capsys, *GENERATE, spoken, "--prompt-ids", "1", "--trace", tmp_path / "trace")
-    assert "is no regular file, which a trace would replace" in sentence
+    assert "is not a regular file, and a trace would replace it" in sentence
     assert os.lstat(tmp_path / "trace").st_mode == kind
 
 
