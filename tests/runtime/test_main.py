@@ -288,7 +288,7 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
         (["--top-p", "2"], "the sampling's top_p is 2.0, expected a share above 0 and at most 1"),
         (["--min-p", "-1"], "the sampling's min_p is -1.0, expected a share from 0 to 1"),
         (["--repetition-penalty", "0"], "the sampling's repetition_penalty is 0.0, expected a number from 0.01 to 100"),
-        (["--stop", ""], "the stop string '' is no text, expected at least one character"),
+        (["--stop", ""], "the stop string '' is not text, expected at least one character"),
         (["--trace", "/nowhere/run.trace"], "/nowhere/run.trace: there is no folder /nowhere"),
     ],
 )

@@ -54,7 +54,7 @@ def refused(capsys, *arguments):
         (("--prompt-ids", "1", "--top-k", "9" * 5000), "is not a whole number of at least 0"),
         (("--prompt-ids", "1", "--seed", "-1"), "'-1' is not a whole number of at least 0"),
         (("--prompt-ids", "1", "--min-p", "x" * 5000), "is not a number such as 0.8"),
-        (("--prompt-ids", "1", "--stop", "\udcff"), "is no text, expected at least one character"),
+        (("--prompt-ids", "1", "--stop", "\udcff"), "is not text, expected at least one character"),
         (("--prompt-ids", "1", "--cache", "window:window_tokens=0"), "where they fit (Input should be greater than"),
         (("--prompt-ids", "1", "--flash", "simulated", "--device", "/dev/zero"), "1048577 bytes long"),
     ],
