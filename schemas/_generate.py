@@ -1,8 +1,8 @@
-"""JSON Schemas of the records, one file per module of this package, for readers in other languages.
+"""Generates JSON Schemas of the records, one file per module of this package, for readers in other languages.
 
-A module with one outermost record gives that record's schema; one with several, such as metrics, accepts any of them.
-The records are the source: `python -m coldpress.schemas --fix` writes the files, and a test keeps them equal. Keys of
-`--config` are declared by the stages, so config.schema.json is made by compiler/workflow/key_documents.py.
+The schema of a module with one outermost record is that record's; with several, as in metrics, it accepts any of them.
+The records are the source: `python -m coldpress.schemas --fix` writes the files, and a test checks them. The stages
+declare the keys of `--config`, so that compiler/workflow/key_documents.py generates config.schema.json.
 """
 
 import importlib
@@ -24,7 +24,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def generate() -> dict[str, str]:
-    """File name -> text of every schema."""
+    """Returns file name -> text of every schema."""
     found = {name: _outermost(name) for name in _modules()}
     return {f"{name}.schema.json": _text(name, records) for name, records in sorted(found.items()) if records}
 
@@ -34,17 +34,17 @@ def _modules() -> list[str]:
 
 
 def _outermost(name: str) -> list[type[Record]]:
-    """The records defined in a module that no other record of it contains or extends."""
+    """Returns the records of a module that no other record of the module contains or extends."""
     module = importlib.import_module(f"coldpress.schemas.{name}")
-    own = [
+    defined = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Record) and value.__module__ == module.__name__
     ]
-    inner = {contained for record in own for contained in _contained(record)} | {Record.__name__}
-    extended = {base.__name__ for record in own for base in record.__mro__[1:]}
-    generic = {record.__name__ for record in own if record.__pydantic_generic_metadata__["parameters"]}
-    return [record for record in own if record.__name__ not in inner | extended | generic]
+    inner = {contained for record in defined for contained in _contained(record)} | {Record.__name__}
+    extended = {base.__name__ for record in defined for base in record.__mro__[1:]}
+    generic = {record.__name__ for record in defined if record.__pydantic_generic_metadata__["parameters"]}
+    return [record for record in defined if record.__name__ not in inner | extended | generic]
 
 
 def _contained(record: type[Record]) -> set[str]:
@@ -64,13 +64,13 @@ def _text(name: str, records: list[type[Record]]) -> str:
 
 
 def _add_digest(definition: dict[str, Any], *, required: bool) -> None:
-    """The digest that an outermost record carries as a file (schemas/sealed.py); a manifest is never without."""
+    """Adds the digest that the file of an outermost record carries (schemas/sealed.py); a manifest must have it."""
     definition["properties"][KEY] = {"pattern": "^[0-9a-f]{64}$", "title": "Body Sha256", "type": "string"}
     definition.setdefault("required", []).extend([KEY] * required)
 
 
 def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Short names for the variants of a generic record, as `Figure_integer`; pydantic spells out the Python type."""
+    """Gives variants of a generic record short names, such as `Figure_integer`; pydantic spells out the Python type."""
     text = json.dumps(definitions)
     for name, definition in definitions["$defs"].items():
         generic, _, variant = name.partition("_")
@@ -82,7 +82,7 @@ def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def outdated() -> list[str]:
-    """Names of schema files that are missing, different, or of no module."""
+    """Returns the names of schema files that are missing or different, or that belong to no module."""
     expected = generate()
     present = {path.name for path in FOLDER.glob("*.schema.json")} - ELSEWHERE
     different = [name for name in expected if name in present and _read(name) != expected[name]]
@@ -94,7 +94,7 @@ def _read(name: str) -> str:
 
 
 def write() -> None:
-    """Brings the folder up to date."""
+    """Writes all schemas, and deletes those of modules that are gone."""
     FOLDER.mkdir(exist_ok=True)
     expected = generate()
     for path in FOLDER.glob("*.schema.json"):

@@ -1,7 +1,7 @@
-"""How a field of a settings record says that a user may give it: `snakemake --config key=value`.
+"""Marks fields of settings records as keys that a user may give: `snakemake --config key=value`.
 
-A key is declared once, in the settings record of its stage (`compiler/<stage>`) or in the `Options` of its plug-in, and
-nowhere else: rules, checks, schemas/json/config.schema.json and the README's table are made from those records
+A key is declared once, in the settings record of its stage (`compiler/<stage>`) or in the `Options` of its plug-in.
+Rules, checks, schemas/json/config.schema.json and the README's table are made from those records
 (compiler/workflow/keys.py).
 """
 
@@ -17,22 +17,22 @@ class Key:
     """Marks a field as a key of `--config`: `Annotated[int, Key()]`."""
 
     name: str = ""
-    """What users call it; empty: as the field is called."""
+    """The users' name of the key; empty: the field's name."""
     plugins: str = ""
-    """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type says which
-    fit."""
+    """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type has the
+    values."""
     auto: bool = False
-    """Whether `auto` is a value too, which the workflow resolves before a stage sees it."""
+    """Whether `auto` is a value, too; the workflow resolves it before a stage sees it."""
     default: str = ""
-    """What holds where nobody says anything, in words, if the workflow derives it; empty: the field's own default."""
+    """A description of the default, if the workflow derives it; empty: the field's default."""
 
 
 @dataclass(frozen=True)
 class OptionsOf:
     """Marks a field as the options of the plug-in that another field names: `Annotated[dict[…], OptionsOf("method")]`.
 
-    The options are the fields of the plug-in's `Options`, a frozen record with a default for every field. Each of them
-    is a key of `--config` in builds that chose the plug-in.
+    The options are the fields of the plug-in's `Options`, a frozen record with a default for every field. Each option
+    is a key of `--config` in builds that use the plug-in.
     """
 
     field: str

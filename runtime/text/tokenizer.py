@@ -68,7 +68,7 @@ class TextCodec:
         A character that several tokens make up appears with the last of them.
         """
         step = self._engine.stream()
-        step(prompt_ids)  # some decoders strip a space at the start of a text: that must be the prompt's, not the seam's
+        step(prompt_ids)  # some decoders strip a space at the start of a text: it must not be the space at the seam
         return lambda token_id: step([token_id])
 
 
