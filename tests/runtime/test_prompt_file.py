@@ -120,7 +120,7 @@ def test_what_goes_with_no_file_or_no_prompts_is_refused(capsys, options, relu_a
         ((*options, "--draft-tokens", 3), "--draft-tokens needs a draft, and there is none"),
         ((*options, "--batch", 33), "--batch is 33, expected 1 to 32"),
         (("generate", relu_artifact.path, "--prompts", path), "text needs a tokenizer, and the artifact has none"),
-        (("generate", relu_artifact.path, "--prompt-ids", 1, "--batch", 3), "there is no such file; leave it out"),
+        (("generate", relu_artifact.path, "--prompt-ids", 1, "--batch", 3), "there is none; leave it out"),
         ((*options[:3], tmp_path, "--json"), "is not a regular file, expected prompts as JSON lines"),
     ]
     for command, words in cases:
