@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Extents:
-    """Reads of one file, in ascending order; in memory they follow each other without a gap."""
+    """Reads of one file, in ascending order; in memory their bytes follow each other without gaps."""
 
     offsets: np.ndarray
     """int64 [n], byte offsets in the file, multiples of the page size."""
@@ -22,7 +22,7 @@ class Extents:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of all reads together."""
+        """Returns the bytes of all reads together."""
         return int(self.lengths.sum())
 
     def __len__(self) -> int:
@@ -30,5 +30,8 @@ class Extents:
 
 
 def span_bytes(unit_bytes: int, page_bytes: int) -> int:
-    """The longest that `unit_bytes` can become when rounded out to pages: what a read buffer must hold at least."""
+    """Returns the most bytes of whole pages that `unit_bytes` can touch: the least size of a read buffer.
+
+    A unit whose first byte is the last of a page touches one page for it, and ceil((unit_bytes - 1) / page_bytes) more.
+    """
     return (-(-(unit_bytes - 1) // page_bytes) + 1) * page_bytes

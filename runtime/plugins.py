@@ -87,7 +87,8 @@ def options_of(plugin: PluginBase | type[PluginBase], values: Mapping[str, Any])
     """The `OPTIONS` record of a plug-in, with its defaults where `values` says nothing.
 
     Raises:
-        ColdpressError: if the plug-in has no such option, or a value does not fit it; the text names the known ones.
+        ColdpressError: if the plug-in has no such option, in which case the text lists its options, or a value does
+            not fit.
     """
     fields = plugin.OPTIONS.model_fields
     unknown = [key for key in values if key not in fields]

@@ -1,4 +1,4 @@
-"""Amounts as people write and read them: memory in text, bytes and shares in tables."""
+"""Reads and prints amounts for people: memory as text, and tables of figures."""
 
 import re
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def parse_bytes(text: int | str) -> int:
-    """Bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); upper and lower case are the same.
+    """Returns the bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); case does not matter.
 
     Raises:
-        ColdpressError: if it is neither, or is not at least one byte and less than 2^53.
+        ColdpressError: if the text is not such an amount, or not from 1 to 2^53 - 1 bytes.
     """
     text = str(text)
     match = re.fullmatch(r"\s*(\d{1,300}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
@@ -34,7 +34,7 @@ def parse_bytes(text: int | str) -> int:
 
 
 def show_bytes(count: float) -> str:
-    """`1.46 MB`: powers of ten, rounded to three digits, with no zeros at the end."""
+    """Formats bytes as in `1.46 MB`: powers of ten, rounded to three digits, without zeros at the end."""
     rounded = float(f"{count:.2e}") if count >= UNITS["kB"] else round(count)
     for name in ("TB", "GB", "MB", "kB"):
         if rounded >= UNITS[name]:
@@ -43,7 +43,7 @@ def show_bytes(count: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Lines of columns that are as wide as their widest cell; the first column is left-aligned, the others right."""
+    """Formats rows as lines of aligned columns; the first column is left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         indent

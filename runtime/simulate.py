@@ -1,4 +1,4 @@
-"""A run without its model and its device: a recorded trace through the real store, on simulated flash.
+"""Simulates a run without model and device: replays a recorded trace through the real store, on simulated flash.
 
 Cache, planner and store are those of a real run, so hits, misses, evictions, reads and bytes are what a real run of the
 same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py,
@@ -21,11 +21,13 @@ from coldpress.schemas.metrics import RunMetrics
 
 
 def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Sequence[Event] = ()) -> RunMetrics:
-    """The metrics of a run of `trace` under `plan`; `decode_s` and `prefill_s` are modelled, the latter flash
-    alone. What came `before` it fills the caches and is not counted; `trace` goes on with its token numbers.
+    """Returns the metrics of a run of `trace` under `plan`.
+
+    `decode_s` and `prefill_s` are modelled; `prefill_s` counts only flash. The events `before` fill the caches and are
+    not counted; the token numbers of `trace` continue theirs.
 
     Raises:
-        ColdpressError: if the trace is of another model.
+        ColdpressError: if the trace asks for units that the artifact does not have.
     """
     whole = [*before, *trace]
     check_trace(artifact, whole)
@@ -44,7 +46,7 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Seq
 
 
 def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray]]:
-    """The ids of every fetch in order, by layer and family."""
+    """Returns the ids of every fetch in order, by layer and family."""
     found: defaultdict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
     for event in trace:
         if event.kind == FETCH:
@@ -53,7 +55,7 @@ def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray
 
 
 def replay(store: Store, trace: Iterable[Event]) -> None:
-    """Asks `store` for what the trace asked for, in the same order."""
+    """Makes the requests of the trace to `store`, in the same order."""
     num_tokens = 0
     for event in trace:
         if event.kind == RESET:
@@ -71,7 +73,7 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
 
 
 def check_trace(artifact: Artifact, trace: Iterable[Event]) -> None:
-    """Refuses a trace that names what the artifact does not have.
+    """Refuses a trace that asks for units that the artifact does not have.
 
     Raises:
         ColdpressError: naming the first such event.

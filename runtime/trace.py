@@ -1,13 +1,16 @@
-"""What a run asked of its store, in order: enough to replay every cache and read decision without the model.
+"""Records the requests of a run to its store, in order: enough to replay every cache and read decision without a model.
 
-On disk a trace is one safetensors file without metadata, n events in the order in which they happened:
-`kind` uint8 [n] (0: a whole family was streamed, 1: some units were fetched, 2: a new context began, 3: the tokens that
-units were fetched for since the last such event are decoded, 4: some units were read ahead), `token` int32 [n] (0 for
-the prefill; of units the first token that they are for, counted from 1; of the end of tokens, how many are decoded by
-then), `layer` int32 [n], `family` uint8 [n] (index into the names), `names` uint8 (families in ASCII, joined by
-spaces), `start` int64 [n + 1] (event e has the units `ids[start[e] : start[e + 1]]`, ascending; none unless it is of
-units), `ids` int32 [m + 1] (a 0 at the end, so that it is never empty), `kept` uint8 [m + 1] (1: the unit may stay in
-the cache; 0: it is used and not kept).
+On disk a trace is one safetensors file without metadata, with n events in the order in which they happened:
+
+- `kind` uint8 [n]: 0 a whole family was streamed, 1 units were fetched, 2 a new context began, 3 the tokens of the
+  fetches since the last such event are decoded, 4 units were read ahead.
+- `token` int32 [n]: 0 for the prefill and for a new context; for fetched or preloaded units, the first token that they
+  are for, counted from 1; for the end of tokens, the number of tokens decoded so far.
+- `layer` int32 [n]; `family` uint8 [n], an index into the names.
+- `names` uint8: families in ASCII, joined by spaces.
+- `start` int64 [n + 1]: event e has the units `ids[start[e] : start[e + 1]]`, ascending; only kinds 1 and 4 have units.
+- `ids` int32 [m + 1]: unit ids, and a 0 at the end, so that it is never empty.
+- `kept` uint8 [m + 1]: 1 if the unit may stay in the cache, 0 if it is used once and dropped.
 """
 
 import os
@@ -34,14 +37,14 @@ class Event:
     """One call of the store."""
 
     kind: int
-    """RESET and END are of the store as a whole, their layer 0 and their family any."""
+    """RESET and END concern the whole store; their layer is 0, and their family has no meaning."""
     token: int
     layer: int
     family: str
     ids: np.ndarray
     """int32 ascending; empty unless units were fetched or read ahead."""
     kept: np.ndarray | None = None
-    """Those of them that may stay in the cache, int32 ascending; None for all."""
+    """The ids that may stay in the cache, int32 ascending; None for all."""
 
 
 @dataclass
@@ -50,13 +53,13 @@ class Recorder(Observer):
 
     events: list[Event] = field(default_factory=list)
     num_tokens: int = 0
-    """Tokens that were decoded."""
+    """Tokens decoded so far."""
     max_tokens: int | None = None
-    """Nothing is taken down after so many."""
+    """Recording stops after this many tokens; None records all."""
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is taken down."""
+        """Returns whether recording has stopped."""
         return self.max_tokens is not None and self.num_tokens >= self.max_tokens
 
     def request(self, facts: RequestFacts) -> None:
@@ -81,7 +84,7 @@ class Recorder(Observer):
         self._add(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy(), stay))
 
     def preload(self, layer: int, family: str, ids: np.ndarray) -> None:
-        """Some units were to be read ahead."""
+        """Records a request to read units ahead."""
         self._add(Event(PRELOAD, self.num_tokens + 1, layer, family, ids.copy()))
 
     def end_tokens(self, count: int, num_evicted: int = 0) -> None:
@@ -94,7 +97,7 @@ class Recorder(Observer):
             self.events.append(event)
 
     def save(self, path: Path) -> None:
-        """Writes the trace."""
+        """Writes the trace to a file."""
         ids = np.concatenate([*(event.ids for event in self.events), np.zeros(1, np.int32)])  # no tensor may be empty
         names = sorted({event.family for event in self.events})
         arrays = {
@@ -111,10 +114,10 @@ class Recorder(Observer):
 
 
 def load_trace(path: Path) -> tuple[Event, ...]:
-    """The events of a trace file.
+    """Reads the events of a trace file.
 
     Raises:
-        ArtifactError: if it is no trace.
+        ArtifactError: if the file is not a valid trace.
     """
     name = str(path)
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""`python -m coldpress.schemas` says whether the JSON Schemas match the records; `--fix` writes them."""
+"""`python -m coldpress.schemas` checks whether the JSON Schemas match the records; `--fix` writes them."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from coldpress.schemas import _generate
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; 1 if something is out of date."""
+    """Checks or writes the files; returns 1 if a file is out of date and was not written."""
     parser = argparse.ArgumentParser(prog="python -m coldpress.schemas", description=__doc__)
     parser.add_argument("--fix", action="store_true", help="write the files that are out of date")
     arguments = parser.parse_args(argv)

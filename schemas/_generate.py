@@ -29,17 +29,17 @@ def generate() -> dict[str, str]:
 
 
 def _outermost(name: str) -> list[type[Record]]:
-    """The records defined in a module that no other record of it contains or extends."""
+    """Returns the records of a module that no other record of the module contains or extends."""
     module = importlib.import_module(f"coldpress.schemas.{name}")
-    own = [
+    defined = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Record) and value.__module__ == module.__name__
     ]
-    inner = {contained for record in own for contained in _contained(record)} | {Record.__name__}
-    extended = {base.__name__ for record in own for base in record.__mro__[1:]}
-    generic = {record.__name__ for record in own if record.__pydantic_generic_metadata__["parameters"]}
-    return [record for record in own if record.__name__ not in inner | extended | generic]
+    inner = {contained for record in defined for contained in _contained(record)} | {Record.__name__}
+    extended = {base.__name__ for record in defined for base in record.__mro__[1:]}
+    generic = {record.__name__ for record in defined if record.__pydantic_generic_metadata__["parameters"]}
+    return [record for record in defined if record.__name__ not in inner | extended | generic]
 
 
 def _contained(record: type[Record]) -> set[str]:
@@ -59,13 +59,13 @@ def _text(name: str, records: list[type[Record]]) -> str:
 
 
 def _add_digest(definition: dict[str, Any], *, required: bool) -> None:
-    """The digest that an outermost record carries as a file (schemas/sealed.py); a manifest is never without."""
+    """Adds the digest that the file of an outermost record carries (schemas/sealed.py); a manifest must have it."""
     definition["properties"][KEY] = {"pattern": "^[0-9a-f]{64}$", "title": "Body Sha256", "type": "string"}
     definition.setdefault("required", []).extend([KEY] * required)
 
 
 def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Short names for the variants of a generic record, as `Figure_integer`; pydantic spells out the Python type."""
+    """Gives variants of a generic record short names, such as `Figure_integer`; pydantic spells out the Python type."""
     text = json.dumps(definitions)
     for name, definition in definitions["$defs"].items():
         generic, _, variant = name.partition("_")
@@ -77,7 +77,7 @@ def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def outdated() -> list[str]:
-    """Names of schema files that are missing, different, or of no module."""
+    """Returns the names of schema files that are missing or different, or that belong to no module."""
     expected = generate()
     present = {path.name for path in FOLDER.glob("*.schema.json")} - ELSEWHERE
     different = [name for name in expected if name in present and _read(name) != expected[name]]
@@ -89,7 +89,7 @@ def _read(name: str) -> str:
 
 
 def write() -> None:
-    """Brings the folder up to date."""
+    """Writes all schemas, and deletes those of modules that are gone."""
     FOLDER.mkdir(exist_ok=True)
     expected = generate()
     for path in FOLDER.glob("*.schema.json"):

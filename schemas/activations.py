@@ -1,16 +1,16 @@
-"""Activation statistics: what `calibrate` and `recalibrate` found, per layer and family.
+"""Activation statistics per layer and family, as `calibrate` and `recalibrate` write them.
 
 Arrays of a family (safetensors): `bits` uint8 [num_units, ceil(num_tokens / 8)], unit-major, bit t & 7 of byte t >> 3
 is token t (little bit order), padding bits 0; `counts` int64 [num_units], tokens on which the unit is active;
-`context_counts` uint16 (uint32 for longer blocks) [num_blocks, num_units], the same for each block of tokens, which is
-what the model saw as one context; `task_counts` int64 [num_tasks, num_units], the same for each task of the corpus,
-absent where it names none (ActiveFlow Fig. 6); `magnitude_histogram` uint64 [num_bins] of |signal| over all units and
-tokens with `magnitude_edges` float32 [num_bins + 1]. `bits` and all counts are absent while no density has been chosen
-and activations are not exact zeros.
+`context_counts` uint16 (uint32 for longer blocks) [num_blocks, num_units], the counts of each block of tokens, which
+the model saw as one context; `task_counts` int64 [num_tasks, num_units], the counts of each task of the corpus, absent
+if it names no task (ActiveFlow Fig. 6); `magnitude_histogram` uint64 [num_bins] of |signal| over all units and tokens
+with `magnitude_edges` float32 [num_bins + 1]. `bits` and all counts are absent while no density has been chosen and
+activations are not exact zeros.
 
 Arrays of a layer: `mlp_inputs` float16 [num_tokens, hidden_size], the MLP's input after its norm; after the first
-layer, `block_similarity` float64 [num_blocks], each block's mean cosine with the layer before, and `top_shared` int64
-[num_blocks, num_densities], the channels that both layers have among their largest, summed over the block's tokens.
+layer, `block_similarity` float64 [num_blocks], each block's mean cosine with the previous layer, and `top_shared` int64
+[num_blocks, num_densities], the channels that are among the largest in both layers, summed over the block's tokens.
 """
 
 from collections.abc import Collection
@@ -26,20 +26,20 @@ class FamilyStatistics(Record):
     family: FamilyName
     num_units: PositiveCount
     density: Share | None
-    """Mean share of active units; None where `bits` is absent."""
+    """Mean share of active units; None if `bits` is absent."""
     arrays: ArrayFile
     in_layer_before: Share | None = None
-    """Share of the active units that are so in the layer before, too, where units go with the same entries of the
-    hidden state; None for layer 0, for other units, and where `bits` is absent."""
+    """Share of the active units that are active in the previous layer, too, for families whose units are entries of the
+    hidden state; None for layer 0, for other families, and if `bits` is absent."""
 
 
 class TopPrecision(Record):
-    """How well one layer's largest MLP inputs tell the next layer's (ActiveFlow 2.2 and Fig. 4: attention inputs)."""
+    """How well a layer's largest MLP inputs predict the next layer's (ActiveFlow 2.2 and Fig. 4: attention inputs)."""
 
     density: Share
     """Share of channels that count as largest."""
     precision: Share
-    """Mean share of the largest channels of this layer's MLP input that are so in the previous layer's, too."""
+    """Mean share of the largest channels of this layer's MLP input that are also largest in the previous layer's."""
 
 
 class LayerStatistics(Record):
@@ -54,7 +54,7 @@ class LayerStatistics(Record):
     """By ascending density; empty for layer 0."""
 
     def family(self, name: FamilyName) -> FamilyStatistics | None:
-        """The statistics of one family, with or without bits and counts; None where it was not looked at."""
+        """Returns the statistics of one family, with or without bits and counts; None if it was not measured."""
         return next((found for found in self.families if found.family == name), None)
 
 
@@ -66,21 +66,21 @@ class TaskTokens(Record):
 
 
 class Activations(Record):
-    """What `calibrate` gives: one entry per layer, in the order of layer numbers."""
+    """The result of `calibrate`: one entry per layer, in the order of layer numbers."""
 
     num_tokens: PositiveCount
     block_tokens: PositiveCount | None = None
     """Tokens of a context; None in records made by hand."""
     first_block: Count = 0
-    """Where the text begins among the calibration blocks: above 0 in shards only."""
+    """Where the text begins among the calibration blocks; above 0 only in shards."""
     exact_zeros: bool
     """Whether activity, where it was counted, is |signal| > 0 (ReLU) rather than a chosen density."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
-    """What the pass computed in; None in records made by hand."""
+    """The dtype of the pass; None in records made by hand."""
     tasks: tuple[TaskTokens, ...] = ()
     """The rows of `task_counts`."""
     weights_sha256: Sha256 | None = None
-    """The weights that ran (`Model.weights_sha256`); None in records made by hand."""
+    """Digest of the weights that ran (`Model.weights_sha256`); None in records made by hand."""
     layers: tuple[LayerStatistics, ...]
 
     def are_exact(self, families: Collection[FamilyName]) -> bool:

@@ -1,4 +1,4 @@
-"""What every record is: frozen, strict, closed to unknown fields.
+"""The base of all records: frozen, strict, closed to unknown fields.
 
 A record is written as JSON with sorted keys. Arrays never live inside a record: it names a safetensors file
 (`ArrayFile`) whose path is absolute in memory and relative to the record's own folder on disk (compiler/io.py).
@@ -17,10 +17,10 @@ Count = Annotated[int, Field(ge=0, le=MAX_EXACT_INTEGER)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_EXACT_INTEGER)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Many = Annotated[tuple[T, ...], FailFast()]
-"""Any number of things in a stranger's record, refused with the first that is wrong: an error for each of millions
-would take gigabytes."""
+"""A list of any length in a stranger's record. Validation stops at the first wrong element: an error for each of
+millions would take gigabytes."""
 Options = dict[str, bool | int | float | str]
-"""A plug-in's own settings, by name; those left out have the defaults that its file gives."""
+"""Settings of a plug-in, by name; absent ones have the defaults of the plug-in's file."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -30,7 +30,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, two-space indent, one trailing newline."""
+        """Returns canonical JSON: sorted keys, two-space indent, one trailing newline."""
         return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""How a field of a settings record says that a user may give it: `snakemake --config key=value`.
+"""Marks fields of settings records as keys that a user may give: `snakemake --config key=value`.
 
 A key is declared once, in the settings record of its stage (`compiler/<stage>`) or in the `Options` of its plug-in.
 Rules, checks, schemas/json/config.schema.json and the README's table are made from those records
@@ -17,12 +17,12 @@ class Key:
     """Marks a field as a key of `--config`: `Annotated[int, Key()]`. Field, key and flag have one name."""
 
     plugins: str = ""
-    """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type says which
-    fit."""
+    """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type has the
+    values."""
     auto: bool = False
-    """Whether `auto` is a value too, which the workflow resolves before a stage sees it."""
+    """Whether `auto` is a value, too; the workflow resolves it before a stage sees it."""
     default: str = ""
-    """What holds where nobody says anything, in words, if the workflow derives it; empty: the field's own default."""
+    """A description of the default, if the workflow derives it; empty: the field's default."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Token blocks: calibration, validation and test text, disjoint and hashed."""
+"""Token blocks: disjoint text for calibration, validation and test, with digests."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ SPLITS: tuple[Split, ...] = ("calibration", "validation", "test")
 class TokenBlocks(Record):
     """One split: `tokens` int32 [num_blocks, block_tokens] in the array file.
 
-    Where documents name their task, `tasks` int16 alike: the index in `tasks` of each token's, -1 for none.
+    If documents name their task, `tasks` int16 of the same shape: for each token the index of its task, -1 for none.
     """
 
     split: Split
@@ -19,17 +19,17 @@ class TokenBlocks(Record):
     num_blocks: PositiveCount
     block_tokens: PositiveCount
     tasks: tuple[str, ...] = ()
-    """Names of the tasks in the text, sorted; empty where no document names one."""
+    """Names of the tasks in the text, sorted; empty if no document names a task."""
 
 
 class Corpus(Record):
-    """What `tokenize` gives; the splits come from disjoint text."""
+    """The result of `tokenize`; the splits come from disjoint text."""
 
     name: str
     text_sha256: Sha256
-    """Digest of the text that all splits were cut from."""
+    """Digest of the text from which all splits were cut."""
     splits: tuple[TokenBlocks, ...]
 
     def split(self, name: Split) -> TokenBlocks:
-        """The blocks of one split."""
+        """Returns the blocks of one split."""
         return next(blocks for blocks in self.splits if blocks.split == name)

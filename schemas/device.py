@@ -1,7 +1,7 @@
 """A device profile: hardware figures, each with its source or the word `assumption`, and the law of its reads.
 
 `flash_seconds` is the one law of how long reads take; the simulator, `place`, `order` and every modelled speed use it.
-How memory time joins flash time is not decided here (runtime/store/clock.py).
+runtime/store/clock.py combines flash time with memory time.
 """
 
 from typing import Any, Generic, TypeVar
@@ -13,23 +13,23 @@ from coldpress.schemas.base import Many, PositiveCount, Record
 
 T = TypeVar("T")
 SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)
-"""Least and largest: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
+"""Least and largest values: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
 LATENCY_S = (0.0, 0.05)
-"""First byte of a random read: a slow hard disk needs 0.02 s."""
+"""Least and largest time to the first byte of a random read; a slow hard disk needs 0.02 s."""
 NAME_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 MAX_NAME_CHARS = 64
-"""A device's name becomes part of folders' and files' names."""
+"""A limit, since a device's name becomes part of names of folders and files."""
 
 
 class Figure(Record, Generic[T]):
-    """A value and where it comes from: a paper's table, a measurement's command, or `assumption: <reason>`."""
+    """A value and its source: a paper's table, a measurement's command, or `assumption: <reason>`."""
 
     value: T
     source: str = Field(min_length=1)
 
 
 class ReadPoint(Record):
-    """Read bandwidth that the source gives for reads of one size; the source says with how many in flight."""
+    """Read bandwidth with reads of one size; the figure's source says how many reads are in flight."""
 
     read_bytes: PositiveCount
     bytes_per_s: float = Field(ge=BYTES_PER_S[0], le=BYTES_PER_S[1])
@@ -52,13 +52,13 @@ class Accelerator(Record):
 
 
 class Flash(Record):
-    """The storage that units are read from."""
+    """The storage that holds the units."""
 
     page_bytes: Figure[PositiveCount]
     queue_depth: Figure[PositiveCount]
     latency_s: Figure[float]
     read_curve: Figure[Many[ReadPoint]]
-    """Ascending read sizes; IOPS is bandwidth over size at the smallest, the peak is the largest bandwidth."""
+    """Points by ascending read size; IOPS is bandwidth over size at the first, the peak is the largest bandwidth."""
 
     @field_validator("page_bytes")
     @classmethod
@@ -82,33 +82,33 @@ class Flash(Record):
 
     @property
     def iops(self) -> float:
-        """Reads per second that small reads reach."""
+        """Returns the reads per second of small reads."""
         first = self.read_curve.value[0]
         return first.bytes_per_s / first.read_bytes
 
     @property
     def bytes_per_s(self) -> float:
-        """Peak read bandwidth."""
+        """Returns the peak read bandwidth."""
         return max(point.bytes_per_s for point in self.read_curve.value)
 
     @property
     def seconds_per_read(self) -> float:
-        """What one more small read costs among many in flight."""
+        """Returns the seconds of one more small read among many in flight."""
         return float(flash_seconds(self, self.queue_depth.value, 0)) / self.queue_depth.value
 
     @property
     def break_even_gap_bytes(self) -> int:
-        """The gap that takes as long to read as one more read takes among many in flight."""
+        """Returns the gap whose bytes take as long as one more read among many in flight."""
         return int(self.bytes_per_s * self.seconds_per_read)
 
     def issuing(self, num_reads: int) -> "Flash":
-        """This flash under a runtime that keeps `num_reads` reads in flight, at most its own queue depth."""
+        """Returns this flash as seen by a runtime with `num_reads` reads in flight, at most the flash's queue depth."""
         depth = min(num_reads, self.queue_depth.value)
         return self.model_copy(update={"queue_depth": self.queue_depth.model_copy(update={"value": depth})})
 
 
 class DeviceProfile(Record):
-    """Hardware that an artifact is compiled for."""
+    """The hardware for which an artifact is compiled."""
 
     name: str = Field(pattern=NAME_PATTERN, max_length=MAX_NAME_CHARS)
     title: str
@@ -142,21 +142,21 @@ def _check_figure(name: str, figure: Figure[float], bounds: tuple[float, float])
 
 
 def _shown(sizes: list[int]) -> str:
-    """The first sizes of a curve."""
+    """Formats the first sizes of a curve for an error."""
     return str(sizes) if len(sizes) <= 8 else f"{sizes[:8]} and {len(sizes) - 8} more"
 
 
 def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:
-    """The law: seconds of reads that are asked for together, the largest of three bounds.
+    """Returns the seconds of reads that are requested together: the largest of three bounds.
 
-    Operations per second, bandwidth, and latency: reads go out in waves as wide as the queue is deep, and each wave
-    takes a first byte's time. It holds for one request: what is asked for later waits, so the time of a token is the
-    sum over its requests, and not the law of their sum.
+    The bounds are operations per second, bandwidth, and latency: reads go out in waves of `queue_depth` reads, and each
+    wave takes the latency. The law holds for one request: later requests wait, so that the time of a token is the sum
+    over its requests, and not the law of their sum.
 
     Args:
         flash: The device's flash.
-        num_reads: Reads, a whole number or an array of them.
-        num_bytes: Bytes that they move, a number or an array of the same shape.
+        num_reads: Number of reads, an integer or an array of integers.
+        num_bytes: Bytes of these reads, a number or an array of the same shape.
 
     Returns:
         Seconds, a float or float64 of the arrays' shape.

@@ -8,15 +8,17 @@ Name = TypeVar("Name", bound=str)
 
 
 def printable(text: str) -> str:
-    """`text` on one line: what is no letter, digit, sign or space stands as an escape, so that no name that strangers
-    chose can move a terminal's cursor or begin a line of its own."""
+    """Returns `text` on one line, with unprintable characters as escapes.
+
+    So a stranger's name can neither move a terminal's cursor nor begin a new line.
+    """
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def clipped(text: str, limit: int = 200) -> str:
-    """`text`, or its beginning and its length, in about `limit` characters."""
+    """Returns `text`, or, if it is too long, its beginning and its length, in about `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 20]}... ({len(text)} characters)"
 
 
@@ -24,7 +26,7 @@ class ColdpressError(Exception):
     """Bad input of any kind; the command line prints it as one sentence and exits with code 2."""
 
     def __init__(self, text: str) -> None:
-        """`text` is the sentence; names in it may be a stranger's."""
+        """`text` is the sentence; it may contain a stranger's names."""
         super().__init__(printable(text))
 
 
@@ -32,19 +34,19 @@ class UnknownNameError(ColdpressError):
     """A name that is not among the known ones; the text gives the nearest one and all choices."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        """`kind` is the field's word for what is named, such as `device`."""
+        """`kind` says what the name is for, such as `device`."""
         choices, name = sorted(known), clipped(name)
-        begins = [choice for choice in choices if name and choice.startswith(name)]  # int4, for int4_group32
+        begins = [choice for choice in choices if name and choice.startswith(name)]  # such as int4 for int4_group32
         near = difflib.get_close_matches(name, choices, n=1) or begins
         hint = f" Did you mean '{near[0]}'?" if near else ""
         super().__init__(f"unknown {kind} '{name}'.{hint} Known: {', '.join(choices) or 'none'}.")
 
 
 def known_name(kind: str, name: str, known: Iterable[Name]) -> Name:
-    """The one of `known` that is `name`; `kind` as in `UnknownNameError`.
+    """Returns the element of `known` that equals `name`; `kind` as in `UnknownNameError`.
 
     Raises:
-        UnknownNameError: if there is none.
+        UnknownNameError: if no element does.
     """
     choices = tuple(known)
     for choice in choices:
@@ -54,7 +56,7 @@ def known_name(kind: str, name: str, known: Iterable[Name]) -> Name:
 
 
 class DoesNotFitError(ColdpressError):
-    """Something needs more memory or disk than there is; the text gives both numbers."""
+    """Something needs more memory or disk than available; the text gives both numbers."""
 
 
 class CheckpointError(ColdpressError):

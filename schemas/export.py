@@ -1,4 +1,4 @@
-"""What `export` gives: a file for another engine, and what in it differs from the artifact that it was made of."""
+"""The result of `export`: a file for another engine, and its differences from the artifact."""
 
 from coldpress.schemas.base import Many, PositiveCount, Record, Sha256
 
@@ -9,10 +9,10 @@ class Export(Record):
     target: str
     """A file of compiler/stages/export."""
     file: str
-    """Absolute in memory."""
+    """Path of the file; absolute in memory."""
     sha256: Sha256
     size_bytes: PositiveCount
     artifact_sha256: Sha256
     """Identity of the artifact."""
     rounded: Many[str]
-    """The file's own names of tensors whose values were rounded again; the others are the artifact's, to the bit."""
+    """The file's names of tensors whose values were rounded again; all others equal the artifact's, to the bit."""

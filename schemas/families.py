@@ -1,7 +1,7 @@
-"""Families, units and slices (design, section 1): what is selected, cached and read together, as data.
+"""Families, units and slices (design, section 1) as data: a unit is selected, cached and read as a whole.
 
 A unit's bytes are its slices' bytes one after another, in the order given here; all units of a family have equal size.
-Code works on roles and slices; the names of families are for people and for files.
+Code works on roles and slices; people and files use the names of families.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,23 +23,23 @@ Signal = Literal[
     "mlp_inner",
     "router_logits",
 ]
-"""Vectors of a layer: attention's input after the norm; the mixed heads, which o_proj takes; the MLP's input after the
-norm; the same once for each expert, 0 for those that a token does not use; act(gate), or act(up) without a gate; up,
-after its activation where it has one (dReLU); the product of both, or act(up), of experts weighed as the router says; a
-router's logits."""
+"""Vectors of a layer, in this order: attention's input after the norm; the mixed heads, the input of o_proj; the MLP's
+input after the norm; the same vector once per expert, 0 for experts that a token does not use; act(gate), or act(up)
+without a gate; up, after its activation if it has one (dReLU); the product of both, or act(up), in a mixture weighted
+by the router; the router's logits."""
 Axis = Literal["hidden_size", "intermediate_size", "heads", "experts"]
-"""What a unit is an index of; `heads` is all heads' dimensions, num_attention_heads * head_dim."""
+"""The dimension along which a unit is an index; `heads` has num_attention_heads * head_dim entries."""
 
 PLUGIN_NAME = r"^[a-z][a-z0-9_]*$"
 Method = Annotated[str, Field(pattern=PLUGIN_NAME)]
-"""A selector: the name of a file of runtime/sparsity, which whoever loads it checks."""
+"""A selector: the name of a file of runtime/sparsity; loading it checks that the file exists."""
 FormatName = Annotated[str, Field(pattern=PLUGIN_NAME)]
-"""A format of codes: the name of a file of runtime/quantization, which whoever loads it checks."""
+"""A format of codes: the name of a file of runtime/quantization; loading it checks that the file exists."""
 
 
 class Slice(Record):
-    """One row, column or the whole of one matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging Face's
-    order), `matrix` all rows one after another."""
+    """One row or column of a matrix, or a whole matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging
+    Face's order), `matrix` is all rows one after another."""
 
     role: MatrixRole
     axis: Literal["row", "column", "matrix"]
@@ -52,14 +52,14 @@ class Family(Record):
     axis: Axis
     slices: tuple[Slice, ...]
     signal: Signal
-    """What a selector sees."""
+    """The vector that a selector sees."""
     activity: Signal
-    """The vector whose entry i tells whether unit i is active, and how much: the signal itself, unless that comes too
+    """The vector whose entry i says whether unit i is active, and how strongly: the signal itself, unless it comes too
     early to have one entry per unit."""
 
     @property
     def roles(self) -> tuple[MatrixRole, ...]:
-        """The matrices that the slices are of."""
+        """Returns the matrices that the slices belong to."""
         return tuple(piece.role for piece in self.slices)
 
 
@@ -85,14 +85,14 @@ FAMILIES: Mapping[str, Family] = {
 
 
 WHOLE_MLP = "neuron"
-"""The family whose units hold the whole MLP, so that nothing of it stays resident."""
+"""The family whose units hold the whole MLP, so that no part of the MLP stays resident."""
 
 
 def known_family(name: str) -> str:
-    """`name` if it is a family's.
+    """Returns `name` if a family has it.
 
     Raises:
-        ValueError: listing the families, in the words of `UnknownNameError`.
+        ValueError: if not; it has the text of `UnknownNameError`, which lists the families.
     """
     if name not in FAMILIES:
         raise ValueError(str(UnknownNameError("family", name, FAMILIES)))
@@ -103,14 +103,14 @@ FamilyName = Annotated[str, AfterValidator(known_family)]
 
 
 def slices(family: str, spec: ModelSpec) -> tuple[Slice, ...]:
-    """The slices of one unit of `family`; a model without a gate has none of the gate's."""
+    """Returns the slices of one unit of `family`, without those of gate_proj if the model has no gate."""
     return tuple(piece for piece in FAMILIES[family].slices if spec.gated_mlp or piece.role != "gate_proj")
 
 
 def num_units(family: str, spec: ModelSpec) -> int:
-    """Units of `family` in one layer; the MLP's run over experts times units per expert.
+    """Returns the number of units of `family` in one layer; for the MLP's families, experts times units per expert.
 
-    Neuron i of expert e is e * intermediate_size + i, so that (layer, family) is the key of everything.
+    Neuron i of expert e is unit e * intermediate_size + i, so that (layer, family) is the key of every table.
     """
     sizes: dict[Axis, int] = {
         "hidden_size": spec.hidden_size,
@@ -122,36 +122,36 @@ def num_units(family: str, spec: ModelSpec) -> int:
 
 
 def num_experts(family: str, spec: ModelSpec) -> int:
-    """How many experts the units of `family` are of, one's after another's; 1 of attention's, and without a router."""
+    """Returns over how many experts the units of `family` run; 1 for attention, and for models without experts."""
     return spec.num_experts if any(role in MLP_ROLES for role in FAMILIES[family].roles) else 1
 
 
 def used_share(family: str, spec: ModelSpec) -> float:
-    """Share of a family's units that a token uses where nothing but a router leaves any out."""
+    """Returns the share of a family's units that a token uses if only the router, and no selector, leaves out units."""
     return spec.num_experts_per_tok / spec.num_experts if num_experts(family, spec) > 1 else 1.0
 
 
 def signal_of(family: str, spec: ModelSpec) -> Signal:
-    """What a selector of `family` sees when it runs: in a mixture each expert has inputs of its own to choose from."""
-    own = FAMILIES[family]
+    """Returns the signal that a selector of `family` sees; in a mixture, inputs are repeated once per expert."""
+    found = FAMILIES[family]
     several = num_experts(family, spec) > 1
-    return "expert_inputs" if several and own.axis == "hidden_size" else own.signal
+    return "expert_inputs" if several and found.axis == "hidden_size" else found.signal
 
 
 def activity_of(family: str, spec: ModelSpec) -> Signal:
-    """The signal with an entry for each unit of `family`."""
-    own = FAMILIES[family]
-    return signal_of(family, spec) if own.signal == own.activity else own.activity
+    """Returns the signal with an entry for each unit of `family`."""
+    found = FAMILIES[family]
+    return signal_of(family, spec) if found.signal == found.activity else found.activity
 
 
 def slice_length(piece: Slice, spec: ModelSpec) -> int:
-    """Values in one slice."""
+    """Returns the number of values in one slice."""
     rows, columns = role_shape(spec, f"{piece.role}.weight")
     return {"row": columns, "column": rows, "matrix": rows * columns}[piece.axis]
 
 
 def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole, ...]:
-    """The matrices of a layer that no family holds, hence stay in DRAM: attention's, then the MLP's."""
+    """Returns the matrices of a layer that no family holds and that stay in DRAM: attention's, then the MLP's."""
     on_flash = {piece.role for family in families for piece in slices(family, spec)}
     present = (*ATTENTION_ROLES, *MLP_ROLES) if spec.gated_mlp else (*ATTENTION_ROLES, "up_proj", "down_proj")
     return tuple(role for role in present if role not in on_flash)

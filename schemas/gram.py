@@ -1,7 +1,7 @@
-"""Gram matrices of the inputs of a model's matrices: what `gram` gives, and `quantize` rounds by where it corrects.
+"""Gram matrices of the inputs of a model's matrices: the result of `gram`; `quantize` uses them to correct rounding.
 
-Arrays of a layer (safetensors): under each signal that a matrix of the layer takes, as `mlp_inner`, the sum over tokens
-of x xᵀ, float32 [n, n], symmetric, where x [n] is the signal as far as the build's selector leaves it.
+Arrays of a layer (safetensors): for each signal that a matrix of the layer multiplies, such as `mlp_inner`, the sum
+over tokens of x xᵀ, float32 [n, n], symmetric, where x [n] is the signal after the build's selector.
 """
 
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ INPUT_OF: Mapping[MatrixRole, Signal] = {
 
 
 class LayerGram(Record):
-    """The matrices of one layer."""
+    """The Gram matrices of one layer."""
 
     layer: Count
     arrays: ArrayFile
 
 
 class GramMatrices(Record):
-    """What `gram` gives: one entry per layer, in the order of layer numbers."""
+    """The result of `gram`: one entry per layer, in the order of layer numbers."""
 
     num_tokens: PositiveCount
     weights_sha256: Sha256
-    """The weights that ran (`Model.weights_sha256`)."""
+    """Digest of the weights that ran (`Model.weights_sha256`)."""
     layers: tuple[LayerGram, ...]

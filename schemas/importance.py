@@ -1,7 +1,7 @@
-"""How much each input of each matrix counts: what `importance` takes from an importance matrix of llama.cpp.
+"""How much each input of each matrix matters: the result of `importance`, from an importance matrix of llama.cpp.
 
-Arrays of a layer (safetensors): under each of the layer's matrices, as `down_proj` or `experts.3.up_proj`, the mean
-square of each of its inputs over the text that the file was made from, float32 [inputs]. `shared` holds `lm_head`.
+Arrays of a layer (safetensors): for each matrix of the layer, such as `down_proj` or `experts.3.up_proj`, the mean
+square of each of its inputs over the text of llama.cpp's run, float32 [inputs]. `shared` holds `lm_head`.
 """
 
 from coldpress.schemas.base import ArrayFile, Count, Record, Sha256
@@ -15,10 +15,10 @@ class LayerImportance(Record):
 
 
 class Importance(Record):
-    """What `importance` gives: one entry per layer, in the order of layer numbers."""
+    """The result of `importance`: one entry per layer, in the order of layer numbers."""
 
     imatrix_sha256: Sha256
-    """Of the file."""
+    """Digest of the importance matrix's file."""
     layers: tuple[LayerImportance, ...]
     shared: ArrayFile | None
-    """None where the file says nothing of the head, or the model's head is its embeddings."""
+    """None if the file has no entry for the head, or the model's head is its embeddings."""

@@ -1,4 +1,4 @@
-"""What `layout` computes: every offset of flash.img (made nowhere else), and the plan the runtime follows."""
+"""The result of `layout`: every offset of flash.img (computed nowhere else), and the plans that the runtime follows."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from coldpress.schemas.families import PLUGIN_NAME, FamilyName, Method
 
 SECTION_ALIGN_BYTES = 65536
 CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
-"""The name of a file of runtime/cache; one that a runtime does not have is no damage (FORMAT.md, section 7)."""
+"""The name of a file of runtime/cache; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
 
 Collapse = Literal["static", "adaptive"]
 Preload = Literal["on", "off"]
@@ -20,10 +20,10 @@ KvCacheFormat = Literal["fp16", "int8"]
 
 
 class Section(Record):
-    """One family of consecutive layers on flash: `num_units` units, `stride_bytes` apart from `offset_bytes` on.
+    """One family of consecutive layers on flash: `num_units` units, `stride_bytes` apart, starting at `offset_bytes`.
 
-    A unit holds a part of `unit_bytes` per layer, one behind another, so a section is `[unit][layer][slice]`
-    (ActiveFlow 3, Fig. 9). With one layer the stride is the unit.
+    A unit holds one part of `unit_bytes` per layer, one after another, so that a section is `[unit][layer][slice]`
+    (ActiveFlow 3, Fig. 9). With one layer the stride equals `unit_bytes`.
     """
 
     first_layer: Count
@@ -34,37 +34,37 @@ class Section(Record):
     unit_bytes: PositiveCount
     """Bytes of one layer's part of a unit."""
     stride_bytes: PositiveCount
-    """Bytes from one unit to the next: all layers' parts."""
+    """Bytes from one unit to the next: the parts of all layers."""
 
     @property
     def layers(self) -> range:
-        """The layers whose units lie here."""
+        """Returns the layers whose units are in the section."""
         return range(self.first_layer, self.last_layer + 1)
 
     @property
     def name(self) -> str:
-        """What lies here, in words."""
+        """Returns a description of the section, for errors."""
         last = f" to {self.last_layer}" if self.last_layer != self.first_layer else ""
         return f"layer{'s' * bool(last)} {self.first_layer}{last}, family {self.family}"
 
     @property
     def length_bytes(self) -> int:
-        """Bytes of the section without the padding behind it."""
+        """Returns the bytes of the section, without the padding behind it."""
         return self.num_units * self.stride_bytes
 
     def part_offset_bytes(self, layer: int) -> int:
-        """Where `layer`'s part of the first unit begins; its other parts follow, `stride_bytes` apart."""
+        """Returns where `layer`'s part of the first unit begins; its other parts follow `stride_bytes` apart."""
         return self.offset_bytes + (layer - self.first_layer) * self.unit_bytes
 
 
 class PartPlan(Record):
-    """How one family of one layer is used: its density, pinned units, and cache slots beside the pinned ones."""
+    """How one family of one layer runs: its density, its pinned units, and its cache slots, without the pinned ones."""
 
     layer: Count
     family: FamilyName
     density: Share
     num_pinned: Count
-    """The first so many of the rank that the tables give."""
+    """Number of pinned units: the first ones of the rank in the tables."""
     cache_slots: Count
 
 
@@ -72,7 +72,7 @@ ITEM_BYTES = {"uint8": 1, "int32": 4, "int64": 8, "uint32": 4, "float16": 2, "fl
 
 
 class SelectorArray(Record):
-    """An array that a plan's selector keeps for one family of one layer, in tables.safetensors."""
+    """An array that a plan's selector stores for one family of one layer, in tables.safetensors."""
 
     layer: Count
     family: FamilyName
@@ -82,7 +82,7 @@ class SelectorArray(Record):
 
     @property
     def num_bytes(self) -> int:
-        """Of its values."""
+        """Returns the bytes of the array's values."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
@@ -92,37 +92,37 @@ class Plan(Record):
     name: str
     method: Method
     options: Options = Field(default={})
-    """The selector's own settings; those left out have the defaults that its file gives."""
+    """The selector's settings; absent ones have the defaults of the selector's file."""
     arrays: Many[SelectorArray] = ()
-    """What the selector was fitted to."""
+    """The results of fitting the selector."""
     cache: CacheName
     cache_options: Options = Field(default={})
-    """The policy's own settings; those left out have the defaults that its file gives."""
+    """The cache policy's settings; absent ones have the defaults of the policy's file."""
     dram_budget_bytes: PositiveCount
     context_length: PositiveCount
     resident_bytes: Count
     predictor_bytes: Count
     kv_cache: KvCacheFormat = "fp16"
-    """How keys and values are kept: `int8` in groups of 32 values of a head, as int8_group32."""
+    """The format of keys and values; `int8` stores groups of 32 values of a head, as int8_group32."""
     kv_cache_bytes: Count
     read_buffer_bytes: PositiveCount
-    """Page-rounded buffer that device reads land in, and that units are used from which are not cached; also bounds the
-    prefill's blocks."""
+    """Buffer of whole pages for device reads; units that are not cached are used from it. It also bounds the blocks of
+    the prefill."""
     preload_buffer_bytes: Count = 0
-    """Where reads land that are made before their units are asked for, whole pages (ActiveFlow 3); 0 for none."""
+    """Buffer of whole pages for reads ahead (ActiveFlow 3); 0 if nothing is read ahead."""
     preload_guess: Share = 1.0
-    """Share of the units that a later layer is expected to choose that is read ahead: those which are surest."""
+    """Fraction of the guessed units of a later layer that is read ahead, most certain first."""
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     collapse: Collapse = "static"
-    """Whether that gap holds throughout, or is where a run begins that finds its own (runtime/store/gap.py)."""
+    """Whether the gap is constant, or the start value of a gap that adapts during a run (runtime/store/gap.py)."""
     queue_depth: PositiveCount
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""
 
     @property
     def title(self) -> str:
-        """`plan 'name'`, for sentences; a name is its writer's, of any length."""
+        """Returns `plan 'name'` for sentences; the name is clipped, since a stranger's may have any length."""
         return f"plan '{clipped(self.name)}'"
 
 
@@ -137,22 +137,22 @@ class Layout(Record):
 
     @property
     def largest_plan(self) -> Plan:
-        """What runs where no budget is given."""
+        """Returns the plan that runs if no budget is given."""
         return by_budget(self.plans)[-1]
 
 
 def layer_groups(num_hidden_layers: int, layers_per_group: int) -> tuple[range, ...]:
-    """The layer numbers of each group of consecutive layers, in order; the last group may be smaller."""
+    """Returns the layer numbers of each group of consecutive layers, in order; the last group may be smaller."""
     firsts = range(0, num_hidden_layers, layers_per_group)
     return tuple(range(first, min(first + layers_per_group, num_hidden_layers)) for first in firsts)
 
 
 def by_budget(plans: Iterable[Plan]) -> list[Plan]:
-    """By ascending DRAM budget, equal ones by name."""
+    """Sorts plans by ascending DRAM budget, then by name."""
     return sorted(plans, key=lambda plan: (plan.dram_budget_bytes, plan.name))
 
 
 def placed_parts(plan: Plan, sections: Iterable[Section]) -> list[tuple[PartPlan, Section]]:
-    """The parts of a plan, each with the section that holds its units."""
+    """Returns the parts of a plan, each with the section that holds its units."""
     found = {(layer, section.family): section for section in sections for layer in section.layers}
     return [(part, found[part.layer, part.family]) for part in plan.parts]

@@ -19,7 +19,7 @@ PAGE_CHECKSUMS = "crc32c-pages"
 """The feature of every artifact of this version; families, formats, selectors and caches are features by name."""
 
 MAX_PLANS = 64
-"""Each names every layer and family, so an artifact without this limit could ask for any amount of checking."""
+"""Each plan names every layer and family, so that without a limit checking an artifact could take any time."""
 
 MANIFEST_FILE = "manifest.json"
 FLASH_FILE = "flash.img"
@@ -29,7 +29,7 @@ PREDICTORS_FILE = "predictors.safetensors"
 
 
 class Format(Record):
-    """Name and version; a reader refuses another major."""
+    """Name and version of the format; a reader refuses another major version."""
 
     name: str
     major: Count
@@ -37,7 +37,7 @@ class Format(Record):
 
 
 class Features(Record):
-    """A reader refuses what it does not know among `required` and ignores it among `optional`."""
+    """Names of features; a reader refuses unknown names in `required`, and ignores unknown names in `optional`."""
 
     required: Many[str]
     optional: Many[str]
@@ -52,7 +52,7 @@ class ArtifactFile(Record):
 
 
 class FamilyFormat(Record):
-    """How the units of a family are encoded; each slice is encoded on its own, slices follow each other."""
+    """How the units of a family are encoded; each slice is encoded separately, and slices follow each other."""
 
     family: FamilyName
     format: FormatName
@@ -61,7 +61,7 @@ class FamilyFormat(Record):
 
 
 class Source(Record):
-    """What was compiled."""
+    """The checkpoint that was compiled."""
 
     name: str
     source: str
@@ -71,7 +71,7 @@ class Source(Record):
 
 
 class LayerPredictorInfo(Record):
-    """A layer's predictor; its codes in `format` are `<layer>.fc1`, `<layer>.fc2` in predictors.safetensors."""
+    """A layer's predictor; `<layer>.fc1` and `<layer>.fc2` in predictors.safetensors hold its codes in `format`."""
 
     layer: Count
     rank: PositiveCount
@@ -88,9 +88,9 @@ class FlashImage(Record):
 
 
 class Manifest(Record):
-    """All that describes an artifact. tables.safetensors holds `page_crc32c` uint32 [pages], per section
+    """The description of an artifact. tables.safetensors holds `page_crc32c` uint32 [pages], per section
     `order.<first layer>.<family>` int32 [num_units] (unit id at each flash position), and per layer and family
-    `rank.<layer>.<family>` int32 [num_units] (unit ids in the order in which they deserve DRAM)."""
+    `rank.<layer>.<family>` int32 [num_units] (unit ids by their claim to DRAM, strongest first)."""
 
     format: Format
     features: Features
@@ -105,14 +105,18 @@ class Manifest(Record):
     predictors: Many[LayerPredictorInfo]
     plans: Many[Plan] = Field(min_length=1, max_length=MAX_PLANS)
     inputs: dict[str, str]
-    """Digests of what the artifact was built from: config, corpus, calibration tokens."""
+    """Digests of the inputs of the build: config, corpus, calibration tokens."""
     byte_order: Literal["little"] = "little"
 
 
 def features_of(
     families: Iterable[FamilyFormat], resident: Iterable[ResidentTensor], plans: Iterable[Plan]
 ) -> Features:
-    """What an artifact of such parts must list: required is what every plan needs, optional what some plans name."""
+    """Returns the features that an artifact must list.
+
+    Page checksums, families and formats are required; selectors and caches are optional, since a reader can leave out
+    the plans that name them.
+    """
     families, plans = tuple(families), tuple(plans)
     formats = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
     required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats}

@@ -1,4 +1,4 @@
-"""What a run measured (`RunMetrics`), what `verify` found (`Verification`), and what `report` publishes (`Metrics`)."""
+"""Figures of a run (`RunMetrics`), of `verify` (`Verification`), and those that `report` publishes (`Metrics`)."""
 
 import math
 from typing import Annotated
@@ -14,11 +14,11 @@ Measured = Annotated[
     BeforeValidator(lambda value: math.nan if value is None else value),
     PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
 ]
-"""A figure that a ruined artifact may leave without a finite value; JSON has null for that."""
+"""A figure that is NaN or infinite if an artifact is badly broken; JSON has null for it."""
 
 
 class RunMetrics(Record):
-    """Counters of the store over the decoded tokens of one run; the prefill is counted apart."""
+    """Counters of the store over the decoded tokens of one run; the prefill is counted separately."""
 
     num_tokens: Count
     hits: Count
@@ -28,7 +28,7 @@ class RunMetrics(Record):
     read_bytes: Count
     """Bytes moved from flash, pages included."""
     used_bytes: Count
-    """Bytes of the units that were missed and used."""
+    """Bytes of the units that were used and had to be read."""
     active_bytes: Count
     """Bytes of all units that were used, whether they were in DRAM or had to be read."""
     kept_bytes: Count
@@ -41,23 +41,23 @@ class RunMetrics(Record):
     modelled_s: Measured = math.nan
     """What the tokens take there: both, of which a request's run at once."""
     flash_s: float
-    """What decoding waited for flash; with simulated flash, the seconds of the modelled device."""
+    """Seconds that decoding waited for flash; with simulated flash, the seconds of the modelled device."""
     decode_s: float
     preload_reads: Count = 0
-    """Of `reads`, those that were made before their units were asked for (ActiveFlow 3)."""
+    """The part of `reads` that was read ahead (ActiveFlow 3)."""
     preload_read_bytes: Count = 0
-    """Of `read_bytes`, what they moved."""
+    """The part of `read_bytes` that was read ahead."""
     preloaded_bytes: Count = 0
-    """Bytes of the units that they were made for."""
+    """Bytes of the units that were read ahead."""
     preload_used_bytes: Count = 0
-    """Of those units, the bytes of the ones that were asked for then; the rest was wasted."""
+    """The part of `preloaded_bytes` that was requested afterwards; the rest was wasted."""
     prefill_reads: Count
     prefill_read_bytes: Count
     prefill_s: float
     first_token_s: float
     dram_budget_bytes: PositiveCount
     dram_used_bytes: PositiveCount
-    """What the budget covers: resident, predictors, KV cache, buffers, slots."""
+    """DRAM that counts against the budget: resident tensors, predictors, KV cache, bookkeeping, buffers, slots."""
     whole_model_bytes: PositiveCount
     """The DRAM with which the plan would hold every unit and read nothing."""
     peak_rss_bytes: Count
@@ -68,23 +68,23 @@ class RunMetrics(Record):
 
     @property
     def hit_rate(self) -> float:
-        """Hits over lookups; 0 without lookups."""
+        """Returns hits over lookups; 0 without lookups."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else 0.0
 
     @property
     def preload_precision(self) -> float:
-        """Share of the units read ahead that were asked for; 0 where none were."""
+        """Returns the share of the units read ahead that were requested afterwards; 0 if none were read ahead."""
         return self.preload_used_bytes / self.preloaded_bytes if self.preloaded_bytes else 0.0
 
     @property
     def modelled_tokens_per_s(self) -> float:
-        """Decoding speed on the artifact's device; 0 where nothing was decoded."""
+        """Returns the modelled decoding speed on the artifact's device; 0 if nothing was decoded."""
         return self.num_tokens / self.modelled_s if self.num_tokens else 0.0
 
 
 class DenseRun(Record):
-    """A dense run under the same DRAM budget, with its own buffers, on the same device (compiler/dense_run.py)."""
+    """A dense run under the same DRAM budget, with buffers to suit it, on the same device (compiler/dense_run.py)."""
 
     reads_per_token: Count
     flash_bytes_per_token: Count
@@ -93,33 +93,33 @@ class DenseRun(Record):
     dram_s: float
     """Modelled seconds of a token in memory."""
     token_s: float
-    """Modelled seconds of a token: both, of which a layer's run at once."""
+    """Modelled seconds of a token: flash and memory, which overlap within a layer."""
     read_buffer_bytes: PositiveCount
     pinned_bytes: Count
 
     @property
     def tokens_per_s(self) -> float:
-        """Modelled decoding speed."""
+        """Returns the modelled decoding speed."""
         return 1 / self.token_s
 
 
 class LadderStep(Record):
-    """One mechanism more, on the artifact's device, in modelled seconds of a decoded token
+    """One more mechanism, on the artifact's device, in modelled seconds of a decoded token
     (compiler/stages/verify/ladder.py)."""
 
     name: str
     tokens_per_s: float
     gain: float
-    """Tokens per second over those of what was taken along before; 1 for the first."""
+    """Tokens per second over those of the best step before it; 1 for the first step."""
     kept: bool
-    """Whether the steps behind it have it, too: where it gains, or they stand on it."""
+    """Whether later steps include it: because it gains, or because they need it."""
     reads_per_token: float
     read_bytes_per_token: float
     hit_rate: Share
 
 
 class MeasuredBlock(Record):
-    """Mean negative log likelihood of a token of one block of test text, in nats."""
+    """Mean negative log likelihood per token of one block of test text, in nats."""
 
     nll_source: Measured
     nll_artifact: Measured
@@ -127,11 +127,11 @@ class MeasuredBlock(Record):
 
 
 class Sample(Record):
-    """Text that the artifact wrote, and how it was asked to."""
+    """Text that the artifact generated, with its prompt and settings."""
 
     prompt: str
     text: str
-    """What it continues the prompt with."""
+    """The continuation of the prompt."""
     max_new_tokens: PositiveCount
     temperature: float
     seed: Count
@@ -147,69 +147,70 @@ class Divergence(Record):
     """99.9th percentile over tokens."""
     max_kld: Measured
     rms_delta_p: Measured
-    """Root mean square of what the true token's probability has changed by."""
+    """Root mean square of the change of the true token's probability."""
     rms_delta_p_error: Measured
 
 
 class Protocol(Record):
-    """What was predicted how: figures of two builds compare where these are equal."""
+    """How quality was measured: figures of two builds can be compared if their protocols are equal."""
 
     corpus: str
     text_sha256: Sha256
-    """Digest of the text that all splits were cut from."""
+    """Digest of the text from which all splits were cut."""
     tokens_sha256: Sha256
-    """Digest of the file of the test split's tokens."""
+    """Digest of the file with the test split's tokens."""
     context_length: PositiveCount
-    """Tokens of a block; every one but the first is predicted from those before it in the block."""
+    """Tokens of a block; each token except the first is predicted from the block's tokens before it."""
     stride: PositiveCount
-    """Tokens from the start of one block to the start of the next: blocks do not overlap where it is their length."""
+    """Tokens from the start of one block to the start of the next; blocks do not overlap if it equals their length."""
 
 
 class Verification(Record):
-    """What `verify` found on test text with an artifact that is not published yet; `publish` judges it.
+    """The results of `verify` on test text, with an artifact that is not published yet; `publish` judges them.
 
-    The source is the checkpoint that the build began with, before `relufy` and `distill`.
+    The source is the checkpoint with which the build began, before `relufy` and `distill`.
     A perplexity is exp of the mean over blocks; its error is the standard error of that mean, by the delta method
-    (compiler/block_statistics.py), and null where one block alone was measured.
+    (compiler/block_statistics.py), and null if only one block was measured.
     """
 
     artifact_sha256: Sha256
     protocol: Protocol
     num_test_tokens: PositiveCount
-    """Tokens that were predicted."""
+    """Number of predicted tokens."""
     num_test_blocks: PositiveCount
-    """Blocks of test text that there are, measured or not."""
+    """All blocks of test text, measured or not."""
     blocks: tuple[MeasuredBlock, ...]
-    """Those that were measured, in order."""
+    """The measured blocks, in order."""
     ppl_source: Measured
     ppl_source_error: Measured
     ppl_artifact: Measured
     ppl_artifact_error: Measured
     ppl_ratio_error: Measured
-    """Of the artifact's over the source's, from the differences block by block: far smaller than either's own."""
+    """Error of the artifact's perplexity over the source's, from differences block by block; so it is far smaller than
+    the error of either."""
     ppl_dense: Measured
-    """Of the artifact's own weights with every unit used: what the format costs, without what sparsity costs."""
+    """Perplexity of the artifact's weights with every unit used: the cost of the format without that of sparsity."""
     dense: DenseRun | None
-    """None where the budget holds no dense run."""
+    """None if the budget holds no dense run."""
     max_logit_error: Measured
-    """Largest difference of dense logits from those of the weights that were packed, over the largest logit's
-    magnitude; of a mixture of experts all but the largest hundredth of tokens count, since a router between two equally
-    good experts takes the other one for the smallest rounding."""
+    """Largest difference between dense logits of the artifact and of the weights before packing, over the largest
+    logit's magnitude. In a mixture of experts the largest hundredth of tokens does not count, since between two equally
+    good experts the smallest rounding may change the router's choice."""
     top1_agreement: Share
     top1_agreement_error: Measured
     divergence: Divergence
     simulated_equals_real: bool
     sample: Sample | None
-    """None where the artifact has no tokenizer."""
+    """None if the artifact has no tokenizer."""
     ladder: tuple[LadderStep, ...]
-    """Empty where every unit is used, or where the choice of units sees what is in DRAM."""
+    """Empty if every unit is used, or if the selector sees what is in DRAM."""
     run: RunMetrics
     tokens_per_s_deviation: Measured
-    """Standard deviation of the measured decoding speed from block to block; null where one block was decoded."""
+    """Standard deviation of the measured decoding speed from block to block; null if only one block was decoded."""
 
     @property
     def ppl_ratio(self) -> float:
-        """The artifact's perplexity over the source's."""
+        """Returns the artifact's perplexity over the source's."""
         return self.ppl_artifact / self.ppl_source
 
 
@@ -234,7 +235,7 @@ class Metrics(Record):
     num_test_tokens: PositiveCount
     num_measured_blocks: PositiveCount
     num_test_blocks: PositiveCount
-    """Blocks of test text that there are; `num_measured_blocks` of them were measured."""
+    """All blocks of test text; `num_measured_blocks` of them were measured."""
     ppl_source: float
     ppl_source_error: Measured
     ppl_artifact: float
@@ -248,21 +249,21 @@ class Metrics(Record):
     modelled_tokens_per_s: float
     """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
     dense: DenseRun | None
-    """A dense run under the same budget; None where it holds none."""
+    """A dense run under the same budget; None if the budget holds no dense run."""
     ladder: tuple[LadderStep, ...]
-    """What each mechanism brings; see `Verification`."""
+    """The gain of each mechanism; see `Verification`."""
     tried: tuple[Tried, ...]
-    """The methods that `auto` compared or skipped; empty where the method was given."""
+    """The methods that `auto` compared or skipped; empty if the method was given."""
     protocol: Protocol
-    """The text that the perplexities are of."""
+    """How the perplexities were measured."""
     sample: Sample | None
 
     @property
     def ppl_ratio(self) -> float:
-        """The artifact's perplexity over the source's."""
+        """Returns the artifact's perplexity over the source's."""
         return self.ppl_artifact / self.ppl_source
 
     @property
     def gain_over_dense(self) -> float | None:
-        """Modelled speed over the dense run's."""
+        """Returns the modelled speed over the dense run's; None without a dense run."""
         return None if self.dense is None else self.modelled_tokens_per_s / self.dense.tokens_per_s

@@ -1,4 +1,4 @@
-"""What `order` decides: for each layer and family, which unit lies at which place on flash.
+"""The result of `order`: for each layer and family, the unit at each position on flash.
 
 Arrays of an entry: `order` int32 [num_units], a permutation; order[position] is the unit id at that position.
 """
@@ -10,12 +10,12 @@ from coldpress.schemas.families import FamilyName
 
 
 class GapCost(Record):
-    """What a collapse gap (Ripple 5.1) costs."""
+    """The cost of a collapse gap (Ripple 5.1)."""
 
     gap_bytes: Count
     flash_s_per_token: float = Field(ge=0)
-    """Modelled flash time of a token, in all layers of the group, for what the plan's cache misses of the last
-    calibration tokens."""
+    """Modelled flash time of a token, in all layers of the group, for the units of the last calibration tokens that
+    the plan's cache misses."""
 
 
 class FamilyOrder(Record):
@@ -27,20 +27,20 @@ class FamilyOrder(Record):
     """Consecutive layers that share the order."""
     family: FamilyName
     heuristic: str
-    """Whose order it is: the file of compiler/stages/order, or the winner where that is `auto`."""
+    """The file of compiler/stages/order that gave the order; with `auto`, the winner."""
     arrays: ArrayFile
     adjacent_coactivation: float
-    """Share of activations whose flash neighbour is active on the same token; 0 where nothing was counted."""
+    """Share of activations whose flash neighbour is active on the same token; 0 if nothing was counted."""
     gap_costs: tuple[GapCost, ...] = ()
-    """By ascending gap, the same gaps in every entry for one device; empty in records made by hand."""
+    """By ascending gap; all entries for one device have the same gaps. Empty in records made by hand."""
 
     @property
     def flash_s_per_token(self) -> float:
-        """Modelled flash time of a token under the gap that suits the order best."""
+        """Returns the modelled flash time of a token with the best gap for the order."""
         return min((cost.flash_s_per_token for cost in self.gap_costs), default=0.0)
 
 
 class Order(Record):
-    """What `order` gives for a chunk of layers."""
+    """The result of `order` for a chunk of layers."""
 
     entries: tuple[FamilyOrder, ...]

@@ -1,10 +1,10 @@
-"""What `preflight` finds before the long stages: what they need, what there is, and whether a small trial went well."""
+"""The result of `preflight`, before the long stages: their needs, the machine's resources, and a small trial run."""
 
 from coldpress.schemas.base import Count, PositiveCount, Record
 
 
 class StageNeeds(Record):
-    """The most that one job of a stage takes."""
+    """The most memory that one job of a stage takes, and the disk space of the stage."""
 
     stage: str
     ram_bytes: Count
@@ -15,15 +15,15 @@ class StageNeeds(Record):
 
 
 class Preflight(Record):
-    """The build may begin; a build that may not has no such record."""
+    """Permission for a build to begin; a refused build has no such record."""
 
     stages: tuple[StageNeeds, ...]
     """In the order of the build; empty where preflight is off."""
     free_ram_bytes: Count
     free_disk_bytes: Count
     calibration_tokens: PositiveCount
-    """What the corpus gives."""
+    """Calibration tokens in the corpus."""
     wanted_calibration_tokens: PositiveCount
     license: str | None
     trial_layers: Count
-    """Layers of the trial run; 0 where there was none."""
+    """Layers of the trial run; 0 if there was none."""

@@ -1,6 +1,6 @@
-"""A model profile: which checkpoint a short name stands for, its licence, and the settings that suit it.
+"""A model profile: the checkpoint that a short name stands for, its licence, and the settings that suit it.
 
-The facts that the DAG hangs on (`model_type`, `num_hidden_layers`, `hidden_act`) are stated, so that a dry run, and
+It states the facts on which the DAG depends (`model_type`, `num_hidden_layers`, `hidden_act`), so that a dry run, and
 every cluster job that parses the workflow again, needs no network.
 """
 
@@ -19,14 +19,14 @@ class ModelProfile(Record):
     source: str = Field(min_length=1)
     """Hub id `owner/name`, or `./folder` from the root of this repository."""
     revision: str | None = Field(default=None, pattern=REVISION_PATTERN)
-    """Pinned commit of a hub model; None where no commit is known to hold safetensors, then the user names one."""
+    """Pinned commit of a hub model; None if no commit is known to hold safetensors: then the user names one."""
     license: str
     model_type: str
-    """The value of config.json: a file of compiler/architectures."""
+    """The value in config.json: the name of a file of compiler/architectures."""
     num_hidden_layers: PositiveCount
     hidden_act: str
-    """The value of config.json, as `relu` or `silu`."""
+    """The value in config.json, such as `relu` or `silu`."""
     settings: dict[str, bool | int | float | str] = Field(default={})
-    """Defaults of this model, as keys of `--config`, checked by compiler/workflow/settings.py; what the user says goes
-    first."""
+    """Defaults of this model, as keys of `--config`, checked by compiler/workflow/settings.py; the user's settings
+    override them."""
     notes: str = ""

@@ -1,8 +1,8 @@
-"""What `quantize` gives: codes per unit in natural unit order, and the resident tensors.
+"""The result of `quantize`: codes of units in the order of unit ids, and the resident tensors.
 
-Arrays of a layer: `units.<family>` uint8 [num_units, unit_bytes]; and every resident tensor of the layer under its role
-without the `layers.<i>.` prefix: uint8 [rows, row_bytes] if quantized, else float32. The model-wide tensors
-(embeddings, final norm, head, rotary frequencies) are in `shared`, under their roles.
+Arrays of a layer: `units.<family>` uint8 [num_units, unit_bytes]; and every resident tensor of the layer, named by its
+role without the `layers.<i>.` prefix: uint8 [rows, row_bytes] if quantized, else float32. `shared` has the model-wide
+tensors (embeddings, final norm, head, rotary frequencies), named by their roles.
 """
 
 from coldpress.schemas.base import ArrayFile, Count, Many, PositiveCount, Record
@@ -10,7 +10,7 @@ from coldpress.schemas.families import FormatName
 
 
 class ResidentTensor(Record):
-    """How a resident tensor is stored: `format` None means float32 as is, else quantized rows of `shape[-1]` values."""
+    """How a resident tensor is stored: with `format` None as float32, else as quantized rows of `shape[-1]` values."""
 
     role: str
     format: FormatName | None
@@ -27,7 +27,7 @@ class LayerCodes(Record):
 
 
 class Quantized(Record):
-    """What `quantize` gives for a chunk of layers; `shared` is set in the chunk that holds layer 0."""
+    """The result of `quantize` for a chunk of layers; `shared` is set in the chunk that holds layer 0."""
 
     algorithm: str
     format: FormatName

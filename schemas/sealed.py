@@ -1,8 +1,8 @@
-"""A JSON file that carries the digest of its own content: manifests and the records of stages.
+"""Seals a JSON file with a digest of its content, for manifests and the records of stages.
 
-The digest stands in the second line, `  "body_sha256": "<64 hex digits>",`. It is that of the *body*, which is the file
-without this line: itself one JSON object. So every byte of the file counts, and no reader needs a canonical form of
-numbers or strings to check it (FORMAT.md, section 2).
+The second line holds the digest: `  "body_sha256": "<64 hex digits>",`. It is the sha256 of the *body*, the file
+without this line; the body is a JSON object, too. So the digest covers every byte of the file, and a reader needs no
+canonical form of numbers or strings to check it (FORMAT.md, section 2).
 """
 
 import hashlib
@@ -16,23 +16,23 @@ _LINE = re.compile(rb'\{\n  "body_sha256": "([0-9a-f]{64})",\n')
 
 @dataclass(frozen=True)
 class Opened:
-    """What a file says of its body, and the body."""
+    """The body of a file, and the digest that the file states."""
 
     stated: str | None
-    """The digest in the second line; None if no such line is there."""
+    """The digest in the second line; None if the file has no such line."""
     body: bytes
 
     @property
     def found(self) -> str:
-        """Hex digest of the body."""
+        """Returns the hex digest of the body."""
         return hashlib.sha256(self.body).hexdigest()
 
 
 def seal(body: str) -> str:
-    """A JSON object's text with its digest in the second line.
+    """Inserts the digest of a JSON object's text as its second line.
 
     Raises:
-        ValueError: if the text does not begin with a brace and a line's end, as JSON with indentation does.
+        ValueError: if the text does not begin with a brace and a line feed, as indented JSON does.
     """
     if not body.startswith(_BEGIN):
         raise ValueError(f"the text begins with {body[:2]!r}, expected {_BEGIN!r}")
@@ -41,7 +41,7 @@ def seal(body: str) -> str:
 
 
 def unseal(data: bytes) -> Opened:
-    """A file's body and what it says of it; without such a line, all of it is the body."""
+    """Splits a file into its stated digest and its body; without the digest's line, the whole file is the body."""
     line = _LINE.match(data)
     if line is None:
         return Opened(None, data)

@@ -1,6 +1,6 @@
-"""What `allocate` decides: method, density per layer and family, and how the DRAM budget is divided.
+"""The result of `allocate`: method, density per layer and family, and the division of the DRAM budget.
 
-Arrays: `<layer>.<family>.<name>`, what the selector fitted for a family of a layer (runtime/sparsity).
+Arrays: `<layer>.<family>.<name>`, the fitted arrays of the selector for a family of a layer (runtime/sparsity).
 """
 
 from pydantic import Field
@@ -15,7 +15,7 @@ class Budget(Record):
 
     dram_budget_bytes: PositiveCount
     resident_bytes: Count
-    """Always-in-DRAM tensors, as stored in the artifact (quantized where they are)."""
+    """Tensors that are always in DRAM, as stored in the artifact."""
     predictor_bytes: Count
     kv_cache_bytes: Count
     bookkeeping_bytes: Count
@@ -23,26 +23,26 @@ class Budget(Record):
     buffer_bytes: Count
     """The read buffer."""
     cache_bytes: Count
-    """Pinned units and cache slots: what is left."""
+    """Pinned units and cache slots: the rest of the budget."""
 
 
 class Densities(Record):
-    """Share of a family's units that are used per token, layer by layer."""
+    """Share of a family's units that a token uses, layer by layer."""
 
     family: FamilyName
     per_layer: tuple[Share, ...]
 
 
 class Tried(Record):
-    """What `auto` found out about a method before it chose: its seconds, or why it is no candidate."""
+    """A method that `auto` considered: its modelled seconds, or why it was skipped."""
 
     method: Method
     token_s: float | None = Field(default=None, ge=0)
-    """Modelled seconds of a decoded token; None where the method was skipped."""
+    """Modelled seconds of a decoded token; None if the method was skipped."""
     skipped: str | None = None
-    """Why the method was skipped; None where it was judged."""
+    """Why the method was skipped; None if it was judged."""
     needed_bytes: Count | None = None
-    """DRAM that a skipped method needs before it caches any unit; None where that was not the reason."""
+    """DRAM that a skipped method needs before it caches any unit; None if that was not the reason."""
 
 
 class Sparsity(Record):
@@ -50,40 +50,40 @@ class Sparsity(Record):
 
     method: Method
     options: Options = Field(default={})
-    """The selector's own."""
+    """The selector's settings."""
     arrays: ArrayFile | None = None
-    """None where the selector needs none."""
+    """None if the selector stores no arrays."""
     format: FormatName
     context_length: PositiveCount
     kv_cache: KvCacheFormat = "fp16"
-    """How the runtime is to keep keys and values."""
+    """The format in which the runtime stores keys and values."""
     densities: tuple[Densities, ...]
     predictor_rank: tuple[Count, ...]
-    """The largest hidden size of each layer's predictor: 0 where the density is 1; empty where the method has none."""
+    """The largest hidden size of each layer's predictor: 0 if the density is 1; empty if the method has none."""
     predictor_limit_bytes: Count = 0
-    """What all predictors take at most; `budget` has what they are expected to."""
+    """The most bytes of all predictors together; `budget` has the expected bytes."""
     predictor_format: FormatName | None = None
-    """How predictors are stored; None where the method has none."""
+    """The format of predictors; None if the method has none."""
     budget: Budget
     tried: tuple[Tried, ...] = ()
-    """The methods that `auto` compared or skipped; empty where the method was given."""
+    """The methods that `auto` compared or skipped; empty if the method was given."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
 
     @property
     def families(self) -> tuple[FamilyName, ...]:
-        """What lies on flash, in the order of `densities`."""
+        """Returns the families on flash, in the order of `densities`."""
         return tuple(found.family for found in self.densities)
 
     def groups(self, num_hidden_layers: int) -> tuple[range, ...]:
-        """The layer numbers of each group, in order."""
+        """Returns the layer numbers of each group, in order."""
         return layer_groups(num_hidden_layers, self.layers_per_group)
 
     def density(self, family: FamilyName, layer: int) -> float:
-        """Density of one family in one layer."""
+        """Returns the density of one family in one layer."""
         return next(found for found in self.densities if found.family == family).per_layer[layer]
 
     @property
     def is_whole(self) -> bool:
-        """Whether every token uses every unit."""
+        """Returns whether every token uses every unit."""
         return all(share == 1.0 for found in self.densities for share in found.per_layer)

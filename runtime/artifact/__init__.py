@@ -1,1 +1,1 @@
-"""The only reader of artifacts (schemas/FORMAT.md): opens a folder, believes nothing in it, hands out what it holds."""
+"""The only reader of artifacts (schemas/FORMAT.md): opens a folder, checks everything in it, returns its contents."""

@@ -1,7 +1,7 @@
-"""What a manifest must satisfy beyond its schema: arithmetic only, nothing is opened and nothing allocated.
+"""Checks what a manifest must satisfy beyond its schema: arithmetic only, nothing is opened and nothing allocated.
 
-Each function refuses with an error that names the field. They run in the order of `check_manifest`, because later ones
-loop over what earlier ones have bounded (a manifest may claim 10^9 layers).
+Each function refuses with an error that names the field. The order of `check_manifest` matters: later checks loop over
+counts that earlier ones have bounded (a manifest may claim 10^9 layers).
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ NEWER = "use a newer runtime, or rebuild the artifact without it"
 
 
 def check_version(data: Any) -> int:
-    """Format name, major version and required features, before anything else of the manifest is trusted.
+    """Checks format name, major version and required features, before anything else in the manifest is trusted.
 
     Returns:
         The minor version.
@@ -79,17 +79,19 @@ def _check_features(features: Any) -> None:
 
 
 def known_features() -> tuple[str, ...]:
-    """What an artifact may require of this runtime."""
+    """Returns the names of all features that an artifact may require of this runtime."""
     families = [f"family.{name}" for name in arithmetic.FAMILIES]
     formats = [f"format.{name}" for name in plugins.names("coldpress.runtime.quantization")]
     return (PAGE_CHECKSUMS, *families, *formats)
 
 
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
-    """The plans whose selector, its options and cache this runtime has, and a sentence about each of the others.
+    """Returns the plans that this runtime can serve, and one sentence about each plan that it cannot.
+
+    A plan can be served if this runtime has its selector, its cache and their options.
 
     Raises:
-        FeatureError: if there is none; the text has the unknown names and the known ones.
+        FeatureError: if no plan can be served; the text has the unknown names and the known ones.
     """
     lacking = [_lacking(plan) for plan in manifest.plans]
     plans = tuple(plan for plan, names in zip(manifest.plans, lacking, strict=True) if not names)
@@ -106,7 +108,7 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
 
 
 def _lacking(plan: Plan) -> list[str]:
-    """What a plan names and this runtime does not have."""
+    """Names what a plan needs and this runtime does not have."""
     wanted = (("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache"))
     found = [
         f"the {kind} {_short(name)}"
@@ -127,10 +129,10 @@ def _known(folder: str) -> str:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """All that the manifest says about itself, and of its plans about those that can be served.
+    """Checks the whole manifest, and those of its plans that this runtime can serve.
 
     Raises:
-        FieldError: of the class that fits.
+        FieldError: a subclass per cause.
     """
     plans, _ = servable_plans(manifest)
     _check_file_list(manifest)
@@ -149,7 +151,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def _check_listed_features(manifest: Manifest) -> None:
-    """What the manifest's parts need is among its features, so that a runtime without it refuses at once."""
+    """Requires that the manifest lists every feature that its parts need, so that an old runtime refuses at once."""
     for name in features_of(manifest.families, manifest.resident, manifest.plans).required:
         if name not in manifest.features.required:
             raise FeatureError(MANIFEST_FILE, "features.required", f"a list without {name}", "all that plans need")
@@ -185,14 +187,14 @@ def _check_model(spec: ModelSpec) -> None:
 
 
 def _check_experts(manifest: Manifest) -> None:
-    """Of a mixture down is on flash, and what is resident of its experts is listed."""
+    """In a mixture, requires that down_proj is on flash and that the resident experts can all be listed."""
     spec = manifest.model
     if not spec.is_mixture:
         return
     families = [entry.family for entry in manifest.families]
     kept = [role for role in arithmetic.resident_roles(families, spec) if role in MLP_ROLES]
     if "down_proj" in kept:
-        expected = "one that holds down_proj: that of experts is on flash"
+        expected = "one that holds down_proj: a mixture has it on flash"
         raise SectionError(MANIFEST_FILE, "families", _short(families), expected)
     num_kept = len(kept) * spec.num_experts * spec.num_hidden_layers
     if num_kept > len(manifest.resident):  # bounds the loops over experts
@@ -201,13 +203,13 @@ def _check_experts(manifest: Manifest) -> None:
 
 
 def _check_sections(manifest: Manifest) -> None:
-    """Each layer of each family in one; aligned, in order, without holes or overlaps, inside the file."""
+    """Requires each layer and family in exactly one section; sections aligned, in order, without holes or overlaps."""
     flash, spec = manifest.flash, manifest.model
     families = [entry.family for entry in manifest.families]
     if len(set(families)) != len(families) or not families:
         raise SectionError(MANIFEST_FILE, "families", _short(families), "one entry for each of the families")
     _check_page(manifest)
-    if spec.num_hidden_layers > len(manifest.resident):  # each layer has some; bounds the loops over layers
+    if spec.num_hidden_layers > len(manifest.resident):  # each layer has resident tensors; bounds the loops over layers
         expected = f"at most {len(manifest.resident)}, the number of resident tensors"
         raise SectionError(MANIFEST_FILE, "model.num_hidden_layers", str(spec.num_hidden_layers), expected)
     unit_bytes = {entry.family: _checked_unit_bytes(manifest, index) for index, entry in enumerate(manifest.families)}
@@ -234,7 +236,7 @@ def _check_sections(manifest: Manifest) -> None:
 
 
 def _check_section(section: Section, field: str, end: int, unit_bytes: int, spec: ModelSpec) -> None:
-    """One section behind another that ends at `end`, sized as formats say."""
+    """Checks the place and sizes of one section; the section before it ends at byte `end`."""
     expected = {
         "offset_bytes": -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES,
         "unit_bytes": unit_bytes,
@@ -288,7 +290,7 @@ def _check_predictors(manifest: Manifest) -> None:
 
 
 def _check_resident(manifest: Manifest) -> None:
-    """Every tensor that the model needs, in its shape, once; none that no model has."""
+    """Requires each tensor that the model needs once and in its shape, and no tensor that the model cannot have."""
     required, optional = model_tensors(manifest)
     found = {tensor.role: tensor for tensor in manifest.resident}
     if len(found) != len(manifest.resident):
@@ -307,4 +309,4 @@ def _check_resident(manifest: Manifest) -> None:
         if tensor.format is not None and tensor.format not in known:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, f"one of {', '.join(known)}")
         if tensor.format is not None and len(tensor.shape) != 2:
-            raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, "null for what is no matrix")
+            raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, "null, as it is not a matrix")

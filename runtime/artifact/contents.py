@@ -1,6 +1,6 @@
-"""What the tensor files of an artifact hold, as derived from its manifest: names, types, shapes, bytes.
+"""Derives the contents of an artifact's tensor files from its manifest: names, types, shapes, bytes.
 
-The reader holds the files against it, FORMAT.md lists it, and the memory budget is computed from it.
+The reader checks the files against them, FORMAT.md lists them, and the memory budget counts their bytes.
 """
 
 import math
@@ -29,13 +29,15 @@ def nbytes(format_name: str, length: int) -> int:
 
 
 def layout_bytes(layout: Layout) -> int:
-    """Bytes of the tensors of a layout together."""
+    """Returns the bytes of all tensors of a layout."""
     return sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
 
 
 def table_tensors(manifest: Manifest, plans: Collection[str] | None = None) -> Layout:
-    """tables.safetensors: page checksums, an order per section, a rank per layer and family, what selectors keep; of
-    the plans of these names, None for all."""
+    """Returns the layout of tables.safetensors, with the selector arrays of the plans named in `plans` (None: all).
+
+    Besides selector arrays: page checksums, an order per section, a rank per layer and family.
+    """
     pages = manifest.flash.size_bytes // manifest.flash.page_bytes
     tables: Layout = {"page_crc32c": (np.dtype("<u4"), (pages,))}
     for section in manifest.flash.sections:
@@ -49,12 +51,12 @@ def table_tensors(manifest: Manifest, plans: Collection[str] | None = None) -> L
 
 
 def selector_tensor(plan_index: int, array: SelectorArray) -> str:
-    """The name of a selector's array in tables.safetensors."""
+    """Returns the name of a selector's array in tables.safetensors."""
     return f"selector.{plan_index}.{array.layer}.{array.family}.{array.name}"
 
 
 def predictor_tensors(manifest: Manifest) -> Layout:
-    """predictors.safetensors: two matrices per layer that has a predictor, as uint8 [rows, row_bytes]."""
+    """Returns the layout of predictors.safetensors: two uint8 [rows, row_bytes] per layer that has a predictor."""
     return {
         f"{entry.layer}.{name}": (np.dtype("u1"), (rows, nbytes(entry.format, columns)))
         for entry in manifest.predictors
@@ -63,7 +65,7 @@ def predictor_tensors(manifest: Manifest) -> Layout:
 
 
 def resident_tensors(manifest: Manifest) -> Layout:
-    """resident.safetensors: float32 as is, quantized tensors as uint8 [rows, row_bytes]."""
+    """Returns the layout of resident.safetensors: float32 as is, quantized tensors as uint8 [rows, row_bytes]."""
     layout: Layout = {}
     for tensor in manifest.resident:
         if tensor.format is None:
@@ -75,7 +77,7 @@ def resident_tensors(manifest: Manifest) -> Layout:
 
 
 def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
-    """The resident tensors that the model must have, and those that it may have."""
+    """Returns the shapes of the resident tensors that the model must have, and of those that it may have."""
     spec = manifest.model
     required, optional = _shared_shapes(spec), Shapes()
     families = [entry.family for entry in manifest.families]

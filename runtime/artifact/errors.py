@@ -1,6 +1,6 @@
-"""The ways in which an artifact can be refused, one class per cause. All of them are `ArtifactError`s.
+"""The errors with which an artifact is refused, one class per cause. All of them are `ArtifactError`s.
 
-Every text names the file, the field, what was found and what was expected, and ends with what to do.
+Every text names the file, the field, what was found and what was expected, and ends with the remedy.
 """
 
 from coldpress.schemas.errors import ArtifactError, clipped
@@ -9,12 +9,12 @@ DAMAGED = "the artifact is damaged or not coldpress's own: copy it again or rebu
 
 
 def short(value: object) -> str:
-    """A value from an artifact as one line of bounded length, for an error's text."""
+    """Returns a value from an artifact as one line of bounded length, for an error's text."""
     return clipped(repr(value), 110)
 
 
 class FieldError(ArtifactError):
-    """A field of a file that is not what it must be."""
+    """A field of a file that has a wrong value."""
 
     def __init__(self, file: str, field: str, found: str, expected: str, remedy: str = DAMAGED) -> None:
         """`found` and `expected` are phrases that follow `is` and `expected`."""
@@ -40,7 +40,7 @@ class FeatureError(FieldError):
 
 
 class FileNameError(FieldError):
-    """A file name that is unsafe, leaves the folder, or stands twice."""
+    """A file name that is unsafe, leads out of the folder, or is listed twice."""
 
 
 class FileKindError(FieldError):
@@ -56,11 +56,11 @@ class DigestError(FieldError):
 
 
 class IdentityError(FieldError):
-    """Another artifact than the one that was asked for."""
+    """Not the artifact that the caller asked for."""
 
 
 class TensorFileError(FieldError):
-    """A safetensors file that breaks its format, or has other tensors than the manifest says."""
+    """A safetensors file that breaks its format, or whose tensors differ from the manifest."""
 
 
 class ModelError(FieldError):
@@ -68,11 +68,11 @@ class ModelError(FieldError):
 
 
 class SectionError(FieldError):
-    """A section of flash.img out of line, out of order, overlapping or outside the file."""
+    """A section of flash.img that is misaligned, out of order, overlapping or outside the file."""
 
 
 class TableError(FieldError):
-    """A unit order or a rank that is no permutation."""
+    """A unit order or a rank that is not a permutation."""
 
 
 class PlanError(FieldError):

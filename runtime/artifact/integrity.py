@@ -1,7 +1,7 @@
-"""Every byte of an artifact against what the manifest and the tables say of it: slow and thorough, before shipping.
+"""Checks every byte of an artifact against manifest and tables: slow and thorough, before shipping.
 
-Opening checks what a run depends on; this reads the rest: the digest of every file, the checksum of every page, zeros
-where sections leave room, no file that the manifest does not list, and finite scales in all quantized weights.
+Opening an artifact checks only what a run depends on. This module also checks the digest of every file, the checksum
+of every page, zeros between sections, that no unlisted file is present, and finite scales in all quantized weights.
 """
 
 import hashlib
@@ -25,21 +25,22 @@ from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, FamilyFormat
 
 BLOCK_BYTES = 4 << 20
-"""Bytes that are read at a time; a multiple of every page size."""
+"""Bytes per read; a multiple of every page size."""
 MAX_THREADS = 4
 
 
 def verify_artifact(artifact: Artifact) -> int:
-    """Reads the whole artifact.
+    """Reads and checks the whole artifact.
 
     Returns:
         The number of bytes checked.
 
     Raises:
-        ArtifactError: naming the first file and place that is not as it must be.
+        ArtifactError: naming the first file and place that is wrong.
     """
     _check_unlisted(artifact)
-    # digests, which take longest, beside all else; what says more of the damage is told before them
+    # Digests take longest, so they run beside the other checks. Their errors come last: the others say where the
+    # damage is, a digest only that there is damage.
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         digests = [pool.submit(_check_digest, artifact, entry.path) for entry in artifact.manifest.files]
         _check_flash(artifact)
@@ -51,7 +52,7 @@ def verify_artifact(artifact: Artifact) -> int:
 
 
 def _check_unlisted(artifact: Artifact) -> None:
-    """Only listed files, and the folders that they lie in; no other folder is looked into, however deep it is."""
+    """Refuses files that the manifest does not list, and folders without listed files, before entering them."""
     listed = {entry.path for entry in artifact.manifest.files} | {MANIFEST_FILE}
     used = {str(parent) for path in listed for parent in PurePosixPath(path).parents}
 
@@ -85,7 +86,7 @@ def _check_digest(artifact: Artifact, name: str) -> None:
 
 
 def _blocks(artifact: Artifact, name: str, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
-    """(offset, bytes) of a range of a file; the bytes are gone when the next ones are asked for."""
+    """Yields (offset, bytes) for a range of a file; the next step overwrites the bytes, since blocks share a buffer."""
     stop = artifact.entry(name).size_bytes if stop is None else stop
     buffer, opened = np.empty(min(BLOCK_BYTES, stop - start), np.uint8), artifact.open(name)
     try:
@@ -110,7 +111,7 @@ def _check_pages(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 
 
 def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
-    """Zeros behind each section, so that nothing can hide there."""
+    """Requires zeros behind each section, so that nothing can hide there."""
     sections = artifact.manifest.flash.sections
     first = bisect_right(sections, offset, key=lambda section: section.offset_bytes) - 1
     for number in range(first, len(sections)):
@@ -126,7 +127,10 @@ def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 
 
 def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> None:
-    """Every unit decodes to finite numbers; the parts of a group's layers follow each other like units."""
+    """Requires that every unit decodes to finite numbers.
+
+    A section of several layers interleaves their units, all `unit_bytes` long, so that they split like one layer's.
+    """
     widths = [nbytes(family.format, slice_length(piece, artifact.manifest.model)) for piece in family.slices]
     step = max(1, BLOCK_BYTES // section.unit_bytes) * section.unit_bytes
     stop = section.offset_bytes + section.length_bytes

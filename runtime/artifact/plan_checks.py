@@ -1,6 +1,7 @@
-"""What a plan of a manifest must satisfy beyond its schema: it fits the model, the tables and its own budget.
+"""Checks that a plan of a manifest fits the model, the tables and its own budget.
 
-Arithmetic only. What does not depend on the plan is computed once per manifest, so that time is linear in its length.
+Arithmetic only. `Facts` computes once per manifest what all plans share, so that time is linear in the manifest's
+length.
 """
 
 from coldpress.runtime import plugins
@@ -17,7 +18,7 @@ from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
 
 
 class Facts:
-    """What every plan of a manifest is held against, computed once."""
+    """The facts of a manifest that every plan is checked against, computed once."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest

@@ -1,9 +1,8 @@
-"""The only reader of artifacts (schemas/FORMAT.md): opens a folder, believes nothing in it, and hands out what it
-holds.
+"""Opens an artifact's folder, checks everything that a run depends on, and returns its contents.
 
-The order of the checks is fixed: each step is bounded by the ones before, and no tensor is allocated before its size
-has been held against the manifest and the real file. `flash.img` is not read here: its pages carry checksums that are
-checked on every read, and `runtime/artifact/integrity.py` goes through all of it.
+This is the only reader of artifacts (schemas/FORMAT.md). The order of the checks is fixed: earlier steps bound the work
+of later ones, and no tensor is allocated before its size agrees with the manifest and the real file. `flash.img` is not
+read here: every read of it checks the checksums of its pages, and `runtime/artifact/integrity.py` checks all of it.
 """
 
 import hashlib
@@ -40,17 +39,17 @@ from coldpress.schemas.manifest import (
     Manifest,
 )
 
-OTHER = "give the path of the artifact that has it, or get it again from where it came"
+OTHER = "give the path of the artifact with that identity, or copy it again from its source"
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """One layer's activation predictor: unit i is expected where (fc2 · relu(fc1 · x))[i] >= threshold."""
+    """One layer's activation predictor: it predicts unit i where (fc2 · relu(fc1 · x))[i] >= threshold."""
 
     fc1: np.ndarray
     """uint8 [rank, row_bytes], rows of hidden_size values in `format`."""
     fc2: np.ndarray
-    """uint8 [units of `neuron`, row_bytes], rows of rank values in `format`, an expert's after another's."""
+    """uint8 [units of `neuron`, row_bytes], rows of rank values in `format`; all rows of one expert, then the next."""
     format: FormatName
     threshold: float
 
@@ -63,25 +62,33 @@ class Artifact:
     sha256: str
     """Digest of manifest.json: the artifact's identity."""
     manifest: Manifest
-    """Of its plans, those that this runtime can serve."""
+    """Without the plans that this runtime cannot serve."""
     plan_numbers: dict[str, int]
-    """Place of every plan, by name, in the manifest as it was written: the tables number plans so."""
+    """Plan name -> its place in the manifest as written, unservable plans included: the tables use these numbers."""
     skipped_plans: tuple[str, ...]
-    """What each of the other plans lacks, a sentence each."""
+    """One sentence about each plan that this runtime cannot serve."""
     folder: safe_files.Folder
     """Files are opened relative to it; copies of this object share it."""
     tables: dict[str, np.ndarray]
 
     @cached_property
     def resident(self) -> dict[str, np.ndarray]:
-        """Role -> array, loaded on first use: float32 as `shape` says, or codes uint8 [rows, row_bytes]."""
+        """Returns role -> array, loaded on first use: float32 of the tensor's shape, or codes uint8 [rows, row_bytes].
+
+        Raises:
+            ArtifactError: if the file is damaged or holds numbers that are not finite.
+        """
         arrays = self._load(RESIDENT_FILE)
         _check_finite(RESIDENT_FILE, arrays)
         return {tensor.role: arrays[tensor.role] for tensor in self.manifest.resident}
 
     @cached_property
     def predictors(self) -> dict[int, Predictor]:
-        """Layer -> predictor, loaded on first use; layers all of whose units are used have none."""
+        """Returns layer -> predictor, loaded on first use; layers that use all their units have none.
+
+        Raises:
+            ArtifactError: if the file is damaged.
+        """
         if not self.manifest.predictors:
             return {}
         arrays = self._load(PREDICTORS_FILE)
@@ -94,29 +101,31 @@ class Artifact:
 
     @property
     def page_crc32c(self) -> np.ndarray:
-        """uint32 [pages of flash.img]."""
+        """Returns the CRC-32C of each page of flash.img, uint32 [pages]."""
         return self.tables["page_crc32c"]
 
     def order(self, section: Section) -> np.ndarray:
-        """int32 [num_units], the unit id at each flash position."""
+        """Returns the unit id at each flash position, int32 [num_units]."""
         return self.tables[f"order.{section.first_layer}.{section.family}"]
 
     def rank(self, layer: int, family: FamilyName) -> np.ndarray:
-        """int32 [num_units], unit ids in the order in which they deserve DRAM; a plan pins the first `num_pinned`."""
+        """Returns unit ids by their claim to DRAM, int32 [num_units]; a plan pins the first `num_pinned`."""
         return self.tables[f"rank.{layer}.{family}"]
 
     def selector_arrays(self, plan: Plan, layer: int, family: str) -> dict[str, np.ndarray] | None:
-        """What the selector of `plan` keeps for a family of a layer, by name; None if `plan` is none of the artifact's
-        or its selector is another one."""
-        for own in self.manifest.plans:
-            if (own.name, own.method) == (plan.name, plan.method):
-                number = self.plan_numbers[own.name]
-                kept = [array for array in own.arrays if (array.layer, array.family) == (layer, family)]
-                return {array.name: self.tables[contents.selector_tensor(number, array)] for array in kept}
+        """Returns the arrays that the selector of `plan` stored for a family of a layer, by name.
+
+        None if the artifact has no plan of that name, or its plan has another selector.
+        """
+        for listed in self.manifest.plans:
+            if (listed.name, listed.method) == (plan.name, plan.method):
+                number = self.plan_numbers[listed.name]
+                arrays = [array for array in listed.arrays if (array.layer, array.family) == (layer, family)]
+                return {array.name: self.tables[contents.selector_tensor(number, array)] for array in arrays}
         return None
 
     def entry(self, name: str) -> ArtifactFile:
-        """The manifest's entry of a file.
+        """Returns the manifest's entry of a file.
 
         Raises:
             KeyError: if the artifact lists no such file.
@@ -124,11 +133,11 @@ class Artifact:
         return _entry(self.manifest, name)
 
     def open(self, name: str, flags: int = 0) -> int:
-        """A new descriptor of a listed file, its kind and size checked; the caller closes it."""
+        """Opens a listed file, checks its kind and size, and returns its descriptor, which the caller closes."""
         return safe_files.open_file(self.folder, name, self.entry(name).size_bytes, flags)
 
     def read_bytes(self, name: str, max_bytes: int) -> bytes:
-        """A listed file of at most `max_bytes` as a whole, its digest checked."""
+        """Reads a whole listed file of at most `max_bytes`, and checks its digest."""
         entry = self.entry(name)
         if entry.size_bytes > max_bytes:
             raise FileSizeError(name, "the size", f"{entry.size_bytes} bytes", f"at most {max_bytes}")
@@ -165,8 +174,8 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
         identity: sha256 that its manifest must have; None takes any.
 
     Raises:
-        ArtifactError: a subclass per cause (runtime/artifact/errors.py), naming file, field, what was found, what was
-            expected.
+        ArtifactError: a subclass per cause (runtime/artifact/errors.py); the text names file, field, the value found
+            and the value expected.
     """
     folder = safe_files.open_folder(str(path))
     try:
@@ -190,8 +199,9 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
         logging.getLogger("coldpress").warning("%s: %s", path, sentence)
     numbers = {plan.name: number for number, plan in enumerate(manifest.plans)}
     usable = manifest.model_copy(update={"plans": plans})
-    kept = {name: tables[name] for name in contents.table_tensors(manifest, {plan.name for plan in plans})}
-    return Artifact(str(path), found, usable, numbers, skipped, folder, kept)
+    # the tables of other plans are freed; `manifest` still has all plans, whose numbers are part of the names
+    used = {name: tables[name] for name in contents.table_tensors(manifest, {plan.name for plan in plans})}
+    return Artifact(str(path), found, usable, numbers, skipped, folder, used)
 
 
 def _read_manifest(folder: safe_files.Folder) -> bytes:
@@ -215,7 +225,7 @@ def _parse_manifest(data: bytes) -> Manifest:
         expected = f"{opened.found}, the sha256 of all other lines"
         raise DigestError(MANIFEST_FILE, sealed.KEY, f"{opened.stated}", expected)
     minor = checks.check_version(values)
-    if opened.stated is None:  # only now, since another version may have none
+    if opened.stated is None:  # only after the version check: manifests of another version may have no seal
         raise SchemaError(MANIFEST_FILE, "the second line", "another one", f"{sealed.KEY}, the sha256 of all others")
     manifest = _validate(opened.body, drop_unknown=minor > FORMAT_MINOR)
     checks.check_manifest(manifest)
@@ -223,7 +233,7 @@ def _parse_manifest(data: bytes) -> Manifest:
 
 
 def _validate(data: bytes, drop_unknown: bool) -> Manifest:
-    """The manifest as a record; fields that a newer minor version has added are left out."""
+    """Returns the manifest as a record, without the fields that a newer minor version has added."""
     try:
         return Manifest.model_validate_json(data, extra="ignore" if drop_unknown else "forbid")
     except ValidationError as error:
@@ -261,7 +271,7 @@ def _load_tensors(folder: safe_files.Folder, manifest: Manifest, name: str) -> d
 
 
 def _check_tables(manifest: Manifest, tables: dict[str, np.ndarray]) -> None:
-    """Every order and every rank is a permutation of its section's units."""
+    """Requires that every order and every rank is a permutation of its section's units."""
     for section in manifest.flash.sections:
         names = [f"order.{section.first_layer}.{section.family}"]
         for name in names + [f"rank.{layer}.{section.family}" for layer in section.layers]:

@@ -1,7 +1,7 @@
-"""Files of an artifact's folder, opened so that no name can lead out of it and no link is followed.
+"""Opens files of an artifact's folder; no name can lead out of the folder, and no link is followed.
 
-Names are checked as text first; then every component is opened relative to the folder's descriptor without following
-links, and what was opened must be a regular file with one name and the size that the manifest gives.
+Names are checked as text first. Then every component is opened relative to the folder's descriptor, without following
+links. The opened file must be a regular file with one name and the size that the manifest gives.
 """
 
 import errno
@@ -25,7 +25,7 @@ WORDS: Mapping[int | None, str] = {
     errno.EMLINK: "a link",
     errno.ENXIO: "a socket",
 }
-"""Error number of opening -> what it says of the artifact; every other one is of the system's own."""
+"""Error number of opening -> what it says about the artifact; all other numbers are faults of the system."""
 REMEDIES: Mapping[int, str] = {
     errno.EACCES: "give yourself the right to read the artifact",
     errno.EPERM: "give yourself the right to read the artifact",
@@ -36,7 +36,7 @@ REMEDIES: Mapping[int, str] = {
 
 
 def check_names(names: Iterable[str], file: str) -> None:
-    """Refuses names that are unsafe anywhere, or equal where letter case does not count.
+    """Refuses names that are unsafe on any system, or that differ only in letter case.
 
     Raises:
         FileNameError: naming the entry of `file`.
@@ -61,7 +61,7 @@ class Folder:
 
 
 def open_folder(path: str) -> Folder:
-    """An artifact's folder.
+    """Opens an artifact's folder.
 
     Raises:
         FileKindError: if there is no such folder.
@@ -77,7 +77,7 @@ def open_folder(path: str) -> Folder:
 
 
 def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: int = 0) -> int:
-    """A descriptor of the file `name` in `folder`, for reading.
+    """Opens the file `name` in `folder` for reading, and returns its descriptor.
 
     Args:
         folder: The artifact's folder.
@@ -96,7 +96,7 @@ def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: i
             last = name.rpartition("/")[2]
             opened = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | flags, dir_fd=parent)
     except OSError as error:
-        if error.errno == errno.EINVAL and flags:  # the file system has no such flag: for the caller to decide
+        if error.errno == errno.EINVAL and flags:  # the file system lacks the flag: the caller decides what to do
             raise
         if error.errno not in WORDS:
             raise refused(name, "opening it", error) from error
@@ -139,7 +139,7 @@ def read_exactly(opened: int, name: str, into: memoryview, offset: int) -> None:
     """Fills `into` from `offset` of a file.
 
     Raises:
-        FileSizeError: if the file ends before, having been shortened while open.
+        FileSizeError: if the file ends too early: it was cut short while open.
         DeviceError: if the device fails.
     """
     done = 0
@@ -153,7 +153,7 @@ def read_exactly(opened: int, name: str, into: memoryview, offset: int) -> None:
 
 @contextmanager
 def telling(name: str, step: str) -> Iterator[None]:
-    """What the system refuses of a file is told as such: it says nothing of the artifact.
+    """Turns a system error on a file into a DeviceError, since it does not mean that the artifact is wrong.
 
     Raises:
         DeviceError: in place of an OSError.
@@ -165,6 +165,6 @@ def telling(name: str, step: str) -> Iterator[None]:
 
 
 def refused(name: str, step: str, error: OSError) -> DeviceError:
-    """What the system said of a step, such as a read, and what can be done about it."""
+    """Makes the error for a step that the system refused, such as a read, with a remedy."""
     remedy = REMEDIES.get(error.errno or 0, "check the storage device")
     return DeviceError(name, step, f"failing ({os.strerror(error.errno or 0)})", "data", f"{remedy}, then try again")

@@ -1,4 +1,4 @@
-"""The one strict JSON parser: what Python's own reader lets pass is refused here, for artifacts and checkpoints alike.
+"""Parses JSON strictly, for artifacts and for checkpoints: refuses what Python's own parser accepts.
 
 Refused: a byte order mark, text that is not UTF-8, duplicate keys, NaN and Infinity (also as 1e999), integers beyond a
 limit, lone surrogates, nesting deeper than a limit, more values than a limit. Size, depth and values are counted before
@@ -19,7 +19,7 @@ from coldpress.schemas.base import MAX_EXACT_INTEGER
 from coldpress.schemas.errors import ColdpressError
 
 Refuse = Callable[[str, str], ColdpressError]
-"""(what the text is, what was expected) -> the error to raise; phrases that follow `is` and `expected`."""
+"""(found, expected) -> the error to raise; phrases that follow `is` and `expected`."""
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -27,7 +27,7 @@ NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 @dataclass(frozen=True)
 class Limits:
-    """What a text may be at most."""
+    """The largest text that is accepted."""
 
     size_bytes: int
     depth: int
@@ -42,19 +42,19 @@ class Limits:
 ARTIFACT = Limits(size_bytes=16 << 20, depth=32, integer=MAX_EXACT_INTEGER, values=1 << 19, names=1 << 19)
 MANIFEST = replace(ARTIFACT, names=1000)
 FOREIGN = Limits(size_bytes=16 << 20, depth=64, integer=10**64, values=1 << 19, names=1 << 19)
-"""Settings that others wrote: tokenizer_config.json says model_max_length = 10**30 where there is no limit."""
+"""For settings that others wrote: tokenizer_config.json says model_max_length = 10**30 for "no limit"."""
 
 
 def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:
-    """The value of strict JSON text.
+    """Returns the value of strict JSON text.
 
     Args:
         data: The text in UTF-8.
-        refuse: Makes the error, of the class that fits the file, which it names.
-        limits: Of size, depth, integers and values.
+        refuse: Makes the error, which names the file.
+        limits: The limits of size, depth, integers and values.
 
     Raises:
-        ColdpressError: what `refuse` makes, if the text is anything else.
+        ColdpressError: made by `refuse`, if the text is not strict JSON or exceeds a limit.
     """
     if len(data) > limits.size_bytes:
         raise refuse(f"{len(data)} bytes long", f"at most {limits.size_bytes}")
@@ -68,7 +68,7 @@ def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:
             parse_float=reader.number,
             parse_constant=reader.number,
         )
-        if SURROGATE.search(data):  # the only way in which JSON writes what UTF-8 cannot
+        if SURROGATE.search(data):  # only an escape can bring in a lone surrogate; without one the walk is not needed
             reader.check(value)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise refuse(f"not JSON ({error})", "strict JSON in UTF-8") from error
@@ -76,7 +76,11 @@ def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:
 
 
 def _check_structure(data: bytes, refuse: Refuse, limits: Limits) -> None:
-    """Depth and number of values, from the brackets and commas outside strings; what follows an error may count too."""
+    """Refuses too much depth and too many values, counted as brackets and commas outside strings.
+
+    It runs before parsing, so that the parser cannot run out of memory or stack. In text that is no JSON it may count
+    wrongly; such text is refused anyway.
+    """
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # strings now end at the next quotation mark
     num_strings = plain.count(b'"') // 2
     if num_strings > 2 * limits.values:  # a name and what it names
@@ -94,7 +98,7 @@ def _check_structure(data: bytes, refuse: Refuse, limits: Limits) -> None:
 class _Reader:
     def __init__(self, refuse: Refuse, limits: Limits) -> None:
         self._refuse, self._limits = refuse, limits
-        self._max_digits = len(str(limits.integer)) + 1  # and a sign; int() of more takes quadratic time
+        self._max_digits = len(str(limits.integer)) + 1  # one for the sign; int() of a longer text takes quadratic time
 
     def object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(pairs) > self._limits.names:
@@ -118,7 +122,7 @@ class _Reader:
         return value
 
     def check(self, value: Any) -> None:
-        """Refuses texts that cannot be written back as UTF-8, at any depth."""
+        """Refuses strings with lone surrogates, at any depth: UTF-8 cannot hold them."""
         if isinstance(value, str) and not is_encodable(value):
             raise self._refuse(f"text with the string {short(value)}", "strings without lone surrogates")
         if isinstance(value, dict):
@@ -131,7 +135,7 @@ class _Reader:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text is Unicode that UTF-8 can hold: without lone surrogates."""
+    """Returns whether UTF-8 can hold a text: it has no lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""An artifact's safetensors files, read strictly: what the library lets pass (duplicate keys, any name, any field) is
-refused.
+"""Reads an artifact's safetensors files strictly: refuses duplicate keys, odd names and unknown fields, which the
+library accepts.
 
 The header is parsed and every bound checked against the real file size before a byte of data is allocated. Tensors are
-read in file order, so that the file's digest comes from the same pass.
+read in file order, so that the same pass computes the file's digest.
 """
 
 import functools
@@ -38,10 +38,10 @@ class TensorFile:
     header: bytes
     tensors: tuple[TensorEntry, ...]
     remedy: str
-    """What to do where it is not what it should be."""
+    """Ends the errors about this file."""
 
     def check_contents(self, expected: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], exact: bool) -> None:
-        """Refuses a file that lacks one of `expected` (name to dtype and shape), or, if `exact`, has another one."""
+        """Refuses a file that lacks a tensor of `expected` (name -> dtype and shape) or, if `exact`, has any other."""
         present = {tensor.name: (numpy_dtype(tensor), tensor.shape) for tensor in self.tensors}
         for name, (dtype, shape) in expected.items():
             wanted = f"{np.dtype(dtype).name} {list(shape)}"
@@ -57,7 +57,7 @@ class TensorFile:
 
 
 def read_header(opened: int, file: str, size_bytes: int, remedy: str = DAMAGED) -> TensorFile:
-    """Parses and checks the header of an open file of `size_bytes`; `remedy` is what to do where it is no such file.
+    """Parses and checks the header of an open file of `size_bytes`; `remedy` ends the errors about it.
 
     Raises:
         TensorFileError: naming what is wrong.
@@ -69,12 +69,12 @@ def read_header(opened: int, file: str, size_bytes: int, remedy: str = DAMAGED) 
 
 
 def numpy_dtype(tensor: TensorEntry) -> np.dtype[Any]:
-    """The little-endian dtype of a tensor's values."""
+    """Returns the little-endian dtype of a tensor's values."""
     return np.dtype(NUMPY_NAMES[tensor.dtype]).newbyteorder("<")
 
 
 def read_arrays(opened: int, layout: TensorFile) -> tuple[dict[str, np.ndarray], str]:
-    """All tensors as arrays of their own, and the sha256 of the whole file, from one pass."""
+    """Reads all tensors as separate arrays, and computes the sha256 of the whole file, in one pass."""
     digest = hashlib.sha256(layout.header)
     arrays: dict[str, np.ndarray] = {}
     for tensor in layout.tensors:
@@ -87,7 +87,7 @@ def read_arrays(opened: int, layout: TensorFile) -> tuple[dict[str, np.ndarray],
 
 
 def load(opened: int, layout: TensorFile, sha256: str) -> dict[str, np.ndarray]:
-    """All tensors as arrays of their own.
+    """Reads all tensors as separate arrays.
 
     Raises:
         DigestError: if the file's content is not what the manifest says.

@@ -1,8 +1,8 @@
-"""The one strict reader of safetensors headers, for artifacts and checkpoints alike, and its inverse.
+"""Reads safetensors headers strictly, for artifacts and for checkpoints, and writes them.
 
-A file is: 8 bytes length n, n bytes of JSON, data. The tensors must tile the data exactly, in some order: no hole, no
-overlap, nothing behind them; names must be plain, keys distinct, sizes equal shape times dtype (the format's own
-README, and what libraries accept beyond it). Everything is held against the file's real size before any data is read.
+A file is: 8 bytes length n, n bytes of JSON, data. The tensors must tile the data exactly, in any order: no hole, no
+overlap, nothing behind them. Names must be plain, keys distinct, sizes equal shape times dtype (the format's README;
+libraries accept more). Everything is checked against the file's real size before any data is read.
 """
 
 import json
@@ -23,39 +23,39 @@ ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-"""Size of one value by the format's code of its type."""
+"""The format's code of a type -> bytes of one value."""
 CODES = {
     **{"int64": "I64", "float64": "F64", "float32": "F32", "uint32": "U32", "int32": "I32"},
     **{"float16": "F16", "uint16": "U16", "uint8": "U8"},
 }
-"""Codes of numpy's dtypes, in the order in which the safetensors library lays out arrays."""
+"""numpy's dtypes -> codes, in the order in which the safetensors library lays out arrays."""
 NUMPY_NAMES = {code: name for name, code in CODES.items()}
 
 Refuse = Callable[[str, str, str], ColdpressError]
-"""(field, what it is, what was expected) -> the error to raise."""
+"""(field, found, expected) -> the error to raise."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What one kind of file may hold."""
+    """What the headers of one kind of file may hold."""
 
     dtypes: tuple[str, ...]
     """Codes of `ITEM_BYTES`."""
     name: re.Pattern[str]
     name_words: str
-    """What `name` matches, in words."""
+    """A description of the names that `name` matches, for errors."""
     rank: tuple[int, int]
     """Least and largest number of dimensions."""
     may_be_empty: bool
     """Whether a dimension may be 0."""
     max_metadata: int
-    """Texts that `__metadata__` may have."""
+    """Most entries of `__metadata__`."""
     json: strict_json.Limits
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a file: the code of its type, its shape, and where its bytes lie in the file."""
+    """One tensor of a file: the code of its type, its shape, and the range of its bytes in the file."""
 
     name: str
     dtype: str
@@ -65,7 +65,11 @@ class TensorEntry:
 
 
 def make_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, dict[str, TensorEntry]]:
-    """(a file's first bytes, where each tensor lies) for tensors one behind another: name, numpy's dtype, shape."""
+    """Makes the header of tensors, each (name, numpy's dtype, shape), that follow each other without gaps.
+
+    Returns:
+        The file's bytes before the first tensor, and name -> entry.
+    """
     header: dict[str, object] = {}
     placed: list[TensorEntry] = []
     end = 0
@@ -74,7 +78,7 @@ def make_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[by
         header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, end]}
         placed.append(TensorEntry(name, CODES[dtype], shape, start, end))
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # data starts at a multiple of 8 bytes, as in files of the library
     base = 8 + len(text)
     entries = {
         entry.name: replace(entry, start_bytes=base + entry.start_bytes, stop_bytes=base + entry.stop_bytes)
@@ -84,11 +88,14 @@ def make_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[by
 
 
 def read_header(opened: int, size_bytes: int, rules: Rules, refuse: Refuse) -> tuple[bytes, tuple[TensorEntry, ...]]:
-    """(the bytes before the first tensor, the tensors in the order of their bytes) of an open file of `size_bytes`.
+    """Reads and checks the header of an open file of `size_bytes`.
+
+    Returns:
+        The bytes before the first tensor, and the tensors in the order of their bytes.
 
     Raises:
-        ColdpressError: what `refuse` makes.
-        OSError: what the system says of a read.
+        ColdpressError: made by `refuse`, if the header breaks a rule.
+        OSError: if the system refuses a read.
     """
     prefix = os.pread(opened, 8, 0)
     if len(prefix) < 8:
@@ -141,7 +148,7 @@ def _are_counts(values: Any) -> bool:
 
 
 def _check_tiling(entries: list[TensorEntry], data_start: int, size_bytes: int, refuse: Refuse) -> None:
-    """No holes, no overlaps, nothing behind the last tensor."""
+    """Refuses holes, overlaps, and bytes behind the last tensor."""
     end = data_start
     for entry in entries:
         field = f"tensor {entry.name}"

@@ -1,4 +1,4 @@
-"""The command line of `coldpress-run`: its commands, their flags and their help. Parses, and does nothing else."""
+"""Declares the command line of `coldpress-run`: commands, flags and help. It only parses."""
 
 import argparse
 import re
@@ -86,7 +86,7 @@ def _number(text: str) -> float:
 
 
 class _Once(argparse.Action):
-    """Of a flag that others take several times: all but the last one would not be heeded."""
+    """Refuses a flag that is given twice: argparse would silently keep only the last value."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
@@ -97,7 +97,7 @@ class _Once(argparse.Action):
 
 
 def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | None]]) -> argparse.ArgumentParser:
-    """The parser; the namespace it gives has `run`, the function of the command that was named."""
+    """Builds the parser; its namespace has `run`, the function of the chosen command."""
     parser = Parser(
         prog="coldpress-run",
         description="Runs compiled language models from flash.",
@@ -171,7 +171,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         type=_number,
         default=1.0,
         metavar="R",
-        help="divide the logits of tokens that there were, on greedy decoding, too (default: 1)",
+        help="divide the logits of tokens of the prompt and of the text so far, in greedy decoding, too (default: 1)",
     )
     parser.add_argument(
         "--stop",
@@ -185,13 +185,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         type=_whole,
         default=0,
         metavar="N",
-        help="of the draws; of several prompts, each has one more than the one before (default: 0)",
+        help="seed of the draws; with several prompts, N for the first, N + 1 for the second, ... (default: 0)",
     )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end of the text")
     _add_draft(parser)
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="record what was selected, for `simulate`")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="record the selected units, for `simulate`")
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object, or one of each of --prompts, and nothing else"
+        "--json", action="store_true", help="print one JSON object, or one per prompt of --prompts, and nothing else"
     )
     parser.add_argument(
         "--modelled", action="store_true", help="also tell what the run would take on the artifact's device, by its law"
@@ -215,7 +215,7 @@ def _add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-budget",
         metavar="BYTES",
-        help="of the DRAM, what the draft artifact may take (default: its largest plan)",
+        help="the part of the DRAM that the draft artifact may take (default: its largest plan)",
     )
 
 
@@ -223,7 +223,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--prompt", action=_Once, metavar="TEXT", help="text to continue")
     group.add_argument(
-        "--prompt-ids", action=_Once, type=_token_ids, metavar="IDS", help="its token ids instead, such as 1,2,3"
+        "--prompt-ids", action=_Once, type=_token_ids, metavar="IDS", help="token ids to continue, such as 1,2,3"
     )
     parser.add_argument(
         "--tokens", type=_at_least_one, default=32, metavar="N", help="tokens decoded per run (default: 32)"
@@ -235,7 +235,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ladder",
         action="store_true",
-        help="measure what each mechanism brings, one more at a time, up to the plan's selector, cache and gap; the "
+        help="measure the gain of each mechanism, adding one at a time, up to the plan's selector, cache and gap; the "
         "steps are explained below",
     )
     parser.add_argument(
@@ -243,15 +243,15 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         type=_at_least_one,
         default=1,
         metavar="N",
-        help=f"decode so many sequences at once, up to {FEW_TOKENS}, drawn at temperature 1 (default: 1, greedy)",
+        help=f"decode N sequences at once, up to {FEW_TOKENS}, drawn at temperature 1 (default: 1, greedy)",
     )
     parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
     parser.add_argument(
         "--place",
         type=Path,
         metavar="PATH",
-        help="with --emulate: a file of at least 16 MiB, or a folder, on the artifact's disk, whose speed is measured "
-        "there (default: the artifact's folder)",
+        help="with --emulate: a file of at least 16 MiB, or a folder, on the artifact's disk; the disk's speed is "
+        "measured on it (default: the artifact's folder)",
     )
     _add_caps(parser)
 
@@ -263,16 +263,20 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
     parser.add_argument("--cache", metavar="NAME", help=f"a cache policy other than the plan's ({OPTIONS_HELP})")
     _add_reading(parser)
-    parser.add_argument("--device", metavar="DEVICE", help=f"{DEVICE_HELP} (default: the artifact's own device)")
+    parser.add_argument("--device", metavar="DEVICE", help=f"{DEVICE_HELP} (default: the artifact's device)")
 
 
 def _add_emulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("emulate", metavar="DEVICE", help=DEVICE_HELP)
     parser.add_argument(
-        "--place", type=Path, default=Path(), metavar="PATH", help="on the disk to cap (default: the current folder)"
+        "--place",
+        type=Path,
+        default=Path(),
+        metavar="PATH",
+        help="a file or folder on the disk to cap (default: the current folder)",
     )
     _add_caps(parser)
-    parser.add_argument("command", nargs="+", metavar="CMD", help="behind --: the command and its arguments")
+    parser.add_argument("command", nargs="+", metavar="CMD", help="after --: the command and its arguments")
 
 
 def _add_caps(parser: argparse.ArgumentParser) -> None:
@@ -280,9 +284,9 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
         "--scale",
         type=_number,
         metavar="F",
-        help="emulate this share of the device's reads and bytes per second (default: what the disk can give)",
+        help="emulate this share of the device's reads and bytes per second (default: as much as the disk can give)",
     )
-    parser.add_argument("--memory", metavar="BYTES", help="cap of all memory (default: the device's DRAM budget)")
+    parser.add_argument("--memory", metavar="BYTES", help="cap on all memory (default: the device's DRAM budget)")
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
@@ -299,20 +303,20 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache",
         choices=KV_CACHE_FORMATS,
-        help="how keys and values are kept; what int8 saves of the budget is for units (default: as the plan says)",
+        help="format of keys and values; units get the DRAM that int8 saves (default: as the plan says)",
     )
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group(required=True)
-    several = f"up to {FEW_TOKENS} times, for texts that are continued at once"
+    several = f"up to {FEW_TOKENS} times, to continue several texts at once"
     group.add_argument("--prompt", action="append", metavar="TEXT", help=f"text to continue; {several}")
     group.add_argument(
         "--prompt-ids",
         action="append",
         type=_token_ids,
         metavar="IDS",
-        help="its token ids instead, such as 1,2,3; as often",
+        help=f"token ids to continue, such as 1,2,3; {several}",
     )
     group.add_argument(
         "--prompts",
@@ -325,7 +329,7 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         "--batch",
         type=_at_least_one,
         metavar="N",
-        help=f"of --prompts, continue so many at once at most (default: {FEW_TOKENS}, or what the DRAM budget holds)",
+        help=f"continue at most N of --prompts at once (default: {FEW_TOKENS}, or as many as the DRAM budget holds)",
     )
 
 
@@ -346,9 +350,9 @@ def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: st
         "--activations",
         default=DEFAULT_ACTIVATIONS,
         metavar="FORMAT",
-        help=f"what decoding rounds vectors to that it multiplies 4- and 8-bit weights with (known: "
+        help=f"type to which decoding rounds vectors before it multiplies them with 4- and 8-bit weights (known: "
         f"{', '.join(ACTIVATIONS)}; default: {DEFAULT_ACTIVATIONS})",
     )
     parser.add_argument(
-        "--device", metavar="DEVICE", help=f"with --flash simulated, {DEVICE_HELP} (default: the artifact's own device)"
+        "--device", metavar="DEVICE", help=f"with --flash simulated, {DEVICE_HELP} (default: the artifact's device)"
     )

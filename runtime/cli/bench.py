@@ -1,7 +1,7 @@
-"""Decoding speed and flash traffic of an artifact on this machine, per selector and cache policy.
+"""Measures decoding speed and flash traffic of an artifact on this machine, per selector and cache policy.
 
-Every combination runs in a session of its own: the same prompt, several times, so that the first run finds a cold cache
-and the others a warm one. Reads nothing outside the artifact; gives one row per combination.
+Each combination runs in a new session: the same prompt, several times, so that the first run finds a cold cache and the
+others a warm one. Reads nothing outside the artifact; returns one row per combination.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from coldpress.schemas.metrics import RunMetrics
 
 @dataclass(frozen=True)
 class Row:
-    """One combination. Traffic is per decoded token over all runs; speed is the median run's, of all sequences."""
+    """One combination. Traffic is per decoded token over all runs; speed is that of all sequences in the median run."""
 
     selector: str
     cache: str
     batch: int
-    """Sequences that were decoded at once."""
+    """Number of sequences decoded at once."""
     tokens_per_s: float
     reads_per_token: float
     read_bytes_per_token: float
@@ -37,7 +37,7 @@ class Row:
     dram_budget_bytes: int
     peak_rss_bytes: int
     per_token: TokenSpreads
-    """Over the decoded tokens of all runs; of several sequences, over passes, each of which gives one token of each."""
+    """Over the decoded tokens of all runs; with several sequences, over passes that decode one token of each."""
 
 
 def run(
@@ -48,15 +48,15 @@ def run(
     num_runs: int,
     batch: int = 1,
 ) -> list[Row]:
-    """A row for each (selector, cache) of `combinations`; None is what the plan says.
+    """Measures each (selector, cache) of `combinations`; returns one row for each.
 
     Args:
-        open_session: Gives a fresh session for a selector and a cache.
-        combinations: What to compare.
+        open_session: Opens a new session for a selector and a cache.
+        combinations: Selectors and caches; None takes the plan's.
         prompt_ids: The prompt of every run.
-        num_tokens: Tokens decoded per run, behind the first one, at least 1.
+        num_tokens: Tokens decoded per run after the first one, at least 1.
         num_runs: Runs per combination, at least 1.
-        batch: Sequences that are decoded at once.
+        batch: Number of sequences decoded at once.
     """
     return [
         measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch)
@@ -65,7 +65,7 @@ def run(
 
 
 def measure(session: Session, prompt_ids: Sequence[int], num_tokens: int, num_runs: int, batch: int = 1) -> Row:
-    """The row of a session; see `run`. One sequence is greedy; several are drawn, so that they differ."""
+    """Measures one session; see `run`. One sequence is greedy; several are drawn, so that they differ."""
     if batch == 1:
         one = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True) for _ in range(num_runs)]
         return _summarize(session, [(done.metrics, done.tokens[1:]) for done in one], batch)
@@ -103,12 +103,12 @@ def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Toke
 
 
 def as_data(rows: list[Row]) -> dict[str, Any]:
-    """JSON-ready figures."""
+    """Returns the rows as JSON-ready data."""
     return {"runs": [asdict(row) for row in rows]}
 
 
 def render(rows: list[Row]) -> str:
-    """The table for people."""
+    """Formats the rows as a table for people."""
     head = (
         "selector",
         "cache",

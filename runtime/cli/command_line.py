@@ -1,4 +1,4 @@
-"""The command-line parser of all our commands: it refuses in one sentence, as everything else does."""
+"""Parses the command line of all our commands; refuses a mistake in one sentence."""
 
 import argparse
 import sys
@@ -10,9 +10,9 @@ EXIT_BAD_INPUT = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one sentence, without pages of usage; so are those of its commands."""
+    """An `ArgumentParser` whose errors are one sentence without usage; parsers of its commands inherit that."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with exit code 2."""
+        """Prints the error and ends the process with exit code 2."""
         print(f"error: {printable(clipped(message, 500))}; see `{self.prog} --help`", file=sys.stderr)
         raise SystemExit(EXIT_BAD_INPUT)

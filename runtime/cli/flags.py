@@ -1,4 +1,4 @@
-"""From the flags of `coldpress-run` to what the runtime's modules take."""
+"""Turns the flags of `coldpress-run` into arguments of the runtime's modules."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ def open_session(
     dram_budget_bytes: int | None,
     recorder: Recorder | None = None,
 ) -> Session:
-    """A session for the flags, with this selector, cache and budget."""
+    """Opens a session for the flags, with this selector, cache and budget."""
     return Session(
         arguments.artifact,
         dram_budget_bytes=dram_budget_bytes,
@@ -43,7 +43,7 @@ def open_session(
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:
-    """How next tokens are chosen."""
+    """Returns how the flags choose the next tokens."""
     return Sampling(
         temperature=arguments.temperature,
         top_p=arguments.top_p,
@@ -55,12 +55,12 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
 
 
 def budget_of(arguments: argparse.Namespace) -> int | None:
-    """`--dram-budget` in bytes."""
+    """Returns `--dram-budget` in bytes; None if it is not given."""
     return None if arguments.dram_budget is None else parse_bytes(arguments.dram_budget)
 
 
 def device_of(arguments: argparse.Namespace) -> DeviceProfile | None:
-    """The device to simulate; None for the artifact's own."""
+    """Returns the device to simulate; None for the device that the artifact was compiled for."""
     if arguments.device is None:
         return None
     if getattr(arguments, "flash", "simulated") != "simulated":
@@ -69,7 +69,7 @@ def device_of(arguments: argparse.Namespace) -> DeviceProfile | None:
 
 
 def prompts_of(arguments: argparse.Namespace, artifact: Artifact) -> list[list[int]]:
-    """The ids of each prompt, of which there is at least one."""
+    """Returns the token ids of each prompt; there is at least one prompt."""
     if arguments.prompt_ids is not None:
         return arguments.prompt_ids
     codec = TextCodec(artifact)
@@ -77,7 +77,7 @@ def prompts_of(arguments: argparse.Namespace, artifact: Artifact) -> list[list[i
 
 
 def prompt_ids_of(arguments: argparse.Namespace, artifact: Artifact) -> list[int]:
-    """The ids of the one prompt of `bench`; without a prompt, the token that begins every text."""
+    """Returns the token ids of the prompt of `bench`; without a prompt, the beginning-of-sequence token, or else 0."""
     if arguments.prompt_ids is not None:
         return arguments.prompt_ids
     if arguments.prompt is None:
@@ -86,9 +86,9 @@ def prompt_ids_of(arguments: argparse.Namespace, artifact: Artifact) -> list[int
 
 
 def _process_age_s() -> float:
-    """Seconds since this process started, interpreter and imports included; 0 where the system does not say."""
+    """Returns the seconds since this process started, interpreter and imports included; 0 if they are unknown."""
     try:
-        # field 22 of the line, counted behind the name in parentheses, which may contain spaces
+        # field 22 of the line, counted from behind the name in parentheses, since the name may contain spaces
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):

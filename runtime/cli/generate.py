@@ -1,7 +1,7 @@
-"""`coldpress-run generate`: runs a session as the flags say and prints the text as it comes, or one JSON object.
+"""`coldpress-run generate`: runs a session as the flags say, and prints the text token by token, or one JSON object.
 
-Several prompts are continued at once (runtime/generate/batch.py), and printed in their order when all have ended; those
-of a file are runtime/cli/generate_file.py's.
+Several prompts are continued at once (runtime/generate/batch.py), and printed in order when all have ended.
+runtime/cli/generate_file.py handles the prompts of a file.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from coldpress.runtime.trace import Recorder
 from coldpress.schemas.errors import ColdpressError
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What a stranger's tokenizer could move a terminal's cursor with."""
+"""Control characters with which a stranger's tokenizer could move a terminal's cursor; tab and line feed may stay."""
 
 
 def generate(arguments: argparse.Namespace) -> None:
-    """Continues one or several prompts and prints what came."""
+    """Continues one or several prompts and prints the results."""
     _check_flags(arguments)
     recorder = _recorder(arguments.trace)
     if arguments.prompts is not None:
@@ -155,13 +155,13 @@ def _text_stream(arguments: argparse.Namespace, prompt_ids: list[int], codec: Te
 def _writer(
     prompt_ids: list[int], codec: TextCodec | None, text: TextStream | None, out: TextIO
 ) -> Callable[[Token], bool]:
-    """A function that writes new tokens as they come, the first one after the prompt, and says when a stop has come."""
+    """Returns a function that writes the prompt, then each new token, and returns whether a stop string was found."""
     begun = False
 
     def write(token: Token) -> bool:
         nonlocal begun
         before = ""
-        if not begun:  # now that the session has found the prompt's ids to be ids
+        if not begun:  # only now: the session has checked the prompt's ids before it gives a token
             before, begun = codec.decode(prompt_ids) if codec else _spaced(prompt_ids), True
         out.write(_shown(before + (text.add(token.id) if text else f" {token.id}")))
         out.flush()
@@ -179,18 +179,18 @@ def _shown(text: str) -> str:
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
-    """Refuses flags of drafts and of batches that would not be heeded."""
+    """Refuses flags of drafts and batches that would have no effect."""
     draft = arguments.draft
     if arguments.batch is not None and arguments.prompts is None:
-        raise ColdpressError("--batch is how many of --prompts go on at once, and there is no such file; leave it out")
+        raise ColdpressError("--batch needs a file of --prompts, and there is none; leave it out")
     if arguments.batch is not None and arguments.batch > FEW_TOKENS:
         raise ColdpressError(f"--batch is {arguments.batch}, expected 1 to {FEW_TOKENS}; leave it out for all of them")
     if draft is not None and (arguments.prompts is not None or len(_prompts(arguments)) > 1):
         raise ColdpressError(f"--draft '{draft}' is for one prompt, and there are several; leave it out")
     if draft is None and arguments.draft_tokens is not None:
-        raise ColdpressError("--draft-tokens is what a draft proposes at once, and there is none; leave it out")
+        raise ColdpressError("--draft-tokens needs a draft, and there is none; leave it out")
     if draft in (None, *plugins.names("coldpress.runtime.drafts")) and arguments.draft_budget is not None:
-        raise ColdpressError("--draft-budget is what a draft artifact may take, and there is none; leave it out")
+        raise ColdpressError("--draft-budget needs a draft artifact, and there is none; leave it out")
 
 
 def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
@@ -199,7 +199,7 @@ def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
 
 
 def _draft_session(arguments: argparse.Namespace) -> Session | None:
-    """The session of a draft artifact; None where the draft is none."""
+    """Opens a session of the draft artifact; None if --draft names no artifact."""
     if arguments.draft is None or arguments.draft in plugins.names("coldpress.runtime.drafts"):
         return None
     budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
@@ -213,11 +213,11 @@ def _draft_session(arguments: argparse.Namespace) -> Session | None:
 
 
 def _recorder(path: Path | None) -> Recorder | None:
-    """A recorder if there is a place for its trace, which is better known before the run than after it."""
+    """Makes a recorder for `path`; refuses before the run a path that could not be written after it."""
     if path is not None and not path.parent.is_dir():
         raise ColdpressError(f"{path}: there is no folder {path.parent}; make it, or write the trace elsewhere")
     if path is not None and path.is_symlink() | (path.exists() and not path.is_file()):
-        raise ColdpressError(f"{path}: is no regular file, which a trace would replace; write the trace elsewhere")
+        raise ColdpressError(f"{path}: is not a regular file, and a trace would replace it; write the trace elsewhere")
     if path is not None and not os.access(path.parent, os.W_OK):
         raise ColdpressError(f"{path}: {path.parent} is a folder that is not writable; write the trace elsewhere")
     return None if path is None else Recorder()
@@ -226,5 +226,5 @@ def _recorder(path: Path | None) -> Recorder | None:
 def _save_trace(recorder: Recorder, path: Path) -> None:
     try:
         recorder.save(path)
-    except SafetensorError as error:  # how the library reports that a file cannot be written
+    except SafetensorError as error:  # the library raises it when it cannot write a file
         raise ColdpressError(f"{path}: the trace cannot be written ({error})") from error

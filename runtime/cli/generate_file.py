@@ -1,7 +1,7 @@
 """`coldpress-run generate --prompts FILE`: continues the prompts of a file of any length, in bounded memory.
 
-Results are JSON lines in the order of the prompts, each printed as soon as it and those before it have ended; figures
-go to standard error.
+Results are JSON lines in the order of the prompts; a line is printed as soon as its prompt and all earlier ones have
+ended. Figures go to standard error.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from coldpress.schemas.errors import ColdpressError
 
 
 def generate_file(arguments: argparse.Namespace, session: Session) -> None:
-    """Continues every prompt of the file and prints what came."""
+    """Continues every prompt of the file and prints the results."""
     codec = TextCodec.of(session.artifact)
     if codec is None and arguments.stop:
         raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
@@ -50,7 +50,7 @@ def generate_file(arguments: argparse.Namespace, session: Session) -> None:
 
 @dataclass
 class _Text:
-    """That of a prompt that was taken and not printed yet."""
+    """The text of a prompt that has begun and is not printed yet."""
 
     prompt_ids: list[int]
     stream: TextStream | None
@@ -58,7 +58,7 @@ class _Text:
 
 
 class _Texts:
-    """The texts of prompts by their numbers."""
+    """The texts of prompts, by the prompts' numbers."""
 
     def __init__(self, codec: TextCodec | None, stops: Sequence[str]) -> None:
         self._codec, self._stops = codec, stops
@@ -66,13 +66,13 @@ class _Texts:
         self._num_given = 0
 
     def noted(self, prompts: Iterator[list[int]]) -> Iterator[list[int]]:
-        """The same prompts, which have a text each as they are taken."""
+        """Yields the prompts unchanged, and begins a text for each."""
         for number, ids in enumerate(prompts):
             self._texts[number] = _Text(ids, TextStream(self._codec, ids, self._stops) if self._codec else None)
             yield ids
 
     def add(self, number: int, token: Token) -> bool:
-        """Takes one more token; whether a stop string has come."""
+        """Adds a token to a text, and returns whether a stop string was found."""
         stream = self._texts[number].stream
         if stream is None:
             return False
@@ -80,7 +80,7 @@ class _Texts:
         return stream.stop is not None
 
     def result(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """What is printed of the next prompt, which has these tokens and no more."""
+        """Returns the printed line of the next prompt, whose new tokens are `tokens`, and drops its text."""
         text = self._texts.pop(self._num_given)
         self._num_given += 1
         return {

@@ -1,10 +1,10 @@
-"""An artifact as a model of lm-evaluation-harness: `python -m coldpress.runtime.cli.harness run --model coldpress
---tasks …`.
+"""Serves an artifact to lm-evaluation-harness as a model.
 
-The command line is the harness's own (extra `eval`); `--model_args artifact=FOLDER` names the artifact, and
-`dram_budget=…`, `selector=…`, `cache=…` change its plan as they do for `coldpress-run`. It scores what the runtime does
-in use: the prompt is computed densely, the rest token by token through selector and cache. With `sparse_prompt=true`
-the prompt goes through the selector, too, as papers on sparsity measure.
+Run `python -m coldpress.runtime.cli.harness run --model coldpress --tasks …` (extra `eval`): it takes the harness's
+command line. `--model_args artifact=FOLDER` names the artifact, and `dram_budget=…`, `selector=…`, `cache=…` change its
+plan as they do for `coldpress-run`. Scores are those of normal use: the prompt is computed densely, the rest token by
+token through selector and cache. With `sparse_prompt=true` the prompt goes through the selector, too, as papers on
+sparsity measure.
 """
 
 import sys
@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
     raise ColdpressError("lm-evaluation-harness is not installed; pip install 'coldpress[eval]'") from error
 
 MAX_NEW_TOKENS = 256
-"""Length of an answer where a task does not say, as in the harness's own models."""
+"""Length of an answer if a task gives none, as in the models of the harness."""
 NO_NETWORK = (
     "without a network, give a task whose data is in local files: a YAML file with `dataset_path: json` and "
     "`dataset_kwargs: {data_files: {test: /path/items.jsonl}}`, its folder with --include_path"
@@ -58,13 +58,13 @@ class ArtifactModel(TemplateLM):
         """Opens the artifact.
 
         Args:
-            artifact: Its folder.
-            dram_budget: Bytes, or with a unit; None for the artifact's largest plan.
-            selector: None for the plan's.
-            cache: None for the plan's.
-            activations: What decoding rounds vectors to.
+            artifact: The artifact's folder.
+            dram_budget: Bytes, or an amount with a unit; None for the artifact's largest plan.
+            selector: A method of runtime/sparsity; None for the plan's.
+            cache: A policy of runtime/cache; None for the plan's.
+            activations: The type to which decoding rounds vectors before it multiplies them with codes.
             sparse_prompt: Whether every token but the first goes through the selector; also as text, `true` or `false`.
-            others: Arguments that the harness gives every model: a batch size and a device, which do not apply.
+            others: Arguments that the harness gives every model: a batch size and a device. They are ignored.
 
         Raises:
             ArtifactError: if the artifact is damaged or has no tokenizer.
@@ -90,29 +90,29 @@ class ArtifactModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """An end-of-text token; the beginning's where the model has none."""
+        """Returns an end-of-sequence token; if the model has none, the beginning-of-sequence token, or else 0."""
         ids = (*self._spec.eos_token_ids, *(() if self._spec.bos_token_id is None else (self._spec.bos_token_id,)))
         return ids[0] if ids else 0
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that a text without a prompt begins with."""
+        """Returns the token with which a text without a prompt begins."""
         return self.eot_token_id if self._spec.bos_token_id is None else self._spec.bos_token_id
 
     @property
     def max_length(self) -> int:
-        """Tokens of prompt and continuation."""
+        """Returns the most tokens of prompt and continuation together."""
         return self._session.plan.context_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The ids of a text: as a prompt, or without the token that the tokenizer puts in front of a prompt."""
+        """Encodes a text as a prompt; `add_special_tokens=False` removes a leading beginning-of-sequence token."""
         ids = self._codec.encode(string)
         if add_special_tokens is False and ids[:1] == [self._spec.bos_token_id]:
             return ids[1:]
         return ids
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """As the harness does it; refuses requests without a token, with which it fails."""
+        """Scores requests as the harness does; refuses those without a token, on which the harness fails."""
         for context, continuation in (request.args for request in requests):
             if not context and not self.tok_encode(continuation, add_special_tokens=False):
                 raise ColdpressError(
@@ -124,7 +124,7 @@ class ArtifactModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        """(log-likelihood of the continuation in nats, whether greedy decoding gives it), for each request."""
+        """Returns (log-likelihood of the continuation in nats, whether greedy decoding gives it) per request."""
         found = []
         for texts, context, continuation in requests:
             scored = self._scored(context, continuation)
@@ -134,7 +134,7 @@ class ArtifactModel(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of each whole text, in windows of the context's length that do not overlap."""
+        """Returns the log-likelihood of each whole text, in windows of the context's length that do not overlap."""
         found = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
@@ -158,7 +158,7 @@ class ArtifactModel(TemplateLM):
         return found
 
     def _continued(self, prompt: str, max_new_tokens: int, stops: Sequence[str], sampling: Sampling) -> str:
-        """A prompt that does not fit loses its beginning, as with the harness's own models."""
+        """Continues a prompt; cuts the beginning of one that does not fit, as the models of the harness do."""
         room = self.max_length - max_new_tokens
         if room < 1:
             raise ColdpressError(
@@ -178,7 +178,7 @@ class ArtifactModel(TemplateLM):
         return text.text()
 
     def _scored(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
-        """A request that does not fit loses the beginning of its context."""
+        """Scores a continuation; cuts the beginning of a context that does not fit."""
         whole = np.array([*context, *continuation], np.int64)[-self.max_length :]
         first = len(whole) - len(continuation)
         if first < 1 or not continuation:
@@ -202,7 +202,7 @@ class ArtifactModel(TemplateLM):
 
 
 def _truth(name: str, value: object) -> bool:
-    """A switch from the command line, where it is text, or from Python."""
+    """Reads a switch that is text on the command line, or a bool in Python."""
     found = {"true": True, "false": False}.get(str(value).lower())
     if found is None:
         raise ColdpressError(f"model_args has {name}={value!r}, expected true or false")
@@ -210,7 +210,7 @@ def _truth(name: str, value: object) -> bool:
 
 
 def _wanted(kwargs: Mapping[str, Any]) -> tuple[int, list[str], Sampling]:
-    """The number of new tokens, the stop strings and the sampling that a task asks for.
+    """Returns the number of new tokens, the stop strings and the sampling of a task's `generation_kwargs`.
 
     Raises:
         ColdpressError: for values of the wrong type.
@@ -240,14 +240,14 @@ register_model("coldpress")(ArtifactModel)  # no decorator: the registry's has n
 
 
 def main() -> None:
-    """The harness's command line, which knows the model `coldpress` now."""
+    """Runs the harness's command line, to which importing this module has added the model `coldpress`."""
     from lm_eval.__main__ import cli_evaluate
 
     try:
         cli_evaluate()
     except (ColdpressError, ValueError) as error:  # the harness raises ValueError for arguments that it refuses
         _fail(str(error))
-    except OSError as error:  # how `datasets` and `huggingface_hub` say that they reached nothing
+    except OSError as error:  # `datasets` and `huggingface_hub` raise it when they reach no server
         _fail(f"the harness could not load a task's data ({' '.join(str(error).split())}); {NO_NETWORK}")
 
 

@@ -1,4 +1,4 @@
-"""What an artifact is, in words and as data: model, source, files, families, plans. Reads the manifest only."""
+"""Describes an artifact, as text and as data: model, source, files, families, plans. Reads only the manifest."""
 
 import os
 from typing import Any
@@ -14,7 +14,7 @@ from coldpress.schemas.model import ModelSpec
 
 
 def describe(artifact: Artifact) -> dict[str, Any]:
-    """A summary as JSON-ready data; byte counts are exact."""
+    """Returns a summary as JSON-ready data; byte counts are exact."""
     manifest = artifact.manifest
     files = {entry.path: entry.size_bytes for entry in manifest.files}
     files[MANIFEST_FILE] = os.stat(MANIFEST_FILE, dir_fd=artifact.folder.descriptor).st_size
@@ -74,7 +74,7 @@ def _mean_density(plan: Plan, family: str) -> float:
 
 
 def render(summary: dict[str, Any], spec: ModelSpec) -> str:
-    """The summary for people."""
+    """Formats the summary as text for people."""
     source, form = summary["source"], summary["format"]
     origin = source["source"] + (f" at {source['revision']}" if source["revision"] else "")
     heads = f"{spec.num_attention_heads} heads, {spec.num_key_value_heads} of keys"

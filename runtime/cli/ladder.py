@@ -1,10 +1,10 @@
-"""Measures what each mechanism brings on one artifact: decoding with one setting more at each step.
+"""Measures the gain of each mechanism on one artifact: each step decodes with one more setting.
 
 The steps follow LLM in a flash, Table 2, Ripple, Fig. 11, and ActiveFlow, Fig. 16, as far as one artifact can take
-them: units and their order on flash are the artifact's own. Each step adds one setting to the best of those before it.
-A step that does not gain more than its noise is shown and left out, unless later steps need it. All steps have the same
-DRAM budget. io_uring is a step where the kernel has it, and reading ahead is one where the units of a later layer can
-be guessed.
+them: all steps have the artifact's units and their order on flash. Each step adds one setting to the best of those
+before it. A step whose gain does not exceed its noise is shown and left out, unless later steps need it. All steps have
+the same DRAM budget. io_uring is a step where the kernel has it, and reading ahead is one where the units of a later
+layer can be guessed.
 """
 
 import math
@@ -25,8 +25,8 @@ from coldpress.schemas.manifest import Manifest
 
 SERIAL = "serial"
 GROUND = ("hybrid", "+selector", "+bundling", "+ordering")
-"""Beginnings of the names of steps that later steps need. A choice of units, for example, may cost more in scattered
-reads than it saves, and pay as soon as those reads are joined."""
+"""Steps that later steps need, by the beginning of their names: they stay even without a gain. A choice of units, for
+example, may cost more in scattered reads than it saves, until a later step joins those reads."""
 ROUNDS = 3
 """Rounds in which a measured step and the best one before it take turns."""
 NOISE = 2.0
@@ -41,19 +41,19 @@ MEANINGS = {
     "+bundling": "the slices of a unit lie together on flash",
     "+window": "the units of the last tokens stay in DRAM (LLM in a flash)",
     "+ordering": "units that are used together lie together on flash (Ripple)",
-    "+collapse": "reads are joined across gaps of at most so many bytes; adaptive: the runtime finds the gap (Ripple)",
+    "+collapse": "reads are joined across gaps of at most this many bytes; adaptive: the runtime finds the gap (Ripple)",
     "+cache": "this cache policy replaces the window",
     "+linked": "runs of neighbours on flash enter that cache less often (Ripple)",
     "+overlap": "computing goes on while units are read",
     "+io_uring": "reads go through io_uring",
     "+preload": "units that the next layers will probably use are read ahead (ActiveFlow)",
 }
-"""What a step is, by the beginning of its name."""
+"""The beginning of a step's name -> what the step does."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A plan for the artifact, and the way in which it reads flash."""
+    """A plan for the artifact, and the module of runtime/flash that reads."""
 
     plan: Plan
     flash: str
@@ -64,7 +64,7 @@ class Rated(Protocol):
 
     @property
     def tokens_per_s(self) -> float:
-        """The figure that settings are compared by."""
+        """Returns the figure by which settings are compared."""
         ...
 
 
@@ -73,13 +73,13 @@ RowT = TypeVar("RowT", bound=Rated)
 
 @dataclass(frozen=True)
 class Step(Generic[RowT]):
-    """A setting that was measured."""
+    """A measured setting."""
 
     name: str
     gain: float
     """Tokens per second over those of the best setting before it, a mean over rounds; 1 for the first step."""
     gain_error: float
-    """Standard error of the gain over rounds; 0 for one round, as of a simulation, which has no noise."""
+    """Standard error of the gain over rounds; 0 for one round, as in a simulation, which has no noise."""
     total_gain: float
     """Tokens per second of the best setting so far over those of the first step."""
     kept: bool
@@ -96,8 +96,8 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
     """Returns the first setting, which caches nothing and uses every unit, and the named steps after it.
 
     Args:
-        manifest: The artifact's.
-        plan: The last step's: its selector, cache, gap and budget.
+        manifest: The artifact's manifest.
+        plan: The plan of the last step: its selector, cache, gap and budget.
     """
     room = plan.dram_budget_bytes
     plan = budget.refit(manifest, plan.model_copy(update=NOTHING.fields), room)
@@ -111,7 +111,7 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
         fitted = budget.refit(manifest, changed, room)
         return lambda before: replace(before, plan=_as_before(fitted, before.plan))
 
-    own = [] if base == "window" else [(f"+cache {base}", selecting(base, options))]
+    policy = [] if base == "window" else [(f"+cache {base}", selecting(base, options))]
     ahead = fitting(manifest, plan)
     return Setting(dense.model_copy(update={"parts": nothing}), SERIAL), [
         ("hybrid", lambda before: replace(before, plan=dense)),
@@ -119,7 +119,7 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
         ("+window", selecting("window", options if base == "window" else {})),
         (f"+collapse {plan.collapse_gap_bytes}", _changing(collapse_gap_bytes=plan.collapse_gap_bytes)),
         ("+collapse adaptive", _changing(collapse="adaptive")),
-        *own,
+        *policy,
         (f"+linked over {base}", selecting("linked", {"linked_over": base})),
         ("+overlap", lambda before: replace(before, flash=DEFAULT_FLASH)),
         *([] if _native.ring_error() else [("+io_uring", lambda before: replace(before, flash="io_uring"))]),
@@ -128,25 +128,25 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
 
 
 def with_preload(manifest: Manifest, before: Setting, ahead: Ahead) -> Setting:
-    """A setting that also reads ahead, in the same DRAM (ActiveFlow 3)."""
+    """Returns a setting that also reads ahead, in the same DRAM (ActiveFlow 3)."""
     plan = before.plan.model_copy(update=ahead.fields)
     return replace(before, plan=budget.refit(manifest, plan, plan.dram_budget_bytes))
 
 
 def _changing(**fields: Any) -> Change:
-    """Fields of the plan."""
+    """Makes a change that sets fields of the plan."""
     return lambda before: replace(before, plan=before.plan.model_copy(update=fields))
 
 
 def _as_before(plan: Plan, before: Plan) -> Plan:
-    """The plan with the reads of another."""
+    """Returns the plan with the gap and the collapse setting of another."""
     return plan.model_copy(update={"collapse_gap_bytes": before.collapse_gap_bytes, "collapse": before.collapse})
 
 
 def run(
     first: Setting, changes: Sequence[tuple[str, Change]], measure: Callable[[Setting], RowT], rounds: int = 1
 ) -> list[Step[RowT]]:
-    """Measures the first setting, and each step beside the best setting before it.
+    """Measures the first setting, then each step in turns with the best setting before it.
 
     Args:
         first: See `steps`.
@@ -172,7 +172,7 @@ def run(
 
 
 def legend(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns what the steps of these names are, each kind of step once: (beginning of the name, meaning)."""
+    """Returns (beginning of the name, meaning) for each kind of step among these names."""
     return [
         (beginning, meaning)
         for beginning, meaning in MEANINGS.items()
@@ -181,7 +181,7 @@ def legend(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def as_data(found: Sequence[Step[bench.Row]]) -> dict[str, Any]:
-    """JSON-ready figures."""
+    """Returns the steps as JSON-ready data."""
     return {"ladder": [asdict(step) for step in found]}
 
 

@@ -1,6 +1,6 @@
 """`coldpress-run`: generates text from an artifact, shows, checks and measures it, replays a trace, emulates a device.
 
-Parses the command line and prints; everything else is done by the modules it calls. Bad input ends in one sentence on
+This module parses the command line and prints; the modules that it calls do the rest. Bad input ends in one sentence on
 stderr and exit code 2.
 """
 
@@ -90,7 +90,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _check_same_disk(emulation: Emulation, artifact: Path) -> None:
-    """Refuses caps on another disk than the artifact's: they would cap nothing."""
+    """Refuses to cap another disk than the artifact's: such caps would have no effect."""
     if (found := disk_of(artifact)).number != emulation.disk.number:
         raise ColdpressError(
             f"--place {emulation.disk.place} is on {emulation.disk.name}, expected {found.name}, the artifact's disk"
@@ -98,7 +98,7 @@ def _check_same_disk(emulation: Emulation, artifact: Path) -> None:
 
 
 def _notes(rows: list[bench.Row], arguments: argparse.Namespace, caps: Caps | None) -> Iterator[str]:
-    """What a reader must know about the rows of `bench`."""
+    """Yields what a reader must know about the rows of `bench`."""
     methods = {plan.method for plan in open_artifact(arguments.artifact).manifest.plans}
     others = sorted({row.selector for row in rows} - methods)
     if others:
@@ -114,13 +114,13 @@ def _notes(rows: list[bench.Row], arguments: argparse.Namespace, caps: Caps | No
 
 
 def _check_ladder(arguments: argparse.Namespace) -> None:
-    """Refuses what a ladder, whose steps are settings of their own, would not heed."""
+    """Refuses flags that a ladder would ignore, since its steps choose these settings."""
     defaults = {"batch": 1, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
     for name, default in (defaults | dict.fromkeys(("kv_cache", "collapse", "preload", "device"))).items():
         if (given := getattr(arguments, name)) != default:
             flag = name.replace("_", "-")
             raise ColdpressError(
-                f"--ladder measures one sequence with settings of its own, and --{flag} is {given}; leave --{flag} out"
+                f"--ladder measures one sequence and chooses its settings, and --{flag} is {given}; leave --{flag} out"
             )
 
 
@@ -157,7 +157,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
         trace = load_trace(arguments.trace)
     except ArtifactError as error:
         raise ColdpressError(
-            f"{arguments.trace}: is no trace, expected a file that `generate --trace` wrote ({error})"
+            f"{arguments.trace}: is not a trace, expected a file that `generate --trace` wrote ({error})"
         ) from error
     metrics = simulate(artifact, plan, trace)
     if arguments.json:
@@ -195,39 +195,39 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `coldpress-run`; returns the exit code."""
+    """Runs `coldpress-run`, and returns its exit code."""
     if sys.stdout is None:
-        return _fail("standard output is closed, expected a place for what this command prints; send it to a file")
+        return _fail("standard output is closed, but this command prints to it; redirect it to a file")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     arguments = build_parser(COMMANDS).parse_args(argv)
     arguments.argv = sys.argv[1:] if argv is None else list(argv)
     subject = getattr(arguments, "artifact", "emulate")
     try:
-        with np.errstate(all="ignore"):  # what overflows is looked for in results, and refused in a sentence
+        with np.errstate(all="ignore"):  # no warnings: results are checked for overflow, and refused in one sentence
             code = arguments.run(arguments)
         sys.stdout.flush()
     except ColdpressError as error:
         return _fail(str(error))
-    except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
+    except BrokenPipeError:  # the reader of our output has gone, so that there is nobody to tell
         _drop_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
         place = subject
         if error.errno in DISK_FULL and not error.filename:
-            # a run writes to nothing without a name but to its output; its lost text is not the artifact's fault
+            # only standard output has no file name, so that the full disk is the one behind it
             _drop_output()
             place = "standard output"
         return _fail(f"{error.filename or place}: {error.strerror or error}")
     except MemoryError:
-        return _fail(f"{subject}: more memory was asked for than this process may have; give a smaller --dram-budget")
+        return _fail(f"{subject}: this process needs more memory than it may have; give a smaller --dram-budget")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code or 0
 
 
 def _drop_output() -> None:
-    """What waits to be written goes nowhere, or Python would try once more when it ends, and say so."""
+    """Redirects unwritten output to nowhere; else Python would try to flush it at exit, and print a traceback."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

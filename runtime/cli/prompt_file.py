@@ -1,7 +1,7 @@
-"""Prompts as JSON lines: `{"prompt": "text"}` or `{"prompt_ids": [1, 2, 3]}`; blank lines count for nothing.
+"""Reads prompts as JSON lines: `{"prompt": "text"}` or `{"prompt_ids": [1, 2, 3]}`; skips blank lines.
 
-The file may be of any length, and is never in memory as a whole: it is read once to see that every line is a prompt
-that the session can continue, and how long they are, and once more as prompts are taken.
+The file may have any length, and is never in memory as a whole. It is read twice: first to check that the session can
+continue every prompt, and to find the longest ones, then while the prompts run.
 """
 
 import heapq
@@ -23,24 +23,26 @@ EXPECTED = '{"prompt": "text"} or {"prompt_ids": [1, 2, 3]}'
 
 
 class PromptFile:
-    """The prompts of a file, which is read anew each time."""
+    """The prompts of a file; each call reads it again."""
 
     def __init__(self, path: Path, session: Session, codec: TextCodec | None, max_new_tokens: int) -> None:
-        """Reads nothing yet.
+        """Checks that the file exists; reads nothing yet.
 
         Raises:
-            ColdpressError: if there is no such file.
+            ColdpressError: if the path is not a regular file.
         """
         if not path.is_file():
-            raise ColdpressError(f"{path}: is no regular file, expected prompts as JSON lines; name one")
+            raise ColdpressError(f"{path}: is not a regular file, expected prompts as JSON lines; name one")
         self._path, self._session, self._codec = path, session, codec
         self._max_new_tokens = max_new_tokens
 
     def room(self, most: int) -> Room:
-        """That of at most `most` sequences at once, as many as the DRAM budget holds however long they are.
+        """Returns the limits for at most `most` sequences at once.
+
+        The number of sequences is such that the DRAM budget holds the longest prompts of the file together.
 
         Raises:
-            ColdpressError: naming the first line that is no prompt that the session can continue.
+            ColdpressError: naming the first line that the session cannot continue.
         """
         longest = heapq.nlargest(most, (len(ids) + self._max_new_tokens for ids in self._checked()))
         if not longest:
@@ -50,7 +52,7 @@ class PromptFile:
         return Room(len(longest), longest[0], sum(longest))
 
     def ids(self) -> Iterator[list[int]]:
-        """Of each prompt, in their order."""
+        """Returns the token ids of each prompt, in order."""
         return (ids for _, ids in self._lines())
 
     def _checked(self) -> Iterator[list[int]]:
@@ -80,11 +82,11 @@ class PromptFile:
         if ids is None:
             raise refuse(short(value), EXPECTED)
         if not ids:
-            raise refuse("a prompt of no tokens", "at least one")
+            raise refuse("a prompt without tokens", "at least one")
         return ids
 
     def _ids_in(self, value: Any) -> list[int] | None:
-        """None of what is no prompt."""
+        """Returns the token ids of a parsed line; None if it is not a prompt."""
         match value:
             case {"prompt": str(text), **rest} if not rest:
                 if self._codec is None:

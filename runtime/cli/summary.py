@@ -1,4 +1,4 @@
-"""What a run took, as a table for people and as JSON-ready data."""
+"""Summarizes the cost of a run, as a table for people and as JSON-ready data."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from coldpress.schemas.metrics import RunMetrics
 
 
 def as_data(tokens: Sequence[Token]) -> dict[str, Any]:
-    """The record of every token of a run, the spreads of its decoded ones, which the first is not, and their drafts."""
+    """Returns every token of a run, and the spreads and drafts of its decoded tokens (all but the first)."""
     decoded, speculation = spreads(tokens[1:]), drafted(tokens[1:])
     return {
         "tokens": [asdict(token) for token in tokens],
@@ -23,7 +23,7 @@ def as_data(tokens: Sequence[Token]) -> dict[str, Any]:
 
 
 def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
-    """The table for people, with the spreads of decoded tokens where there are any, and what came of drafts."""
+    """Formats the table for people, with the spreads of decoded tokens, and accepted drafts, if there are any."""
     decoded, speculation = spreads(run_tokens[1:]), drafted(run_tokens[1:])
     tokens = max(1, metrics.num_tokens)
     speed = f"{metrics.num_tokens / metrics.decode_s:.1f}" if metrics.decode_s else "-"
@@ -49,7 +49,7 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
 
 
 def whole_model(whole_bytes: int, budget_bytes: int) -> str:
-    """Says whether a budget has room for all weights, or how much is missing."""
+    """Returns a phrase: whether a budget has room for all weights, or how much is missing."""
     fits = f"fits in {whole_bytes:,} bytes"
     if whole_bytes <= budget_bytes:
         return f"{fits}: flash is not needed"
@@ -57,13 +57,13 @@ def whole_model(whole_bytes: int, budget_bytes: int) -> str:
 
 
 def batch_as_data(done: Batch) -> dict[str, Any]:
-    """What the passes of a batch took, as figures and as the spreads of those that decoded."""
+    """Returns the metrics of a batch, and the spreads of its decoding passes."""
     decoded = spreads(done.decoded)
     return {"metrics": done.metrics.model_dump(mode="json"), "per_pass": decoded and asdict(decoded)}
 
 
 def render_batch(done: Batch) -> str:
-    """The table for people."""
+    """Formats the table of a batch for people."""
     decoded, metrics = spreads(done.decoded), done.metrics
     passes = sum(token.leads for token in done.decoded)
     mean = f", {metrics.num_tokens / passes:.2f} tokens each" if passes else ""
@@ -93,24 +93,24 @@ def _spread_rows(decoded: TokenSpreads) -> list[tuple[str, str]]:
 
     return [
         row("a token", decoded.seconds, ms),
-        row("of it, for flash", decoded.flash_s, ms),
-        row("its reads", decoded.reads, lambda reads: f"{reads:.0f}"),
-        row("its hit rate", decoded.hit_rate, lambda rate: f"{rate:.3f}"),
+        row("waiting for flash", decoded.flash_s, ms),
+        row("reads", decoded.reads, lambda reads: f"{reads:.0f}"),
+        row("hit rate", decoded.hit_rate, lambda rate: f"{rate:.3f}"),
     ]
 
 
 def _seconds(seconds: float) -> str:
-    """Seconds, or milliseconds of less than a second."""
+    """Formats seconds, as milliseconds below one second."""
     return f"{seconds:.2f} s" if seconds >= 1 else ms(seconds)
 
 
 def ms(seconds: float) -> str:
-    """Seconds as milliseconds."""
+    """Formats seconds as milliseconds."""
     return f"{1000 * seconds:.3f} ms"
 
 
 def draft_as_data(store: Store) -> dict[str, Any]:
-    """What a draft artifact took beside the run."""
+    """Returns the cost of a draft artifact, which the run's metrics do not contain."""
     counted = store.counters
     return {
         "dram_used_bytes": store.dram_used_bytes,
@@ -122,7 +122,7 @@ def draft_as_data(store: Store) -> dict[str, Any]:
 
 
 def render_draft(store: Store) -> str:
-    """The same for people."""
+    """Formats the cost of a draft artifact for people."""
     rows = [
         ("DRAM used by the draft", show_bytes(store.dram_used_bytes)),
         ("flash read by the draft", show_bytes(store.counters.read_bytes)),

@@ -5,17 +5,17 @@ prompts together; but slots that wait for more prompts are idle. Slots become fr
 idle slots grows with the square of the waiting time, the cost of a pass per prompt falls with it, and their sum is
 least where both are equal (Harris 1913, the economic order quantity).
 
-Both costs are measured. An idle slot costs the time per token that a pass takes beyond that of a full batch: much where
-all sequences share the reads, nothing where computing takes the same time for each token. A prefill pass costs what the
-quickest one took, which errs on the side of waiting. It takes at most one chunk of tokens; prompts that fill it do not
-wait.
+Both costs are measured. An idle slot costs the time per token by which a pass exceeds a full batch's: much where all
+sequences share the reads, nothing where computing takes the same time for each token. A prefill pass costs as much as
+the quickest one so far, which errs on the side of waiting. A pass holds at most one chunk of tokens; prompts that fill
+a chunk do not wait.
 """
 
 import math
 
 
-class Renewal:
-    """What passes of a batch took, and what follows from it."""
+class Admission:
+    """Measures the passes of a batch, and decides from them when waiting prompts begin."""
 
     def __init__(self, chunk_tokens: int) -> None:
         """`chunk_tokens`: the most tokens of a prefill pass."""
@@ -24,19 +24,20 @@ class Renewal:
         self._most, self._passes, self._most_s = 0, 0, 0.0
 
     def prefilled(self, num_passes: int, seconds: float) -> None:
-        """Notes the seconds of `num_passes` prefill passes."""
+        """Notes that `num_passes` prefill passes took `seconds` in total."""
         self._dense_s = min(self._dense_s, seconds / num_passes)
         self._idle_s = 0.0
 
     def decoded(self, num_tokens: int, seconds: float, *, idle: bool) -> None:
-        """Notes a pass that decoded `num_tokens` tokens, one of each sequence; `idle`: whether slots were free."""
+        """Notes a pass that decoded one token of each of `num_tokens` sequences; `idle`: whether slots were free."""
         if num_tokens > self._most:
             self._most, self._passes, self._most_s = num_tokens, 0, 0.0
         if num_tokens == self._most:
             self._passes, self._most_s = self._passes + 1, self._most_s + seconds
         if idle:
+            # the pass's seconds beyond what its tokens would take at the per-token time of the fullest passes
             self._idle_s += seconds - num_tokens * self._most_s / (self._passes * self._most)
 
     def pays(self, num_tokens: int) -> bool:
-        """Whether prompts of `num_tokens` tokens begin now, or wait for more prompts."""
+        """Returns whether prompts of `num_tokens` tokens in total should begin now rather than wait for more."""
         return self._idle_s >= self._dense_s * (1 - num_tokens / self._chunk_tokens)

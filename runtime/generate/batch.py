@@ -1,9 +1,10 @@
-"""Generates several sequences at once: a pass decodes one token of each, and a unit that several use is read once.
+"""Generates several sequences at once: a pass decodes one token of each, and reads each unit once for all of them.
 
 A pass asks the store for the union of the units that its tokens select. So a batch reads more than one sequence does,
 but less per token; the larger the batch, the less sparsity is left (PowerInfer 8.2, Fig. 14). Each sequence has its own
-KV cache, settings and end. Its tokens are those that it gets alone: to the bit where everything is in DRAM, else up to
-the rounding of sums, since units arrive in another order. Prompts that begin together share a dense pass over flash.
+KV cache, settings and end. A sequence gets the same tokens as alone: bit-identical logits where everything is in DRAM,
+else equal up to the rounding of sums, since units arrive in another order. Prompts that begin together share a dense
+pass over flash.
 
 There may be any number of prompts. The next ones begin when slots of the batch are free (as in Orca, Yu et al. 2022),
 their keys and values have room, and waiting for more prompts to share a dense pass costs more than the pass
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder, packed
-from coldpress.runtime.generate.admission import Renewal
+from coldpress.runtime.generate.admission import Admission
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
@@ -26,7 +27,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import RunMetrics
 
 OnToken = Callable[[int, Token], bool | None]
-"""(prompt, its new token) -> whether its sequence ends behind it."""
+"""(number of the prompt, its new token) -> whether the sequence ends after this token."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Room:
     sequences: int
     """1 to FEW_TOKENS."""
     longest: int
-    """Most tokens of one sequence, prompt and new ones."""
+    """Most tokens of one sequence, prompt and new tokens together."""
     num_tokens: int
-    """Most tokens of all of them together."""
+    """Most tokens of all running sequences together."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,14 @@ class Batch:
     """The continuations of several prompts, in the order of the prompts."""
 
     sequences: tuple[tuple[Token, ...], ...]
-    """New tokens of each. Tokens of one pass have its number; the first of them carries the cost of the pass, the
-    others none."""
+    """New tokens of each sequence. Tokens of one pass share its number; the first of them carries the cost of the pass,
+    the others no cost."""
     metrics: RunMetrics
-    """All sequences together."""
+    """The metrics of all sequences together."""
 
     @property
     def decoded(self) -> list[Token]:
-        """The decoded tokens, pass by pass; the first token of a sequence comes from the prefill."""
+        """Returns the decoded tokens, pass by pass, without each sequence's first, which comes from the prefill."""
         behind_first = (token for tokens in self.sequences for token in tokens[1:])
         return sorted(behind_first, key=lambda token: token.pass_number)
 
@@ -79,17 +80,17 @@ def generate_batch(
     """Continues several prompts at once.
 
     Args:
-        session: Not in use.
-        prompts: One to FEW_TOKENS of them, each of at least one token id.
+        session: An open session that no other call uses.
+        prompts: One to FEW_TOKENS prompts, each of at least one token id.
         max_new_tokens: New tokens of each sequence, at least 1.
-        sampling: One for each prompt; None is greedy for all.
+        sampling: Settings for each prompt; None is greedy for all.
         ignore_eos: Go on after end-of-sequence tokens.
         on_token: Called with every new token as soon as it is known; its time is not counted. The sequence ends after
             a token for which it returns True.
 
     Raises:
-        ColdpressError: as `Session.generate`; for more prompts; or for several prompts under a selector that sees what
-            is in DRAM, which would choose other units for them than for each alone.
+        ColdpressError: as `Session.generate`; for more prompts than FEW_TOKENS; or for several prompts under a selector
+            that sees what is in DRAM, which would choose other units for them than for each alone.
         DoesNotFitError: if a sequence exceeds the plan's context, or the DRAM budget cannot hold all KV caches.
         CorruptPageError: if a page of flash.img is damaged.
     """
@@ -117,10 +118,10 @@ def generate_each(
     ignore_eos: bool = False,
     on_token: OnToken | None = None,
 ) -> Generator[tuple[Token, ...], None, RunMetrics]:
-    """Continues any number of prompts, as many at once as there is room for, in bounded memory.
+    """Continues any number of prompts, as many at once as have room, in bounded memory.
 
     Args:
-        session: Free when this begins, and in use until the last sequence has ended or the generator is closed.
+        session: Must be free at the start; it is in use until the last sequence has ended or the generator is closed.
         prompts: Taken one by one as slots of the batch become free; the iterator may call `session.resize`.
         max_new_tokens: New tokens of each sequence, at least 1.
         room: Limits on the sequences that run at the same time.
@@ -156,7 +157,7 @@ def generate_each(
 
 @dataclass
 class _Sequence:
-    """A sequence that runs, or that has ended while one before it still runs."""
+    """A running sequence, or an ended one whose tokens wait for an earlier prompt to end."""
 
     number: int
     """The prompt's number."""
@@ -185,7 +186,7 @@ class _Run:
         self._next = next(self._waiting, None)
         self._decoder: Decoder = session.decoder
         self._step, self._room, self._on_token = session.step, room, on_token
-        self._renewal = Renewal(PREFILL_CHUNK_TOKENS)
+        self._admission = Admission(PREFILL_CHUNK_TOKENS)
         self._max_new_tokens, self._stop_ids = max_new_tokens, stop_ids
 
     @staticmethod
@@ -195,14 +196,15 @@ class _Run:
             yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()))
 
     def admit(self) -> list[int]:
-        """Begins the next sequences if there is room for them; their places.
+        """Begins the next sequences if they have room, and returns their places in the decoder.
 
-        It takes the session's `step` for the decoder alone, not while it waits for the caller's next prompt.
+        It holds the session's `step` only while it calls the decoder: taking the next prompt from the caller's iterator
+        may block, or call `session.resize`, which takes `step`.
         """
         free, begun = [place for place in range(self._room.sequences) if place not in self.active], list[int]()
         if self._next is None or not free:
             return begun
-        if self.active and not self._renewal.pays(len(free) * len(self._next.prompt)):
+        if self.active and not self._admission.pays(len(free) * len(self._next.prompt)):
             return begun
         if not self.active:
             with self._step:
@@ -221,16 +223,16 @@ class _Run:
         return begun
 
     def _num_tokens(self, sequence: _Sequence) -> int:
-        """The most tokens that a sequence can have."""
+        """Returns the most tokens that a sequence can have."""
         return len(sequence.prompt) + self._max_new_tokens
 
     def prefill(self, places: Sequence[int]) -> list[int]:
-        """The first token of the sequences at `places`."""
+        """Prefills the sequences at `places`, and returns the first token of each."""
         prompts = [self.active[place].prompt for place in places]
         return self._chosen(places, self._decoder.prefill_each(prompts, places))
 
     def step(self) -> list[int]:
-        """The next token of each active sequence."""
+        """Decodes one token of each active sequence, and returns these tokens."""
         last = np.array([sequence.tokens[-1].id for sequence in self.active.values()])
         places = list(self.active)
         return self._chosen(places, self._decoder.decode_each(last, places))
@@ -239,7 +241,7 @@ class _Run:
         return [self.active[place].chooser.choose(row) for place, row in zip(places, logits, strict=True)]
 
     def take(self, places: Sequence[int], tokens: Sequence[Token]) -> None:
-        """Adds a token to each sequence at `places`; a sequence that ends gives back its place and its KV cache."""
+        """Adds a token to each sequence at `places`; a sequence that ends frees its place and its KV cache."""
         self._note(places, tokens[0])
         for place, token in zip(places, tokens, strict=True):
             sequence = self.active[place]
@@ -250,14 +252,14 @@ class _Run:
                 self._decoder.end(place)
 
     def _note(self, places: Sequence[int], first: Token) -> None:
-        """Notes what the step took that gave the sequences at `places` a token each."""
+        """Notes the seconds of the step that gave each sequence at `places` a token; `first` carries them."""
         if first.pass_number:
-            return self._renewal.decoded(len(places), first.seconds, idle=len(places) < self._room.sequences)
+            return self._admission.decoded(len(places), first.seconds, idle=len(places) < self._room.sequences)
         lengths = [len(self.active[place].prompt) for place in places]
-        self._renewal.prefilled(sum(1 for _ in packed(lengths)), first.seconds)
+        self._admission.prefilled(sum(1 for _ in packed(lengths)), first.seconds)
 
     def ended(self) -> Iterator[tuple[Token, ...]]:
-        """The tokens of the next prompts, up to the first that has not ended."""
+        """Yields the tokens of the next prompts in order, up to the first prompt that has not ended."""
         while self._num_given in self._ended:
             yield tuple(self._ended.pop(self._num_given).tokens)
             self._num_given += 1

@@ -31,7 +31,7 @@ def choose_plan(
     preload: Preload | None = None,
     kv_cache: KvCacheFormat | None = None,
 ) -> Plan:
-    """The plan to run with: the largest that fits, changed by each setting that is not None.
+    """Chooses the plan to run with: the largest that fits, changed by each setting that is not None.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
@@ -44,7 +44,7 @@ def choose_plan(
     fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
     plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or manifest.plans)
     plan = budget.choose_plan(manifest, dram_budget_bytes, plans)
-    own = next(one for one in manifest.plans if one.name == plan.name)
+    listed = next(one for one in manifest.plans if one.name == plan.name)
     plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
     policy, options = chosen or (plan.cache, plan.cache_options)
     changes: dict[str, object] = {"cache": policy, "cache_options": options}
@@ -55,13 +55,14 @@ def choose_plan(
         used = plugins.load("coldpress.runtime.sparsity", Selector, selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
         changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
-    if plan.kv_cache == own.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
+    # no setting changes what the budget is divided among: keep the plan's division exactly
+    if plan.kv_cache == listed.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
         return plan
     return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
 
 
 def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:
-    """The plan with a KV cache of another format for as many tokens; None changes nothing."""
+    """Returns the plan with a KV cache of format `kind` for the same context; None changes nothing."""
     if kind in (None, plan.kv_cache):
         return plan
     num_bytes = kv_cache_bytes(manifest.model, plan.context_length, kind)
@@ -69,10 +70,10 @@ def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -
 
 
 def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
-    """The device that units are read from.
+    """Opens the reader of flash.img that runtime/flash has under `name`.
 
     Raises:
-        UnknownNameError: if there is none of that name.
+        UnknownNameError: if runtime/flash has no such module.
         ColdpressError: if this machine cannot read with it.
     """
     device = plugins.load_class("coldpress.runtime.flash", Flash, name)
@@ -83,9 +84,9 @@ def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
 
 
 def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
-    """The artifact as if compiled for `device`, which changes the seconds of a simulation and nothing else.
+    """Returns the artifact as if compiled for `device`, which changes only the seconds of a simulation.
 
-    The caller keeps `artifact` alive.
+    The caller keeps `artifact` alive: the copy shares its open folder.
     """
     if device is None:
         return artifact

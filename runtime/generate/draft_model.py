@@ -1,7 +1,7 @@
-"""A second artifact as a draft: a smaller model proposes tokens greedily, and the larger model checks them.
+"""Drafts with a second artifact: a smaller model proposes tokens greedily, and the larger model checks them.
 
-The draft has a session, a plan and a cache of its own; its DRAM counts in the one budget that a user gives. Both models
-must have the same vocabulary. The draft's sequence follows the run: it takes back tokens that the larger model rejects.
+The draft has a separate session, plan and cache; its DRAM counts in the one budget that a user gives. Both models must
+have the same vocabulary. The draft's sequence follows the run: it rolls back tokens that the larger model rejects.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class DraftModel:
     """See `coldpress.runtime.drafts.Drafting`."""
 
     def __init__(self, session: Session, of: Artifact) -> None:
-        """Takes the draft's session, which stays the caller's to close, and what it drafts for.
+        """Takes the draft's session, which the caller closes, and the artifact `of` that it drafts for.
 
         Raises:
             ColdpressError: if the two have different vocabularies.
@@ -36,7 +36,7 @@ class DraftModel:
 
         Raises:
             ColdpressError: if the draft's session is closed or in use.
-            DoesNotFitError: if its plan counts on a shorter context.
+            DoesNotFitError: if the draft's plan has a KV cache for fewer tokens.
         """
         planned = self.session.plan.context_length
         if context_length > planned:
@@ -49,16 +49,16 @@ class DraftModel:
 
 
 class _Sequence:
-    """The tokens in the draft's KV cache: those of the run, and drafts after them."""
+    """The tokens in the draft's KV cache: tokens of the run, then drafts."""
 
     def __init__(self, session: Session) -> None:
         self._decoder = session.decoder
         self._ids: list[int] = []
         self._agreed = 0
-        """The number of leading ids that are known to be the run's."""
+        """The number of leading ids that are known to equal the run's."""
 
     def propose(self, ids: Sequence[int], count: int) -> list[int]:
-        """The most likely token, and what it makes most likely next; `ids` begin with those of the call before."""
+        """Drafts the next `count` tokens greedily; `ids` extend the ids of the previous call."""
         agreed = self._agreed
         while agreed < min(len(self._ids), len(ids) - 1) and self._ids[agreed] == ids[agreed]:
             agreed += 1
@@ -70,19 +70,22 @@ class _Sequence:
         return drafts
 
     def _append(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after the next tokens of the run, at least one: the prompt densely, later tokens one by one."""
+        """Appends tokens of the run, at least one, and returns the logits after the last, float32 [vocab_size].
+
+        The prompt is prefilled densely; later tokens are decoded one by one.
+        """
         if self._decoder.length == 0:
             return self._decoder.prefill_last(np.array(ids))
         return [self._decoder.decode(token) for token in ids][-1]
 
 
 def beside_draft(manifest: Manifest, draft: Session, dram_budget_bytes: int | None) -> int:
-    """The bytes of a budget that a draft leaves for the larger model.
+    """Returns the bytes of a budget that a draft leaves for the larger model.
 
     Args:
-        manifest: The larger model's.
+        manifest: The larger model's manifest.
         draft: The draft's open session.
-        dram_budget_bytes: Of both together; None for that of the manifest's largest plan.
+        dram_budget_bytes: The budget of both together; None takes the budget of the manifest's largest plan.
 
     Raises:
         DoesNotFitError: if the two do not fit together.

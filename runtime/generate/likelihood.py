@@ -1,4 +1,4 @@
-"""How well text was predicted: sums of negative log likelihoods, and the perplexity of a run."""
+"""Measures how well a run predicted text: negative log likelihoods and perplexity."""
 
 from dataclasses import dataclass
 
@@ -9,29 +9,34 @@ from coldpress.schemas.metrics import RunMetrics
 
 @dataclass(frozen=True)
 class Quality:
-    """How well given text was predicted, and what that cost."""
+    """How well a run predicted given text, and what that cost."""
 
     block_nll: tuple[float, ...]
-    """Mean negative log likelihood of a token, in nats, of each block."""
+    """Mean negative log likelihood per token, in nats, of each block."""
     num_predicted: int
     metrics: RunMetrics
     block_tokens_per_s: tuple[float, ...]
-    """Measured decoding speed of each block in which tokens were decoded."""
+    """Measured decoding speed of each block that decoded tokens."""
 
     @property
     def mean_nll(self) -> float:
-        """That of all tokens; blocks are of one length."""
+        """Returns the mean negative log likelihood per token; the mean of blocks will do, as all have one length."""
         return float(np.mean(self.block_nll))
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean."""
+        """Returns exp of the mean negative log likelihood."""
         return float(np.exp(self.mean_nll))
 
 
 def sum_nll(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Sum of -log softmax(logits)[target] in nats, float64: logits [T, vocab_size], targets int [T] or one fewer."""
+    """Returns the sum of -log softmax(logits)[target] in nats, computed in float64.
+
+    Args:
+        logits: Floats [T, vocab_size].
+        targets: int [n], n <= T; rows of logits after the first n are ignored.
+    """
     rows = logits[: len(targets)].astype(np.float64)
-    top = rows.max(axis=1)
+    top = rows.max(axis=1)  # subtracted so that exp cannot overflow
     log_sums = np.log(np.exp(rows - top[:, None]).sum(axis=1)) + top
     return float((log_sums - rows[np.arange(len(targets)), targets]).sum())

@@ -1,8 +1,8 @@
-"""Logits to the next token: the largest, or a seeded draw from the likeliest. Pure numpy, float64 probabilities.
+"""Chooses the next token from logits: the largest, or a seeded draw from the likeliest. Probabilities are float64.
 
-Settings act in the order of transformers' generation: repetition penalty (on greedy decoding, too), temperature, top_k,
-top_p, min_p; each of the last three looks at the probabilities of what those before it left. llama.cpp has the same
-settings, but applies the temperature last, and looks for repetitions among the last 64 tokens alone.
+Settings act in the order of transformers' generation: repetition penalty (in greedy decoding, too), temperature, top_k,
+top_p, min_p; each of the last three sees the probabilities of the tokens that earlier settings left. llama.cpp has the
+same settings, but applies the temperature last, and looks for repetitions only among the last 64 tokens.
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,24 @@ import numpy as np
 from coldpress.schemas.errors import ColdpressError
 
 PENALTIES = (0.01, 100.0)
-"""Beyond these a penalty decides alone, and its products with logits leave what floating point holds."""
+"""Least and largest penalty: beyond them it drowns the logits, and its products with them may overflow."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen; temperature 0 takes the largest logit, the lower id among equals."""
+    """How the next token is chosen; temperature 0 takes the largest logit, and the lowest id among equal ones."""
 
     temperature: float = 0.0
     top_p: float = 1.0
-    """Only the fewest likeliest tokens that together reach this probability are drawn from."""
+    """Draws only from the smallest set of likeliest tokens that together reach this probability."""
     seed: int = 0
     top_k: int = 0
-    """Only as many likeliest tokens are drawn from, and what is as likely as the last of them; 0 for all."""
+    """Draws only from this many likeliest tokens, and from ties with the last of them; 0 for all."""
     min_p: float = 0.0
-    """Only tokens of at least this share of the likeliest one's probability are drawn from."""
+    """Draws only from tokens with at least this fraction of the likeliest token's probability."""
     repetition_penalty: float = 1.0
-    """Logits of the prompt's tokens and of new ones are divided by it, negative ones multiplied (CTRL, section 4.1)."""
+    """Divides positive logits of tokens in the prompt or the output, and multiplies negative ones (CTRL, section
+    4.1)."""
 
     def __post_init__(self) -> None:
         least, most = PENALTIES
@@ -46,15 +47,15 @@ class Sampling:
 
 
 class Chooser:
-    """Chooses one token after another; the same settings, prompt and logits give the same tokens."""
+    """Chooses the tokens of one sequence; the same settings, prompt and logits give the same tokens."""
 
     def __init__(self, sampling: Sampling, prompt_ids: Sequence[int] = ()) -> None:
-        """Seeds the draws."""
+        """Seeds the draws, and counts the prompt's tokens as used."""
         self._sampling, self._used = sampling, set(prompt_ids)
         self._random = np.random.default_rng(sampling.seed)
 
     def choose(self, logits: np.ndarray) -> int:
-        """The next token for `logits` float32 [vocab_size], which counts as used from now on.
+        """Chooses the next token from `logits`, float32 [vocab_size], and counts it as used.
 
         Raises:
             ColdpressError: if the logits are not finite.
@@ -74,30 +75,30 @@ class Chooser:
 
 
 def penalized(logits: np.ndarray, used: np.ndarray, penalty: float) -> np.ndarray:
-    """Logits float64 [vocab_size] in which the tokens `used`, int64 distinct ids, are less likely by `penalty`."""
+    """Returns logits, float64 [vocab_size], with `penalty` applied to the tokens `used`, distinct ids int64 [n]."""
     found = logits.astype(np.float64)
     found[used] = np.where(found[used] < 0, found[used] * penalty, found[used] / penalty)
     return found
 
 
 def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that may be drawn at a temperature above 0, and their probabilities.
+    """Returns the tokens that may be drawn at a temperature above 0, and their probabilities.
 
     Args:
-        logits: Finite, [vocab_size].
-        sampling: All but its penalty and its seed counts.
+        logits: Finite floats [vocab_size], with the repetition penalty applied.
+        sampling: Its temperature, top_k, top_p and min_p.
 
     Returns:
         Ids int64 [n], likeliest first and lower ids first among equals, and probabilities float64 [n], which sum to 1.
     """
     below = logits.astype(np.float64) - logits.max()
-    with np.errstate(over="ignore"):  # at the lowest temperatures: all but the likeliest are infinitely far below
+    with np.errstate(over="ignore"):  # a tiny temperature takes all but the likeliest to -inf, which exp makes 0
         weights = np.exp(below / sampling.temperature)
     tokens = np.arange(weights.size)
     if 0 < sampling.top_k < weights.size:
         tokens = np.flatnonzero(below >= np.partition(below, -sampling.top_k)[-sampling.top_k])
     tokens = tokens[np.argsort(-weights[tokens], kind="stable")]
-    if sampling.top_p < 1:  # at 1, rounded sums would reach the whole before the last token
+    if sampling.top_p < 1:  # at 1, rounded sums could reach the total before the last token
         sums = np.cumsum(weights[tokens])
         tokens = tokens[: int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1]
     tokens = tokens[weights[tokens] >= sampling.min_p * weights[tokens[0]]]

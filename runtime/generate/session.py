@@ -1,4 +1,4 @@
-"""A session: an artifact, its store and its decoder under one plan; generation and perplexity, on token ids.
+"""Runs an artifact: a session holds its store and its decoder under one plan, generates, and measures perplexity.
 
 The plan is the largest that fits the budget (runtime/plan/budget.py); a selector or a cache policy that the user names
 replaces the plan's. The prefill is dense; every later token goes through the selector.
@@ -46,15 +46,15 @@ class Generation:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Their ids."""
+        """Returns the ids of the new tokens."""
         return tuple(token.id for token in self.tokens)
 
 
 class Session:
     """An artifact ready to run; a context manager, which closes it.
 
-    It holds one sequence at a time, and units stay cached from one call to the next. A call while another one runs, in
-    this thread or another, is refused: threads that run at the same time need a session each.
+    It holds one sequence at a time, and units stay cached from one call to the next. It refuses a call while another
+    one runs, in this thread or another: threads that run at the same time need a session each.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Session:
         identity: str | None = None,
         started_s: float | None = None,
     ) -> None:
-        """Opens the artifact, divides the budget and loads what is resident or pinned.
+        """Opens the artifact, divides the budget, and loads resident tensors and pinned units.
 
         Args:
             path: The artifact's folder.
@@ -84,14 +84,16 @@ class Session:
                 loaded and nothing is read afterwards.
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
-            plan: Runs as it stands, and overrides budget, selector, cache and KV cache; made from an artifact's.
-            flash: A file of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts the
-                device profile's seconds.
-            activations: What decoding rounds the vectors to that it multiplies codes with: `fp32`, `int16` or `int8`.
-            kv_cache: How keys and values are kept: `fp16`, or `int8`, which leaves more of the budget to units; None
-                for what the plan says.
-            collapse: Whether reads are joined over the plan's gap, or an adaptive one; None for what the plan says.
-            preload: Whether units that later layers will probably ask for are read ahead; None for what the plan says.
+            plan: A plan made from one of the artifact's; the session uses it as is, and ignores budget, selector,
+                cache, KV cache, collapse and preload.
+            flash: A module of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts
+                the device profile's seconds.
+            activations: The type to which decoding rounds vectors before it multiplies them with codes: `fp32`, `int16`
+                or `int8`.
+            kv_cache: The format of keys and values: `fp16`, or `int8`, which leaves more of the budget to units; None
+                for the plan's.
+            collapse: Whether reads are joined over the plan's gap or an adaptive one; None for the plan's setting.
+            preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Records what the store is asked for.
             modelled: Whether metrics also tell the modelled seconds of the run on the artifact's device; `simulated`
@@ -109,8 +111,8 @@ class Session:
         """`step` is held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        kept = None if kv_cache is None else kv_cache_format(kv_cache)
-        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kept)
+        kind = None if kv_cache is None else kv_cache_format(kv_cache)
+        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kind)
         self._wanted_plan = plan
         """The plan that `resize` divides anew: the one of the opening, with the KV cache of the present run."""
         observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
@@ -124,26 +126,26 @@ class Session:
 
     @property
     def plan(self) -> Plan:
-        """What the session runs by; after `resize`, the new one."""
+        """Returns the plan that the session runs with; after `resize`, the new one."""
         return self.store.plan
 
     def __enter__(self) -> "Session":
-        """The session itself."""
+        """Returns the session itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes it."""
+        """Closes the session."""
         self.close()
 
     def close(self) -> None:
-        """Closes the artifact's files; calls are refused from now on. Memory goes with the session itself.
+        """Closes the artifact's files; later calls are refused. Memory is freed with the object itself.
 
         Raises:
             ColdpressError: if a call is running.
         """
         if self._closed:
             return
-        with self._exclusive(), self.step:  # `resize` takes `step` alone
+        with self._exclusive(), self.step:  # `step` too: `resize` takes only that one
             self._closed = True
             self.store.close()
             self._opened.folder.close()
@@ -164,15 +166,15 @@ class Session:
             self._running.release()
 
     def resize(self, dram_budget_bytes: int) -> None:
-        """Takes less or more DRAM from the next token on; a run in this thread or another goes on.
+        """Changes the DRAM budget from the next token on; a run in this thread or another goes on.
 
         Selector and densities stay, so that the text stays the same up to the rounding of sums, unless the selector
-        sees what is in DRAM. The caches shrink, in their policies' order, or grow; the units that the opening's plan
+        sees what is in DRAM. The caches grow, or evict in their policies' order; the units that the plan at opening
         pins stay pinned. With room for the whole model, the rest of it is loaded and nothing is read afterwards.
 
         Raises:
             ColdpressError: if the session is closed.
-            DoesNotFitError: if the budget cannot hold what must stay in DRAM; nothing has changed then.
+            DoesNotFitError: if the budget cannot hold what must stay in DRAM; then nothing has changed.
         """
         with self.step:
             if self._closed:
@@ -197,9 +199,9 @@ class Session:
         Args:
             prompt_ids: At least one token id.
             max_new_tokens: At least 1.
-            sampling: None is greedy.
+            sampling: How tokens are chosen; None is greedy.
             ignore_eos: Go on after end-of-sequence tokens.
-            draft: Proposes next tokens, which are checked in one pass; the text stays the same.
+            draft: Proposes next tokens, which the model checks in one pass; the text stays the same.
             draft_tokens: Most drafts per pass.
             on_token: Called with every new token as soon as it is known; its time is not counted. The run ends after a
                 token for which it returns True.
@@ -237,16 +239,15 @@ class Session:
         draft: Drafting | None = None,
         draft_tokens: int = DRAFT_TOKENS,
     ) -> Generator[Token, bool | None, Generation]:
-        """Generates as `generate` does, one token after another.
+        """Generates as `generate` does, and yields each token at once.
 
-        The session is in use from the first token to the last, or until the generator is closed; afterwards it is free
-        for other calls.
+        The session is in use from the first token to the last, or until the generator is closed.
 
         Yields:
             Each new token as soon as it is known. Sending True ends the run after it.
 
         Returns:
-            All of them, and the metrics.
+            All new tokens, and the metrics.
         """
         if max_new_tokens < 1:
             raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
@@ -282,15 +283,18 @@ class Session:
         tokens_per_pass: int = 1,
         on_logits: Callable[[np.ndarray], None] | None = None,
     ) -> Quality:
-        """Teacher-forced quality: every token but a block's first is predicted from those before it in the block.
+        """Predicts each token of a block, except its first, from the block's true tokens before it (teacher forcing).
 
         Args:
             token_blocks: int [num_blocks, block_tokens], at least two tokens each.
-            sparse: Token by token through selector and store, as in decoding; else densely, as in the prefill.
-            prefill_tokens: With `sparse`, tokens of each block that are prefilled densely, at least one.
-            tokens_per_pass: With `sparse`, tokens that are decoded together: the same up to the rounding of sums.
+            sparse: Whether tokens go through selector and store one by one, as in decoding; else densely, as in the
+                prefill.
+            prefill_tokens: With `sparse`, the number of leading tokens of each block that are prefilled densely, at
+                least one.
+            tokens_per_pass: With `sparse`, tokens that are decoded together; results are equal up to the rounding of
+                sums.
             on_logits: Called with the logits of consecutive positions, float32 [n, vocab_size], in order: of all
-                positions of a block, except the last with `sparse`. Its time is not counted.
+                positions of a block, or with `sparse` of all but the last. Its time is not counted.
 
         Raises:
             ColdpressError, DoesNotFitError, CorruptPageError: as `generate`.
@@ -317,7 +321,7 @@ class Session:
             return Quality(tuple(block_nll), num_predicted, timer.metrics(self.store), tuple(rates))
 
     def _teach(self, block: np.ndarray, num_dense: int, tokens_per_pass: int, timer: Timer) -> Iterator[np.ndarray]:
-        """Logits of a block: its first tokens are prefilled, the others are decoded, except for the last."""
+        """Yields the logits of a block: prefills its first `num_dense` tokens, decodes the rest except the last."""
         self.decoder.begin(len(block))
         for start in range(0, num_dense, PREFILL_CHUNK_TOKENS):
             with self.step, timer.prefill():
@@ -346,11 +350,11 @@ class Session:
     def batch(self, longest: int, num_tokens: int) -> Iterator[Timer]:
         """Reserves `decoder` for several sequences that run at once; all counters start at zero.
 
-        Where the plan's KV cache is too small for them, units give way to it as long as the batch lasts. The caller
-        holds `step` while sequences begin and tokens are computed.
+        If the plan's KV cache is too small for them, a larger one takes room from cached and pinned units until the
+        batch ends. The caller holds `step` while sequences begin and tokens are computed.
 
         Args:
-            longest: Most tokens of one sequence, prompt and new ones.
+            longest: Most tokens of one sequence, prompt and new tokens together.
             num_tokens: Most tokens of all sequences that run at the same time.
 
         Yields:
@@ -367,7 +371,7 @@ class Session:
                 self.decoder.end_batch()
 
     def has_kv_room(self, num_tokens: int) -> bool:
-        """Whether the DRAM budget can hold the keys and values of `num_tokens` tokens, if units give way to them."""
+        """Returns whether the DRAM budget can hold the KV cache of `num_tokens` tokens in place of units."""
         needed = self.decoder.kv_cache_bytes(num_tokens)
         try:
             budget.with_kv_cache(self.artifact.manifest, self._wanted_plan, needed, self.plan.dram_budget_bytes)
@@ -377,7 +381,7 @@ class Session:
 
     @contextmanager
     def _kv_room(self, longest: int, num_tokens: int) -> Iterator[None]:
-        """Switches to a plan with room for the keys and values of `num_tokens` tokens, and back."""
+        """Switches to a plan with a KV cache for `num_tokens` tokens, and back at the end."""
         self.decoder.check_context(longest)
         opened, before = self._wanted_plan, self.plan
         needed = self.decoder.kv_cache_bytes(num_tokens)
@@ -394,11 +398,11 @@ class Session:
         finally:
             with self.step:
                 self._wanted_plan, now_bytes = opened, self.plan.dram_budget_bytes
-                same = now_bytes == before.dram_budget_bytes
+                same = now_bytes == before.dram_budget_bytes  # else the caller has resized the session meanwhile
                 self.store.resize(self.artifact, before if same else budget.refit(manifest, opened, now_bytes))
 
     def _start(self) -> Timer:
-        """Starts a run with counters at zero; the clock of the session's first run began with the session."""
+        """Starts a run with counters at zero; the first run's clock started when the session began to open."""
         started_s, self._started_s = self._started_s, None
         self.store.start_counting()
         return Timer(time.perf_counter() if started_s is None else started_s, self.store.counters)

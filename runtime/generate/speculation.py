@@ -1,13 +1,13 @@
-"""Speculative decoding: drafts of next tokens are checked in one pass, and those that the model would have chosen stay.
+"""Decodes speculatively: checks drafts of the next tokens in one pass, and keeps those that the model would choose.
 
-Leviathan et al. 2022, with drafts that are certain of themselves: a draft is accepted if it is the very token that the
-run chooses from the model's logits, greedily or by its next seeded draw. So tokens are those of decoding one by one,
-drawn ones with the same seed, and a draft of probability p under the run's settings is accepted with probability p, as
-by their rule. Where two logits are closer than the rounding of sums, whose order depends on what is in DRAM, either may
-come out as the larger: with drafts as with another budget.
+Leviathan et al. 2022, for drafts without probabilities: a draft is accepted if it equals the token that the run chooses
+from the model's logits, greedily or by its next seeded draw. So the tokens equal those of decoding one by one with the
+same seed, and a draft of probability p under the run's settings is accepted with probability p, as by their rule. Where
+two logits differ by less than the rounding of sums, whose order depends on what is in DRAM, either may be the larger:
+drafts can change the choice just as another budget can.
 
-LLM in a flash 5.2: the cache keeps what tokens used that are accepted. It has to decide before that is known, so that
-of T tokens it keeps the units of the first 1 + a (T - 1), with the share a of drafts that were accepted so far.
+LLM in a flash 5.2 caches the units of accepted tokens only. The cache decides before acceptance is known. So of a pass
+of T tokens it admits the units of the first 1 + a (T - 1), where a is the share of drafts accepted so far.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.schemas.errors import ColdpressError
 
 DRAFT_TOKENS = 4
-"""Drafts of a pass where nothing is said: what LLM in a flash 5.2 uses."""
+"""Default number of drafts per pass, as in LLM in a flash 5.2."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass through the layers gave."""
+    """The result of one pass through the layers."""
 
     token_ids: tuple[int, ...]
     """New tokens, at least one: the accepted drafts, and one more."""
@@ -36,35 +36,35 @@ class Pass:
 
 
 def no_drafts(ids: Sequence[int], count: int) -> list[int]:
-    """Decoding token by token."""
+    """Proposes nothing, so that each pass decodes one token."""
     return []
 
 
 def check_draft_tokens(count: int) -> None:
-    """Refuses more drafts than a pass takes.
+    """Refuses a number of drafts that one pass cannot check.
 
     Raises:
-        ColdpressError: saying so.
+        ColdpressError: naming the number and the limits.
     """
     if not 1 <= count < FEW_TOKENS:
         raise ColdpressError(f"the number of drafts of a pass is {count}, expected 1 to {FEW_TOKENS - 1}")
 
 
 class Passes:
-    """One pass after another of one run."""
+    """Runs the passes of one sequence."""
 
     def __init__(self, decoder: Decoder, chooser: Chooser, propose: Propose, draft_tokens: int) -> None:
-        """Takes the decoder behind the prefill of the prompt."""
+        """Takes a decoder that will have prefilled the prompt before the first `step`."""
         self._decoder, self._chooser = decoder, chooser
         self._propose, self._draft_tokens = propose, draft_tokens
         self._drafted = self._accepted = 0
 
     def step(self, ids: Sequence[int], room: int) -> Pass:
-        """The next tokens.
+        """Drafts, checks the drafts in one pass, and returns the tokens that it added.
 
         Args:
-            ids: All tokens so far, the prompt among them; the decoder has all but the last.
-            room: New tokens that may follow, at least one.
+            ids: All tokens so far, prompt included; the decoder has all but the last.
+            room: Most new tokens that may follow, at least one.
         """
         drafts = self._propose(ids, min(self._draft_tokens, room - 1)) if room > 1 else []
         logits = self._decoder.decode_many(np.array([ids[-1], *drafts]), self._expected(len(drafts)))
@@ -79,5 +79,8 @@ class Passes:
         return Pass(tuple(chosen), len(drafts))
 
     def _expected(self, num_drafts: int) -> int:
-        """Tokens of a pass that will stand, by the drafts so far and, as long as there are few, one in two."""
+        """Estimates how many tokens of a pass will be accepted.
+
+        The acceptance rate is (accepted + 1) / (drafted + 2): a half before the first draft (Laplace's rule).
+        """
         return 1 + round(num_drafts * (self._accepted + 1) / (self._drafted + 2))

@@ -1,4 +1,4 @@
-"""What each new token took, as a record, and how such records spread: 5th percentile, median, 95th percentile."""
+"""Records what each new token cost, and computes how costs spread: 5th percentile, median, 95th percentile."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,37 +8,37 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Token:
-    """A new token. The first one's figures are those of the dense prefill, which looks up nothing in caches.
+    """A new token and its cost. The first token carries the dense prefill's cost; the prefill makes no cache lookups.
 
-    Of tokens that one pass gave together (runtime/generate/speculation.py) the first has what the pass took, the others
-    nothing.
+    If one pass gave several tokens (runtime/generate/speculation.py), the first carries the cost of the pass, and the
+    others have zeros.
     """
 
     id: int
     seconds: float = 0.0
-    """From the token before it to its choice, drafts included; what the caller did between does not count."""
+    """From the previous token to the choice of this one, drafts included; the caller's time between does not count."""
     flash_s: float = 0.0
-    """Of them, waiting for flash; with simulated flash, the seconds of the modelled device."""
+    """The part of `seconds` spent waiting for flash; with simulated flash, the modelled device's seconds."""
     reads: int = 0
     read_bytes: int = 0
     """Bytes moved from flash, pages included."""
     hits: int = 0
     misses: int = 0
     pass_number: int = 0
-    """The pass through the layers that gave it; 0 is the prefill."""
+    """The pass through the layers that gave the token; 0 is the prefill."""
     drafted: int = 0
-    """Drafts that the pass checked, at the first of its tokens."""
+    """Drafts that the pass checked; only the first token of a pass has them."""
     accepted: bool = False
-    """Whether the token was one of them."""
+    """Whether the token was a draft."""
 
     @property
     def leads(self) -> bool:
-        """Whether it is the first of its pass, which has what the pass took."""
+        """Returns whether the token is the first of its pass, which carries the cost."""
         return self.seconds > 0
 
     @property
     def hit_rate(self) -> float:
-        """Hits over lookups; 0 without lookups."""
+        """Returns hits over lookups; 0 without lookups."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else 0.0
 
@@ -65,10 +65,10 @@ class TokenSpreads:
 
 @dataclass(frozen=True)
 class Drafted:
-    """What came of drafts over a run."""
+    """How many drafts a run accepted."""
 
     passes: int
-    """Through the layers, the prefill not among them."""
+    """Passes through the layers, without the prefill."""
     drafted: int
     accepted: int
     acceptance: float
@@ -77,7 +77,7 @@ class Drafted:
 
 
 def drafted(decoded: Sequence[Token]) -> Drafted | None:
-    """That of decoded tokens, which the first token of a run is not; None of no token."""
+    """Counts the drafts of decoded tokens (all but a run's first); returns None without tokens."""
     if not decoded:
         return None
     passes = sum(token.leads for token in decoded)
@@ -87,9 +87,9 @@ def drafted(decoded: Sequence[Token]) -> Drafted | None:
 
 
 def spreads(decoded: Sequence[Token]) -> TokenSpreads | None:
-    """Those of decoded tokens, which the first token of a run is not; None of no token.
+    """Computes the spreads of decoded tokens (all but a run's first); returns None without tokens.
 
-    Tokens that one pass gave count once, with what the pass took.
+    Tokens of one pass count once, with the cost of the pass.
     """
     if not decoded:
         return None

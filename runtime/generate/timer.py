@@ -1,4 +1,4 @@
-"""Seconds of a run: of the prefill, of decoding, and to the first token; what a caller does between does not count."""
+"""Measures the seconds of a run: prefill, decoding, and until the first token; the caller's time does not count."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from coldpress.schemas.metrics import RunMetrics
 
 
 class Timer:
-    """Adds up the seconds of the steps of one run, and keeps what the last step took."""
+    """Adds up the seconds of the steps of one run, and remembers the cost of the last step."""
 
     def __init__(self, started_s: float, counters: Counters) -> None:
         """`counters` are the store's for this run."""
@@ -59,23 +59,23 @@ class Timer:
         )
 
     def tokens(self, token_ids: Sequence[int], drafted: int = 0) -> Iterator[Token]:
-        """The tokens that the last step gave: the first with what that step took, the others with nothing.
+        """Yields the tokens of the last step: the first with the step's cost, the others with none.
 
         Args:
-            token_ids: Consecutive ones of one sequence, or one of each of several.
-            drafted: Drafts that the step checked; then all but the last of the tokens were among them.
+            token_ids: Consecutive tokens of one sequence, or one token of each of several sequences.
+            drafted: Drafts that the step checked; if any, all tokens but the last were drafts.
         """
-        own = len(token_ids) - 1 if drafted else 0
+        num_accepted = len(token_ids) - 1 if drafted else 0
         for place, token_id in enumerate(token_ids):
             token = Token(id=token_id) if place else replace(self._last, id=token_id, drafted=drafted)
             self._num_decoded += self._decoding and place > 0
-            yield replace(token, pass_number=self._num_passes if self._decoding else 0, accepted=place < own)
+            yield replace(token, pass_number=self._num_passes if self._decoding else 0, accepted=place < num_accepted)
 
     def decoded(self) -> tuple[int, float]:
-        """(tokens decoded so far, their seconds)."""
+        """Returns (tokens decoded so far, their seconds)."""
         return self._num_decoded, self._decode_s
 
     def metrics(self, store: Store) -> RunMetrics:
-        """Those of the run so far."""
+        """Returns the metrics of the run so far."""
         first_token_s = self._first_token_s or 0.0
         return store.metrics(self._num_decoded, self._decode_s, self._prefill_s, first_token_s, self._num_passes)

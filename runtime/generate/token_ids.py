@@ -1,4 +1,4 @@
-"""What a caller gives as token ids, as an array; whether they are of a vocabulary is found where they are used."""
+"""Converts caller-supplied token ids to int64; the decoder checks that the vocabulary has them."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from coldpress.schemas.errors import ColdpressError, clipped
 
 
 def token_array(prompt_ids: Sequence[int]) -> np.ndarray:
-    """A prompt as int64 [n]; numpy's integers are ids, too.
+    """Converts a prompt's ids, Python's or numpy's integers, to int64 [n].
 
     Raises:
-        ColdpressError: if one is no whole number, or none of 64 bits.
+        ColdpressError: if an id is not a whole number, or does not fit into 64 bits.
     """
     for place, given in enumerate(prompt_ids):
         if isinstance(given, bool) or not isinstance(given, int | np.integer):

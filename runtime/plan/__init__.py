@@ -1,1 +1,1 @@
-"""Which plan a run uses, and how many bytes of DRAM each part of it takes."""
+"""Chooses the plan of a run, and counts the bytes of DRAM that each part of it takes."""

@@ -1,9 +1,9 @@
-"""What a run keeps beside weights, KV cache, buffers and slots, as a part of the DRAM budget (FORMAT.md, section 7).
+"""Counts the bookkeeping of a run: its DRAM besides weights, KV cache, buffers and slots (FORMAT.md, section 7).
 
-Counted from shapes alone, so that who plans (the compiler), who checks and who runs an artifact give one figure. Tables
-and slot maps are counted to the byte; of a unit a cache policy keeps at most what is counted, whichever it is; objects
-and what a decoded token works with are bounds of what was measured (tests/runtime/test_bookkeeping.py holds all of it
-against a run's memory). A prefill, or a pass of several tokens, works with more while it lasts, and gives it back.
+It is counted from shapes alone, so that compiler, checks and runtime get the same figure. Tables and slot maps are
+counted to the byte. Cache policies take at most the bytes counted per unit. Objects and the working memory of a decoded
+token are upper bounds of measurements (tests/runtime/test_bookkeeping.py checks all figures against a run's memory). A
+prefill, or a pass of several tokens, needs more working memory while it lasts, and frees it.
 """
 
 from collections.abc import Iterable
@@ -13,42 +13,42 @@ from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ModelSpec
 
 CHECKSUM_BYTES = 4
-"""Of a page of flash.img."""
+"""Per page of flash.img."""
 PLACE_BYTES = 8
-"""Of a unit of a section: order and position (runtime/store/slots.py)."""
+"""Per unit of a section: order and position (runtime/store/slots.py)."""
 SLOT_BYTES = 12
-"""Of a unit of a layer: rank, slot, and the number of a slot that is free."""
+"""Per unit of a layer: its rank, its slot, and one entry of the list of free slots."""
 POLICY_BYTES = 18
-"""Of a unit of a layer: the most that a policy of runtime/cache keeps of it."""
+"""Per unit of a layer: the most that a policy of runtime/cache stores about it."""
 PART_BYTES = 12 << 10
-"""Of a family of a layer: objects of manifest, plan, arrays and policy."""
+"""Per family of a layer: objects of manifest, plan, arrays and policy."""
 LAYER_BYTES = 8 << 10
-"""Of a layer: objects of its resident tensors."""
+"""Per layer: objects of its resident tensors."""
 RUN_BYTES = 128 << 10
-"""Of a run: objects that there are once, and what the heap rounds up."""
+"""Per run: objects that exist once, and what the heap rounds up."""
 TOKEN_UNIT_BYTES = 64
-"""Of a unit of the largest family: signal, scores, ids and read plan of a token's request."""
+"""Per unit of the largest family: signal, scores, ids and read plan of a token's request."""
 TOKEN_HIDDEN_BYTES = 32
-"""Of a value of a hidden state: states, queries and norms of a token."""
+"""Per value of a hidden state: states, queries and norms of a token."""
 TOKEN_VOCABULARY_BYTES = 48
-"""Of a token of the vocabulary: logits, and probabilities in 64 bits of those that are drawn from."""
+"""Per token of the vocabulary: logits, and float64 probabilities of the candidates of a draw."""
 
 
 def bookkeeping_bytes(manifest: Manifest) -> int:
-    """Bytes of it in a run of an artifact."""
+    """Returns the bytes of bookkeeping in a run of an artifact."""
     flash = manifest.flash
     arrays = [array for plan in manifest.plans for array in plan.arrays]
     return counted_bytes(manifest.model, flash.sections, flash.size_bytes // flash.page_bytes, arrays)
 
 
 def counted_bytes(spec: ModelSpec, sections: Iterable[Section], num_pages: int, arrays: Iterable[SelectorArray]) -> int:
-    """Bytes of it.
+    """Returns the bytes of bookkeeping, counted from shapes.
 
     Args:
         spec: The model's shape.
-        sections: All of flash.img, whose layers are the model's.
-        num_pages: Of flash.img.
-        arrays: What selectors keep in the tables, of all plans.
+        sections: All sections of flash.img.
+        num_pages: The number of pages of flash.img.
+        arrays: The selector arrays in the tables, of all plans.
     """
     sections = tuple(sections)
     placed = sum(section.num_units for section in sections)
@@ -60,7 +60,7 @@ def counted_bytes(spec: ModelSpec, sections: Iterable[Section], num_pages: int, 
 
 
 def token_bytes(spec: ModelSpec, sections: Iterable[Section]) -> int:
-    """What a decoded token works with, in bytes; free for other uses before the first token."""
+    """Returns the bytes of a decoded token's working memory; they are free for other uses before the first token."""
     largest = max((section.num_units for section in sections), default=0)
     units = TOKEN_UNIT_BYTES * largest
     return units + TOKEN_HIDDEN_BYTES * spec.hidden_size + TOKEN_VOCABULARY_BYTES * spec.vocab_size

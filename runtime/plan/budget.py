@@ -1,12 +1,12 @@
 """Divides one DRAM budget: resident tensors, predictors, KV cache, buffers and bookkeeping come first, then pinned
 units, and cache slots get all that is left. Pure arithmetic on the manifest's plans.
 
-Slots are spread evenly over the layers (DIP, appendix A: no gain was found from spreading them otherwise) and, where
-layers or families differ, by demand: density times bytes, the flash traffic of a token without a cache.
+Slots are spread evenly over the layers (DIP, appendix A, found no gain from any other spread) or, where layers or
+families differ, by demand: density times bytes, the flash traffic of a token without a cache.
 
 With room for all units nothing is ever read, so that a plan needs no buffers: `holds_everything` is the one rule. Such
-a plan keeps its division into pinned units and slots, so that a smaller budget is divided as before; it runs as
-`as_run` says.
+a plan keeps its division into pinned units and slots, so that a smaller budget is divided as before; `as_run` gives the
+plan that the store follows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
 
 
 class Claim(NamedTuple):
-    """What one family of one layer asks of the DRAM for units."""
+    """The demand of one family of one layer for DRAM."""
 
     density: float
     """Share of its units that a token uses."""
@@ -31,43 +31,48 @@ class Claim(NamedTuple):
 
 
 def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
-    """DRAM that a plan needs beside units: resident tensors, predictors, KV cache, bookkeeping, and the buffers of a
-    plan that reads."""
+    """Returns the DRAM that a plan needs besides units: resident tensors, predictors, KV cache, bookkeeping, buffers.
+
+    A plan that never reads needs no buffers.
+    """
     return _unread_bytes(manifest, plan) + buffer_bytes(plan, manifest.flash.sections)
 
 
 def least_budget_bytes(manifest: Manifest, plan: Plan) -> int:
-    """The smallest budget that `refit` can divide for a plan: no unit stays in DRAM, or all do, whichever is less."""
+    """Returns the smallest budget that `refit` can divide for a plan.
+
+    It is the smaller of two: buffers and no unit in DRAM, or all units in DRAM and no buffers.
+    """
     return min(_unread_bytes(manifest, plan) + _reading_bytes(plan), whole_bytes(manifest, plan))
 
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
-    """DRAM that a plan needs: the fixed part, and the slots of pinned and cached units."""
+    """Returns the DRAM that a plan needs: the fixed part, and the slots of pinned and cached units."""
     unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
     slots = sum((part.num_pinned + part.cache_slots) * unit_bytes[part.family] for part in plan.parts)
     return fixed_bytes(manifest, plan) + slots
 
 
 def whole_bytes(manifest: Manifest, plan: Plan) -> int:
-    """The DRAM with which a plan holds every unit and reads nothing."""
+    """Returns the DRAM with which a plan holds every unit and reads nothing."""
     units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
     return _unread_bytes(manifest, plan) + sum(units)
 
 
 def holds_everything(plan: Plan, sections: Iterable[Section]) -> bool:
-    """Whether a plan has room for every unit of flash.img, so that nothing is read after the session has opened."""
+    """Returns whether a plan has room for every unit, so that nothing is read after the session has opened."""
     return all(
         part.num_pinned + part.cache_slots == section.num_units for part, section in placed_parts(plan, sections)
     )
 
 
 def buffer_bytes(plan: Plan, sections: Iterable[Section]) -> int:
-    """What read buffer and preload buffer take; nothing in a plan that never reads."""
+    """Returns the bytes of read buffer and preload buffer; 0 for a plan that never reads."""
     return 0 if holds_everything(plan, sections) else _reading_bytes(plan)
 
 
 def as_run(manifest: Manifest, plan: Plan) -> Plan:
-    """The plan as the store follows it: with every unit pinned where it has room for all."""
+    """Returns the plan that the store follows: with every unit pinned, if the plan has room for all."""
     if not holds_everything(plan, manifest.flash.sections):
         return plan
     parts = (
@@ -78,11 +83,11 @@ def as_run(manifest: Manifest, plan: Plan) -> Plan:
 
 
 def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans: Sequence[Plan] | None = None) -> Plan:
-    """The plan to run with, from the manifest or from `plans`, which were made from the manifest's.
+    """Chooses the plan to run with, from the manifest's plans or from `plans`, which were made from them.
 
-    Without a budget, the plan with the largest one. With a budget, the largest plan that fits, else the smallest one;
-    its pinned units and cache slots are then cut or extended to what the budget leaves. A budget with room for
-    everything holds everything.
+    Without a budget, it takes the plan with the largest budget. With a budget, it takes the largest plan that fits,
+    else the smallest one, and then cuts or extends pinned units and cache slots to what the budget leaves. A budget
+    with room for everything holds everything.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must always be in DRAM; the text gives both numbers.
@@ -97,11 +102,11 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans:
 
 
 def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
-    """`plan` under another budget: pinned units first, then cache slots with what is left.
+    """Divides another budget for `plan`: pinned units first, then cache slots with what is left.
 
-    A budget with room for every unit has a slot for each, and counts no buffers. A policy that admits nothing has no
-    use for slots: with it, what the plan spends on them, and what the budget has more than the plan's, pins further
-    units.
+    A budget with room for every unit gives each unit a slot, and counts no buffers. A cache policy that admits nothing
+    has no use for slots: it pins further units with the bytes of the plan's slots, and with the bytes by which the
+    budget exceeds the plan's.
 
     Raises:
         DoesNotFitError: if the fixed part does not fit.
@@ -134,10 +139,10 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
 
 
 def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budget_bytes: int) -> Plan:
-    """`plan` with another size of the KV cache: units give way for a larger one, within the budget.
+    """Returns `plan` with another size of the KV cache; within the budget, a larger one takes room from units.
 
     Raises:
-        DoesNotFitError: if the budget cannot hold it.
+        DoesNotFitError: if the budget cannot hold the KV cache.
     """
     changed = plan.model_copy(update={"kv_cache_bytes": kv_cache_bytes})
     missing = least_budget_bytes(manifest, changed) - dram_budget_bytes
@@ -150,13 +155,13 @@ def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budg
 
 
 def cache_slots(cache: str, claims: Sequence[Claim], free_bytes: int, reading_bytes: int = 0) -> list[int]:
-    """Cache slots of each claim beside its pinned units.
+    """Returns the number of cache slots of each claim, without its pinned units.
 
     Args:
         cache: A policy of runtime/cache; one that admits nothing gets no slots, unless all units have room.
-        claims: Those of all layers and families.
+        claims: The claims of all layers and families.
         free_bytes: DRAM for units, pinned ones included, and for buffers.
-        reading_bytes: What buffers take of it where anything is read.
+        reading_bytes: The part of it that buffers take if not all units have room.
     """
     if _all_bytes(claims) <= free_bytes:
         return [claim.num_units - claim.num_pinned for claim in claims]
@@ -164,13 +169,13 @@ def cache_slots(cache: str, claims: Sequence[Claim], free_bytes: int, reading_by
 
 
 def _unread_bytes(manifest: Manifest, plan: Plan) -> int:
-    """What is in DRAM whether or not the plan reads."""
+    """Returns the bytes that are in DRAM whether or not the plan reads."""
     stored = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes
     return stored + bookkeeping_bytes(manifest)
 
 
 def _reading_bytes(plan: Plan) -> int:
-    """The buffers of a plan that reads."""
+    """Returns the bytes of the buffers of a plan that reads."""
     return plan.read_buffer_bytes + plan.preload_buffer_bytes
 
 
@@ -190,7 +195,7 @@ def _claims(manifest: Manifest, plan: Plan) -> list[Claim]:
 
 
 def _pinned(claims: list[Claim], room_bytes: int) -> list[Claim]:
-    """The claims with as many pinned units as fit: the plan's, else the same share of each one's, rounded down."""
+    """Returns the claims with pinned units that fit: the plan's, else the same share of each claim's, rounded down."""
     wanted = sum(claim.num_pinned * claim.unit_bytes for claim in claims)
     if wanted <= room_bytes:
         return claims
@@ -198,7 +203,10 @@ def _pinned(claims: list[Claim], room_bytes: int) -> list[Claim]:
 
 
 def _divided(claims: Sequence[Claim], room_bytes: int) -> list[int]:
-    """Further units of each claim: the room that pinned units leave, by demand, at most all of a claim's units."""
+    """Divides the room that pinned units leave, by demand; returns further units per claim, at most all of its units.
+
+    A claim that is full leaves the rest of its share to the others in the next round.
+    """
     counts = [0] * len(claims)
     room = max(0, room_bytes - sum(claim.num_pinned * claim.unit_bytes for claim in claims))
     limits = [claim.num_units - claim.num_pinned for claim in claims]
@@ -218,5 +226,8 @@ def _divided(claims: Sequence[Claim], room_bytes: int) -> list[int]:
 
 
 def _demand(claim: Claim) -> int:
-    """Weight of a claim, exact: parts per million of density times bytes; every one counts for something."""
+    """Returns the weight of a claim: density in parts per million, at least 1, times bytes.
+
+    It is an integer, so that every host divides a budget in the same way.
+    """
     return max(1, round(claim.density * 1_000_000)) * claim.num_units * claim.unit_bytes

@@ -1,6 +1,6 @@
-"""The formats of the KV cache, and their bytes.
+"""Lists the formats of the KV cache, and counts their bytes.
 
-`fp16` rounds each value to half precision. `int8` keeps the values of a head in groups of 32 that share a float16
+`fp16` rounds each value to half precision. `int8` stores the values of a head in groups of 32 that share a float16
 scale, the blocks of `int8_group32`; llama.cpp calls it a q8_0 cache (`--cache-type-k q8_0`). With heads of whole groups
 it takes 17/32 of the bytes. It is refused where fp16 takes no more, as with heads that fill half a group.
 """
@@ -18,19 +18,19 @@ _STORED = {"fp16": fp16.Plugin(), "int8": int8_group32.Plugin()}
 
 
 def kv_cache_format(name: str) -> KvCacheFormat:
-    """The format of that name.
+    """Returns the format of that name.
 
     Raises:
-        UnknownNameError: if there is none.
+        UnknownNameError: if no format has that name.
     """
     return known_name("kv cache", name, KV_CACHE_FORMATS)
 
 
 def head_bytes(head_dim: int, kind: KvCacheFormat) -> int:
-    """Bytes of the key, or of the value, of one head of one token.
+    """Returns the bytes of the key, or of the value, of one head of one token.
 
     Raises:
-        ColdpressError: if fp16 takes as little.
+        ColdpressError: if fp16 takes no more bytes than `kind`.
     """
     found, plain = (_STORED[name].nbytes(head_dim) for name in (kind, DEFAULT_KV_CACHE))
     if kind != DEFAULT_KV_CACHE and found >= plain:
@@ -42,6 +42,6 @@ def head_bytes(head_dim: int, kind: KvCacheFormat) -> int:
 
 
 def kv_cache_bytes(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> int:
-    """Bytes of the keys and values of `context_length` tokens in all layers. Raises as `head_bytes`."""
+    """Returns the bytes of the keys and values of `context_length` tokens in all layers. Raises as `head_bytes`."""
     heads = spec.num_hidden_layers * spec.num_key_value_heads
     return 2 * heads * head_bytes(spec.head_dim, kind) * context_length

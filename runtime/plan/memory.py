@@ -1,4 +1,4 @@
-"""Memory of this machine, of the control groups around this process, and of the process itself."""
+"""Asks the system for the memory of this machine, of the control groups around this process, and of the process."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ def check_fits(plan: Plan, needed: int, available: int) -> None:
 
     Args:
         plan: The plan, with its budget.
-        needed: Bytes that its parts take.
+        needed: Bytes of DRAM that the plan's parts take.
         available: Bytes that this process can have (`physical_bytes`).
 
     Raises:
@@ -37,36 +37,38 @@ def check_fits(plan: Plan, needed: int, available: int) -> None:
 
 
 def give_back_heap() -> None:
-    """Gives freed pages of the C library's heap back to the system, where the library can: by itself, glibc only gives
-    back pages at the heap's end."""
+    """Gives freed pages of the C library's heap back to the system, if the library has malloc_trim.
+
+    Without this call glibc gives back only pages at the end of the heap.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class GroupMemory(NamedTuple):
-    """The memory of a control group that has a limit, such as a container or a cluster job."""
+    """The memory of a control group with a limit, such as a container or a cluster job."""
 
     limit_bytes: int
     left_bytes: int
-    """Up to the limit; caches count as free."""
+    """Free bytes below the limit; inactive file caches count as free."""
 
 
 def physical_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process can have at most: the machine's, or the least limit of its control groups.
+    """Returns the most memory that this process can have: the machine's, or the least limit of its control groups.
 
     Args:
-        root: As of `memory_groups`.
+        root: As in `memory_groups`.
     """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(group.limit_bytes for group in memory_groups(root))])
 
 
 def memory_groups(root: Path = Path("/")) -> Iterator[GroupMemory]:
-    """The control groups around this process that limit its memory, of both versions.
+    """Yields the control groups around this process that limit its memory, of version 1 and 2.
 
     Args:
-        root: Folder in which proc/self/cgroup and sys/fs/cgroup lie.
+        root: Folder that contains proc/self/cgroup and sys/fs/cgroup.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -82,13 +84,13 @@ def memory_groups(root: Path = Path("/")) -> Iterator[GroupMemory]:
         else:
             continue
         path = PurePosixPath(group.lstrip("/"))
-        # the groups around it limit it, too; in a container the path may be the host's, and only the top can be seen
+        # parent groups limit it, too; in a container the path may be the host's, so that only the top exists here
         found = (_group_memory(top / parent, *names) for parent in (path, *path.parents))
         yield from (memory for memory in found if memory is not None)
 
 
 def _group_memory(folder: Path, limit: str, usage: str, cache: str) -> GroupMemory | None:
-    """None where the group has no limit."""
+    """Reads the memory of one group; None if it has no limit, or no such files."""
     try:
         most, used = ((folder / name).read_text().strip() for name in (limit, usage))
         lines = (folder / "memory.stat").read_text().splitlines()
@@ -101,6 +103,6 @@ def _group_memory(folder: Path, limit: str, usage: str, cache: str) -> GroupMemo
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process has had resident: weights, tables, libraries and the interpreter."""
+    """Returns the peak resident memory of this process: weights, tables, libraries and the interpreter."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux

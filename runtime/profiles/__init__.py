@@ -1,1 +1,1 @@
-"""Device profiles that a user names, as records."""
+"""Reads the device profiles that a user names."""

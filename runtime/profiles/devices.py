@@ -1,7 +1,7 @@
-"""Reads the device that a user names: by the name of a profile, or by a file in YAML or JSON. One rule, everywhere.
+"""Reads the device that a user names: by the name of a profile, or by a file in YAML or JSON.
 
-`device=`, `--device`, `--emulate` and `emulate` all take a name of profiles/devices, a profile in YAML as people write
-it, or a record in JSON as a build writes it (`build/<model>/<device>/device.json`).
+One rule for all: `device=`, `--device`, `--emulate` and `emulate` take a name of profiles/devices, a profile in YAML as
+people write it, or a record in JSON as a build writes it (`build/<model>/<device>/device.json`).
 """
 
 from dataclasses import replace
@@ -22,12 +22,12 @@ JSON = replace(strict_json.MANIFEST, size_bytes=1 << 20)
 
 
 def device_names() -> list[str]:
-    """The devices that have a profile, sorted."""
+    """Returns the names of the devices that have a profile, sorted."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
 def device_path(name_or_path: str) -> Path:
-    """The file of a device: what ends in .yaml, .yml or .json or has a slash is a path, anything else a name.
+    """Returns the file of a device: text with a slash, or ending in .yaml, .yml or .json, is a path, all else a name.
 
     Raises:
         UnknownNameError: if no profile has that name.
@@ -40,16 +40,16 @@ def device_path(name_or_path: str) -> Path:
 
 
 def load_device(name_or_path: str) -> DeviceProfile:
-    """The profile of that name, or of a file in YAML or JSON.
+    """Reads the profile of that name, or in a YAML or JSON file.
 
     Raises:
-        ColdpressError: if there is none, or it is not a valid one.
+        ColdpressError: if there is no such profile, or it is not valid.
     """
     return read_device(device_path(name_or_path))
 
 
 def read_device(path: Path) -> DeviceProfile:
-    """The profile of a file: YAML by its ending, else a record in JSON. Raises as `load_device`."""
+    """Reads the profile in a file: YAML if its name ends so, else a record in JSON. Raises as `load_device`."""
     if path.suffix not in YAML:
         return load_record(path)
     try:
@@ -63,14 +63,14 @@ def read_device(path: Path) -> DeviceProfile:
 
 
 def load_record(path: Path) -> DeviceProfile:
-    """The device record of a JSON file.
+    """Reads the device record in a JSON file.
 
     Raises:
         ColdpressError: if it cannot be read, is not a valid record, or was changed since it was written.
     """
     try:
         with path.open("rb") as file:
-            data = file.read(JSON.size_bytes + 1)  # it may be a pipe or a device node
+            data = file.read(JSON.size_bytes + 1)  # bounded, as the file may be an endless pipe or device node
     except OSError as error:
         raise ColdpressError(f"{path}: {error.strerror}, expected a device record in JSON; name a device") from error
     strict_json.parse(data, lambda found, expected: _no_record(path, found, expected), JSON)

@@ -1,4 +1,4 @@
-"""Reads records from YAML files that people write, such as profiles, and tells all mistakes of a file in one sentence.
+"""Reads records from YAML files that people write, such as profiles, and reports all mistakes of a file in one error.
 
 YAML can do more than a profile needs, and a stranger's file must cost neither memory nor time. So aliases, tags, dates
 and long numbers are refused, and a file has a largest size and depth. Amounts of memory may have a unit, as in `8GB`.
@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 1 << 18
 MAX_DEPTH = 32
 MAX_NUMBER_CHARS = 64
 MAX_MISTAKES = 20
-"""Of one file that are told; the others are counted."""
+"""Most mistakes of one file that the error names; further ones become `and others`."""
 MAX_SHOWN_CHARS = 60
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
@@ -38,7 +38,7 @@ def load_yaml(path: Path, kind: type[R]) -> R:
     """Reads a record from a YAML file; amounts of memory may be text, such as `8GB`.
 
     Raises:
-        ColdpressError: if the file cannot be read, or is no such record; the text names every mistake.
+        ColdpressError: if the file cannot be read, or is not such a record; the text names every mistake.
     """
     try:
         data = yaml.load(_read(path), Loader=_Loader)
@@ -54,7 +54,7 @@ def load_yaml(path: Path, kind: type[R]) -> R:
 
 def _read(path: Path) -> str:
     try:
-        # a pipe would wait for a writer before anybody could ask what it is
+        # O_NONBLOCK: else opening a pipe would wait for a writer, before fstat can say that it is a pipe
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -75,8 +75,8 @@ def _read(path: Path) -> str:
 class _Loader(yaml.SafeLoader):
     """SafeLoader for plain data: mappings with distinct keys, lists, text, numbers, true, false and null.
 
-    PyYAML keeps the last of two equal keys without a word; aliases grow a file of bytes to gigabytes; its constructors
-    of tags and dates raise whatever they meet.
+    PyYAML silently keeps the last of two equal keys; aliases can expand a few bytes to gigabytes; its constructors of
+    tags and dates raise arbitrary errors.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
@@ -111,7 +111,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """A number; Python takes long ones only up to some length, and quadratic time for them."""
+        """Returns a number; refuses long ones, for which Python takes quadratic time or raises an error."""
         if len(node.value) > MAX_NUMBER_CHARS:
             raise _refused(f"a number has {len(node.value)} characters, expected {MAX_NUMBER_CHARS} at most", node)
         try:
@@ -135,7 +135,7 @@ def _refused(what: str, where: Any) -> yaml.MarkedYAMLError:
 
 
 def _with_amounts(data: Any, name: str = "") -> Any:
-    """`data` with amounts of memory as bytes: a text under a name that ends in `_bytes`, itself or as its `value`."""
+    """Returns `data` with amounts of memory as bytes: texts under a name in `_bytes`, or under its `value`."""
     if isinstance(data, dict):
         return {
             key: _with_amounts(value, name if key == "value" else "" if key == "source" else str(key))
@@ -152,7 +152,7 @@ def _with_amounts(data: Any, name: str = "") -> Any:
 
 
 def _mistakes(errors: Sequence[ErrorDetails], kind: type[Record]) -> Iterator[str]:
-    """A phrase for each mistake. A key that is missing is not told where a misspelt one stands in its place."""
+    """Yields a phrase for each mistake; it omits a missing key if a misspelt one stands in its place."""
     meant: set[tuple[int | str, ...]] = set()
     is_listed = False
     for error in (error for error in errors if error["type"] == "extra_forbidden"):
@@ -171,7 +171,7 @@ def _mistakes(errors: Sequence[ErrorDetails], kind: type[Record]) -> Iterator[st
 
 
 def _wrong(error: ErrorDetails) -> str:
-    """A value that does not fit, and what was found unless the message says so itself."""
+    """Describes a value that does not fit, with the value found unless pydantic's message already has it."""
     names, found = [str(part) for part in error["loc"]], error["input"]
     if error["type"] == "value_error":
         text = error["msg"].removeprefix("Value error, ")
@@ -192,7 +192,7 @@ def _at(place: Sequence[int | str]) -> str:
 
 
 def _fields_at(kind: Any, place: Sequence[int | str]) -> set[str]:
-    """The keys that the record at a place has."""
+    """Returns the keys of the record at a place."""
     kind = _record_of(kind)
     for part in place:
         if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, Record):
@@ -201,7 +201,7 @@ def _fields_at(kind: Any, place: Sequence[int | str]) -> set[str]:
 
 
 def _record_of(annotation: Any) -> Any:
-    """The record inside an annotation such as `Accelerator | None` or `tuple[ReadPoint, ...]`; None for others."""
+    """Returns the record inside an annotation such as `Accelerator | None` or `tuple[ReadPoint, ...]`, else None."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, Record) else None
     inner = (_record_of(part) for part in typing.get_args(annotation))

@@ -1,1 +1,1 @@
-"""Between text and token ids."""
+"""Turns text into token ids and back."""

@@ -1,7 +1,7 @@
-"""A tokenizer of the `tokenizers` package, and its failures as sentences; no limits of its own.
+"""Runs a tokenizer of the `tokenizers` package, and turns its failures into sentences; sets no limits.
 
-It runs in this process for tokenizers that are known to be bounded, and in a limited one for others
-(runtime/text/process.py), which is why it imports nothing but the package.
+Tokenizers whose cost is bounded run in this process, all others in a limited one (runtime/text/process.py). This module
+imports little besides the package, so that the limited process starts fast and stays small.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,31 +19,31 @@ class Engine:
     """One tokenizer.json."""
 
     def __init__(self, data: bytes) -> None:
-        """Builds it.
+        """Builds the tokenizer from the bytes of tokenizer.json.
 
         Raises:
-            ArtifactError: if the text is no tokenizer.
+            ArtifactError: if they are not a tokenizer.
         """
         with _sentences("not a tokenizer"):
             self._tokenizer = Tokenizer.from_buffer(data)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        # by id, because the library compares texts and fails to know special tokens that its normalizer has changed
+        # by id: the library compares texts, and misses special tokens whose text its normalizer has changed
         added = self._tokenizer.get_added_tokens_decoder().items()
         self.special = frozenset(token_id for token_id, token in added if token.special)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids, with what the post-processor adds where `special` says so."""
+        """Returns the token ids of a text; with `special`, the post-processor adds its special tokens."""
         with _sentences("failing on this text"):
             return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens left out."""
+        """Returns the text of ids, without special tokens."""
         with _sentences("failing on these ids"):
             return self._tokenizer.decode([token_id for token_id in ids if token_id not in self.special])
 
     def stream(self) -> Callable[[Sequence[int]], str]:
-        """A function that takes further ids and gives the text that has become certain."""
+        """Returns a function that takes further ids and returns the text that has become certain."""
         stream = DecodeStream()
 
         def step(ids: Sequence[int]) -> str:
@@ -58,7 +58,7 @@ class Engine:
 def _sentences(found: str) -> Iterator[None]:
     try:
         yield
-    except BaseException as error:  # the package raises plain Exception, and a panic of its core is not even that
+    except BaseException as error:  # the package raises plain Exception; a panic of its core is only a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ArtifactError(f"{TOKENIZER_FILE}: {found} ({clipped(str(error))}); rebuild the artifact") from error

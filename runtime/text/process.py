@@ -1,8 +1,8 @@
-"""A tokenizer whose cost is not bounded, in a process of its own with little time, memory and output.
+"""Runs a tokenizer whose cost is not bounded in a separate process, with limits on time, memory and output.
 
-Frames of both directions are 8 bytes of length, then JSON; the first frame is tokenizer.json itself. Time grows with a
-frame, so that a long text may take long and a short one may not. The process ends with its caller: it reads the end of
-its input.
+Frames of both directions are 8 bytes of length, then JSON; the first frame is tokenizer.json itself. The time limit
+grows with the length of a frame, so that only a long text may take long. The process ends when its caller ends, because
+it then reads the end of its input.
 """
 
 import json
@@ -23,26 +23,26 @@ from coldpress.runtime.text.engine import TOKENIZER_FILE, Engine
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 
 WALL_S, MEMORY_BYTES, REPLY_BYTES = 60, 2 << 30, 64 << 20
-"""Seconds of a short request, however busy the machine is; the process's address space; one reply."""
+"""Limits: wall-clock seconds of a short request, on a busy machine too; the process's address space; one reply."""
 BYTES_PER_S = 1 << 17
-"""Of a long text, for each second more: an eighth of what tokenizers in use need on a slow processor."""
+"""Bytes of text per further second: an eighth of the rate of tokenizers in use on a slow processor."""
 
 
 class LimitedEngine:
-    """The members of `Engine`, computed elsewhere."""
+    """An `Engine` in a limited process, with the same members."""
 
     cpu_s = 5
-    """Seconds of the processor for a short request; the largest tokenizers in use take one to be built."""
+    """Processor seconds for a short request; building the largest tokenizers in use takes one second."""
 
     def __init__(self, data: bytes, reason: str) -> None:
         """Starts the process.
 
         Args:
             data: tokenizer.json.
-            reason: What of it is not known to be bounded, for errors.
+            reason: The part of the tokenizer whose cost has no known bound, for errors.
 
         Raises:
-            ArtifactError: if the text is no tokenizer, or takes more than the limits.
+            ArtifactError: if the data is not a tokenizer, or exceeds the limits.
         """
         self._reason = reason
         self._process = subprocess.Popen(
@@ -155,5 +155,5 @@ def _next_frame(incoming: IO[bytes]) -> bytes:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal interrupts the caller too, and the caller ends us
     _serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]))

@@ -1,8 +1,8 @@
-r"""Which tokenizers are bounded by what they are: read from tokenizer.json, before any of it is built.
+r"""Decides from tokenizer.json, before anything is built, whether the cost of a tokenizer is bounded.
 
-A tokenizer is a small program of its author's: patterns, replacements, templates. Nearly all that are in use consist of
-the parts below, whose time is linear in the text and whose output is at most a known multiple of it; those run in this
-process. Anything else is no mistake, but runs where time and memory are limited (runtime/text/process.py).
+A tokenizer is a small program that its author wrote: patterns, replacements, templates. Nearly all tokenizers in use
+consist of the parts below, whose time is linear in the text and whose output is at most a known multiple of it; these
+run in this process. All others are allowed, but run with limits on time and memory (runtime/text/process.py).
 """
 
 import re
@@ -13,11 +13,11 @@ from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import short
 
 JSON = strict_json.Limits(size_bytes=64 << 20, depth=32, integer=2**63 - 1, values=1 << 22, names=1 << 21)
-"""The largest vocabularies in use, of 260,000 tokens and twice as many merges, take half of each."""
+"""The largest vocabularies in use, of 260,000 tokens and twice as many merges, take half of each limit."""
 MAX_PARTS, MAX_GROWTH, MAX_TEXT = 32, 4096, 1000
-"""Of a chain: components, the product of what each makes of one character; characters of any one text in it."""
+"""Limits of a chain: components; characters that they make of one together; characters of any one text in it."""
 MAX_TEMPLATE_IDS = 64
-"""Special tokens that a template adds to a prompt."""
+"""Most special tokens that a template adds to a prompt."""
 
 KEYS = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"}
 GROWTH = {
@@ -35,7 +35,7 @@ GROWTH = {
         **{"Strip": 1, "Replace": 1},
     },
 }
-"""Component -> what it makes of one character or token, at most; a Replace's is computed."""
+"""Component -> most characters that it makes of one character or token; the pattern of a Replace adds a factor."""
 CHILDREN = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
 CHILDREN |= {"decoder": "decoders"}
 
@@ -57,17 +57,17 @@ PATTERNS = frozenset(
         rf"{_cased('')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",  # Mistral's newer ones
     }
 )
-"""Patterns of well-known tokenizers, which take linear time."""
+"""Patterns of well-known tokenizers; they take linear time."""
 ONE_ATOM = re.compile(r"(?:\\[pP]\{\w+\}|\\[dswnrt]|\[[^\[\]\\]+\]|[\w ▁])(?:[+*]|\{\d{1,3}(?:,\d{0,3})?\})?")
-"""One kind of character, repeated or not: linear, too. A second one could make it quadratic."""
+"""A pattern of one kind of character, repeated or not, takes linear time, too; two kinds could take quadratic time."""
 
 
 class Unbounded(Exception):
-    """Some part is not known to be bounded; the text names it."""
+    """A part of a tokenizer has no known bound; the text names the part."""
 
 
 def why_unbounded(values: Any) -> str | None:
-    """What of a parsed tokenizer.json is not known to be bounded, in words; None if all of it is."""
+    """Names the part of a parsed tokenizer.json that has no known bound; None if all parts are bounded."""
     try:
         if not isinstance(values, dict) or not values.keys() <= KEYS | {"model"}:
             raise Unbounded(f"fields {short(sorted(values))}" if isinstance(values, dict) else "its text")
@@ -82,7 +82,7 @@ def why_unbounded(values: Any) -> str | None:
 
 
 def _check_chain(place: str, component: Any) -> None:
-    """A component or a nested sequence of them: how many there are, and what they make of one character together."""
+    """Bounds the number of components, and the characters that all of them together make of one."""
     growth = 1
     for index, part in enumerate(_parts(place, component)):
         kind = part.get("type")
@@ -115,7 +115,10 @@ def _parts(place: str, component: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth_of_pattern(place: str, part: dict[str, Any]) -> int:
-    """Characters that a Replace makes of one; a Split makes none. Its pattern must be plain text or a known one."""
+    """Returns the factor by which a pattern's replacement grows the text; 1 for a Split, which replaces nothing.
+
+    The pattern must be plain text, a known pattern, or one kind of character.
+    """
     pattern, content = part["pattern"], part.get("content", "")
     kind, text = next(iter(pattern.items())) if isinstance(pattern, dict) and len(pattern) == 1 else ("", None)
     known = isinstance(text, str) and (kind == "String" or text in PATTERNS or ONE_ATOM.fullmatch(text))
@@ -125,7 +128,7 @@ def _growth_of_pattern(place: str, part: dict[str, Any]) -> int:
 
 
 def _check_template(part: dict[str, Any]) -> None:
-    """The prompt once, and few special tokens."""
+    """Requires that a template has the prompt at most once, and few special tokens."""
     special, num_ids, num_prompts = part.get("special_tokens"), 0, 0
     for piece in _list(part.get("single")):
         name = piece["SpecialToken"].get("id") if isinstance(piece, dict) and "SpecialToken" in piece else None

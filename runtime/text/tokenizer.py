@@ -1,7 +1,8 @@
-"""Text to token ids and back, with the artifact's own tokenizer.json (the `tokenizers` package, no transformers).
+"""Encodes and decodes text with the artifact's tokenizer.json (the `tokenizers` package, no transformers).
 
-Which special tokens a prompt gets is what tokenizer.json's post-processor says; where tokenizer_config.json asks for a
-beginning-of-sequence token and the post-processor adds none, it is put in front, as the classic slow tokenizers do.
+The post-processor of tokenizer.json adds a prompt's special tokens. If tokenizer_config.json asks for a
+beginning-of-sequence token and the post-processor adds none, the token is put in front, as in transformers' slow
+tokenizers.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +24,10 @@ class TextCodec:
     """An artifact's tokenizer."""
 
     def __init__(self, artifact: Artifact) -> None:
-        """Reads the tokenizer, its digest checked.
+        """Reads the tokenizer, and checks its digest.
 
         Raises:
-            ArtifactError: if the artifact has none, or it cannot be read.
+            ArtifactError: if the artifact has no tokenizer, or it cannot be read.
         """
         names = {entry.path for entry in artifact.manifest.files}
         if TOKENIZER_FILE not in names:
@@ -37,15 +38,15 @@ class TextCodec:
 
     @classmethod
     def of(cls, artifact: Artifact) -> "TextCodec | None":
-        """The artifact's tokenizer; None where it has none."""
+        """Opens the artifact's tokenizer; returns None if it has none."""
         return cls(artifact) if any(entry.path == TOKENIZER_FILE for entry in artifact.manifest.files) else None
 
     def encode(self, text: str) -> list[int]:
-        """The prompt's token ids, special tokens included.
+        """Returns the token ids of a prompt, special tokens included.
 
         Raises:
-            ArtifactError: if the tokenizer fails, or takes more than its limits.
-            ColdpressError: if the text is no Unicode, such as an argument that is not UTF-8.
+            ArtifactError: if the tokenizer fails, or exceeds its limits.
+            ColdpressError: if the text is not valid Unicode, such as an argument that is not UTF-8.
         """
         if not strict_json.is_encodable(text):
             raise ColdpressError(f"the text {short(text)} is not UTF-8; write it in UTF-8, or give token ids")
@@ -53,21 +54,21 @@ class TextCodec:
         return [self._bos, *ids] if self._bos is not None and ids[:1] != [self._bos] else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens left out."""
+        """Returns the text of ids, without special tokens."""
         return self._engine.decode(ids)
 
     def continuation(self, prompt_ids: Sequence[int], new_ids: Sequence[int]) -> str:
-        """The text that `new_ids` add to the prompt's, spaces at the seam included."""
+        """Returns the text that `new_ids` add to the prompt's, with the space between them, if there is one."""
         before, whole = self.decode(prompt_ids), self.decode([*prompt_ids, *new_ids])
         return whole[len(before) :] if whole.startswith(before) else self.decode(new_ids)
 
     def streamer(self, prompt_ids: Sequence[int]) -> Callable[[int], str]:
-        """A function that takes one new id after another and gives the text that has become certain (often one word).
+        """Returns a function that takes one new id at a time and returns the text that has become certain.
 
-        Characters of several tokens appear with their last one.
+        A character that several tokens make up appears with the last of them.
         """
         step = self._engine.stream()
-        step(prompt_ids)  # what a decoder does at the start of a text must not happen at the seam
+        step(prompt_ids)  # some decoders strip a space at the start of a text: it must not be the space at the seam
         return lambda token_id: step([token_id])
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.decoder import decoder as decoder_module
-from coldpress.runtime.generate.admission import Renewal
+from coldpress.runtime.generate.admission import Admission
 from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, generate_each
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -260,9 +260,9 @@ def test_any_number_of_prompts_goes_on_at_once_as_far_as_there_is_room(tmp_path)
 def test_prompts_begin_when_it_pays_or_when_all_before_them_have_ended(tmp_path, monkeypatch, pays):
     """What passes took is told to who says so."""
     session, told, asked, under_way, seen = open_session(tmp_path, **ALL_IN_DRAM), [], [], set(), []
-    monkeypatch.setattr(Renewal, "prefilled", lambda _, *found: told.append(("prefilled", *found)))
-    monkeypatch.setattr(Renewal, "decoded", lambda _, *found, idle: told.append(("decoded", *found, idle)))
-    monkeypatch.setattr(Renewal, "pays", lambda _, num_tokens: asked.append(num_tokens) or pays)
+    monkeypatch.setattr(Admission, "prefilled", lambda _, *found: told.append(("prefilled", *found)))
+    monkeypatch.setattr(Admission, "decoded", lambda _, *found, idle: told.append(("decoded", *found, idle)))
+    monkeypatch.setattr(Admission, "pays", lambda _, num_tokens: asked.append(num_tokens) or pays)
     monkeypatch.setattr(decoder_module, "PREFILL_CHUNK_TOKENS", 32)
     lengths, count = [1, 5, 3, 2, 4, 2], [0] * 6
     prompts = [[5] * size for size in (3, 4, 40, 2, 1, 2)]

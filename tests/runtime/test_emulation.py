@@ -242,7 +242,7 @@ def test_systemd_makes_the_second_control_groups(tmp_path, monkeypatch):
     assert "io and memory are not in" in (systemd.why_not(DISK, tmp_path, tmp_path / "controllers") or "")
     (tmp_path / "controllers").write_text("cpu io memory\n")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert systemd.why_not(DISK, tmp_path, tmp_path / "controllers") == "capping /dev/sdx is not for this user"
+    assert systemd.why_not(DISK, tmp_path, tmp_path / "controllers") == "only root can cap /dev/sdx"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert systemd.why_not(DISK, tmp_path, tmp_path / "controllers") is None
     with systemd.limited(CAPS, DISK) as words:
@@ -355,7 +355,7 @@ def test_a_whole_disk_is_capped_for_its_partition(tmp_path):
     (blocks / number).symlink_to(whole / "sdx3")
     assert disk_of(tmp_path, blocks) == Disk("/dev/sdx", "8:16", tmp_path)
     (blocks / number).unlink()
-    with pytest.raises(ColdpressError, match="it lies on no disk of its own that the kernel could cap"):
+    with pytest.raises(ColdpressError, match="it is not on a disk that the kernel can cap"):
         disk_of(tmp_path, blocks)
 
 

@@ -198,7 +198,7 @@ def test_the_router_takes_the_largest_and_the_lower_of_equals():
 @pytest.mark.parametrize("kept", [("mlp_in",), ("attn_in",)], ids="+".join)
 def test_down_of_experts_lies_on_flash(kept, tmp_path):
     build_artifact(tmp_path / "a", Recipe(spec=spec_of(), method="dense", families=kept))
-    with pytest.raises(ArtifactError, match="expected one that holds down_proj: that of experts is on flash"):
+    with pytest.raises(ArtifactError, match="expected one that holds down_proj: a mixture has it on flash"):
         open_artifact(tmp_path / "a")
 
 

@@ -91,7 +91,7 @@ def test_what_is_read_ahead_is_the_last_step_and_takes_no_more_dram(tmp_path, mo
 )
 def test_what_a_ladder_would_not_heed_is_refused(relu_artifact, capsys, flag, value):
     assert main(["bench", str(relu_artifact.path), "--ladder", flag, value, "--tokens", "1"]) == 2
-    assert f"with settings of its own, and {flag} is {value}; leave {flag} out" in capsys.readouterr().err
+    assert f"and chooses its settings, and {flag} is {value}; leave {flag} out" in capsys.readouterr().err
 
 
 def test_a_plan_with_a_window_has_one_step_for_it(relu_artifact):

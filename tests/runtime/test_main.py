@@ -184,7 +184,7 @@ def test_a_file_that_is_no_trace_is_called_so(capsys, artifact, tmp_path):
     (tmp_path / "notes.txt").write_text("some notes that are no trace at all")
     code, _, err = run(capsys, "simulate", artifact.path, "--trace", tmp_path / "notes.txt")
     assert code == 2
-    assert "notes.txt: is no trace, expected a file that `generate --trace` wrote" in err
+    assert "notes.txt: is not a trace, expected a file that `generate --trace` wrote" in err
 
 
 def test_a_simulation_gives_short_times_in_milliseconds(capsys, artifact, tmp_path):
@@ -297,7 +297,7 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
         (["--top-p", "2"], "the sampling's top_p is 2.0, expected a share above 0 and at most 1"),
         (["--min-p", "-1"], "the sampling's min_p is -1.0, expected a share from 0 to 1"),
         (["--repetition-penalty", "0"], "the sampling's repetition_penalty is 0.0, expected a number from 0.01 to 100"),
-        (["--stop", ""], "the stop string '' is no text, expected at least one character"),
+        (["--stop", ""], "the stop string '' is not text, expected at least one character"),
         (["--trace", "/nowhere/run.trace"], "/nowhere/run.trace: there is no folder /nowhere"),
     ],
 )
@@ -347,7 +347,7 @@ def test_memory_that_a_process_may_not_have_ends_in_one_sentence(artifact, tmp_p
     ended = run_limited(lambda: main(["generate", str(path), *options]), tmp_path)
     assert ended.kind == "refused"
     assert ended.words == (
-        f"error: {path}: more memory was asked for than this process may have; give a smaller --dram-budget"
+        f"error: {path}: this process needs more memory than it may have; give a smaller --dram-budget"
     )
 
 

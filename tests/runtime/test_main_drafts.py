@@ -39,7 +39,7 @@ def test_drafts_that_cannot_be_are_refused(capsys, artifact):
     for extra, words in (
         (("--draft", "lookup", "--draft-budget", "1MB"), "there is none; leave it out"),
         (("--draft-budget", "1MB"), "there is none; leave it out"),
-        (("--draft-tokens", "3"), "--draft-tokens is what a draft proposes at once, and there is none; leave it out"),
+        (("--draft-tokens", "3"), "--draft-tokens needs a draft, and there is none; leave it out"),
         (("--draft", "nowhere"), "nowhere"),
         (("--draft", artifact.path, "--dram-budget", "500KB"), "leaves too little"),
         (("--draft", "lookup", "--draft-tokens", 32), "is 32, expected 1 to 31"),

@@ -54,7 +54,7 @@ def refused(capsys, *arguments):
         (("--prompt-ids", "1", "--top-k", "9" * 5000), "is not a whole number of at least 0"),
         (("--prompt-ids", "1", "--seed", "-1"), "'-1' is not a whole number of at least 0"),
         (("--prompt-ids", "1", "--min-p", "x" * 5000), "is not a number such as 0.8"),
-        (("--prompt-ids", "1", "--stop", "\udcff"), "is no text, expected at least one character"),
+        (("--prompt-ids", "1", "--stop", "\udcff"), "is not text, expected at least one character"),
         (("--prompt-ids", "1", "--cache", "window:window_tokens=0"), "where they fit (Input should be greater than"),
         (("--prompt-ids", "1", "--flash", "simulated", "--device", "/dev/zero"), "1048577 bytes long"),
     ],
@@ -70,7 +70,10 @@ def test_caps_without_a_device_are_refused(spoken, capsys, flags):
 
 @pytest.mark.parametrize(
     ("redirected", "words"),
-    [(">&-", "standard output is closed, expected a place"), ("> /dev/full", "standard output: No space left on")],
+    [
+        (">&-", "standard output is closed, but this command prints to it"),
+        ("> /dev/full", "standard output: No space left on"),
+    ],
 )
 def test_an_output_that_takes_nothing(spoken, redirected, words):
     command = f'"$0" -m coldpress.runtime generate "$1" --prompt-ids 1 --max-new-tokens 2 {redirected}'
@@ -118,7 +121,7 @@ def test_a_trace_replaces_nothing_but_a_file(spoken, capsys, tmp_path, make):
     make(tmp_path / "trace")
     kind = os.lstat(tmp_path / "trace").st_mode
     sentence = refused(capsys, *GENERATE, spoken, "--prompt-ids", "1", "--trace", tmp_path / "trace")
-    assert "is no regular file, which a trace would replace" in sentence
+    assert "is not a regular file, and a trace would replace it" in sentence
     assert os.lstat(tmp_path / "trace").st_mode == kind
 
 

@@ -87,7 +87,7 @@ def test_a_budget_that_holds_few_kv_caches_has_fewer_at_once(capsys, options, ar
         ('{"prompt": 3}', """line 2: it is {'prompt': 3}, expected {"prompt": "text"} or {"prompt_ids": [1, 2, 3]}"""),
         ('{"prompt": "a", "prompt_ids": [1]}', "line 2: it is {'prompt': 'a', 'prompt_ids': [1]}, expected"),
         ('{"prompt_ids": [1, true]}', "line 2: it is {'prompt_ids': [1, True]}, expected"),
-        ('{"prompt_ids": []}', "line 2: it is a prompt of no tokens, expected at least one"),
+        ('{"prompt_ids": []}', "line 2: it is a prompt without tokens, expected at least one"),
         ('{"prompt_ids": [384]}', "line 2: token id 384 is outside the vocabulary, expected 0 to 383"),
         ('{"prompt_ids": [-1]}', "line 2: token id -1 is outside the vocabulary"),
         ('{"prompt_ids": [9007199254740991]}', "line 2: token id 9007199254740991 is outside the vocabulary"),
@@ -117,11 +117,11 @@ def test_what_goes_with_no_file_or_no_prompts_is_refused(capsys, options, relu_a
     path, dip_ca = options[3], build_artifact(tmp_path / "dip_ca", Recipe(method="dip_ca")).path
     cases = [
         ((*options, "--draft", "lookup"), "--draft 'lookup' is for one prompt, and there are several"),
-        ((*options, "--draft-tokens", 3), "--draft-tokens is what a draft proposes at once, and there is none"),
+        ((*options, "--draft-tokens", 3), "--draft-tokens needs a draft, and there is none"),
         ((*options, "--batch", 33), "--batch is 33, expected 1 to 32"),
         (("generate", relu_artifact.path, "--prompts", path), "text needs a tokenizer, and the artifact has none"),
-        (("generate", relu_artifact.path, "--prompt-ids", 1, "--batch", 3), "there is no such file; leave it out"),
-        ((*options[:3], tmp_path, "--json"), "is no regular file, expected prompts as JSON lines"),
+        (("generate", relu_artifact.path, "--prompt-ids", 1, "--batch", 3), "there is none; leave it out"),
+        ((*options[:3], tmp_path, "--json"), "is not a regular file, expected prompts as JSON lines"),
     ]
     for command, words in cases:
         code, out, err = run(capsys, *command)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from coldpress.runtime.generate.admission import Renewal
+from coldpress.runtime.generate.admission import Admission
 
 
-def renewal(*prefills):
+def admission(*prefills):
     """Of chunks of 100 tokens, behind dense passes and one pass of four sequences in 100 ms."""
-    found = Renewal(100)
+    found = Admission(100)
     for num_passes, seconds in prefills:
         found.prefilled(num_passes, seconds)
     found.decoded(4, 0.1, idle=False)
@@ -35,12 +35,12 @@ def passes_until_it_pays(found, num_tokens, seconds, *, of, most=100):
     ],
 )
 def test_places_are_idle_for_as_long_as_a_dense_pass_is_worth(prefills, num_tokens, of, seconds, expected):
-    assert passes_until_it_pays(renewal(*prefills), num_tokens, seconds, of=of) == expected
+    assert passes_until_it_pays(admission(*prefills), num_tokens, seconds, of=of) == expected
 
 
 def test_where_each_token_takes_as_long_in_whatever_company_nothing_is_lost():
     """On a machine, too, whose seconds go up and down."""
-    found = renewal((1, 1.0))
+    found = admission((1, 1.0))
     for _ in range(100):
         found.decoded(2, 0.07, idle=True)
         found.decoded(2, 0.03, idle=True)
@@ -49,7 +49,7 @@ def test_where_each_token_takes_as_long_in_whatever_company_nothing_is_lost():
 
 def test_what_most_of_them_take_is_a_mean():
     """Of 100 and 60 ms; then five take 200 ms."""
-    found = renewal((1, 1.0))
+    found = admission((1, 1.0))
     found.decoded(4, 0.06, idle=False)
     assert passes_until_it_pays(found, 12, 0.1, of=2) == 15  # 60 ms each
     found.prefilled(1, 1.0)
@@ -58,7 +58,7 @@ def test_what_most_of_them_take_is_a_mean():
 
 
 def test_idle_time_is_counted_from_the_last_prompts_on():
-    found = renewal((1, 1.0))
+    found = admission((1, 1.0))
     found.decoded(1, 2.0, idle=True)
     assert found.pays(12)
     found.prefilled(1, 1.0)
@@ -66,12 +66,12 @@ def test_idle_time_is_counted_from_the_last_prompts_on():
 
 
 def test_no_time_is_lost_while_every_place_is_taken():
-    found = renewal((1, 1.0))
+    found = admission((1, 1.0))
     found.decoded(2, 10.0, idle=False)
     assert not found.pays(12)
 
 
 @pytest.mark.parametrize("num_tokens", [100, 200])
 def test_prompts_that_fill_a_dense_pass_wait_for_none(num_tokens):
-    assert renewal((1, 1.0)).pays(num_tokens)
-    assert not renewal((1, 1.0)).pays(99)
+    assert admission((1, 1.0)).pays(num_tokens)
+    assert not admission((1, 1.0)).pays(99)

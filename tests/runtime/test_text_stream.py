@@ -80,5 +80,5 @@ def test_text_without_stop_strings_ends_with_what_is_not_certain(codec):
 
 @pytest.mark.parametrize("stop", ["", "\udcff"])
 def test_what_is_no_text_is_refused(stop):
-    with pytest.raises(ColdpressError, match="is no text, expected at least one character"):
+    with pytest.raises(ColdpressError, match="is not text, expected at least one character"):
         StopFinder(["x", stop])

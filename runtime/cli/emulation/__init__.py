@@ -3,11 +3,11 @@
 Speeds under the caps are measured, not modelled, for our runtime and for any other program. Where this disk is slower
 than the device, one stated factor scales both rates; memory is not scaled, and computing runs as fast as this machine
 does. The kernel counts a cap over slices of about 0.1 s. A program that computes for a while may then read at the
-disk's own rate until its saved-up share is spent, so that short runs are too fast: `exceeded` tells. The closer the
-caps are to the disk's rates, the smaller this effect.
+disk's full rate until its saved-up share is spent, so that short runs are too fast; `exceeded` detects that. The closer
+the caps are to the disk's rates, the smaller this effect.
 
-A mechanism is a file of this package with `why_not(disk)`, a sentence where it cannot work here, and `limited(caps,
-disk)`, which gives the words to put before a command: cgroup_v1.py, systemd.py (cgroup v2).
+A mechanism is a file of this package, cgroup_v1.py or systemd.py (cgroup v2). Its `why_not(disk)` returns a sentence if
+it cannot work here, and its `limited(caps, disk)` yields the words to put before a command.
 """
 
 import json
@@ -26,11 +26,11 @@ from coldpress.schemas.errors import ColdpressError, clipped
 
 MECHANISMS = (systemd, cgroup_v1)
 HEADROOM = 0.8
-"""Of the disk's rates, what caps may ask for: the cap is to be what limits, also when the disk is a little slower."""
+"""Largest caps, as a share of the disk's rates: the caps must be the limit, even when the disk is a little slower."""
 TOLERANCE = 1.1
-"""Of a cap, what a run may read and still count as capped."""
+"""Largest rate, in multiples of a cap, at which a run still counts as capped."""
 LEAST_SCALE = 0.001
-"""Of a scale that is asked for: with less, a program does not begin within minutes, as it is read under the caps."""
+"""Smallest scale that a user may give: below it a program takes minutes to start, as it is read under the caps."""
 ENVIRONMENT = "COLDPRESS_EMULATED"
 """Environment variable of an emulated command: the caps, as JSON."""
 
@@ -43,10 +43,10 @@ class Emulation:
     disk: Disk
     caps: Caps
     disk_rates: Rates | None = None
-    """What the disk gives without caps; None where nobody measured it."""
+    """The disk's rates without caps; None if they were not measured."""
 
     def title(self) -> str:
-        """What is emulated, in words."""
+        """Returns a description of the device, the caps and the disk."""
         flash, caps = self.device.flash, self.caps
         return (
             f"{self.device.title} on {self.disk.name}: {caps.reads_per_s} reads/s and "
@@ -56,7 +56,7 @@ class Emulation:
         )
 
     def _slower_disk(self) -> str:
-        """What to add where the disk, and not the caps, will limit."""
+        """Returns what `title` adds if the disk, and not the caps, is the limit."""
         found, caps = self.disk_rates, self.caps
         if found is None or (found.reads_per_s >= caps.reads_per_s and found.bytes_per_s >= caps.bytes_per_s):
             return ""
@@ -66,7 +66,7 @@ class Emulation:
         )
 
     def run(self, command: Sequence[str]) -> int:
-        """Runs a command under the caps, with cold caches; its exit code, 128 + n if signal n ended it.
+        """Runs a command under the caps, with cold caches; returns its exit code, or 128 + n if signal n ended it.
 
         Raises:
             ColdpressError: if the kernel cannot cap here, or killed the command for its memory; or if this process
@@ -95,13 +95,13 @@ class Emulation:
 def emulate(
     device: DeviceProfile, place: Path, scale: float | None = None, memory_bytes: int | None = None
 ) -> Emulation:
-    """A device emulated on the disk that holds `place`.
+    """Prepares the emulation of a device on the disk that holds `place`.
 
     Args:
-        device: What to emulate.
+        device: The device to emulate.
         place: A file or folder; its disk is capped, and measured if `scale` is None.
-        scale: The share of the device's rates; None takes as much of them as the disk gives.
-        memory_bytes: None for what the device's profile gives to a program.
+        scale: The share of the device's rates; None takes as large a share as the disk can give.
+        memory_bytes: The cap on memory; None for the DRAM budget of the device's profile.
 
     Raises:
         ColdpressError: if the place is on no disk, the scale is not from LEAST_SCALE to 1, or the disk cannot be
@@ -125,22 +125,22 @@ def emulate(
 
 
 def scale_of(device: DeviceProfile, rates: Rates) -> float:
-    """The share of a device's rates that a disk of these rates can be capped to: at most 1."""
+    """Returns the largest share of a device's rates, at most 1, that a disk of these rates can emulate."""
     flash = device.flash
     return min(1.0, HEADROOM * min(rates.reads_per_s / flash.iops, rates.bytes_per_s / flash.bytes_per_s))
 
 
 def exceeded(caps: Caps, reads_per_s: float, bytes_per_s: float) -> float | None:
-    """By what factor a run read faster than the caps allow, as short runs can; None if it did not."""
+    """Returns the factor by which a run read faster than the caps, as short runs can; None if it did not."""
     factor = max(reads_per_s / caps.reads_per_s, bytes_per_s / caps.bytes_per_s)
     return factor if factor > TOLERANCE else None
 
 
 def emulated() -> Caps | None:
-    """The caps that this process runs under, if it is such a command.
+    """Returns the caps under which this process runs; None if it is not an emulated command.
 
     Raises:
-        ColdpressError: if somebody else has set the environment variable that says so.
+        ColdpressError: if the environment variable holds something else.
     """
     found = os.environ.get(ENVIRONMENT)
     if found is None:
@@ -155,12 +155,12 @@ def emulated() -> Caps | None:
 
 
 def drop_caches() -> None:
-    """Has the kernel forget what files it holds in memory: a device begins with none of them there.
+    """Drops the kernel's page cache, so that a command starts as on a device where no file is in memory.
 
     Raises:
-        ColdpressError: if this process may not.
+        ColdpressError: if this process may not drop it.
     """
-    os.sync()  # what is not written yet cannot be dropped
+    os.sync()  # the kernel drops only pages that are written to disk
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1")
     except OSError as error:
@@ -168,5 +168,5 @@ def drop_caches() -> None:
 
 
 def our_command(arguments: Sequence[str]) -> list[str]:
-    """`coldpress-run` with these arguments, in a process of its own."""
+    """Returns the command that runs `coldpress-run` with these arguments in a new process."""
     return [sys.executable, "-m", "coldpress.runtime", *arguments]

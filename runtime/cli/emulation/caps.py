@@ -1,15 +1,15 @@
-"""What a command may use while a device is emulated."""
+"""The limits of an emulated command."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Caps:
-    """Rates of reads of one disk, and memory, page cache included."""
+    """Limits on the reads of one disk, and on memory, page cache included."""
 
     device: str
     scale: float
-    """Of the device's rates."""
+    """Share of the device's rates."""
     reads_per_s: int
     bytes_per_s: int
     memory_bytes: int

@@ -1,8 +1,8 @@
-"""Caps by Linux' first control groups, as root: blkio.throttle.* and memory.limit_in_bytes.
+"""Caps a command with Linux control groups, version 1, as root: blkio.throttle.* and memory.limit_in_bytes.
 
-A group of its own is made below the one that this process is in, so that limits of that one go on. It is gone when the
-command has ended; what the command left running is killed with it. Where this process itself was killed, its group goes
-when the next one begins.
+It makes a new group below this process's group, so that the limits of the latter still hold. It removes the group when
+the command has ended, and kills processes that the command left running. If this process itself is killed, the next one
+removes its group.
 """
 
 import os
@@ -17,33 +17,34 @@ from coldpress.runtime.cli.emulation.disk import Disk
 
 CONTROLLERS = ("blkio", "memory")
 PREFIX = "coldpress-"
-"""Of a group's name, before the number of the process that makes it."""
+"""Beginning of a group's name, before the number of the process that makes the group."""
 RULES = ("blkio.throttle.read_iops_device", "blkio.throttle.read_bps_device")
-"""Files that hold a line for each disk that is capped."""
+"""Files of a group that hold a line for each capped disk."""
 PATIENCE_S = 5.0
-"""For processes that were killed to be gone."""
+"""Time for killed processes to disappear."""
 JOIN = 'for group; do shift; [ "$group" = -- ] && break; echo $$ > "$group/cgroup.procs" || exit 125; done; exec "$@"'
-"""What a shell does before it becomes the command: its own process joins the groups."""
+"""A shell script that joins the groups and then becomes the command, so that the command is capped from its start."""
 
 
 def hierarchies(proc: Path = Path("/proc")) -> dict[str, Path]:
-    """Controller -> the folder of the group that this process is in."""
-    own: dict[str, str] = {}
+    """Returns controller -> the folder of the group of this process."""
+    paths: dict[str, str] = {}
     for line in (proc / "self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
-        own |= dict.fromkeys(names.split(","), path)
+        paths |= dict.fromkeys(names.split(","), path)
     found: dict[str, Path] = {}
     for line in (proc / "self/mounts").read_text().splitlines():
         _, folder, kind, options, *_ = line.split()
         for name in CONTROLLERS:
             if kind == "cgroup" and name in options.split(","):
-                below = Path(folder) / own.get(name, "/").lstrip("/")
+                below = Path(folder) / paths.get(name, "/").lstrip("/")
+                # in a container the path may be the host's, so that only the top folder exists here
                 found[name] = below if below.is_dir() else Path(folder)
     return found
 
 
 def why_not(disk: Disk, proc: Path = Path("/proc")) -> str | None:
-    """Why it cannot cap this disk here; None where it can."""
+    """Returns why this mechanism cannot cap the disk; None if it can."""
     try:
         found = hierarchies(proc)
     except OSError as error:
@@ -59,7 +60,7 @@ def why_not(disk: Disk, proc: Path = Path("/proc")) -> str | None:
 
 @contextmanager
 def limited(caps: Caps, disk: Disk, proc: Path = Path("/proc")) -> Iterator[list[str]]:
-    """The words before a command that have it run in groups with these caps; the groups go when this ends."""
+    """Yields the words before a command that run it in groups with these caps; removes the groups at the end."""
     found = hierarchies(proc)
     for group in left_behind(found.values()):
         remove(group)
@@ -76,7 +77,7 @@ def limited(caps: Caps, disk: Disk, proc: Path = Path("/proc")) -> Iterator[list
 
 
 def settings(caps: Caps, disk: Disk) -> list[tuple[str, str, str]]:
-    """(controller, file of its group, what is written to it), in the order in which the kernel takes them."""
+    """Returns (controller, file of its group, value to write), in the order in which the kernel takes them."""
     return [
         ("blkio", RULES[0], f"{disk.number} {caps.reads_per_s}"),
         ("blkio", RULES[1], f"{disk.number} {caps.bytes_per_s}"),
@@ -85,7 +86,7 @@ def settings(caps: Caps, disk: Disk) -> list[tuple[str, str, str]]:
 
 
 def left_behind(folders: Iterable[Path]) -> list[Path]:
-    """Groups below these whose processes are gone that would have removed them."""
+    """Returns the groups below `folders` whose makers died before they removed them."""
     found = (group for folder in folders for group in sorted(folder.glob(f"{PREFIX}*")))
     return [group for group in found if not _runs(group.name.removeprefix(PREFIX))]
 
@@ -95,18 +96,18 @@ def _runs(number: str) -> bool:
         os.kill(int(number), 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, ValueError):  # somebody else's process, or group
+    except (PermissionError, ValueError):  # another user's process, or a group with another naming scheme
         return True
     return True
 
 
 def remove(group: Path) -> None:
-    """Lifts a group's caps, under which what is left in it might read for hours, kills it and removes the group.
+    """Lifts a group's caps, kills its processes and removes the group; another process may be doing the same.
 
-    Another process may be doing the same.
+    The caps go first: under them a killed process could take hours to finish its reads.
     """
     for rule in RULES:
-        with suppress(FileNotFoundError):  # of another controller, or gone
+        with suppress(FileNotFoundError):  # a file of another controller, or a group that is gone
             for line in (group / rule).read_text().splitlines():
                 (group / rule).write_text(f"{line.split()[0]} 0")
     end = time.monotonic() + PATIENCE_S
@@ -117,7 +118,7 @@ def remove(group: Path) -> None:
                     os.kill(int(line), signal.SIGKILL)
         try:
             group.rmdir()
-        except OSError:  # what was killed is not gone yet
+        except OSError:  # the killed processes are not gone yet
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The disk that holds a file: what the kernel calls it, and how fast it reads at random."""
+"""Finds the disk that holds a file, and measures how fast it reads at random."""
 
 import errno
 import os
@@ -17,20 +17,20 @@ from coldpress.schemas.errors import ColdpressError
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 20
 DEPTH = 32
 WRITTEN_BYTES = 64 << 20
-"""Of the file that is written where there is none."""
+"""Size of the temporary file for the measurement, if there is no large file."""
 LEAST_FILE_BYTES = 16 << 20
-"""A smaller file says more of caches than of a disk."""
+"""Least size of a file for the measurement: reads of a smaller one measure caches rather than the disk."""
 SAMPLE_READS, SAMPLE_BYTES, ROUNDS = 6000, 256 << 20, 3
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of random reads, many in flight."""
+    """Rates of random reads, many in flight."""
 
     reads_per_s: float
-    """Of 4 KiB."""
+    """With reads of 4 KiB."""
     bytes_per_s: float
-    """In reads of 1 MiB."""
+    """With reads of 1 MiB."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Disk:
     """A whole disk of this machine."""
 
     name: str
-    """Its node, such as /dev/sda."""
+    """The disk's node, such as /dev/sda."""
     number: str
     """major:minor."""
     place: Path
-    """The file or folder that it was asked for."""
+    """The file or folder for which the disk was found."""
 
     def measured(self) -> Rates:
-        """Measures its rates on the largest file at `place`: the median of some rounds.
+        """Measures the disk's rates on the largest file at `place`: the median of several rounds.
 
-        In a folder without a large file it writes one, which has no name and goes when this returns.
+        In a folder without a large file it writes a temporary one.
 
         Raises:
             ColdpressError: if the file is too small or cannot be written, or the file system has no direct reads.
@@ -64,7 +64,7 @@ class Disk:
             return _rates(written)
 
     def measured_if_possible(self) -> Rates | None:
-        """Its rates, where they can be measured."""
+        """Measures the disk's rates; None if that is not possible."""
         try:
             return self.measured()
         except ColdpressError:
@@ -72,10 +72,10 @@ class Disk:
 
 
 def _rates(path: Path) -> Rates:
-    """The rates of random reads of a file of at least LEAST_FILE_BYTES."""
+    """Measures random reads of a file of at least LEAST_FILE_BYTES."""
     size, random = path.stat().st_size, np.random.default_rng(0)
     buffer = _native.aligned_buffer(SAMPLE_BYTES)
-    buffer[::SMALL_BYTES] = 1  # memory that is there
+    buffer[::SMALL_BYTES] = 1  # touches every page, so that page faults are not part of the measured time
     file = _opened(path)
     try:
         small = [_seconds(file, size, SMALL_BYTES, SAMPLE_READS, buffer, random) for _ in range(ROUNDS)]
@@ -88,7 +88,7 @@ def _rates(path: Path) -> Rates:
 
 @contextmanager
 def _temporary_file(folder: Path) -> Iterator[Path]:
-    """A path to a new file of random bytes on the folder's disk."""
+    """Yields a path to a new file of random bytes on the folder's disk; removes the file at the end."""
     random = np.random.default_rng(0)
     try:
         with tempfile.TemporaryFile(prefix=".coldpress-", dir=folder) as file:
@@ -105,17 +105,17 @@ def _temporary_file(folder: Path) -> Iterator[Path]:
 
 
 def disk_of(place: Path, blocks: Path = Path("/sys/dev/block")) -> Disk:
-    """The disk that holds a file or folder.
+    """Finds the disk that holds a file or folder.
 
     Raises:
-        ColdpressError: if it is on no disk, as in memory, on a network or under a layered file system.
+        ColdpressError: if no disk holds it: it is in memory, on a network or in a layered file system.
     """
     found = place.stat().st_dev
     entry = blocks / f"{os.major(found)}:{os.minor(found)}"
     if not entry.exists():
         raise ColdpressError(
-            f"{place}: it lies on no disk of its own that the kernel could cap (device {entry.name}, as tmpfs, overlay "
-            "and network file systems have); move it to a disk"
+            f"{place}: it is not on a disk that the kernel can cap (device {entry.name}, as tmpfs, overlay and network "
+            "file systems have); move it to a disk"
         )
     whole = entry.resolve()
     if (whole / "partition").exists():  # caps are for whole disks
@@ -141,10 +141,10 @@ def _opened(path: Path) -> int:
 def _seconds(
     file: int, size: int, read_bytes: int, count: int, buffer: np.ndarray, random: np.random.Generator
 ) -> float:
-    """Seconds of `count` reads of `read_bytes` at random multiples of it; what they bring is not looked at."""
+    """Returns the seconds of `count` reads of `read_bytes` each, at random multiples of `read_bytes`."""
     offsets = random.integers(0, size // read_bytes, count).astype(np.uint64) * read_bytes
     lengths, into = (np.full(count, read_bytes, np.uint64), np.arange(count, dtype=np.uint64) * read_bytes)
-    nothing = np.zeros(size // SMALL_BYTES, np.uint32)  # checksums that are not the file's: the answer is not asked for
+    nothing = np.zeros(size // SMALL_BYTES, np.uint32)  # wrong checksums: only the time counts, not the result
     start = time.perf_counter()
     _native.start_reads(file, offsets, lengths, buffer, into, SMALL_BYTES, nothing, DEPTH).finish()
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""A command under limits: it gets the signals that we get, and is over when this returns or raises."""
+"""Runs a command under limits: forwards our signals to it, and ends it before returning or raising."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from coldpress.schemas.errors import ColdpressError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE_S = 5.0
-"""For a command that was told to end."""
+"""Time for a command to end after a signal, before it is killed."""
 
 
 def run_limited(limits: Sequence[str], command: Sequence[str], environment: Mapping[str, str], caps: Caps) -> int:
-    """Runs `command` behind the words that limit it; its exit code, 128 + n if signal n ended it.
+    """Runs `command` behind the words that limit it; returns its exit code, or 128 + n if signal n ended it.
 
     Raises:
-        ColdpressError: if the kernel killed it, as it does at the memory cap.
+        ColdpressError: if the kernel killed the command, as it does at the memory cap.
     """
     told: list[int] = []
     child: subprocess.Popen[bytes] | None = None
@@ -31,14 +31,14 @@ def run_limited(limits: Sequence[str], command: Sequence[str], environment: Mapp
 
     before = {number: signal.signal(number, tell) for number in SIGNALS}
     try:
-        # a process group of its own: an interrupt from the terminal reaches it once, and what it starts with it
+        # a new process group: the terminal's interrupt reaches only us, and we signal the command with its children
         child = subprocess.Popen([*limits, *command], env=dict(environment), process_group=0)
-        for number in told:  # it came before there was a child
+        for number in told:  # signals that came before there was a child
             _signal(child, number)
         code = _wait(child, told)
     finally:
         if child:
-            _signal(child, signal.SIGKILL)  # what it has left running
+            _signal(child, signal.SIGKILL)  # the whole group: processes that the command left running
             child.wait()
         for number, handler in before.items():
             signal.signal(number, handler)

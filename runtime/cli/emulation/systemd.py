@@ -1,4 +1,4 @@
-"""Caps by Linux' second control groups (io.max, memory.max), through systemd, which owns them and cleans them up."""
+"""Caps a command with Linux control groups, version 2 (io.max, memory.max); systemd makes and removes the groups."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ def why_not(
     running: Path = Path("/run/systemd/system"),
     controllers: Path = Path("/sys/fs/cgroup/cgroup.controllers"),
 ) -> str | None:
-    """Why it cannot cap this disk here; None where it can."""
+    """Returns why this mechanism cannot cap the disk; None if it can."""
     if shutil.which("systemd-run") is None or not running.is_dir():
         return "systemd does not run here"
     offered = controllers.read_text().split() if controllers.exists() else []
@@ -23,13 +23,13 @@ def why_not(
     if missing:
         return f"the controllers {' and '.join(missing)} are not in {controllers}"
     if os.geteuid() != 0:
-        return f"capping {disk.name} is not for this user"
+        return f"only root can cap {disk.name}"
     return None
 
 
 @contextmanager
 def limited(caps: Caps, disk: Disk) -> Iterator[list[str]]:
-    """The words before a command that have it run in a scope with these caps."""
+    """Yields the words before a command that run it in a scope with these caps."""
     properties = {
         "IOReadIOPSMax": f"{disk.name} {caps.reads_per_s}",
         "IOReadBandwidthMax": f"{disk.name} {caps.bytes_per_s}",
