@@ -41,7 +41,7 @@ MEANINGS = {
     "+bundling": "the slices of a unit lie together on flash",
     "+window": "the units of the last tokens stay in DRAM (LLM in a flash)",
     "+ordering": "units that are used together lie together on flash (Ripple)",
-    "+collapse": "reads are joined across gaps of at most this many bytes; adaptive: the runtime finds the gap (Ripple)",
+    "+collapse": "reads are joined across gaps of at most this many bytes; adaptive: the gap adapts (Ripple)",
     "+cache": "this cache policy replaces the window",
     "+linked": "runs of neighbours on flash enter that cache less often (Ripple)",
     "+overlap": "computing goes on while units are read",

@@ -268,18 +268,18 @@ def test_layers_are_pinned_whole_where_no_expert_is_used_more_often(often: float
     assert len(found.shares_tried) == 11
 
 
-def needs(method: str, model: Model) -> int:
-    """What `order` holds in memory."""
+def needs(stage: str, method: str, model: Model) -> int:
+    """What a stage holds in memory."""
     config = resolve({"method": method, "order": "ripple", "format": "fp16"})
-    build = Build(model, of_all_stages(config), {"order": {}}, config.device, num_tokens=512, block_tokens=32)
-    return needs_of("order", build).ram_bytes
+    build = Build(model, of_all_stages(config), {stage: {}}, config.device, num_tokens=512, block_tokens=32)
+    return needs_of(stage, build).ram_bytes
 
 
 def test_preflight_counts_units_in_pairs_where_a_selector_chooses_within_experts() -> None:
     """Of experts that are used whole, experts are."""
     mixture = model_of(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, hidden_act="silu")
     units = EXPERTS * max(mixture.spec.hidden_size, mixture.spec.intermediate_size)
-    assert needs("topk", mixture) - needs("dense", mixture) == 2 * (units**2 - EXPERTS**2)
+    assert needs("order", "topk", mixture) - needs("order", "dense", mixture) == 2 * (units**2 - EXPERTS**2)
 
 
 def test_preflight_counts_predictors_of_all_experts_and_labels_of_a_token_s() -> None:
@@ -287,7 +287,14 @@ def test_preflight_counts_predictors_of_all_experts_and_labels_of_a_token_s() ->
     scores of a batch; more of each than of one MLP, and less than of one as wide as all experts."""
     hidden, width, tokens = 64, WIDTH, 512
     found = {
-        name: needs("predictor", model_of(2, hidden, inner, num_experts=experts, num_experts_per_tok=chosen))
+        name: {
+            stage: needs(
+                stage,
+                "predictor",
+                model_of(2, hidden, inner, num_experts=experts, num_experts_per_tok=chosen),
+            )
+            for stage in ("predict", "size")
+        }
         for name, (inner, experts, chosen) in {
             "one": (width, 1, 1),
             "mixture": (width, EXPERTS, CHOSEN),

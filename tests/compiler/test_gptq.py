@@ -46,7 +46,7 @@ def decoded(algorithm, matrix: np.ndarray, axis: str, format_name: str, gram: np
     """What codes say, float32 [OUTPUTS, INPUTS]."""
     weights = sliced(matrix, axis, gram)
     values = load("coldpress.runtime.quantization", Format, format_name).decode(
-        algorithm.quantize(weights, format_name), weights.length
+        algorithm.Plugin().quantize(weights, format_name), weights.length
     )
     return values if axis == "row" else values.T
 

@@ -11,8 +11,7 @@ from coldpress.compiler.stages import gram, ingest, quantize
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
-from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.sparsity.topk import num_selected
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.gram import GramMatrices
@@ -84,10 +83,7 @@ def test_each_matrix_has_the_products_of_its_own_inputs(model, corpus, tmp_path,
         (hidden, inner) = (sparsity.density(family, 0) for family in ("mlp_in", "mlp_mid"))
         sizes = {"gate_proj": (hidden, model.spec.hidden_size), "down_proj": (inner, model.spec.intermediate_size)}
         sizes["up_proj"] = sizes["gate_proj"]
-        keep = {
-            role: load("coldpress.runtime.sparsity", Selector, "topk").num_selected(size, share)
-            for role, (share, size) in sizes.items()
-        }
+        keep = {role: num_selected(size, share) for role, (share, size) in sizes.items()}
     expected = inputs_seen(model, load_arrays(corpus.split("calibration").arrays)["tokens"], keep)
     assert found.num_tokens == BLOCKS * TOKENS
     for layer in found.layers:

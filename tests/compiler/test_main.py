@@ -54,7 +54,7 @@ def test_a_compiler_that_is_not_installed_says_what_to_install(
         ("tokenize", ["--corpus", "7"], "corpus", "7"),
         ("tokenize", ["--calibration-tokens", "512"], "calibration_tokens", 512),
         ("importance", ["--imatrix", "null"], "imatrix", "null"),
-        ("calibrate", ["--options", '{"attention": true}'], "options", {"attention": True}),
+        ("allocate", ["--options", '{"attention": true}'], "options", {"attention": True}),
         ("allocate", ["--density", "null"], "density", None),
     ],
 )

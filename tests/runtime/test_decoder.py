@@ -184,8 +184,8 @@ class Fixed(Selection):
     def __init__(self, chosen):
         self.chosen = chosen
 
-    def select(self, layer, family, signal, cached, experts):
-        return self.chosen[layer, family]
+    def select(self, key, signal_Tn, residency, experts_TE=None):
+        return [self.chosen[key]] * len(signal_Tn)
 
 
 SPARSE_CASES = {
@@ -278,10 +278,10 @@ def test_topk_uses_the_largest_inputs(tmp_path):
     selection = Selection(session.artifact, session.plan)
 
     class Watching(Fixed):
-        def select(self, layer, family, signal, cached, experts):
-            ids = selection.select(layer, family, signal, cached, experts)
-            wanted.append((family, signal.copy(), ids))
-            return ids
+        def select(self, key, signal_Tn, residency, experts_TE=None):
+            chosen = selection.select(key, signal_Tn, residency, experts_TE)
+            wanted.extend((key[1], signal.copy(), ids) for signal, ids in zip(signal_Tn, chosen, strict=True))
+            return chosen
 
     fill(Decoder(session.artifact, session.store, Watching({})), TOKENS, 2)
     for family, signal, ids in wanted:

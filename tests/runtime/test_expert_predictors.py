@@ -97,20 +97,27 @@ def watched(session, monkeypatch):
     choices, outputs = [], []
     select = Selection.select
 
-    def choose(self, layer, family, signal, residency, experts):
-        ids = select(self, layer, family, signal, residency, experts)
-        choices.append((layer, signal.copy(), ids))
-        return ids
+    def choose(self, key, signal_TN, residency, experts_TE=None):
+        chosen = select(self, key, signal_TN, residency, experts_TE)
+        choices.extend((key[0], signal.copy(), ids) for signal, ids in zip(signal_TN, chosen, strict=True))
+        return chosen
 
     monkeypatch.setattr(Selection, "select", choose)
     for number, layer in enumerate(session.decoder._layers):
 
-        def apply(x, *rest, number=number, own=layer.mlp.apply):
-            y = own(x, *rest)
-            outputs.append((number, x.copy(), y.copy()))
-            return y
+        def begin(x, tokens, number=number, begin_mlp=layer.mlp.begin):
+            work = begin_mlp(x, tokens)
+            result = work.result
 
-        monkeypatch.setattr(layer.mlp, "apply", apply)
+            def noted():
+                y = result()
+                outputs.append((number, x.copy(), y.copy()))
+                return y
+
+            work.result = noted
+            return work
+
+        monkeypatch.setattr(layer.mlp, "begin", begin)
     return choices, outputs
 
 

@@ -251,7 +251,7 @@ def test_heads_that_do_not_fit_are_refused():
 
 def cpu_in_new_process(name: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from runtime import _native; print(_native.cpu())"],
+        [sys.executable, "-c", "from coldpress.runtime import _native; print(_native.cpu())"],
         env=os.environ | {"COLDPRESS_CPU": name},
         capture_output=True,
         text=True,

@@ -1,6 +1,7 @@
 """A KV cache in int8: attention over it, what it takes of the budget, and that everything else goes on as it does."""
 
 import json
+from pathlib import Path
 from shutil import copytree
 
 import numpy as np
@@ -18,6 +19,7 @@ from coldpress.runtime.quantization import int8_group32
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest
 from tests.support.shapes import small_spec
+from tests.support.tiny import describe, tensor_shapes
 
 PROMPT = [3, 14, 15, 9, 26]
 
@@ -181,7 +183,9 @@ def test_a_plan_whose_kv_cache_is_no_such_is_refused(built_for_int8, relu_artifa
 def test_verify_decodes_with_the_kv_cache_of_the_plan(artifact, built_for_int8):
     """As the same weights do that are told to; its dense run has such a cache, too."""
     blocks = np.random.default_rng(2).integers(0, 96, (2, 24)).astype(np.int32)
-    found = decode(str(built_for_int8.path), blocks, lambda logits: None, some_at_once=False)
+    spec = built_for_int8.manifest.model
+    model = describe(spec, tensor_shapes(spec), Path("nowhere/model.safetensors"))
+    found = decode(str(built_for_int8.path), model, blocks, lambda logits: None, some_at_once=False)
     plan = Session(artifact.path, kv_cache="int8").plan
     same = Session(artifact.path, plan=plan).perplexity(blocks, sparse=True).block_nll
     np.testing.assert_allclose(found.quality.block_nll, same, rtol=1e-6)
@@ -217,7 +221,8 @@ def test_batches_and_resizing_count_what_it_takes(artifact):
 def test_a_value_that_no_scale_holds_is_refused_in_a_sentence(artifact):
     session = Session(artifact.path, kv_cache="int8")
     for layer in session.decoder._layers:
-        layer.attention._matrices["v_proj"] = _Biased(layer.attention._matrices["v_proj"])
+        attention = layer.sublayers[0][1]
+        attention._matrices["v_proj"] = _Biased(attention._matrices["v_proj"])
     with pytest.raises(ColdpressError, match="int8_group32"):
         session.generate(PROMPT, 2)
 

@@ -79,7 +79,7 @@ class ChatTemplate:
     def _start(self) -> subprocess.Popen[str]:
         template, tokens = read_template(self._folder)
         process = subprocess.Popen(
-            [sys.executable, "-c", "from coldpress.compiler.stages.tokenize import _chat; _chat.serve()"],
+            [sys.executable, "-c", "from coldpress.compiler.stages.tokenize import chat; chat.serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
