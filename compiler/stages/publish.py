@@ -82,7 +82,10 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
     try:
         check_gates(config, verification, manifest)
     except ColdpressError as error:
-        raise type(error)(f"{error}; {withdraw(package, target, reports)}") from error
+        clause = withdraw(package, target, reports)
+        if identity(Path(package.folder)):  # also after a run that was killed before it could say so
+            point(Path(package.folder), Path(package.folder))
+        raise type(error)(f"{error}; {clause}") from error
     _log_figures(verification)
     if identity(target) != package.manifest_sha256:
         _remove(reports)  # they describe what stood there until now
@@ -174,7 +177,6 @@ def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
         if has_reports:
             _set_aside(reports, aside)
         move(target, Path(package.folder))
-        point(Path(package.folder), Path(package.folder))
         return f"{clause}, and the report of it is now in {aside}" if has_reports else clause
     _set_aside(reports, aside)
     move(target, aside / target.name)

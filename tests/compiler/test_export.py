@@ -367,5 +367,5 @@ def test_the_artifact_of_the_record_is_what_is_exported(tmp_path):
     with pytest.raises(ColdpressError, match="run package again"):
         export.run(config, package)
     with pytest.raises(UnknownNameError, match=r"unknown export 'ggml'\. Known: gguf"):
-        export.run(config.model_copy(update={"target": "ggml"}), package)
+        export.run(config.model_copy(update={"export": "ggml"}), package)
     assert os.listdir(tmp_path) == ["a"]

@@ -313,7 +313,7 @@ def test_every_stage_counts_for_itself(stage: str, model: Model) -> None:
 
 
 def test_allocation_counts_two_states_of_each_variant_and_one_of_the_model(model: Model) -> None:
-    build = build_of(model, density_allocation="greedy")
+    build = build_of(model, density_allocation="greedy", allocation_tokens=BLOCKS * BLOCK_TOKENS)
     spec, tokens = model.spec, BLOCKS * BLOCK_TOKENS
     variants = 1 + LAYERS  # of one family
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size

@@ -51,7 +51,7 @@ def zeros(model: Model) -> float:
     return float(np.mean(seen))
 
 
-@pytest.mark.parametrize(("kind", "relufy"), [("llama", "relu"), ("phi3", "relu2"), ("opt", "relu")])
+@pytest.mark.parametrize(("kind", "activation"), [("llama", "relu"), ("phi3", "relu2"), ("opt", "relu")])
 def test_transformers_loads_what_is_written(kind: str, activation: str, tmp_path: Path) -> None:
     source = model_at(tmp_path, kind)
     found = made(QUICK.model_copy(update={"relufy": activation, "relufy_steps": 2}), source, tmp_path)
@@ -128,7 +128,7 @@ def test_the_penalty_is_the_mean_magnitude(tmp_path: Path) -> None:
     assert found.relufication.curve[0].validation_penalty == pytest.approx(3 * np.mean(seen), rel=1e-4)
 
 
-@pytest.mark.parametrize("relufy_penalty", [0.0, 2.0])
+@pytest.mark.parametrize("penalty", [0.0, 2.0])
 def test_a_killed_run_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, penalty: float
 ) -> None:

@@ -167,10 +167,8 @@ def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_t
     seconds whole."""
     assert importing("compiler") == {
         "compiler/dense_run.py": {"dram_seconds", "fetch_seconds"},
-        "benchmarks/evaluation/evaluate.py": {"fetch_seconds"},
         "compiler/stages/order/_seconds.py": {"flash_seconds"},
         "compiler/stages/place/_tiers.py": {"flash_seconds"},
-        "benchmarks/evaluation/reads.py": {"flash_seconds"},
         "compiler/seconds.py": {"dram_seconds", "modelled_flash_s"},
     }
     assert "dram_seconds" not in set().union(*importing("benchmarks").values())

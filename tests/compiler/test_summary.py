@@ -137,7 +137,6 @@ def test_one_block_has_no_error_bar(folder: Path) -> None:
 def test_dense_stands_beside_the_choice(folder: Path) -> None:
     """Slower than a dense run in the same DRAM: the screen gives both speeds and says what to do."""
     shown = summary.show(folder)
-    assert "dense             a dense build in the same DRAM (method=dense), simulated: 500 tokens/s" in shown
     assert "fits in 4,500,000 bytes, 2,300,000 more than the budget" in shown
     assert "fits in 4,500,000 bytes: flash is not needed" in changed(folder, budget_bytes=4_500_000)
     assert "500 tokens/s, 2.61 MB in 24 reads per token, perplexity 23.94; this artifact is 2.48" in summary.show(

@@ -13,6 +13,7 @@ import pytest
 
 from coldpress.compiler.block_statistics import perplexity, with_error
 from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.publishing import point
 from coldpress.compiler.run_command import run_command
 from coldpress.compiler.stages import ingest, verify
 from coldpress.compiler.stages.verify import (
@@ -231,7 +232,9 @@ def test_another_artifact_in_its_place(build):
 
 
 @pytest.mark.parametrize("decision", ["evictions", "extents_sha256"])
-def test_a_simulation_that_differs_is_noticed(build, monkeypatch, decision):
+def test_a_simulation_that_differs_is_noticed(tmp_path, monkeypatch, decision):
+    build = Build(tmp_path, method="topk", spec=SPEC, budget_share=0.3)
+    build.package()
     blocks = blocks_of_test_text(build.corpus, 64)
     monkeypatch.setattr(decoded, "MAX_TOKENS", 40)
     replayed = Replayed(str(build.artifact))
@@ -397,8 +400,9 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(tmp_path):
 def test_a_published_artifact_is_verified_where_it_stands(tmp_path):
     build = Build(tmp_path, spec=SPEC)
     package = build.package()
-    build.artifact.rename(tmp_path / "final.coldpress")
-    moved = CONFIG.model_copy(update={"artifact": str(tmp_path / "final.coldpress")})
-    assert run(moved, build.model, build.model, build.corpus, package).artifact_sha256 == package.manifest_sha256
+    final = tmp_path / "final.coldpress"
+    build.artifact.rename(final)
     with pytest.raises(ColdpressError, match=r"nothing stands there, the package says \w{12}; run package again"):
         run(CONFIG, build.model, build.model, build.corpus, package)
+    point(build.artifact, final)  # as publish does
+    assert run(CONFIG, build.model, build.model, build.corpus, package).artifact_sha256 == package.manifest_sha256

@@ -144,7 +144,7 @@ def test_a_trace_replays_with_equal_counters(capsys, artifact, tmp_path):
         assert replayed[name] == real[name]
     device = tmp_path / "device.json"
     profile = small_device()
-    slow = profile.flash.latency_s.model_copy(update={"value": 1.0})
+    slow = profile.flash.latency_s.model_copy(update={"value": 0.05})
     changed = {"name": "slow", "flash": profile.flash.model_copy(update={"latency_s": slow})}
     device.write_text(profile.model_copy(update=changed).to_json())
     out = run(capsys, "simulate", artifact.path, "--trace", trace, "--device", device, "--json")[1]

@@ -4,7 +4,8 @@ Recorded is what the folder's tree shows before and after each call that names, 
 that it does not matter who wrote a file. The model: the bytes of a file are on the disk once it was synced after they
 were written; until then they are kept, lost, or cut in half. A change of a folder's entries is there once that folder
 was synced; until then it may have happened or not, whatever happened to others before or after it. A rename is one
-step, also between two folders; where one of them was synced, the other may still show what it was.
+step, also between two folders; where one of them was synced, the other may still show what it was. A symbolic link is
+whole whenever it has a name.
 """
 
 import os
@@ -25,6 +26,8 @@ ROOT = 0
 MAX_FREE = 4
 """So many changes that are not yet on the disk are kept or lost in every combination; of more, all, none, or each one
 alone."""
+LINK = b"a symbolic link to "
+"""Content of a symbolic link, with its target behind."""
 Entry = tuple[int, str]
 """(folder, name in it)."""
 State = dict[str, bytes | None]
@@ -80,10 +83,10 @@ class Recording:
             folder = numbers[os.stat(parent).st_ino]
             for name in sorted((*folders, *files)):
                 path = os.path.join(parent, name)
-                inode = os.stat(path).st_ino
+                inode = os.lstat(path).st_ino
                 number = numbers[inode] = self.numbers.get(inode) or 1 + max((*self.data, *data))
                 entries[folder, name] = number
-                data[number] = Path(path).read_bytes() if name in files else None
+                data[number] = _content(Path(path))
         changed = {entry: entries.get(entry) for entry in sorted({*entries, *self.entries})}
         changed = {entry: number for entry, number in changed.items() if number != self.entries.get(entry)}
         written = {
@@ -124,7 +127,7 @@ def watch(root: Path, action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
         return call
 
     with monkeypatch.context() as patched:
-        for name in ("open", "mkdir", "rename", "replace", "link", "unlink", "rmdir"):
+        for name in ("open", "mkdir", "rename", "replace", "link", "symlink", "unlink", "rmdir"):
             patched.setattr(os, name, watched(getattr(os, name)))
         patched.setattr(os, "fsync", watched(os.fsync, lambda descriptor: os.fstat(descriptor).st_ino))
         patched.setattr(publishing, "_exchange", watched(publishing._exchange))
@@ -203,7 +206,7 @@ def _contents(
                     if now is None:
                         folders.append((number, f"{path}{name}/"))
                         state[f"{path}{name}"] = None
-                    elif now == stored.get(number) or unsynced == "kept":
+                    elif now == stored.get(number) or unsynced == "kept" or now.startswith(LINK):
                         state[f"{path}{name}"] = now
                     else:
                         state[f"{path}{name}"] = (
@@ -219,6 +222,8 @@ def restore(state: State, root: Path) -> None:
     for path, data in sorted(state.items()):
         if data is None:
             (root / path).mkdir()
+        elif data.startswith(LINK):
+            (root / path).symlink_to(data.removeprefix(LINK).decode())
         else:
             (root / path).write_bytes(data)
 
@@ -233,7 +238,11 @@ def below(state: State, name: str) -> dict[str, bytes]:
 
 def tree(root: Path) -> State:
     """What is there now."""
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None
-        for path in sorted(root.rglob("*"))
-    }
+    return {path.relative_to(root).as_posix(): _content(path) for path in sorted(root.rglob("*"))}
+
+
+def _content(path: Path) -> bytes | None:
+    """The bytes of a file, `LINK` and the target of a symbolic link; None of a folder."""
+    if path.is_symlink():
+        return LINK + os.fsencode(os.readlink(path))
+    return path.read_bytes() if path.is_file() else None

@@ -104,7 +104,7 @@ def _measured(question: Question) -> dict[str, tuple[float, ...]]:
 
 
 def _need_exact_zeros(question: Question) -> None:
-    if not question.activations.are_exact(question.families):
+    if not question.activations.exact_zeros:
         raise ColdpressError(
             f"method {question.method} needs activations that are exactly zero (ReLU), and this model has none; "
             "use method=topk"
