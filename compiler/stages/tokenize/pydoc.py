@@ -3,7 +3,7 @@
 Reads two things that a CPython installation carries: pydoc_data.topics and the docstrings
 of the standard library's source files, which are parsed with ast and never imported.
 Returns whole documents (one per topic, one per source file) in four disjoint splits.
-A document's split hangs on its name alone, so another patch version of CPython, with
+A document's split depends on its name alone, so another patch version of CPython, with
 slightly different text, does not move a document from one split to another.
 """
 
@@ -40,7 +40,7 @@ SKIPPED_FOLDERS = {
     "idle_test",
 }
 
-# Shorter paragraphs ("Example:") recur honestly; longer ones that recur are copies.
+# Shorter paragraphs ("Example:") recur by chance; longer ones that recur are copies.
 SHORTEST_UNIQUE_CHARS = 40
 SHORTEST_DOCUMENT_CHARS = 80
 
