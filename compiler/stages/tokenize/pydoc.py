@@ -161,7 +161,7 @@ def documents(split: str) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes one split as UTF-8 text, documents apart by two blank lines."""
+    """Writes one split as UTF-8 text, with two blank lines between documents."""
     parser = argparse.ArgumentParser(
         prog="python -m coldpress.compiler.stages.tokenize.pydoc", description=main.__doc__
     )
