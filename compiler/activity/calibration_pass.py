@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ComputeConfig(DeviceSetting):
-    """What the model is run in."""
+    """Device and arithmetic of passes through the model."""
 
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key()] = Field(
         default="auto", description="what calibration computes in; auto is bfloat16 where weights and processor have it"
@@ -35,7 +35,7 @@ class ComputeConfig(DeviceSetting):
 
 
 class PassConfig(ComputeConfig):
-    """How the text is run."""
+    """Settings of one pass over the text."""
 
     shard: Count = Field(default=0, description="which part of the calibration blocks to run")
     num_shards: PositiveCount = Field(default=1, description="parts that the calibration blocks are cut into")

@@ -189,7 +189,7 @@ class LayerStream:
         return out
 
     def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:
-        """A layer with its weights, for blocks of `block_tokens` tokens."""
+        """Returns a layer with its weights, for blocks of `block_tokens` tokens."""
         base = self._architecture.MODULES.base
         layers: Any = self._skeleton.get_submodule(base).layers
         module = self._loaded(layers[layer], f"{base}.layers.{layer}")
@@ -198,7 +198,7 @@ class LayerStream:
         return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device)
 
     def head(self, hidden: "Tensor") -> "Tensor":
-        """Logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer."""
+        """Returns logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer."""
         import torch
 
         normed = self._final_norm(hidden)
@@ -214,7 +214,8 @@ class LayerStream:
         return torch.cat(parts, dim=-1)
 
     def last_hidden(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "Tensor":
-        """Hidden states after the last layer, from token ids [num_blocks, T]; `hooks` gives a layer's block hooks."""
+        """Returns hidden states after the last layer, from token ids [num_blocks, T]; `hooks` returns a layer's block
+        hooks."""
         hidden = self.embed(tokens)
         for layer in range(self.spec.num_hidden_layers):
             hidden = self.run_layer(layer, hidden, hooks(layer) if hooks else None)

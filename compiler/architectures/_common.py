@@ -220,7 +220,7 @@ def activation_fields(modules: Modules, config: Any) -> dict[str, Any]:
         return {"hidden_act": name}
     if name != "relu":
         raise CheckpointError(
-            f"config.json: {THRESHOLD_KEY} is {threshold:g} beside the activation {name}, expected it beside relu alone"
+            f"config.json: {THRESHOLD_KEY} is {threshold:g} with the activation {name}, expected it with relu only"
         )
     return {"hidden_act": "fatrelu", "activation_threshold": float(threshold)}
 

@@ -55,7 +55,7 @@ class Plugin(_common.Llama):
         """Returns the model's spec; refuses an activation other than relu."""
         if config.hidden_act != "relu":
             raise CheckpointError(
-                f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu', which "
-                "both the gate and up pass"
+                f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu' "
+                "for both gate and up"
             )
         return _common.llama_spec(self.MODULES, config, config.sliding_window, model_type="bamboo", hidden_act="drelu")

@@ -63,8 +63,8 @@ def check_dataset(corpus: str, revision: str | None) -> None:
     of_hub = HUB_ID.fullmatch(corpus.partition(":")[0]) is not None and not Path(corpus).expanduser().exists()
     if not of_hub and revision is not None:
         raise ColdpressError(
-            f"corpus_revision={revision} has no meaning for the corpus {corpus}, which is no dataset of the hub; leave "
-            "it out"
+            f"corpus_revision={revision} has no meaning for the corpus {corpus}, which is not a dataset of the hub; "
+            "leave it out"
         )
     if of_hub and (revision is None or not REVISION.fullmatch(revision)):
         raise ColdpressError(
@@ -155,7 +155,7 @@ def _index(hub_id: str, revision: str | None, offline: bool) -> "ModelInfo | Non
     except (RepositoryNotFoundError, RevisionNotFoundError):  # a gated model raises a subclass of the first
         raise
     except Exception as error:  # the hub's errors, or those of whichever package connects
-        log.info("the hub is not reached (%s), the local cache is looked at", " ".join(str(error).split())[:200])
+        log.info("the hub does not answer (%s), the local cache is used", " ".join(str(error).split())[:200])
         return None
 
 
@@ -182,7 +182,7 @@ def _one_sentence(hub_id: str, revision: str | None, offline: bool) -> Iterator[
         raise CheckpointError(f"there is no public hub model {hub_id}; check its name, or log in") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         remedy = "allow the network once, or give a local folder" if offline else "check the network"
-        raise CheckpointError(f"{what} is not in the local cache and the hub is not reached; {remedy}") from error
+        raise CheckpointError(f"{what} is not in the local cache and the hub cannot be reached; {remedy}") from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{what} cannot be fetched ({reason}); try again or give a local folder") from error

@@ -40,7 +40,7 @@ def checked_weights(model: Model, path: Path) -> Path:
         listed = {file.name: file.sha256 for file in model.files}
         if path.name not in listed:
             raise CheckpointError(
-                f"{path}: the record of the model names it for a tensor but not among its files; delete "
+                f"{path}: the model's record uses it for a tensor but does not list it among the files; delete "
                 f"{record_of(model)}, then build again"
             )
         checked_file(path, listed[path.name], record_of(model))

@@ -144,7 +144,7 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
         config["rope_parameters"] = _rope(raw, architecture)
     dropped = sorted(set(raw) - keys - HARMLESS_KEYS)
     if dropped:
-        log.info("config.json: keys without a meaning here are left out: %s", short(dropped))
+        log.info("config.json: unknown keys are left out: %s", short(dropped))
     for key, value in config.items():
         check_value(key, value)
     missing = [key for key in REQUIRED if config.get(key) is None]
@@ -167,8 +167,8 @@ def _refuse_code(raw: Mapping[str, Any], architecture: _common.Architecture) -> 
     values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
     taken_over = [f"{prefix}Config", f"{prefix}Model", f"{prefix}ForCausalLM"]
     if not all(isinstance(value, str) and value.rpartition(".")[2] in taken_over for value in values):
-        raise CheckpointError("config.json: the key auto_map names code of the checkpoint's own, which is never loaded")
-    log.info("config.json: auto_map names code of an architecture that is known; the checkpoint's copy is not loaded")
+        raise CheckpointError("config.json: the key auto_map names the checkpoint's own code, which is never loaded")
+    log.info("config.json: auto_map names code of a known architecture; the checkpoint's copy is not loaded")
 
 
 def check_value(key: str, value: Any, file: str = "config.json") -> None:

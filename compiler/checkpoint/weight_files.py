@@ -72,7 +72,7 @@ def regular_file(folder: Path, name: str) -> Path:
         CheckpointError: if the name is no plain name, the file is missing, or a link leads out of the checkpoint.
     """
     if not FILE_NAME.fullmatch(name) or ".." in name:
-        raise CheckpointError(f"{name[:80]!r} is no plain file name; a checkpoint's files lie in its own folder")
+        raise CheckpointError(f"{name[:80]!r} is not a plain file name; a checkpoint's files lie in its own folder")
     path = folder / name
     if not path.is_file():
         raise CheckpointError(f"{name} is missing in the checkpoint; complete it")
@@ -151,14 +151,14 @@ def _nothing(folder: Path) -> CheckpointError:
 def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise CheckpointError(f"{index.name}: weight_map is missing or no map of texts")
+        raise CheckpointError(f"{index.name}: weight_map is missing or not a map of texts")
     files = set(weight_map.values())
     if not files or len(files) > MAX_SHARDS:
         raise CheckpointError(f"{index.name}: {len(files)} shards, expected 1 to {MAX_SHARDS}")
     for file in sorted(files):
         if not FILE_NAME.fullmatch(file) or ".." in file or not file.endswith(".safetensors"):
             raise CheckpointError(
-                f"{index.name}: the shard {file[:80]!r} is no plain safetensors name; shards lie in the "
+                f"{index.name}: the shard {file[:80]!r} is not a plain safetensors name; shards lie in the "
                 "checkpoint's own folder"
             )
     return weight_map

@@ -1,8 +1,9 @@
-"""ingest: a Hugging Face checkpoint becomes a checked `Model` record.
+"""ingest: turns a Hugging Face checkpoint into a checked `Model` record.
 
 Resolves a hub model at a pinned commit, or a local folder. Reads config.json and the safetensors headers with our own
-strict parsers, checks them against each other and every weight for NaN, and writes a private folder with the believed
-part of the configuration and the tokenizer: all that transformers ever sees. Weights stay where they are.
+strict parsers, checks them against each other, and checks every weight for NaN, infinity and size. Writes a private
+folder with the tokenizer and the believed part of the configuration: transformers sees nothing else. Weights stay in
+their files.
 """
 
 import json
@@ -208,7 +209,7 @@ def _licenses(folder: Path) -> tuple[Path, ...]:
         if not LICENSE_NAME.fullmatch(name):
             raise CheckpointError(
                 f"the licence file {name[:120]!r} has a name that an artifact cannot have, expected up to 100 letters, "
-                "digits, '.', '_' and '-', the last no '.'; rename it in a copy of the checkpoint"
+                "digits, '.', '_' and '-', not ending in '.'; rename it in a copy of the checkpoint"
             )
         path = regular_file(folder, name)
         _check_public(path, folder / CONFIG)
@@ -239,8 +240,8 @@ def _check_public(path: Path, config: Path) -> None:
     publish."""
     if config.stat().st_mode & ~path.stat().st_mode & OTHERS_MAY_READ:
         raise CheckpointError(
-            f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is kept from readers that "
-            f"may read {CONFIG}, but would be public in every artifact; give it the mode of {CONFIG}, or remove it"
+            f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is hidden from readers "
+            f"of {CONFIG}, but would be public in every artifact; give it the mode of {CONFIG}, or remove it"
         )
 
 

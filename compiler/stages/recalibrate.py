@@ -50,7 +50,7 @@ def run(
     exact = activations.are_exact(sparsity.families)
     known = sparsity.is_whole or (exact and chosen.selector.densities(True) == "measured")
     if same_weights and known:
-        log.info("recalibrate: the first statistics hold, nothing is computed again")
+        log.info("recalibrate: the first statistics are still valid, nothing is computed again")
         return activations.of_families(sparsity.families)
     if shards:
         return merge(shards, work)

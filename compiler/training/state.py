@@ -88,7 +88,7 @@ class States:
                 moments = {"exp_avg": saved["mean"], "exp_avg_sq": saved["square"]}
                 state = {name: moment.to(parameter.device) for name, moment in moments.items()}
                 optimizer.state[parameter] = {"step": torch.tensor(float(steps[latest])), **state}
-        LOG.info("training: goes on from step %d, where an earlier run was interrupted", steps[latest])
+        LOG.info("training: resumes at step %d, where an earlier run was interrupted", steps[latest])
         return Progress(steps[latest], _curve(arrays), arrays["losses"].tolist(), best)
 
     def remove(self) -> None:

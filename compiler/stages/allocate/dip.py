@@ -45,7 +45,12 @@ class Plugin(Rule):
         """Returns the density of each family in each layer."""
         lines = fitted_lines(pareto_front(_searched(task)))
         for family, (slope, offset) in lines.items():
-            LOG.info("allocate: logit of the density of %s = %.3f * logit of that of all + %.3f", family, slope, offset)
+            LOG.info(
+                "allocate: logit of the density of %s = %.3f * logit of the overall density + %.3f",
+                family,
+                slope,
+                offset,
+            )
         return task.whole_units(task.same(_exact(task, lines)))
 
 

@@ -8,7 +8,7 @@ from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 
 class Plugin(Rule):
-    """One magnitude for all layers."""
+    """Uses one magnitude threshold per family in all layers."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
         """Returns 0: no variant of the model runs."""

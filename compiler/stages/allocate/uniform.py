@@ -4,7 +4,7 @@ from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 
 class Plugin(Rule):
-    """The selector's own division."""
+    """Uses the selector's own division."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
         """Returns 0: no variant of the model runs."""

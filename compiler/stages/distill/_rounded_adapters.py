@@ -30,7 +30,7 @@ class RoundedAdapters:
 
     adapter: str
     matrices: dict[str, tuple[nn.Module, Stored]]
-    """By name."""
+    """By name: a module, and the way the build stores its matrix."""
     codes: dict[str, Codes] = field(default_factory=dict)
     """Codes of matrices without adapters, always; of the others only inside `applied`."""
     on: bool = False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Options(Record):
-    """The adapters."""
+    """Settings of the adapters."""
 
     lora_rank: PositiveCount = Field(default=32, description="rank of the adapters (DIP: 32)")
     lora_alpha: PositiveCount = Field(

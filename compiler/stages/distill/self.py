@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Options(Record):
-    """What is learned from, and how."""
+    """Settings of the loss."""
 
     cross_entropy: float = Field(
         default=0.0, ge=0, le=1, description="share of the loss that is the text's own next tokens, not the teacher's"

@@ -72,7 +72,7 @@ class Imatrix:
             values = _Bytes(file, self.path, entry.at_bytes).floats(entry.num_values)
             counts = self._counts(file, entry)[:, None]
         if not (np.isfinite(counts) & (counts >= 0)).all():
-            raise _refused(self.path, f"the counts of {clipped(name)} are no numbers of tokens")
+            raise _refused(self.path, f"the counts of {clipped(name)} are not valid numbers of tokens")
         with np.errstate(over="ignore", invalid="ignore"):
             means = np.where(counts > 0, values.reshape(len(counts), -1) / np.maximum(counts, 1), np.float32(1))
         if not (np.isfinite(means) & (means >= 0)).all():
@@ -221,7 +221,7 @@ def _matched(source: _Bytes, tensors: Mapping[str, tuple[int, int]], data: int) 
         if not 0 < matrices <= MAX_EXPERTS or count < 1 or count % matrices:
             raise source.refused(
                 f"{clipped(matrix)} has {count} sums and {matrices} counts, expected a count for each expert, at most "
-                f"{MAX_EXPERTS}, and as many sums for each"
+                f"{MAX_EXPERTS}, and equally many sums for each"
             )
         found[matrix] = Entry(data + offset, count, matrices, data + at)
     return found

@@ -267,7 +267,8 @@ class Trainer:
 
 
 def _data(activations: Activations, entry: LayerStatistics, family: FamilyName) -> tuple[np.ndarray, np.ndarray]:
-    """MLP inputs float16 [num_tokens, hidden_size] and packed activation bits."""
+    """Returns MLP inputs float16 [num_tokens, hidden_size] and packed activation bits uint8 [num_units, ceil(num_tokens
+    / 8)]."""
     statistics, num_tokens = counted(activations, entry.layer, family), activations.num_tokens
     if num_tokens < MIN_TOKENS:
         raise ColdpressError(

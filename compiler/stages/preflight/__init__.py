@@ -46,7 +46,7 @@ PASS_THREADS = 8
 """Most cores that a stage takes to run text through the model (rules/calibrate.smk)."""
 TEXT_STAGES = ("calibrate", "recalibrate", "predict", "place", "order")
 """Stages that need less memory with fewer calibration tokens."""
-REMEDY = "or set preflight=off to try all the same"
+REMEDY = "or set preflight=off to try anyway"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ NOTHING = Download(0, Path())
 
 
 class PreflightConfig(Record):
-    """Settings of `preflight`, among them those of all stages of the build, as they will be given to them."""
+    """Settings of `preflight`, including those of all other stages of the build."""
 
     preflight: Annotated[Literal["auto", "always", "off"], Key()] = Field(
         default="auto",

@@ -45,8 +45,8 @@ def _below(folder: Path) -> Iterator[Path]:
 
     def unreadable(error: OSError) -> None:
         raise ColdpressError(
-            f"the corpus {folder.name}: its folder {Path(error.filename).name} cannot be read ({error.strerror}); give "
-            "yourself the right to read it, or move it elsewhere"
+            f"the corpus {folder.name}: its folder {Path(error.filename).name} cannot be read ({error.strerror}); make "
+            "it readable, or move it elsewhere"
         ) from error
 
     for parent, folders, files in os.walk(folder, onerror=unreadable):
