@@ -223,8 +223,14 @@ def test_a_config_that_is_no_text(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"auto_map": {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}}, "auto_map names the checkpoint's own code"),
-        ({"auto_map": {"AutoModel": "owner/repo--modeling.LlamaModel", "x": ["y"]}}, "auto_map names the checkpoint's own code"),
+        (
+            {"auto_map": {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}},
+            "auto_map names the checkpoint's own code",
+        ),
+        (
+            {"auto_map": {"AutoModel": "owner/repo--modeling.LlamaModel", "x": ["y"]}},
+            "auto_map names the checkpoint's own code",
+        ),
         ({"_attn_implementation_internal": "owner/kernel"}, "the key _attn_implementation_internal may load code"),
         ({"trust_remote_code": True}, "the key trust_remote_code may load code"),
         ({"quantization_config": {"bits": 4}}, "quantized already"),

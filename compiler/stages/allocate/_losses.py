@@ -83,10 +83,9 @@ class MeasuredLosses:
         """Returns the divergence of each variant, float64 [num_variants]."""
         import torch
 
+        # variants share most of their densities, so each is fitted once
         asked = dict.fromkeys((key, share) for variant in variants for key, share in variant.items())
-        fitted = {
-            (key, share): self._fit(key, share) for key, share in asked
-        }  # fitted once: variants share most of them
+        fitted = {(key, share): self._fit(key, share) for key, share in asked}
         choices = [
             Choice(self._selector, {key: fitted[key, share] for key, share in variant.items()}, self._stream.spec)
             for variant in variants

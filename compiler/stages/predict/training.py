@@ -292,6 +292,7 @@ def limit_threshold(weights: Weights, part: Part, density: float) -> float:
     kept = math.floor(min(1.0, density / part.used_share) * len(found))
     if kept == len(found):
         return float(found.min())
+    # just above the highest score left out, so that equal scores are left out, too
     left_out = torch.kthvalue(found, len(found) - kept).values
     return float(torch.nextafter(left_out, torch.tensor(math.inf)))
 
@@ -305,6 +306,7 @@ def choose_threshold(weights: Weights, part: Part, target_recall: float) -> floa
     positive = found[part.active.bool()]
     if not len(positive):
         return float(torch.nextafter(found.max(), torch.tensor(math.inf)))
+    # 1e-9: (1 - 0.9) * 10 is just below 1 in floating point
     missed = math.floor((1 - target_recall) * len(positive) + 1e-9)
     return float(torch.kthvalue(positive, min(len(positive), missed + 1)).values)
 
