@@ -1,1 +1,1 @@
-"""What a model does on calibration text: its layers run one by one, what goes through them is counted."""
+"""Runs a model on calibration text, layer by layer, and counts the signals of its units."""

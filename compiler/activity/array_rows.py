@@ -1,7 +1,7 @@
-"""Array files of which only some rows are in memory: hidden states and inputs of all calibration tokens.
+"""Array files read and written by rows, too large for memory: hidden states and inputs of all calibration tokens.
 
-The format is that of compiler/io.py's array files (safetensors), byte for byte; rows are written and read where they
-lie, by several threads at once.
+The format is that of compiler/io.py's array files (safetensors), byte for byte. Several threads may read and write rows
+in place at once.
 """
 
 import os
@@ -24,13 +24,13 @@ Specs = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class RowWriter:
-    """An array file being written; every row has to be written once."""
+    """An array file in the making; every row must be written once."""
 
     def __init__(self, descriptor: int, entries: Mapping[str, TensorEntry]) -> None:
         self._descriptor, self._entries = descriptor, entries
 
     def write(self, name: str, start: int, rows: np.ndarray) -> None:
-        """Writes rows [n, …] of the array `name` from row `start` on; their dtype is the array's."""
+        """Writes rows [n, …] of the array `name` from row `start` on; they must have the array's dtype."""
         entry = self._entries[name]
         place = entry.start_bytes + start * _row_bytes(entry)
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
@@ -41,7 +41,7 @@ class RowWriter:
 
 @contextmanager
 def writing_rows(path: Path, specs: Specs) -> Iterator[RowWriter]:
-    """Yields the writer of a new array file at `path`, which is there, synced, once the block ends well."""
+    """Yields the writer of a new array file; it appears at `path`, synced, once the block ends without an error."""
     names = sorted(specs, key=lambda name: (list(CODES).index(specs[name][0]), name))
     header, entries = make_header((name, *specs[name]) for name in names)
     with replacing(path) as temporary:
@@ -55,12 +55,12 @@ def writing_rows(path: Path, specs: Specs) -> Iterator[RowWriter]:
 
 
 def row_checksums(rows: np.ndarray) -> np.ndarray:
-    """CRC32C of each row of C-contiguous rows [n, …], uint32 [n]."""
+    """Returns the CRC32C of each of C-contiguous rows [n, …], uint32 [n]."""
     return _native.crc32c_pages(rows.reshape(-1).view(np.uint8), rows[0].nbytes)
 
 
 class RowReader:
-    """An array file whose rows are read as they are needed."""
+    """An array file whose rows are read on demand."""
 
     def __init__(self, path: Path) -> None:
         self._entries = read_header(path)
@@ -68,10 +68,10 @@ class RowReader:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, name: str, start: int, into: np.ndarray) -> np.ndarray:
-        """Fills contiguous `into` [n, …], of the array's dtype, with the rows from `start` on; gives it back.
+        """Fills contiguous `into` [n, …], of the array's dtype, with the rows from `start` on; returns it.
 
         Raises:
-            ColdpressError: if the file ends before.
+            ColdpressError: if the file ends before that.
         """
         entry = self._entries[name]
         place = entry.start_bytes + start * _row_bytes(entry)
@@ -84,10 +84,10 @@ class RowReader:
         return into
 
     def read_checked(self, name: str, checksums: str, start: int, into: np.ndarray) -> np.ndarray:
-        """As `read`, and holds each row against its `row_checksums` in the array named `checksums`.
+        """Reads as `read` does, and checks each row against its `row_checksums` in the array named `checksums`.
 
         Raises:
-            ColdpressError: if the file was damaged, or ends before.
+            ColdpressError: if the file is damaged or ends early.
         """
         if not {name, checksums} <= self._entries.keys():
             raise ColdpressError(f"{self._path}: damaged, found the arrays {list(self._entries)}; {REMEDY}")
@@ -99,15 +99,15 @@ class RowReader:
         return into
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an array."""
+        """Returns the shape of an array."""
         return self._entries[name].shape
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every array."""
+        """Returns the shape of every array."""
         return {name: entry.shape for name, entry in self._entries.items()}
 
     def dtype(self, name: str) -> str:
-        """numpy's name of an array's dtype."""
+        """Returns numpy's name of an array's dtype."""
         return NUMPY_NAMES[self._entries[name].dtype]
 
     def __enter__(self) -> "RowReader":

@@ -1,6 +1,6 @@
-"""The pass over calibration text that calibrate and recalibrate have in common, and its settings.
+"""The pass over calibration text that calibrate and recalibrate share, and its settings.
 
-Decides what is computed in and on which part of the text; the counting is in compiler/activity/statistics.py.
+Decides device, arithmetic and part of the text; compiler/activity/statistics.py does the counting.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ComputeConfig(DeviceSetting):
-    """What the model is run in."""
+    """Device and arithmetic of passes through the model."""
 
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key()] = Field(
         default="auto", description="what calibration computes in; auto is bfloat16 where weights and processor have it"
@@ -35,7 +35,7 @@ class ComputeConfig(DeviceSetting):
 
 
 class PassConfig(ComputeConfig):
-    """How the text is run."""
+    """Settings of one pass over the text."""
 
     shard: Count = Field(default=0, description="which part of the calibration blocks to run")
     num_shards: PositiveCount = Field(default=1, description="parts that the calibration blocks are cut into")
@@ -44,13 +44,13 @@ class PassConfig(ComputeConfig):
 def pass_needs(
     stage: str, build: "Build", families: tuple[FamilyName, ...], with_bits: Iterable[FamilyName]
 ) -> StageNeeds:
-    """What a pass over the text takes: a layer, the blocks that run, and the bits of a layer's units twice.
+    """Returns what a pass over the text takes: a layer, the running blocks, and twice the bits of a layer's units.
 
     Args:
-        stage: Whose pass.
+        stage: The stage that runs the pass.
         build: The build.
-        families: That are looked at.
-        with_bits: Those of them whose activity is counted.
+        families: Families that are counted.
+        with_bits: Those of them whose active units are recorded.
     """
     spec = build.model.spec
     bits = [family for family in leaders(families, spec) if family in with_bits]
@@ -63,7 +63,7 @@ def pass_needs(
 
 
 def stream_of(config: ComputeConfig, model: Model, threads: int) -> tuple[LayerStream, ComputeDtype]:
-    """The model as it will be run, and what it computes in.
+    """Returns the model ready to run, and its arithmetic.
 
     Raises:
         ColdpressError: if there is no such device.
@@ -82,7 +82,7 @@ def count_activity(
     work: Workspace,
     threads: int,
 ) -> Activations:
-    """Statistics of every layer on the shard's calibration blocks.
+    """Returns statistics of every layer on the shard's calibration blocks.
 
     Raises:
         ColdpressError: if there is no such device or shard.

@@ -1,7 +1,7 @@
-"""A build's selector with its arrays for every family of every layer: the decision for many tokens at once.
+"""A build's selector with its arrays for every family of every layer: selects units for many tokens at once.
 
-The selector is the runtime's own file (runtime/sparsity), the arrays are those that `allocate` fitted and `package`
-puts into the artifact's tables: what calibration, distillation and evaluation leave out is what the runtime leaves out.
+The selector is the runtime's own file (runtime/sparsity); `allocate` fits the arrays and `package` puts them into the
+artifact's tables. So calibration, distillation and evaluation leave out what the runtime leaves out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,22 +28,23 @@ Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Choice:
-    """Which units tokens use."""
+    """Selects the units that tokens use."""
 
     selector: Selector[Any]
     arrays: Arrays
     spec: ModelSpec
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
-        """bool like `activity` float32 [T, num_units]: the units that each token uses."""
+        """Returns the units that each token uses, bool of the shape of `activity`, float32 [T, num_units]."""
         chosen = self.selector.select_many(activity, self.arrays[layer, family])
         experts = num_experts(family, self.spec)
         return chosen & of_experts(used_experts(activity, experts), activity.shape[1]) if experts > 1 else chosen
 
     def changes(self, layer: int, families: Iterable[str]) -> "dict[Signal, Change]":
-        """Hooks of a layer's forward pass (compiler/activity/forward.py) that leave of its signals what is chosen.
+        """Returns hooks of a layer's forward pass (compiler/activity/forward.py) that set unselected units of its
+        signals to 0.
 
-        Without its activation a unit gives nothing: masking it there is what leaving out its slices does.
+        A unit whose activation is 0 adds nothing: masking it there equals leaving out its slices.
         """
         of_signal: dict[Signal, list[str]] = {}
         for family in families:
@@ -63,18 +64,20 @@ class Choice:
 
 
 def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
-    """The experts that each token uses, bool [T, E], from activity [T, num_units]: those of which any unit is active.
-    Of the others none is; one that was picked and gives nothing at all is taken for such."""
+    """Returns the experts that each token uses, bool [T, E], from activity [T, num_units]: those with any active unit.
+
+    A picked expert whose units are all 0 counts as unused.
+    """
     return np.asarray(activity.reshape(len(activity), num_experts, -1).any(axis=2))
 
 
 def of_experts(experts: np.ndarray, num_units: int) -> np.ndarray:
-    """Where the units of `experts`, bool [T, E], are: bool [T, num_units]."""
+    """Expands `experts`, bool [T, E], to their units: bool [T, num_units]."""
     return np.repeat(experts, num_units // experts.shape[1], axis=1)
 
 
 def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """What `allocate` fitted, by layer and family; empty where a selector needs nothing."""
+    """Returns the arrays that `allocate` fitted, by layer and family; empty if the selector needs none."""
     found: dict[tuple[int, str], dict[str, np.ndarray]] = {
         (layer, entry.family): {} for entry in sparsity.densities for layer in range(len(entry.per_layer))
     }
@@ -86,5 +89,5 @@ def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.nd
 
 
 def choice_of(sparsity: Sparsity, spec: ModelSpec) -> Choice:
-    """The build's selector."""
+    """Returns the build's selector with its arrays."""
     return Choice(load("coldpress.runtime.sparsity", Selector, sparsity.method), selector_arrays(sparsity), spec)

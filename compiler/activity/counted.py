@@ -1,4 +1,4 @@
-"""The statistics of a family that a stage needs bits or counts of, and one sentence where there are none."""
+"""Returns a family's statistics to stages that need bits or counts, and refuses in one sentence if there are none."""
 
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.errors import ColdpressError
@@ -6,10 +6,10 @@ from coldpress.schemas.families import FamilyName
 
 
 def counted(activations: Activations, layer: int, family: FamilyName) -> FamilyStatistics:
-    """The statistics of a family that has bits and counts.
+    """Returns the statistics of a family, with bits and counts.
 
     Raises:
-        ColdpressError: if it has none.
+        ColdpressError: if the family has none.
     """
     found = activations.layers[layer].family(family)
     if found is None or found.density is None:

@@ -1,9 +1,9 @@
 """The source model's forward pass, one layer at a time, with transformers' own modules.
 
 The model is built without memory (on torch's meta device); a layer's weights are read when it runs and dropped after.
-Blocks of tokens are independent, so they are what threads share: each runs on one core, and the number of threads
-changes no bit of the result. Hooks see, and may replace, the signals of a layer. Arithmetic is float32, or the
-bfloat16 that the weights are stored in.
+Blocks of tokens are independent, so threads share them: each block runs on one core, and the number of threads changes
+no bit of the result. Hooks see, and may replace, the signals of a layer. Arithmetic is float32, or bfloat16 if the
+weights are stored in it.
 """
 
 import copy
@@ -33,19 +33,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEAD_ROWS = 16384
-"""Rows of the head that are in memory at a time."""
+"""Rows of the head that are in memory at once."""
 NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "sve_bf16")
 """Capabilities of processors that multiply bfloat16; on others torch is slower with it than with float32."""
 
 ComputeDtype = Literal["float32", "bfloat16"]
 Hooks = Mapping[Signal, taps.Change]
-"""What is called with signals of a block, [T, n]; a tensor that comes back replaces the signal."""
+"""Functions called with the signals of a block, [T, n]; a returned tensor replaces the signal."""
 BlockHooks = Callable[[int], Hooks]
-"""Gives the hooks of a block, by its number; called in the thread that runs the block."""
+"""Returns the hooks of a block, by its number; called in the thread that runs the block."""
 
 
 def choose_device(asked: str) -> str:
-    """torch's name of the device that computes: as asked for, or for `auto` an accelerator where there is one.
+    """Returns torch's name of the device that computes: the one asked for, or for `auto` an accelerator if there is
+    one.
 
     Raises:
         ColdpressError: if there is no such device.
@@ -60,9 +61,9 @@ def choose_device(asked: str) -> str:
 
 
 def choose_dtype(model: Model, device: str) -> ComputeDtype:
-    """bfloat16 where all weights are stored in it and the device multiplies it natively, else float32.
+    """Returns bfloat16 if all weights are stored in it and the device multiplies it natively, else float32.
 
-    That is what transformers computes such a model in by default. bfloat16 runs 2 to 4 times faster there, and activity
+    transformers also computes such a model in bfloat16 by default. It runs 2 to 4 times faster there, and activity
     differs by less than between two calibration texts.
     """
     import torch
@@ -73,15 +74,15 @@ def choose_dtype(model: Model, device: str) -> ComputeDtype:
 
 
 def _multiply_with_onednn(module: "nn.Module") -> None:
-    """Has float32 products made by oneDNN, as torch has those in bfloat16 by itself.
+    """Makes oneDNN compute float32 products; torch uses it by default for bfloat16 only.
 
-    Its default library does not use 512-bit instructions on every processor that has them: 95 against 230 GFLOP/s per
-    core on one. Both round alike.
+    torch's default library does not use 512-bit instructions on every processor that has them: 95 against 230 GFLOP/s
+    per core on one. Both round the same way.
     """
     import torch
 
     def product(weight: "Tensor", bias: "Tensor | None") -> Callable[["Tensor"], "Tensor"]:
-        # not of the module itself: one that refers to itself stays in memory, with its weights, until it is collected
+        # captures no module: a module that refers to itself stays in memory, with its weights, until it is collected
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # a torch without oneDNN
@@ -102,14 +103,14 @@ class LoadedLayer:
     device: "torch.device"
 
     def run(self, hidden: "Tensor", hooks: Hooks) -> "Tensor":
-        """Hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
+        """Returns hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
         self.running.hooks = hooks
         return self.module(hidden.to(self.device), attention_mask=self.mask, **self.keywords).cpu()
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Of the tokens of every block but its first."""
+    """Scores of all tokens but the first of each block."""
 
     nll: np.ndarray
     """float64 [num_blocks, T - 1], nats."""
@@ -120,7 +121,7 @@ class TokenScores:
 class LayerStream:
     """A model whose layers run one after another.
 
-    Hidden states are [num_blocks, T, hidden_size] on the CPU, whatever the device is, in `dtype`.
+    Hidden states are [num_blocks, T, hidden_size] in `dtype`, always on the CPU.
     """
 
     def __init__(
@@ -151,10 +152,10 @@ class LayerStream:
         self._config = _common.source_config(self._architecture.MODULES, raw)
         self._parameters = self._architecture.parameters(self._config, model.spec)
         self._skeleton: Any = _common.causal_lm(self._architecture.MODULES, self._config)
-        self._config = self._skeleton.config  # which knows the attention implementation, for the masks
+        self._config = self._skeleton.config  # masks need its attention implementation
 
     def embed(self, tokens: np.ndarray) -> "Tensor":
-        """Hidden states before the first layer, from int token ids [num_blocks, T]."""
+        """Returns hidden states before the first layer, from int token ids [num_blocks, T]."""
         import torch
 
         ids = np.unique(tokens)
@@ -166,7 +167,7 @@ class LayerStream:
         return torch.from_numpy(np.ascontiguousarray(hidden)).to(self.dtype, copy=True)
 
     def run_layer(self, layer: int, hidden: "Tensor", hooks: BlockHooks | None = None) -> "Tensor":
-        """Hidden states after `layer`, from those before it.
+        """Returns hidden states after `layer`, from those before it.
 
         Raises:
             CheckpointError: if they are not finite.
@@ -188,7 +189,7 @@ class LayerStream:
         return out
 
     def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:
-        """A layer with its weights, for blocks of `block_tokens` tokens."""
+        """Returns a layer with its weights, for blocks of `block_tokens` tokens."""
         base = self._architecture.MODULES.base
         layers: Any = self._skeleton.get_submodule(base).layers
         module = self._loaded(layers[layer], f"{base}.layers.{layer}")
@@ -197,7 +198,7 @@ class LayerStream:
         return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device)
 
     def head(self, hidden: "Tensor") -> "Tensor":
-        """Logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer."""
+        """Returns logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer."""
         import torch
 
         normed = self._final_norm(hidden)
@@ -213,34 +214,36 @@ class LayerStream:
         return torch.cat(parts, dim=-1)
 
     def last_hidden(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "Tensor":
-        """Hidden states after the last layer, from token ids [num_blocks, T]; `hooks` gives a layer's block hooks."""
+        """Returns hidden states after the last layer, from token ids [num_blocks, T]; `hooks` returns a layer's block
+        hooks."""
         hidden = self.embed(tokens)
         for layer in range(self.spec.num_hidden_layers):
             hidden = self.run_layer(layer, hidden, hooks(layer) if hooks else None)
         return hidden
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits float32 [num_blocks, T, vocab_size] of token ids [num_blocks, T]."""
+        """Returns logits float32 [num_blocks, T, vocab_size] of token ids [num_blocks, T]."""
         return self.head(self.last_hidden(tokens)).float().numpy()
 
     def nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> tuple[float, int]:
-        """(summed negative log likelihood in nats, number of predicted tokens) of token ids [num_blocks, T]."""
+        """Returns (summed negative log likelihood in nats, number of predicted tokens) of token ids [num_blocks, T]."""
         # one block after another: the sum must not depend on how many cores add it up
         return float(sum(self.block_nll(tokens, hooks).tolist())), tokens[:, 1:].size
 
     def block_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> np.ndarray:
-        """Summed negative log likelihood in nats of each block of token ids [num_blocks, T], float64 [num_blocks]."""
+        """Returns each block's summed negative log likelihood in nats, float64 [num_blocks], from token ids
+        [num_blocks, T]."""
         return self.token_nll(tokens, hooks).nll.cumsum(1)[:, -1]
 
     def token_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "TokenScores":
-        """How every token but the first of each block is predicted, from ids [num_blocks, T].
+        """Scores every token but the first of each block, from ids [num_blocks, T].
 
-        Logits are in memory for one part of the vocabulary and one block at a time.
+        Memory holds logits for one part of the vocabulary and one block per thread at a time.
         """
         return self.score(self.last_hidden(tokens, hooks), tokens)
 
     def score(self, hidden: "Tensor", tokens: np.ndarray) -> "TokenScores":
-        """As `token_nll`, from the hidden states after the last layer."""
+        """Scores as `token_nll` does, from the hidden states after the last layer."""
         import torch
 
         normed = self._final_norm(hidden)[:, :-1]
@@ -269,7 +272,7 @@ class LayerStream:
         import torch
 
         def one(index: int) -> None:
-            torch.set_num_threads(1)  # holds for the calling thread; a sum is split by the number of threads otherwise
+            torch.set_num_threads(1)  # set per thread; else the number of threads would change the order of sums
             with torch.inference_mode():
                 work(index)
 
@@ -280,14 +283,14 @@ class LayerStream:
         return np.concatenate([read_rows(self.model, role, int(row), int(row) + 1) for row in ids])
 
     def _tensor(self, name: str) -> "Tensor":
-        """A parameter of transformers' module, in torch's own aligned memory."""
+        """Returns a parameter of transformers' module, in torch's own aligned memory."""
         import torch
 
         parts = [self._of_role(role) for role in self._parameters[name]]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
 
     def _of_role(self, role: str) -> "Tensor":
-        """A tensor in `dtype`; as it is stored it never leaves torch's memory."""
+        """Returns a tensor in `dtype`; reads the stored bytes straight into torch's memory."""
         import torch
 
         kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -297,7 +300,7 @@ class LayerStream:
         return stored.to(self.dtype)
 
     def _loaded(self, module: "nn.Module", prefix: str) -> "nn.Module":
-        """A copy of a module of the skeleton with its weights."""
+        """Returns a copy of a module of the skeleton with its weights."""
         loaded = copy.deepcopy(module)
         state = {name: self._tensor(f"{prefix}.{name}") for name in loaded.state_dict()}
         loaded.load_state_dict(state, strict=True, assign=True)
@@ -320,7 +323,7 @@ class LayerStream:
         return out
 
     def _head_blocks(self) -> Iterator["Tensor"]:
-        """The head's rows, [at most HEAD_ROWS, hidden_size] at a time."""
+        """Yields the head's rows, at most HEAD_ROWS at a time, [n, hidden_size]."""
         import torch
 
         role = "embed_tokens.weight" if self.spec.tie_word_embeddings else "lm_head.weight"
@@ -329,7 +332,7 @@ class LayerStream:
             yield torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(self.dtype, copy=True).to(self.device)
 
     def _context(self, layer: int, length: int) -> tuple[Any, dict[str, Any]]:
-        """(attention mask, further arguments) of a layer for blocks of `length` tokens."""
+        """Returns (attention mask, further arguments) of a layer for blocks of `length` tokens."""
         import torch
         from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -350,7 +353,7 @@ class LayerStream:
         return mask, keywords
 
     def _attach(self, layer: "nn.Module", running: threading.local) -> None:
-        """Lets the hooks of the running thread's block see the layer's signals."""
+        """Passes the layer's signals to the hooks of the block that the current thread runs."""
 
         def change_of(signal: Signal) -> taps.Change:
             def change(whole: "Tensor") -> "Tensor | None":

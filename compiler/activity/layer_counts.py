@@ -1,8 +1,8 @@
-"""Counts what goes through one layer, block by block of calibration text, in any order and by any thread.
+"""Counts the signals of one layer, block by block of calibration text, in any order and by any thread.
 
-Gets the signals of the layer as hooks of the forward pass (compiler/activity/forward.py); gives the arrays that
-schemas/activations.py describes, the same whatever the number of threads. Where units are chosen it also says what
-is left of a signal, so that later layers see what the earlier ones leave (ActiveFlow 4.1, DIP 3.2).
+Receives signals through hooks of the forward pass (compiler/activity/forward.py); returns the arrays that
+schemas/activations.py describes, the same for any number of threads. If a selector chooses units, it also masks the
+signals, so that later layers see what the pruned layers produce (ActiveFlow 4.1, DIP 3.2).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 1024
 TOP_DENSITIES = (0.1, 0.2, 0.3, 0.5)
-"""Where the precision of the previous layer's largest inputs is measured."""
+"""Densities at which the precision of the previous layer's largest inputs is measured."""
 
 INNER_SIGNALS = ("mlp_activation", "mlp_inner")
-"""Signals that are exactly zero where a ReLU is; up is, too, where it passes one."""
+"""Signals that are exactly zero where a ReLU is; so is `mlp_up` if up passes a ReLU, too."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What counts as active: what a selector chooses, or in families whose zeros are exact what is not zero, or nothing
-    yet."""
+    """The meaning of "active": picked by a selector; or, in families with exact zeros, not zero; or still unknown."""
 
     exact: frozenset[str]
     """Families whose zeros are exact."""
     choice: "Choice | None" = None
 
     def counted(self, family: str) -> bool:
-        """Whether units of a family are active or not, rather than more or less."""
+        """Returns whether a family's units are known to be active or not."""
         return self.choice is not None or family in self.exact
 
 
 def countable_families(spec: ModelSpec) -> tuple[FamilyName, ...]:
-    """The families that a selector of this model may have: those whose signal its layers have, whole experts apart."""
+    """Returns the families that some selector of this model may use: those whose signal its layers have, except whole
+    experts."""
     taps = load("coldpress.compiler.architectures", Architecture, spec.model_type).MODULES.taps
     return tuple(
         name for name, family in FAMILIES.items() if family.axis != "experts" and activity_of(name, spec) in taps
@@ -57,8 +57,10 @@ def countable_families(spec: ModelSpec) -> tuple[FamilyName, ...]:
 
 
 def leaders(families: Iterable[FamilyName], spec: ModelSpec) -> dict[FamilyName, tuple[FamilyName, ...]]:
-    """The first family of each signal -> all families with it: where nothing is chosen they have the same statistics,
-    which are gathered and stored once."""
+    """Returns the first family of each signal -> all families with that signal.
+
+    Unless a selector chooses units, these have equal statistics, which are gathered and stored once.
+    """
     found: dict[Signal, list[FamilyName]] = {}
     for family in families:
         found.setdefault(activity_of(family, spec), []).append(family)
@@ -66,7 +68,7 @@ def leaders(families: Iterable[FamilyName], spec: ModelSpec) -> dict[FamilyName,
 
 
 def exact_families(families: Iterable[str], spec: ModelSpec) -> frozenset[str]:
-    """The families whose units are exactly zero where they are not active."""
+    """Returns the families whose inactive units are exactly zero."""
     if not spec.exact_zeros:
         return frozenset()
     signals = (*INNER_SIGNALS, "mlp_up") if spec.activated_up else INNER_SIGNALS
@@ -75,7 +77,8 @@ def exact_families(families: Iterable[str], spec: ModelSpec) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Text:
-    """Calibration blocks: `tokens` int32 [num_blocks, T]; `tasks` int16 alike, each token's task, -1 for none."""
+    """Calibration blocks: `tokens` int32 [num_blocks, T]; `tasks` int16 of the same shape, each token's task, -1 for
+    none."""
 
     tokens: np.ndarray
     tasks: np.ndarray | None = None
@@ -83,16 +86,16 @@ class Text:
 
 
 def top_selected(hidden_size: int) -> list[int]:
-    """How many channels each of `TOP_DENSITIES` is.
+    """Returns the number of channels for each of `TOP_DENSITIES`.
 
-    The same as runtime/sparsity/topk.py, which is not imported: with it calibration would depend on the build's method.
+    Repeats runtime/sparsity/topk.py, which is not imported: calibration would then depend on the build's method.
     """
     return [min(hidden_size, max(1, round(density * hidden_size))) for density in TOP_DENSITIES]
 
 
 @dataclass
 class _Seen:
-    """What one block showed of one family."""
+    """Counts of one family in one block."""
 
     histogram: np.ndarray
     bits: np.ndarray | None = None
@@ -100,17 +103,17 @@ class _Seen:
     task_counts: dict[int, np.ndarray] = field(default_factory=dict)
 
 
-class Watch:
-    """Takes down, and masks, the signals of some blocks in one layer; on a processor it is one block."""
+class SignalCounter:
+    """Counts, and masks, the signals of some blocks in one layer; on a processor, of one block."""
 
     def __init__(self, run: "LayerCounts", start: int, count: int) -> None:
         self._run, self._start, self._count = run, start, count
 
     def hooks(self) -> Hooks:
-        """What the forward pass calls with the signals of these blocks."""
+        """Returns what the forward pass calls with the signals of these blocks."""
         found: dict[Signal, Change] = {"mlp_input": self._see([])}
         for signal in self._run.families.values():
-            # without its activation a unit gives nothing: masking it there is what leaving out its slices does
+            # a unit whose activation is 0 adds nothing: masking it there equals leaving out its slices
             found[signal] = self._see([name for name, own in self._run.families.items() if own == signal])
         keep, see = self._run.keep_inputs, found["mlp_input"]
 
@@ -121,7 +124,7 @@ class Watch:
         return {**found, "mlp_input": on_input}
 
     def _see(self, families: list[str]) -> "Change":
-        """Counts a signal of some families; gives what is left of it where a selector chooses."""
+        """Returns a hook that counts a signal for some families; it returns the masked signal if a selector chooses."""
 
         def change(part: "Tensor") -> "Tensor | None":
             import torch
@@ -140,7 +143,7 @@ class Watch:
 
 
 def keys_of(signal: "Tensor") -> np.ndarray:
-    """The bits of floats, as unsigned integers of their size."""
+    """Returns the bits of floats, as unsigned integers of their size."""
     import torch
 
     kind = {2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}[signal.element_size()]
@@ -148,7 +151,7 @@ def keys_of(signal: "Tensor") -> np.ndarray:
 
 
 class LayerCounts:
-    """One layer over all blocks; blocks may be counted in any order, by several threads."""
+    """Counts of one layer over all blocks; several threads may count blocks in any order."""
 
     def __init__(
         self,
@@ -159,7 +162,7 @@ class LayerCounts:
         inputs: RowWriter | None,
         previous: RowReader | None,
     ) -> None:
-        """`families`: each with the signal that has an entry for each of its units."""
+        """`families`: each with the signal that has one entry for each of its units."""
         self.families = families
         self._layer, self._text, self._activity, self._inputs, self._previous = layer, text, activity, inputs, previous
         num_blocks = len(text.tokens)
@@ -168,7 +171,7 @@ class LayerCounts:
         self.shared = np.zeros((num_blocks, len(TOP_DENSITIES)), np.int64)
 
     def keep_inputs(self, start: int, part: "Tensor") -> None:
-        """Stores the MLP inputs of the blocks from `start` on, and compares them with the layer before."""
+        """Stores the MLP inputs of the blocks from `start` on, and compares them with those of the layer before."""
         import torch
 
         if self._inputs is None:
@@ -187,7 +190,8 @@ class LayerCounts:
             self.shared[block] = shared_top(keys_of(rows), keys_of(before), top_selected(rows.shape[1]))
 
     def count(self, block: int, family: str, signal: "Tensor") -> np.ndarray | None:
-        """Counts one block's signal [T, num_units]; gives which units are used, bool alike, where that is a choice."""
+        """Counts one block's signal [T, num_units]; returns the selected units, bool of the same shape, if a selector
+        chooses."""
         keys = keys_of(signal)
         seen = _Seen(magnitude_histogram(keys))
         self._seen[family][block] = seen
@@ -202,7 +206,7 @@ class LayerCounts:
         return mask
 
     def arrays(self, family: str) -> dict[str, np.ndarray]:
-        """A family's arrays over all blocks."""
+        """Returns a family's arrays over all blocks."""
         seen = [found for found in self._seen[family] if found is not None]
         arrays = {
             "magnitude_edges": magnitude_edges(),
@@ -225,7 +229,7 @@ class LayerCounts:
 
 
 def _task_counts(bits: np.ndarray, tasks: np.ndarray) -> dict[int, np.ndarray]:
-    """Active tokens of each unit in each task that occurs, from packed bits [num_units, …] and tasks [T]."""
+    """Counts each unit's active tokens in each task that occurs, from packed bits [num_units, …] and tasks [T]."""
     return {
         int(task): population(bits & np.packbits(tasks == task, bitorder="little"))
         for task in np.unique(tasks)
@@ -234,11 +238,11 @@ def _task_counts(bits: np.ndarray, tasks: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def joined(parts: Sequence[np.ndarray], tokens: Sequence[int]) -> np.ndarray:
-    """Packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts as those of all, without padding in between.
+    """Joins packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts, without padding in between.
 
     Args:
         parts: The bits of each text.
-        tokens: T of each.
+        tokens: The length T of each text.
     """
     if all(count % 8 == 0 for count in tokens[:-1]):
         return np.concatenate(parts, axis=1)

@@ -1,8 +1,8 @@
-"""A predictor's two matrices: as they are stored, and as they score many tokens at once.
+"""A predictor's two matrices, as stored and as computed with, and its scores for many tokens at once.
 
-The runtime scores one token, straight from the codes (runtime/sparsity/predictor.py); up to the order of sums these are
-the same scores. In a mixture of experts a token has scores of its experts' units alone, as there. Only torch and numpy,
-no files.
+The runtime scores one token straight from the codes (runtime/sparsity/predictor.py); these scores are the same up to
+the order of sums. In a mixture of experts a token has scores only for the units of its own experts, as in the runtime.
+Only torch and numpy, no files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,36 +25,37 @@ class Weights:
     fc2: torch.Tensor
 
     def rounded(self, format_name: FormatName) -> "Weights":
-        """As it will be stored: encoded and decoded. Rounding once more changes nothing."""
+        """Returns the weights as they will be stored: encoded and decoded. Rounding again changes nothing."""
         return decode(encode(self, format_name), format_name, self.fc1.shape[1])
 
 
 def encode(weights: Weights, format_name: FormatName) -> dict[str, np.ndarray]:
-    """Codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes], each row a slice of its own."""
+    """Returns codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes]; each row is one slice."""
     plugin = load("coldpress.runtime.quantization", Format, format_name)
     return {"fc1": plugin.encode(weights.fc1.numpy()), "fc2": plugin.encode(weights.fc2.numpy())}
 
 
 def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size: int) -> Weights:
-    """The weights that the runtime computes with."""
+    """Returns the weights that the runtime computes with."""
     plugin, rank = load("coldpress.runtime.quantization", Format, format_name), len(codes["fc1"])
     fc1, fc2 = plugin.decode(codes["fc1"], hidden_size), plugin.decode(codes["fc2"], rank)
     return Weights(torch.from_numpy(fc1), torch.from_numpy(fc2))
 
 
 class ExpertRows(NamedTuple):
-    """One of several experts, and who uses it."""
+    """One expert, and the tokens that use it."""
 
     units: slice
-    """Its own."""
+    """The expert's units."""
     tokens: torch.Tensor
     """int64 [n], ascending."""
     places: torch.Tensor
-    """int64 [n]: which of each of these tokens' experts it is, from 0 on."""
+    """int64 [n]: the expert's position among each of these tokens' experts, from 0."""
 
 
 def rows_of(experts: torch.Tensor, num_units: int) -> Iterator[ExpertRows]:
-    """The experts that any token uses, in order; `experts` is bool [num_tokens, E], and each has as many units."""
+    """Yields the experts that any token uses, in order; `experts` is bool [num_tokens, E], and all have equally many
+    units."""
     width, places = num_units // experts.shape[1], experts.cumsum(dim=1) - 1
     for expert, own in enumerate(experts.T):
         tokens = own.nonzero()[:, 0]
@@ -63,8 +64,11 @@ def rows_of(experts: torch.Tensor, num_units: int) -> Iterator[ExpertRows]:
 
 
 def scores(weights: Weights, inputs: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
-    """float32 [num_tokens, n]: of all units or, where each token uses as many of `experts`, bool [num_tokens, E], of
-    those experts' units alone, one expert's after another's."""
+    """Returns scores float32 [num_tokens, n] of all units; with `experts`, bool [num_tokens, E], only of those experts'
+    units.
+
+    Every token uses equally many experts; their units follow one another.
+    """
     inner = torch.relu(inputs @ weights.fc1.T)
     if experts is None:
         return inner @ weights.fc2.T
@@ -76,8 +80,8 @@ def scores(weights: Weights, inputs: torch.Tensor, experts: torch.Tensor | None 
 
 
 def over_all(values: torch.Tensor, experts: torch.Tensor, num_units: int) -> torch.Tensor:
-    """What is of the units of each token's experts, [num_tokens, n], as of all units: [num_tokens, num_units], 0 or
-    False for the others."""
+    """Expands values for the units of each token's experts, [num_tokens, n], to all units: [num_tokens, num_units]; 0
+    or False elsewhere."""
     found = values.new_zeros(len(values), num_units)
     each = values.unflatten(1, (-1, num_units // experts.shape[1]))
     for units, tokens, places in rows_of(experts, num_units):

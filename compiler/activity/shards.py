@@ -1,7 +1,7 @@
-"""Calibration text cut into shards, and the statistics of shards put together again: bit for bit those of one job.
+"""Cuts calibration text into shards, and merges the statistics of shards: bit for bit those of one job.
 
-Every block of tokens is computed alone, and all that is kept of several blocks is counts, or one number per block whose
-mean is taken over all of them in order. Reads array files; in memory is one family of one layer.
+Every block of tokens is computed alone. Results over several blocks are either counts, or one number per block whose
+mean is taken over all of them in order. Reads array files; memory holds one family of one layer.
 """
 
 import functools
@@ -23,11 +23,12 @@ from coldpress.schemas.families import FamilyName
 COPY_ROWS = 1024
 SUMMED = ("counts", "magnitude_histogram", "task_counts")
 SAME = ("exact_zeros", "block_tokens", "compute_dtype", "weights_sha256")
-"""What the shards of one text and model agree in."""
+"""Fields that all shards of one text and model share."""
 
 
 def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, Text]:
-    """(first block, text) of one of `num_shards` parts of the calibration blocks, which differ by one block at most.
+    """Returns (first block, text) of one of `num_shards` parts of the calibration blocks, whose sizes differ by at most
+    one block.
 
     Raises:
         ColdpressError: if there is no such shard, or there are fewer blocks than shards.
@@ -35,8 +36,8 @@ def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, Text]:
     blocks = corpus.split("calibration")
     if not shard < num_shards <= blocks.num_blocks:
         raise ColdpressError(
-            f"shard {shard} of {num_shards} was asked for, expected one below the number of shards, and that at most "
-            f"the {blocks.num_blocks} calibration blocks; use fewer shards or more calibration_tokens"
+            f"shard {shard} of {num_shards} was asked for, expected a shard below the number of shards, and at most "
+            f"{blocks.num_blocks} shards, one per calibration block; use fewer shards or more calibration_tokens"
         )
     start, stop = (blocks.num_blocks * edge // num_shards for edge in (shard, shard + 1))
     arrays = load_arrays(blocks.arrays)
@@ -45,7 +46,7 @@ def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, Text]:
 
 
 def task_tokens(corpus: Corpus, text: Text) -> tuple[TaskTokens, ...]:
-    """How many tokens of `text` each task of the corpus has."""
+    """Returns how many tokens of `text` each task of the corpus has."""
     names = corpus.split("calibration").tasks
     if text.tasks is None:
         return ()
@@ -54,10 +55,10 @@ def task_tokens(corpus: Corpus, text: Text) -> tuple[TaskTokens, ...]:
 
 
 def merge(parts: Sequence[Activations], work: Workspace) -> Activations:
-    """The statistics of the whole text from those of its shards, in any order.
+    """Returns the statistics of the whole text from those of its shards, in any order.
 
     Raises:
-        ColdpressError: if the shards are not of one text and model, or one is missing or there twice.
+        ColdpressError: if the shards belong to different texts or models, or one is missing or given twice.
     """
     parts = sorted(parts, key=lambda part: part.first_block)
     first = parts[0]
@@ -115,7 +116,7 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
 
 
 def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.ndarray]:
-    """One family's arrays over all shards."""
+    """Returns one family's arrays over all shards."""
     arrays = [load_arrays(file) for file in files]
     found: dict[str, np.ndarray] = {"magnitude_edges": arrays[0]["magnitude_edges"]}
     for name in SUMMED:
@@ -128,7 +129,7 @@ def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.n
 
 
 def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
-    """One layer's own arrays, the shards' rows one after another."""
+    """Writes one layer's own arrays, the shards' rows one after another."""
     with ExitStack() as stack:
         readers = [stack.enter_context(RowReader(checked_path(file))) for file in files]
         specs = {
@@ -144,7 +145,7 @@ def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
 
 
 def _copy(reader: RowReader, name: str, writer: RowWriter, start: int) -> int:
-    """Copies an array's rows behind those before `start`; gives where the next go."""
+    """Copies an array's rows to row `start` and after; returns the next free row."""
     rows, *rest = reader.shape(name)
     for row in range(0, rows, COPY_ROWS):
         block = np.empty((min(COPY_ROWS, rows - row), *rest), reader.dtype(name))

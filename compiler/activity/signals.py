@@ -1,8 +1,8 @@
-"""What is counted of a batch of signals: magnitudes, which units are active, the largest, and how two tokens' agree.
+"""Counts a batch of signals: magnitudes, active units, and how far the largest units of two signals agree.
 
-Reads the bits of floats as they are, float32, bfloat16 or float16: without the sign they order as the magnitudes do,
-and their leading bits are the histogram's bins (TEAL's histograms). Loops are compiled and leave the interpreter to
-others, so blocks of tokens can be counted side by side.
+Works on the bits of floats, float32, bfloat16 or float16: without the sign they order as the magnitudes do, and their
+leading bits are the histogram's bins (TEAL's histograms). The loops are compiled and release the interpreter's lock, so
+threads can count blocks of tokens side by side.
 """
 
 from collections.abc import Sequence
@@ -13,24 +13,25 @@ from coldpress.compiler.compiled import compiled
 
 OCTAVE_BINS = 32
 FIRST_OCTAVE, LAST_OCTAVE = -24, 16
-"""Magnitudes from 2**-24 to 2**16 are told apart; the first bin is all below, zeros included, the last all above."""
+"""Magnitudes from 2**-24 to 2**16 have bins; the first bin holds all below, zeros included, the last all above."""
 FLOAT_BIAS, MANTISSA_BITS = 127, 23
 BIN_SHIFT = MANTISSA_BITS - OCTAVE_BINS.bit_length() + 1
 FIRST_BIN = (FIRST_OCTAVE + FLOAT_BIAS) * OCTAVE_BINS
 NUM_BINS = (LAST_OCTAVE - FIRST_OCTAVE) * OCTAVE_BINS + 2
 
 KEY_BITS = 15
-"""Leading bits of a magnitude that are counted at a time to find the k-th largest."""
+"""Bits of a float16 magnitude: one counter per value finds the k-th largest."""
 
 
 def magnitude_edges() -> np.ndarray:
-    """Bounds of the histogram's bins, float32 [num_bins + 1]: 32 equal steps per power of two, zero and the largest."""
+    """Returns the bins' bounds, float32 [num_bins + 1]: 32 equal steps per power of two, plus zero and the largest
+    float."""
     inner = (np.arange(NUM_BINS - 1, dtype=np.uint32) + np.uint32(FIRST_BIN)) << np.uint32(BIN_SHIFT)
     return np.concatenate(([np.float32(0)], inner.view(np.float32), [np.finfo(np.float32).max])).astype(np.float32)
 
 
 def magnitude_histogram(keys: np.ndarray) -> np.ndarray:
-    """Counts of magnitudes in the bins of `magnitude_edges`, int64 [num_bins].
+    """Counts magnitudes in the bins of `magnitude_edges`, int64 [num_bins].
 
     Args:
         keys: Bits of float32 as uint32, or of bfloat16 as uint16: both have float32's exponent.
@@ -41,7 +42,7 @@ def magnitude_histogram(keys: np.ndarray) -> np.ndarray:
 
 
 def pack_nonzero(keys: np.ndarray) -> np.ndarray:
-    """Which of float signals [T, num_units], given by their bits, are not zero: uint8 [num_units, ceil(T / 8)].
+    """Packs which float signals [T, num_units], given by their bits, are not zero: uint8 [num_units, ceil(T / 8)].
 
     Bit t & 7 of byte t >> 3 is token t; padding bits are 0.
     """
@@ -51,7 +52,7 @@ def pack_nonzero(keys: np.ndarray) -> np.ndarray:
 
 
 def shared_top(one: np.ndarray, two: np.ndarray, selected: Sequence[int]) -> np.ndarray:
-    """How many units are among the k largest of both, summed over tokens: int64 [len(selected)].
+    """Counts units among the k largest of both, summed over tokens: int64 [len(selected)].
 
     Args:
         one: Bits of float16, uint16 [T, num_units].
@@ -64,12 +65,12 @@ def shared_top(one: np.ndarray, two: np.ndarray, selected: Sequence[int]) -> np.
 
 
 def _spare_bits(keys: np.ndarray) -> int:
-    """Bits of a float32 that these keys do not have."""
+    """Returns how many bits of a float32 these keys lack."""
     return 32 - 8 * keys.itemsize
 
 
 def _magnitude(keys: np.ndarray) -> np.generic:
-    """Mask of all but the sign, of the keys' type."""
+    """Returns the mask of all bits but the sign, of the keys' type."""
     return keys.dtype.type((1 << (8 * keys.itemsize - 1)) - 1)
 
 
@@ -79,7 +80,7 @@ def _count_bins(keys, mask, shift, counts):
     zeros = 0
     for index in range(len(keys)):
         key = keys[index] & mask
-        if key == 0:  # most of a ReLU's, and adding to one counter at a time would wait for the last addition
+        if key == 0:  # most values after a ReLU; each counts[0] += 1 would wait for the one before
             zeros += 1
             continue
         place = (np.int64(key) >> shift) - (FIRST_BIN - 1)
@@ -99,7 +100,7 @@ def _pack(keys, mask, packed):
 
 @compiled
 def _fill(row, mask, low_bits, counts):
-    """Counts magnitudes by their leading bits; gives the highest bin in use."""
+    """Counts magnitudes by their leading bits; returns the highest bin in use."""
     counts[:] = 0
     largest = row[0] & mask
     for key in row:
@@ -110,7 +111,8 @@ def _fill(row, mask, low_bits, counts):
 
 @compiled
 def _boundary(counts, place, above, wanted):
-    """Going down from `place` with `above` values over it: (bin of the wanted-th largest, values over that bin)."""
+    """Goes down from `place`, with `above` values over it; returns (bin of the wanted-th largest, values over that
+    bin)."""
     while above + counts[place] < wanted:
         above += counts[place]
         place -= 1
@@ -119,7 +121,7 @@ def _boundary(counts, place, above, wanted):
 
 @compiled
 def _tie_stop(row, mask, smallest, num_ties):
-    """The unit behind the last one that is taken of those equal to `smallest`."""
+    """Returns the unit after the last one that is taken of those equal to `smallest`."""
     stop = 0
     while num_ties > 0:
         num_ties -= row[stop] & mask == smallest
@@ -129,7 +131,7 @@ def _tie_stop(row, mask, smallest, num_ties):
 
 @compiled
 def _thresholds(row, mask, selected, counts, smallest, stops):
-    """For each k: the k-th largest magnitude, and the unit behind the last of those equal to it that is taken."""
+    """Finds, for each k, the k-th largest magnitude, and the unit after the last taken one of those equal to it."""
     place, above = _fill(row, mask, 0, counts), 0
     for index in range(len(selected)):
         place, above = _boundary(counts, place, above, selected[index])

@@ -1,10 +1,10 @@
-"""Activation statistics of a model on calibration text, one layer at a time: shared by calibrate and recalibrate.
+"""Collects activation statistics on calibration text, one layer at a time: shared by calibrate and recalibrate.
 
-Hidden states of all tokens are carried from layer to layer in a file; in memory are one layer and the blocks that run.
-Per layer and family the signals are counted (compiler/activity/signals.py): which units are active on which token, how
-often, in which context and task, and a histogram of magnitudes fine enough to give the threshold of any density later
-(TEAL). Activity is a signal that is not zero, or the top k of a chosen density, and then the pass goes on with what is
-left (ActiveFlow 4.1, DIP 3.2). Every layer's results are kept, so that an interrupted run resumes.
+A file carries the hidden states of all tokens from layer to layer; memory holds one layer and the running blocks. Per
+layer and family the signals are counted (compiler/activity/signals.py): which units are active on which token, how
+often, in which context and task, and a histogram of magnitudes fine enough for the threshold of any density (TEAL). A
+unit is active if its signal is not zero; or, with a chosen density, if the selector picks it: then the pass continues
+with the masked signals (ActiveFlow 4.1, DIP 3.2). Every layer's results are saved, so that an interrupted run resumes.
 """
 
 import logging
@@ -20,8 +20,8 @@ from coldpress.compiler.activity.layer_counts import (
     TOP_DENSITIES,
     Activity,
     LayerCounts,
+    SignalCounter,
     Text,
-    Watch,
     keys_of,
     leaders,
     top_selected,
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ACCELERATOR_TOKENS = 4096
-"""Tokens that an accelerator gets at a time; a core of the processor gets one block."""
+"""Tokens that an accelerator runs at once; a processor's core runs one block."""
 
 
 def collect(
     stream: LayerStream, text: Text, families: tuple[FamilyName, ...], activity: Activity, work: Workspace
 ) -> tuple[LayerStatistics, ...]:
-    """Statistics of every layer, in order.
+    """Returns statistics of every layer, in order.
 
     Args:
         stream: The model.
@@ -70,7 +70,7 @@ def layer_record(
     inputs: ArrayFile,
     num_tokens: int,
 ) -> LayerStatistics:
-    """The record of one layer's array files.
+    """Returns the record of one layer's array files.
 
     Args:
         layer: Its number.
@@ -94,7 +94,8 @@ def layer_record(
 
 
 def _in_layer_before(family: FamilyName, arrays: ArrayFile, before: ArrayFile | None) -> float | None:
-    """Share of active units that are active in the layer before, too, where those have to do with each other."""
+    """Returns the share of active units that are also active in the layer before; None unless unit i means the same in
+    both."""
     if before is None or FAMILIES[family].axis != "hidden_size":
         return None
     bits, earlier = (load_arrays(file, "bits")["bits"] for file in (arrays, before))
@@ -103,7 +104,8 @@ def _in_layer_before(family: FamilyName, arrays: ArrayFile, before: ArrayFile | 
 
 
 def _across_layers(inputs: ArrayFile, num_tokens: int) -> tuple[float, tuple[TopPrecision, ...]]:
-    """(mean cosine, precision of the largest inputs) with the layer before; each block has as many tokens."""
+    """Returns (mean cosine, precision of the largest inputs) with the layer before; all blocks have equally many
+    tokens."""
     arrays = load_arrays(inputs, "block_similarity", "top_shared")
     with RowReader(checked_path(inputs)) as reader:
         hidden_size = reader.shape("mlp_inputs")[1]
@@ -118,7 +120,7 @@ def _hidden_key(layer: int) -> str:
 
 
 class _Collector:
-    """Runs layer after layer; a layer's arrays are computed only if some are not there from an earlier run."""
+    """Runs layer after layer; computes a layer only if an earlier run has not left all of its arrays."""
 
     def __init__(
         self,
@@ -132,11 +134,11 @@ class _Collector:
         shared = {name: (name,) for name in families} if activity.choice else leaders(families, stream.spec)
         self._counted = tuple(shared)
         self._source = {family: leader for leader, names in shared.items() for family in names}
-        """Family -> the counted one that has its statistics, in the order of `families`."""
+        """Family -> the counted family that shares its statistics, in the order of `families`."""
         self._source = {family: self._source[family] for family in families}
 
     def layer(self, layer: int) -> LayerStatistics:
-        """One layer's record, its arrays in files."""
+        """Returns one layer's record, its arrays in files."""
         files = self._present(layer)
         if files is None:
             self._compute(layer)
@@ -153,7 +155,7 @@ class _Collector:
         return layer_record(layer, families, before, inputs, self._text.tokens.size)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
-        """The layer's files, inputs last, if all are there."""
+        """Returns the layer's files, inputs last, if all exist."""
         found = [self._work.current(key) for key in (*self._family_keys(layer), _inputs_key(layer))]
         present = [file for file in found if file is not None]
         return present if len(present) == len(found) else None
@@ -162,7 +164,8 @@ class _Collector:
         return [f"{layer:03d}.{family}" for family in self._counted]
 
     def _compute(self, layer: int) -> None:
-        """Writes the layer's files: the next hidden states before what hangs on them, the inputs last."""
+        """Writes the layer's files: the next hidden states first, since `_present` takes the other files as proof of
+        them; inputs last."""
         if layer and not self._work.has(_hidden_key(layer)):
             self._from_the_start(layer)
         num_blocks, num_tokens = len(self._text.tokens), self._text.tokens.size
@@ -184,13 +187,13 @@ class _Collector:
         self._work.finish(_inputs_key(layer))
 
     def _from_the_start(self, layer: int) -> None:
-        """Hidden states before `layer` once more: only where somebody has removed the file."""
+        """Recomputes the hidden states before `layer`: needed only if somebody has removed the file."""
         for earlier in range(layer):
             self._run(earlier, None, None)
             self._work.remove(_hidden_key(earlier))
 
     def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
-        """Runs the layer over all blocks and leaves the hidden states behind it, unless it is the last, in a file."""
+        """Runs the layer over all blocks, and writes the hidden states after it to a file, unless it is the last."""
         signals: dict[str, Signal] = {family: activity_of(family, self._stream.spec) for family in self._counted}
         run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous)
         num_blocks, block_tokens = self._text.tokens.shape
@@ -200,7 +203,7 @@ class _Collector:
 
             def batch(index: int) -> None:
                 start, stop = index * step, min(num_blocks, (index + 1) * step)
-                out = loaded.run(read(start, stop), Watch(run, start, stop - start).hooks())
+                out = loaded.run(read(start, stop), SignalCounter(run, start, stop - start).hooks())
                 if writer:
                     rows = keys_of(out)
                     writer.write("hidden", start, rows)
@@ -211,7 +214,8 @@ class _Collector:
 
     @contextmanager
     def _hidden(self, layer: int) -> "Iterator[Callable[[int, int], Tensor]]":
-        """Gives the hidden states before the layer, [stop - start, T, hidden_size], of the blocks asked for."""
+        """Yields a function that reads the hidden states before the layer for some blocks, [stop - start, T,
+        hidden_size]."""
         import torch
 
         if layer == 0:
@@ -229,9 +233,10 @@ class _Collector:
 
     @contextmanager
     def _following(self, layer: int) -> Iterator[RowWriter | None]:
-        """The file of the hidden states behind the layer; the bits of floats, which safetensors takes as integers.
+        """Yields the writer of the hidden states after the layer, stored as integers with the bits of the floats.
 
-        It is the largest of the stage and gone soon, so blocks carry checksums instead of being read for a digest.
+        The file is the stage's largest and short-lived, so blocks carry checksums instead of a digest that needs
+        another read.
         """
         if layer + 1 == self._stream.spec.num_hidden_layers:
             yield None

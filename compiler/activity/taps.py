@@ -1,7 +1,7 @@
-"""The signals of a layer, seen and replaced where they pass by in transformers' own modules.
+"""Reads and replaces the signals of a layer inside transformers' own modules.
 
-Which module a signal passes by is the architecture's (compiler/architectures: `MODULES.taps`); what is done with it is
-the caller's. A layer has the signals that its architecture names, and asking for another is an error.
+The architecture says which module a signal passes (compiler/architectures: `MODULES.taps`); the caller says what to do
+with it. A layer has only the signals that its architecture names; asking for another is an error.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Change = Callable[["Tensor"], "Tensor | None"]
-"""Sees a signal [..., n] and may give what replaces it."""
+"""Receives a signal [..., n] and may return its replacement."""
 
 
 def attach(layer: "nn.Module", modules: Modules, changes: Iterable[tuple[Signal, Change]]) -> None:
-    """Has each change called with its signal from now on, whenever `layer` runs.
+    """Calls each change with its signal from now on, whenever `layer` runs.
 
     Raises:
-        ColdpressError: if such a layer has no such signal.
+        ColdpressError: if such a layer lacks the signal.
     """
     for signal, change in changes:
         tap = modules.taps.get(signal)
@@ -57,7 +57,7 @@ def _after(tap: Tap, change: Change) -> Callable[..., Any]:
 
 def _before(tap: Tap, change: Change) -> Callable[..., Any]:
     def hook(_module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Attention gets its input by name, other modules by position."""
+        """Attention receives its input by name, other modules by position."""
         found = _changed(tap, change, inputs[0] if inputs else named["hidden_states"])
         if found is None:
             return inputs, named

@@ -1,7 +1,7 @@
-"""What selectors are fitted to: calibration's arrays of one family of one layer, the norms of its units' weights, and
-what a read costs on the device.
+"""The input for fitting selectors: calibration's arrays of one family of one layer, its units' weight norms, and read
+costs.
 
-Norms are computed when a selector asks for them, and only then, from the source's tensors a few rows at a time.
+Norms are computed only when a selector asks for them, from the source's tensors a few rows at a time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +18,13 @@ from coldpress.schemas.model import Model, ModelSpec, matrices, role_shape
 
 NORMS = "unit_norms"
 BY_TOKEN = ("bits", "context_counts")
-"""Arrays that grow with the text: selectors are fitted to none of them."""
+"""Arrays that grow with the text: no selector is fitted to them."""
 CHUNK_VALUES = 1 << 20
 """Values of a matrix in memory at a time."""
 
 
 class UnitStatistics(Mapping[str, np.ndarray]):
-    """Arrays by name: those that calibration has, and `unit_norms`."""
+    """Arrays by name: calibration's, and `unit_norms`."""
 
     def __init__(self, model: Model, layer: int, family: FamilyName, counted: Mapping[str, np.ndarray]) -> None:
         """Reads nothing yet."""
@@ -32,7 +32,7 @@ class UnitStatistics(Mapping[str, np.ndarray]):
         self._norms: np.ndarray | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """An array; `unit_norms` is computed when it is asked for, and once."""
+        """Returns an array; computes `unit_norms` on first use, once."""
         if name != NORMS:
             return self._counted[name]
         if self._norms is None:
@@ -40,15 +40,15 @@ class UnitStatistics(Mapping[str, np.ndarray]):
         return self._norms
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such an array, without computing it."""
+        """Returns whether the array exists, without computing it."""
         return name == NORMS or name in self._counted
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
+        """Yields the names."""
         return iter((*self._counted, NORMS))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns the number of arrays."""
         return len(self._counted) + 1
 
 
@@ -59,15 +59,15 @@ def all_statistics(
     read_units: Mapping[str, np.ndarray] | None = None,
     resident_share: float = 0.0,
 ) -> dict[tuple[int, str], UnitStatistics]:
-    """What selectors are fitted to, by layer and family.
+    """Returns what selectors are fitted to, by layer and family.
 
     Args:
         model: The source.
-        activations: What `calibrate` found in it; a family that it did not count has no magnitudes.
-        families: Whose.
-        read_units: Family -> what reading costs besides units, float64 [3] (compiler/cost_model.py); None where no
-            device is in question.
-        resident_share: How much of each family DRAM will hold.
+        activations: The statistics of `calibrate`; a family that it did not count has no magnitudes.
+        families: The families to return.
+        read_units: Family -> what reads cost beyond their units' bytes, counted in units, float64 [3]
+            (compiler/cost_model.py); None without a device.
+        resident_share: Share of each family that DRAM will hold.
     """
     found: dict[tuple[int, str], UnitStatistics] = {}
     for entry in activations.layers:
@@ -89,7 +89,7 @@ def fit_all(
     spec: ModelSpec,
     statistics: Mapping[tuple[int, str], Mapping[str, np.ndarray]],
 ) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """A selector's arrays by layer and family.
+    """Returns a selector's arrays by layer and family.
 
     Args:
         selector: A file of runtime/sparsity.
@@ -105,7 +105,7 @@ def fit_all(
 
 
 def unit_norms(model: Model, layer: int, family: FamilyName) -> np.ndarray:
-    """Euclidean norm of the weights of each unit, over all its slices, float32 [num_units]; sums are float64."""
+    """Returns the Euclidean norm of each unit's weights, over all its slices, float32 [num_units]; sums are float64."""
     squares = np.zeros(num_units(family, model.spec))
     for piece in slices(family, model.spec):
         names = matrices(piece.role, model.spec)
@@ -115,7 +115,7 @@ def unit_norms(model: Model, layer: int, family: FamilyName) -> np.ndarray:
 
 
 def _add_squares(model: Model, role: str, axis: str, squares: np.ndarray) -> None:
-    """Adds to float64 [n] the sums of squares of a matrix's rows or columns."""
+    """Adds the sums of squares of a matrix's rows or columns to float64 [n]."""
     num_rows, num_columns = role_shape(model.spec, role)
     step = max(1, CHUNK_VALUES // num_columns)
     for start in range(0, num_rows, step):

@@ -1,4 +1,4 @@
-"""What differs between architectures. A file is an architecture; its name is Hugging Face's `model_type`.
+"""The differences between architectures: one file per architecture, named by Hugging Face's `model_type`.
 
 A file has one class `Plugin`, which extends `Architecture`; most extend `Llama` (_common.py), which already has Llama's
 arithmetic and names, and change a few of them.

@@ -1,7 +1,8 @@
-"""What an architecture is, and what the supported ones share: Llama's names, shapes of roles, rotary frequencies.
+"""The base class of architectures, and what the supported ones share: Llama's names, shapes of roles, rotary
+frequencies.
 
-Decides nothing that differs between architectures; their files say it. Shapes follow from the ModelSpec alone, so a
-checkpoint's tensors can be checked before anything is read from them.
+Decides nothing that differs between architectures; their files do. Shapes follow from the ModelSpec alone, so a
+checkpoint's tensors can be checked before any of them is read.
 """
 
 import importlib
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 THRESHOLD_KEY = "relu_threshold"
-"""A key of our own: below it the ReLU of a model that `relufy` made is zero. transformers does not know it."""
+"""Our own key, unknown to transformers: the ReLU of a model that `relufy` made is zero below this threshold."""
 KEYS = frozenset(
     {
         "architectures",
@@ -63,7 +64,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
 
 @dataclass(frozen=True)
 class Tap:
-    """Where a signal of a layer passes by: the input or the output of a module, or one of several equal parts of it."""
+    """The place of a layer's signal: the input or output of a module, or one of several equal parts of it."""
 
     path: str
     """Dotted path below a layer."""
@@ -74,7 +75,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Modules:
-    """Where transformers keeps the parts of a causal LM: dotted paths below the model, or below one layer."""
+    """The dotted paths of a causal LM's parts in transformers, below the model or below one layer."""
 
     prefix: str
     """Class names start with it: LlamaRotaryEmbedding."""
@@ -83,34 +84,34 @@ class Modules:
     norm: str
     """The final norm, below `base`."""
     taps: Mapping[Signal, Tap]
-    """The signals that such a layer has (schemas/families.py)."""
+    """The signals that a layer has (schemas/families.py)."""
     activation: str = "silu"
-    """The one of a config.json that names none."""
+    """The activation if config.json names none."""
     activation_key: str = "hidden_act"
-    """Where config.json names it."""
+    """The key of config.json that names it."""
     partial_rotary: bool = False
-    """Whether a part of each head's dimensions may be all that is rotated."""
+    """Whether the rotation may cover only part of each head's dimensions."""
     built_of: str | None = None
-    """The `model_type` whose classes transformers builds it of, where it has none of its own."""
+    """The `model_type` whose classes transformers uses for it, if it has none of its own."""
     adapt: Callable[[Any], None] | None = None
-    """Makes of a layer of those classes, on torch's meta device, one of this architecture."""
+    """Turns a layer of those classes, on torch's meta device, into one of this architecture."""
     is_mixture: bool = False
-    """Whether the MLP is several experts, of which a router picks some."""
+    """Whether the MLP has several experts, among which a router picks."""
     own_code: str | None = None
-    """What class names begin with in the code that such checkpoints carry, where that is not `prefix`."""
+    """Prefix of class names in the code that such checkpoints ship, if it differs from `prefix`."""
 
 
 class Architecture(PluginBase):
-    """A kind of decoder: which keys it has, where its tensors lie, what it computes. The base class of all of them."""
+    """A kind of decoder: its keys, the place of its tensors, its arithmetic. The base class of all architectures."""
 
     KEYS: ClassVar[frozenset[str]]
-    """The keys of config.json that it reads beside `_common.KEYS`."""
+    """The keys of config.json that it reads, in addition to `_common.KEYS`."""
     MODULES: ClassVar[Modules]
-    """Where transformers keeps its parts."""
+    """The paths of its parts in transformers."""
 
     @abstractmethod
     def spec(self, config: Any) -> ModelSpec:
-        """The model's shape and arithmetic; `config` is transformers' own object, with all defaults filled in.
+        """Returns the model's shape and arithmetic; `config` is transformers' own object, with all defaults filled in.
 
         Raises:
             CheckpointError: if the runtime cannot compute such a model.
@@ -118,31 +119,31 @@ class Architecture(PluginBase):
 
     @abstractmethod
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Tensor name -> the roles that it holds; several roles are stacked rows."""
+        """Returns tensor name -> the roles that it holds; several roles are stacked rows."""
 
 
 class Llama(Architecture):
-    """Llama's arithmetic and names; subclasses say what differs."""
+    """Llama's arithmetic and names; subclasses change what differs."""
 
     KEYS = LLAMA_KEYS
 
     def spec(self, config: Any) -> ModelSpec:
-        """RMS norm, gated MLP, rotary positions, full attention."""
+        """Returns a spec with RMS norm, gated MLP, rotary positions, full attention."""
         return llama_spec(self.MODULES, config)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Llama's names, with the biases that the configuration names."""
+        """Returns Llama's names, with the biases that the configuration names."""
         return llama_parameters(spec, self.biases(config, spec))
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """The projections that have a bias, as `q_proj`."""
+        """Returns the projections that have a bias, for example `q_proj`."""
         return ()
 
 
 def llama_modules(
     prefix: str, act_path: str = "mlp.act_fn", up: Tap | None = None, gated: bool = True, **own: Any
 ) -> Modules:
-    """The paths of Llama and of all that kept its names, and what is an architecture's own of the other fields."""
+    """Returns the paths of Llama and of all that share its names; `own` are the architecture's other fields."""
     taps: dict[Signal, Tap] = {
         "attention_input": Tap("self_attn"),
         "attention_mixed": Tap("self_attn.o_proj"),
@@ -156,7 +157,7 @@ def llama_modules(
 
 
 def source_config(modules: Modules, raw: Mapping[str, Any]) -> Any:
-    """transformers' configuration object for a config.json of ours, defaults filled in.
+    """Returns transformers' configuration object for a believed config.json, defaults filled in.
 
     Raises:
         CheckpointError: with transformers' own words, where it refuses the values.
@@ -166,13 +167,13 @@ def source_config(modules: Modules, raw: Mapping[str, Any]) -> Any:
     values = {key: value for key, value in raw.items() if key != "model_type"}
     try:
         return AutoConfig.for_model(modules.built_of or raw["model_type"], **values)
-    except Exception as error:  # its strict validation raises types of several packages
+    except Exception as error:  # its validation raises errors of several packages
         reason = " ".join(str(error).split())
         raise CheckpointError(f"config.json: transformers refuses its values ({reason[:300]})") from error
 
 
 def causal_lm(modules: Modules, config: Any) -> "nn.Module":
-    """The whole model in float32 without memory, on torch's meta device, as transformers builds it."""
+    """Builds the whole model in float32 as transformers does, on torch's meta device, without memory."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -187,7 +188,7 @@ def causal_lm(modules: Modules, config: Any) -> "nn.Module":
 
 
 def _fatrelu(threshold: float) -> "nn.Module":
-    """x from `threshold` on, 0 below: transformers has no such activation."""
+    """Returns a module that passes x from `threshold` on and gives 0 below it; transformers has no such activation."""
     import torch
 
     class FatRelu(torch.nn.Module):
@@ -198,7 +199,7 @@ def _fatrelu(threshold: float) -> "nn.Module":
 
 
 def activation(name: str) -> Activation:
-    """The project's word for an activation of Hugging Face.
+    """Returns the project's name of an activation of Hugging Face.
 
     Raises:
         CheckpointError: if the runtime has no such activation.
@@ -209,25 +210,25 @@ def activation(name: str) -> Activation:
 
 
 def activation_fields(modules: Modules, config: Any) -> dict[str, Any]:
-    """The fields of a spec that say what the activation is.
+    """Returns the fields of a spec that describe the activation.
 
     Raises:
-        CheckpointError: if the runtime has no such activation, or it can have no threshold.
+        CheckpointError: if the runtime has no such activation, or a threshold comes with an activation other than relu.
     """
     name, threshold = activation(getattr(config, modules.activation_key)), getattr(config, THRESHOLD_KEY, 0) or 0
     if not threshold:
         return {"hidden_act": name}
     if name != "relu":
         raise CheckpointError(
-            f"config.json: {THRESHOLD_KEY} is {threshold:g} beside the activation {name}, expected it beside relu alone"
+            f"config.json: {THRESHOLD_KEY} is {threshold:g} with the activation {name}, expected it with relu only"
         )
     return {"hidden_act": "fatrelu", "activation_threshold": float(threshold)}
 
 
 def rope(modules: Modules, config: Any) -> tuple[np.ndarray, float]:
-    """(frequencies float32 [rotary_dim / 2], factor on cos and sin) as transformers initializes them.
+    """Returns (frequencies float32 [rotary_dim / 2], factor on cos and sin) as transformers initializes them.
 
-    longrope gives its short factors: contexts are limited to the original length.
+    For longrope these are the short factors: contexts are limited to the original length.
 
     Raises:
         CheckpointError: if the kind of scaling depends on the length of the text or is unknown.
@@ -243,14 +244,14 @@ def rope(modules: Modules, config: Any) -> tuple[np.ndarray, float]:
 
 
 def rotary_module(modules: Modules, config: Any) -> Any:
-    """transformers' rotary embedding of the architecture, on the CPU."""
+    """Returns transformers' rotary embedding of the architecture, on the CPU."""
     kind = config.model_type
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     return getattr(module, f"{modules.prefix}RotaryEmbedding")(config)
 
 
 def eos_ids(value: Any) -> tuple[int, ...]:
-    """`eos_token_id` of a config as a tuple: it may be absent, a number or a list."""
+    """Returns `eos_token_id` of a config as a tuple; the key may be absent, a number or a list."""
     return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
@@ -261,12 +262,13 @@ def llama_spec(
     layer_types: tuple[AttentionKind, ...] = (),
     **own: Any,
 ) -> ModelSpec:
-    """The spec of a Llama-like model: RMS norm, gated MLP, rotary positions; `own` fields are the architecture's.
+    """Returns the spec of a Llama-like model: RMS norm, gated MLP, rotary positions; `own` fields are the
+    architecture's.
 
-    A window that holds the whole context is none.
+    A window at least as long as the context is left out.
 
     Raises:
-        CheckpointError: if heads or rotary dimensions do not work out.
+        CheckpointError: if numbers of heads or rotary dimensions do not fit together.
     """
     frequencies, scaling = rope(modules, config)
     context, heads = config.max_position_embeddings, config.num_attention_heads
@@ -305,7 +307,8 @@ def llama_spec(
 
 
 def windows(config: Any) -> dict[str, Any]:
-    """The fields of a spec that say which layers have a sliding window, where the configuration names them (Qwen).
+    """Returns the fields of a spec that say which layers have a sliding window, if the configuration names layers
+    (Qwen).
 
     Raises:
         CheckpointError: if it names another kind of attention.
@@ -323,20 +326,21 @@ def windows(config: Any) -> dict[str, Any]:
 
 
 def llama_biases(config: Any, spec: ModelSpec) -> tuple[str, ...]:
-    """The projections with a bias, where one key speaks for all of attention's and one for all of the MLP's."""
+    """Returns the projections with a bias; one key covers all of attention's, and one all of the MLP's."""
     attention = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
     return attention + (mlp_projections(spec) if config.mlp_bias else ())
 
 
 def mlp_projections(spec: ModelSpec) -> tuple[str, ...]:
-    """The matrices of the MLP."""
+    """Returns the matrices of the MLP."""
     return ("gate_proj", "up_proj", "down_proj") if spec.gated_mlp else ("up_proj", "down_proj")
 
 
 def llama_parameters(
     spec: ModelSpec, biased: tuple[str, ...] = (), qk_norm: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Tensor names of a Llama-like model and the role of each; `biased` lists the projections with a bias."""
+    """Returns the tensor names of a Llama-like model and the role of each; `biased` lists the projections with a
+    bias."""
     attention = ("q_proj", "k_proj", "v_proj", "o_proj")
     names = {f"self_attn.{name}.weight": f"{name}.weight" for name in attention}
     names |= {f"mlp.{name}.weight": f"{name}.weight" for name in mlp_projections(spec)}
@@ -348,19 +352,19 @@ def llama_parameters(
 
 
 def norm_parts(spec: ModelSpec) -> tuple[str, ...]:
-    """The tensors of one norm."""
+    """Returns the tensors of one norm."""
     return ("weight",) if spec.norm == "rms_norm" else ("weight", "bias")
 
 
 def llama_outer(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """The tensors outside the layers."""
+    """Returns the tensors outside the layers."""
     outer: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed_tokens.weight",)}
     outer |= {f"model.norm.{part}": (f"norm.{part}",) for part in norm_parts(spec)}
     return outer if spec.tie_word_embeddings else outer | {"lm_head.weight": ("lm_head.weight",)}
 
 
 def all_layers(spec: ModelSpec, base: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """One layer's names and roles, for every layer below the module `base`."""
+    """Returns one layer's names and roles, for every layer below the module `base`."""
     return {
         f"{base}.layers.{layer}.{name}": tuple(f"layers.{layer}.{role}" for role in roles)
         for layer in range(spec.num_hidden_layers)

@@ -1,11 +1,11 @@
-"""A mixture of experts as a module whose signals can be seen: Mixtral's block, its experts one matrix at a time.
+"""A mixture of experts as a module whose signals hooks can see: Mixtral's block, its experts one matrix at a time.
 
-transformers keeps all experts' matrices in one tensor and shows nothing of what is between them. Here a signal has an
-entry for every unit of every expert, unit i of expert e at e * intermediate_size + i (design, section 1), and is zero
-for the experts that a token does not use; so has each expert's input. What an expert gives is weighed by the softmax of
-the chosen logits (Jiang et al. 2024, section 2.1), and since it is a sum over units, so are they: what a unit adds is
-what its signal says. Shape letters: T tokens, N hidden_size, E experts, F intermediate_size, K experts per token, I
-entries of a signal.
+transformers stores all experts' matrices in one tensor and gives no access to the values between them. Here a signal
+has one entry for every unit of every expert, unit i of expert e at e * intermediate_size + i (design, section 1). It is
+zero for the experts that a token does not use; so is each expert's input. An expert's output is weighted by the softmax
+of the chosen logits (Jiang et al. 2024, section 2.1). The output is a sum over units, so the weight goes to each unit:
+its signal then says what it adds. Shape letters: T tokens, N hidden_size, E experts, F intermediate_size, K experts per
+token, I entries of a signal.
 """
 
 import functools
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BLOCK = "block_sparse_moe"
-"""Where a layer of the checkpoint has its experts."""
+"""Path of the experts in a layer of the checkpoint."""
 TAPS: dict[Signal, _common.Tap] = {
     "attention_input": _common.Tap("self_attn"),
     "attention_mixed": _common.Tap("self_attn.o_proj"),
@@ -32,12 +32,12 @@ TAPS: dict[Signal, _common.Tap] = {
 
 
 def adapt(layer: Any) -> None:
-    """Puts such a block in the place of transformers' own, under the name that checkpoints have."""
+    """Replaces transformers' own block by this one, under the checkpoint's name."""
     own = layer.mlp
     sizes = (own.experts.hidden_dim, own.experts.intermediate_dim, own.experts.num_experts, own.top_k)
     layer.register_module(BLOCK, _block_class()(*sizes, own.experts.act_fn))
     del layer.mlp
-    layer.mlp = layer.get_submodule(BLOCK).__call__  # what transformers calls
+    layer.mlp = layer.get_submodule(BLOCK).__call__  # transformers calls this name
 
 
 @functools.cache
@@ -59,11 +59,11 @@ def _block_class() -> "type[nn.Module]":
             self.gate = torch.nn.Linear(hidden_size, num_experts, bias=False)
             self.experts = torch.nn.ModuleList(Expert(hidden_size, intermediate_size) for _ in range(num_experts))
             self.act, self.top_k, self.width = act, top_k, intermediate_size
-            # signals pass by here
+            # modules that change nothing: hooks on them see the signals
             self.given, self.activated, self.up, self.inner = (torch.nn.Identity() for _ in range(4))
 
         def forward(self, hidden: "Tensor") -> "Tensor":
-            """[..., N] -> the same."""
+            """[..., N] -> [..., N]."""
             x_TN = hidden.reshape(-1, hidden.shape[-1])
             top_TK, chosen_TK = self.gate(x_TN).float().topk(self.top_k, dim=-1)
             uses = [(chosen_TK == expert).any(dim=1).nonzero()[:, 0] for expert in range(len(self.experts))]
@@ -80,7 +80,7 @@ def _block_class() -> "type[nn.Module]":
             return y_TN.reshape(hidden.shape)
 
         def _first(self, given_TEN: "Tensor", uses: "list[Tensor]", name: str) -> "Tensor":
-            """Each expert's products with the tokens that use it, [T, E, F]; 0 for the others."""
+            """Returns each expert's products with the tokens that use it, [T, E, F]; 0 for the others."""
             matrices = [expert.get_submodule(name) for expert in self.experts]
             y_TEF = given_TEN.new_zeros(*given_TEN.shape[:2], self.width)
             for number, (tokens, matrix) in enumerate(zip(uses, matrices, strict=True)):

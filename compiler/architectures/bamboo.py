@@ -1,7 +1,8 @@
 """Bamboo and TurboSparse-Mistral: Mistral with dReLU, relu(gate) * relu(up) (Song et al. 2024).
 
-transformers has no such class; checkpoints carry their own code, which is never loaded: a layer is Mistral's with the
-one line of the MLP that differs. Predictors that TurboSparse keeps beside its weights are refused as foreign tensors.
+transformers has no such class. Checkpoints ship their own code, which is never loaded: a layer is Mistral's, except for
+one line of the MLP. Checkpoints in which TurboSparse stores predictors beside its weights are refused, as these are
+foreign tensors.
 """
 
 import functools
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 
 
 def adapt(layer: Any) -> None:
-    """Puts an MLP with two activations in place of Mistral's."""
+    """Replaces Mistral's MLP by one with two activations."""
     layer.mlp = _mlp_class()(layer.mlp.config)
 
 
 @functools.cache
 def _mlp_class() -> "type[nn.Module]":
-    """Mistral's MLP whose up projection passes an activation of its own, so that hooks tell it from the gate's."""
+    """Returns Mistral's MLP with a separate activation for the up projection, so that hooks can tell it from the
+    gate's."""
     from transformers.activations import ACT2FN
     from transformers.models.mistral.modeling_mistral import MistralMLP
 
@@ -50,10 +52,10 @@ class Plugin(_common.Llama):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """The model's shape."""
+        """Returns the model's spec; refuses an activation other than relu."""
         if config.hidden_act != "relu":
             raise CheckpointError(
-                f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu', which "
-                "both the gate and up pass"
+                f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu' "
+                "for both gate and up"
             )
         return _common.llama_spec(self.MODULES, config, config.sliding_window, model_type="bamboo", hidden_act="drelu")

@@ -13,5 +13,5 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Mistral")
 
     def spec(self, config: Any) -> ModelSpec:
-        """One window for all layers, or none."""
+        """Returns a spec with one window for all layers, or none."""
         return _common.llama_spec(self.MODULES, config, config.sliding_window)

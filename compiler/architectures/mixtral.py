@@ -1,6 +1,6 @@
-"""Mixtral: Mistral whose MLP is several, of which a router picks some for every token (Jiang et al. 2024).
+"""Mixtral: Mistral with several MLPs, among which a router picks for every token (Jiang et al. 2024).
 
-Tensors have the names of the published checkpoints, which newer versions of transformers write, too.
+Tensors have the names of the published checkpoints; newer versions of transformers write them, too.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ class Plugin(_common.Architecture):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """The model's shape."""
+        """Returns the model's shape."""
         experts, chosen = config.num_local_experts, config.num_experts_per_tok
         if chosen > experts:
             raise CheckpointError(
@@ -32,7 +32,7 @@ class Plugin(_common.Architecture):
         )
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Tensor names and the roles they hold."""
+        """Returns tensor names and the roles they hold."""
         layer = {f"self_attn.{name}.weight": (f"{name}.weight",) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
         layer |= {f"{name}.weight": (f"{name}.weight",) for name in ("input_layernorm", "post_attention_layernorm")}
         layer[f"{_experts.BLOCK}.gate.weight"] = ("router.weight",)

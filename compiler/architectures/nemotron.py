@@ -1,4 +1,4 @@
-"""Nemotron: LayerNorm whose weights count from 1, partial rotary, relu(x)**2 between the MLP's two matrices."""
+"""Nemotron: LayerNorm with 1 added to its weights, partial rotary, relu(x)**2 between the MLP's two matrices."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Nemotron", gated=False, activation="relu2", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:
-        """LayerNorm, and an MLP without a gate."""
+        """Returns a spec with LayerNorm, and an MLP without a gate."""
         own = {"gated_mlp": False, "norm": "layer_norm_1p", "norm_eps": config.norm_eps}
         return _common.llama_spec(self.MODULES, config, **own)
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """As the configuration says."""
+        """Returns the projections that the configuration gives a bias."""
         return _common.llama_biases(config, spec)

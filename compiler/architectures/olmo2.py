@@ -1,4 +1,4 @@
-"""OLMo 2: Llama with an RMS norm on what attention and MLP give, and on all heads of q, and of k, together."""
+"""OLMo 2: Llama with an RMS norm on the outputs of attention and MLP, and on all heads of q together, and of k."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Olmo2")
 
     def spec(self, config: Any) -> ModelSpec:
-        """Norms behind attention and MLP, and over the whole width of q and k."""
+        """Returns a spec with norms after attention and MLP, and over the whole width of q and k."""
         return _common.llama_spec(self.MODULES, config, norm_placement="after", qk_norm="width")
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Llama's names, and the norms of q and k."""
+        """Returns Llama's names, and the norms of q and k."""
         biased = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
         return _common.llama_parameters(spec, biased, qk_norm=True)

@@ -10,7 +10,7 @@ from coldpress.compiler.architectures import _common
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
-LAYER_NORM_EPS = 1e-5  # torch's default, which transformers takes
+LAYER_NORM_EPS = 1e-5  # torch's default; transformers does not change it
 POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding
 
 
@@ -44,7 +44,7 @@ class Plugin(_common.Architecture):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """The model's shape."""
+        """Returns the model's shape; refuses the variants named above."""
         wanted = {
             "do_layer_norm_before": (config.do_layer_norm_before, True),
             "word_embed_proj_dim": (config.word_embed_proj_dim, config.hidden_size),
@@ -81,7 +81,7 @@ class Plugin(_common.Architecture):
         )
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Tensor names and the roles they hold."""
+        """Returns tensor names and the roles they hold."""
         linears = {
             "self_attn.q_proj": "q_proj",
             "self_attn.k_proj": "k_proj",

@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4-mini: Llama with q, k, v and gate, up fused into one tensor each, partial rotary, longrope.
 
-Of longrope only the short factors are used, which is right while the context is no longer than the original one: the
-spec's `max_position_embeddings` says so.
+Only longrope's short factors are used; they are right as long as the context is no longer than the original one, and
+the spec's `max_position_embeddings` guarantees that.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ class Plugin(_common.Llama):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """The model's shape."""
+        """Returns the model's shape."""
         return _common.llama_spec(self.MODULES, config, config.sliding_window)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Tensor names and the roles they hold."""
+        """Returns tensor names and the roles they hold."""
         layer = {
             "self_attn.qkv_proj.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
             "self_attn.o_proj.weight": ("o_proj.weight",),

@@ -20,10 +20,10 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Qwen3")
 
     def spec(self, config: Any) -> ModelSpec:
-        """A window for the layers that the configuration names."""
+        """Returns a spec with windows for the layers that the configuration names."""
         return _common.llama_spec(self.MODULES, config, **_common.windows(config))
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Llama's names, and the norms."""
+        """Returns Llama's names, and the norms of q and k."""
         biased = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
         return _common.llama_parameters(spec, biased, qk_norm=True)

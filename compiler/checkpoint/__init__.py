@@ -1,1 +1,1 @@
-"""A Hugging Face checkpoint: where it comes from, what of it is believed, and its tensors by role."""
+"""A Hugging Face checkpoint: where it comes from, which parts are believed, and its tensors by role."""

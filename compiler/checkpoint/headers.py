@@ -1,5 +1,7 @@
-"""Headers of a checkpoint's safetensors files, and of the compiler's own array files: what the one strict reader
-(runtime/artifact/tensor_header.py) lets pass of them, and its refusals as errors about a checkpoint.
+"""Reads the headers of a checkpoint's safetensors files and of the compiler's own array files.
+
+Gives the one strict reader (runtime/artifact/tensor_header.py) its limits, and turns its refusals into errors about a
+checkpoint.
 """
 
 import functools
@@ -24,7 +26,7 @@ RULES = Rules(
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of a safetensors file by name, in the order of their bytes.
+    """Returns the tensors of a safetensors file by name, in the order of their bytes.
 
     Raises:
         CheckpointError: naming the file, the tensor, what was found and what was expected.

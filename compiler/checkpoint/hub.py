@@ -1,6 +1,7 @@
-"""A hub model's files at one pinned commit, through huggingface_hub's own cache; offline where HF_HUB_OFFLINE says so.
+"""Fetches a hub model's files at one pinned commit through huggingface_hub's own cache; offline if HF_HUB_OFFLINE is
+set.
 
-Only safetensors, their index, config.json, tokenizer and licence files are asked for: pickles and code never arrive.
+Only safetensors, their index, config.json, tokenizer and licence files are requested: pickles and code never arrive.
 """
 
 import logging
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 REVISION = re.compile(r"[0-9a-f]{40}")
 REACHED_S = 5
-"""Seconds within which the hub answers, or is taken for out of reach."""
+"""Seconds that the hub has to answer before it counts as out of reach."""
 PATTERNS = [
     "model*.safetensors",
     "model.safetensors.index.json",
@@ -40,9 +41,9 @@ PATTERNS = [
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The files of a checkpoint's folder that are read of it, sorted: those that would be asked for of a hub model.
+    """Returns the sorted files of a checkpoint's folder that are read: those that would be requested of a hub model.
 
-    What has a name that `ingest` takes from no one is left out, so that all of them are names for snakemake, too.
+    Skips names that `ingest` refuses, so that snakemake can handle all of them, too.
     """
     return [
         path
@@ -54,7 +55,7 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
 
 def check_dataset(corpus: str, revision: str | None) -> None:
-    """Refuses a dataset of the hub (`owner/name` or `owner/name:subset`) without the commit that it is read at.
+    """Refuses a dataset of the hub (`owner/name` or `owner/name:subset`) without the commit to read.
 
     Raises:
         ColdpressError: naming the key to give; also where a revision is given for a corpus that has none.
@@ -62,8 +63,8 @@ def check_dataset(corpus: str, revision: str | None) -> None:
     of_hub = HUB_ID.fullmatch(corpus.partition(":")[0]) is not None and not Path(corpus).expanduser().exists()
     if not of_hub and revision is not None:
         raise ColdpressError(
-            f"corpus_revision={revision} has no meaning for the corpus {corpus}, which is no dataset of the hub; leave "
-            "it out"
+            f"corpus_revision={revision} has no meaning for the corpus {corpus}, which is not a dataset of the hub; "
+            "leave it out"
         )
     if of_hub and (revision is None or not REVISION.fullmatch(revision)):
         raise ColdpressError(
@@ -74,21 +75,21 @@ def check_dataset(corpus: str, revision: str | None) -> None:
 
 @dataclass(frozen=True)
 class Listed:
-    """What the hub's index says of a model at a commit, or the local cache where the hub is not asked."""
+    """The index of a model at a commit: the hub's, or the local cache's if the hub is not used."""
 
     weight_bytes: int
-    """Of its safetensors files, as they are stored."""
+    """Its safetensors files, as they are stored."""
     missing_bytes: int
-    """What is yet to be downloaded."""
+    """Bytes that are not downloaded yet."""
     license: str | None
-    """That the model card names."""
+    """Licence that the model card names."""
 
 
 def listed(hub_id: str, revision: str | None, offline: bool = False) -> Listed:
-    """Sizes and licence of a hub model, without fetching a file of it.
+    """Returns sizes and licence of a hub model without downloading any of its files.
 
     Raises:
-        CheckpointError: as `snapshot`; where there is no network, within seconds.
+        CheckpointError: as `snapshot`; without a network, within seconds.
     """
     import huggingface_hub
     from huggingface_hub import constants, try_to_load_from_cache
@@ -97,7 +98,7 @@ def listed(hub_id: str, revision: str | None, offline: bool = False) -> Listed:
     with _one_sentence(hub_id, revision, offline or constants.HF_HUB_OFFLINE):
         index = _index(hub_id, revision, offline or constants.HF_HUB_OFFLINE)
         if index is None:
-            # of a partial snapshot huggingface_hub knows that it is one
+            # huggingface_hub notices if a snapshot is partial
             cached = huggingface_hub.snapshot_download(
                 hub_id, revision=revision, allow_patterns=PATTERNS, local_files_only=True
             )
@@ -115,14 +116,14 @@ def listed(hub_id: str, revision: str | None, offline: bool = False) -> Listed:
 
 
 def cache_folder() -> Path:
-    """Where hub models are downloaded to."""
+    """Returns the folder that hub models are downloaded to."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def snapshot(hub_id: str, revision: str | None, offline: bool, patterns: Sequence[str] = PATTERNS) -> Path:
-    """The folder of the model's files that match `patterns` in the local cache, downloaded before if need be.
+    """Returns the folder in the local cache with the model's files that match `patterns`; downloads missing ones.
 
     Raises:
         CheckpointError: if the revision is not pinned, the model is gated or unknown, or it cannot be reached.
@@ -142,8 +143,8 @@ def snapshot(hub_id: str, revision: str | None, offline: bool, patterns: Sequenc
 
 
 def _index(hub_id: str, revision: str | None, offline: bool) -> "ModelInfo | None":
-    """The hub's index of a model; None offline, or where the hub is not reached: it is asked once, downloads try again
-    and again."""
+    """Returns the hub's index of a model; None offline, or if the hub does not answer: asked once, while downloads
+    would retry."""
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -151,16 +152,16 @@ def _index(hub_id: str, revision: str | None, offline: bool) -> "ModelInfo | Non
         return None
     try:
         return huggingface_hub.HfApi().model_info(hub_id, revision=revision, files_metadata=True, timeout=REACHED_S)
-    except (RepositoryNotFoundError, RevisionNotFoundError):  # a gated one among the first
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # a gated model raises a subclass of the first
         raise
-    except Exception as error:  # of a hub that fails, or the package that connects, which is not always the same
-        log.info("the hub is not reached (%s), the local cache is looked at", " ".join(str(error).split())[:200])
+    except Exception as error:  # the hub's errors, or those of whichever package connects
+        log.info("the hub does not answer (%s), the local cache is used", " ".join(str(error).split())[:200])
         return None
 
 
 @contextmanager
 def _one_sentence(hub_id: str, revision: str | None, offline: bool) -> Iterator[None]:
-    """What huggingface_hub raises of a model, as errors about a checkpoint."""
+    """Turns huggingface_hub's errors about a model into errors about a checkpoint."""
     from huggingface_hub import errors
 
     if revision is None or not REVISION.fullmatch(revision):
@@ -181,7 +182,7 @@ def _one_sentence(hub_id: str, revision: str | None, offline: bool) -> Iterator[
         raise CheckpointError(f"there is no public hub model {hub_id}; check its name, or log in") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         remedy = "allow the network once, or give a local folder" if offline else "check the network"
-        raise CheckpointError(f"{what} is not in the local cache and the hub is not reached; {remedy}") from error
+        raise CheckpointError(f"{what} is not in the local cache and the hub cannot be reached; {remedy}") from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{what} cannot be fetched ({reason}); try again or give a local folder") from error

@@ -1,6 +1,7 @@
-"""A model's private folder: what `ingest` believed of a checkpoint, and after `distill` its weights, by content.
+"""A model's private folder: the believed parts of a checkpoint from `ingest`, and after `distill` its weights.
 
-Both stages put it beside their record, which lists its files with their digests; whoever reads one comes through here.
+Both stages put it beside their record, which lists its files with digests. All readers use the functions here, which
+check the digests.
 """
 
 from pathlib import Path
@@ -11,15 +12,15 @@ from coldpress.schemas.model import Model
 
 
 def record_of(model: Model) -> str:
-    """The record of the stage that made the folder."""
+    """Returns the record of the stage that made the folder."""
     return f"{Path(model.folder).parent}.json"
 
 
 def private_folder(model: Model) -> Path:
-    """The folder with configuration, tokenizer and licences, each held against the record.
+    """Returns the folder with configuration, tokenizer and licences, each checked against the record.
 
     Raises:
-        ColdpressError: if one is missing or has changed since its stage ended.
+        ColdpressError: if a file is missing or has changed since its stage ended.
     """
     for file in (*model.private_files, *model.license_files):
         checked_file(Path(model.folder) / file.name, file.sha256, record_of(model))
@@ -27,8 +28,9 @@ def private_folder(model: Model) -> Path:
 
 
 def checked_weights(model: Model, path: Path) -> Path:
-    """A file of weights. Those that `distill` wrote are held against its record, once per process; a checkpoint's own
-    lie elsewhere, and snakemake sees that they changed.
+    """Returns a file of weights; checks a file that `distill` wrote against its record, once per process.
+
+    A checkpoint's own files lie elsewhere; snakemake notices if they change.
 
     Raises:
         CheckpointError: if it is not among the model's files.
@@ -38,7 +40,7 @@ def checked_weights(model: Model, path: Path) -> Path:
         listed = {file.name: file.sha256 for file in model.files}
         if path.name not in listed:
             raise CheckpointError(
-                f"{path}: the record of the model names it for a tensor but not among its files; delete "
+                f"{path}: the model's record uses it for a tensor but does not list it among the files; delete "
                 f"{record_of(model)}, then build again"
             )
         checked_file(path, listed[path.name], record_of(model))

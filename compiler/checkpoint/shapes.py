@@ -1,6 +1,6 @@
-"""What a model will be, from its config.json alone: the spec, and every role's shape.
+"""A model's spec and every role's shape, from its config.json alone.
 
-For checks before any weight is there; `ingest` holds the same shapes against the tensors themselves.
+For checks before any weight is there; `ingest` checks the tensors themselves against the same shapes.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from coldpress.schemas.model import ModelSpec, role_shape
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one tensor."""
+    """Shape of one tensor."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """A model without its weights; costs are counted of it as of a `Model`."""
+    """A model without its weights; cost functions accept it in place of a `Model`."""
 
     spec: ModelSpec
     tensors: Mapping[str, Shape]
@@ -32,15 +32,15 @@ class Shapes:
 
     @property
     def num_parameters(self) -> int:
-        """Of all tensors."""
+        """Returns the parameters of all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
 
 
 def read_shapes(config: Path) -> Shapes:
-    """The shapes that a config.json asks for.
+    """Returns the shapes that a config.json describes.
 
     Raises:
-        CheckpointError: if the model is not supported or config.json is not what it must be.
+        CheckpointError: if the model is not supported or config.json is invalid.
     """
     architecture, believed = checked_config(read_object(config, MAX_CONFIG_BYTES))
     source = _common.source_config(architecture.MODULES, believed)

@@ -1,8 +1,9 @@
-"""What of a checkpoint's config.json is believed: an allow-list of keys, checked for type and range, spelled one way.
+"""Reads the believed part of a checkpoint's config.json: an allow-list of keys, checked for type and range, in one
+spelling.
 
-Reads config.json itself, before transformers sees anything; returns the object that is written to the private folder
-transformers is given. Keys that name code to load are refused, unknown keys are left out with a notice. Both spellings
-of the rotary settings (`rope_theta` + `rope_scaling`, and `rope_parameters`) become the second.
+Reads config.json itself, before transformers sees anything; returns the object for the private folder that transformers
+reads. Keys that name code to load are refused, unknown keys are left out with a notice. Both spellings of the rotary
+settings (`rope_theta` + `rope_scaling`, and `rope_parameters`) become the second.
 """
 
 import logging
@@ -26,7 +27,7 @@ CODE_KEYS = (
     "experts_implementation",
     "trust_remote_code",
 )
-"""Keys that make some version of transformers fetch or choose code."""
+"""Keys that make some version of transformers download or select code."""
 HARMLESS_KEYS = frozenset(
     [
         "_name_or_path",
@@ -52,7 +53,7 @@ HARMLESS_KEYS = frozenset(
         "use_cache",
     ]
 )
-"""Keys that change nothing in a forward pass, or are taken up elsewhere here: left out without a notice."""
+"""Keys that change nothing in a forward pass, or are handled elsewhere here: left out without a notice."""
 BOUNDS: dict[str, tuple[int, int]] = {
     "vocab_size": (1, 1 << 22),
     "hidden_size": (1, 1 << 17),
@@ -72,7 +73,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "bos_token_id": (0, 1 << 22),
     "pad_token_id": (-1, 1 << 22),
 }
-"""Least and greatest value; num_hidden_layers is what three digits in file names can hold."""
+"""Least and greatest value; file names have three digits for num_hidden_layers."""
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 MAY_BE_NULL = frozenset(
     [
@@ -122,7 +123,7 @@ MAX_ROPE_NUMBER = 10**12
 
 
 def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[str, Any]]:
-    """(the architecture, the believed part of config.json).
+    """Returns (the architecture, the believed part of config.json).
 
     Raises:
         CheckpointError: if the architecture is unsupported, a key names code or a value is out of range.
@@ -136,14 +137,14 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
     architecture = load(ARCHITECTURES, _common.Architecture, kind)
     _refuse_code(raw, architecture)
     if raw.get("quantization_config") is not None:
-        raise CheckpointError("config.json: a checkpoint that is quantized already; give the one in F16, BF16 or F32")
+        raise CheckpointError("config.json: the checkpoint is quantized already; give the one in F16, BF16 or F32")
     keys = _common.KEYS | architecture.KEYS
     config = {key: raw[key] for key in sorted(keys & raw.keys())}
     if "rope_parameters" in keys:
         config["rope_parameters"] = _rope(raw, architecture)
     dropped = sorted(set(raw) - keys - HARMLESS_KEYS)
     if dropped:
-        log.info("config.json: keys without a meaning here are left out: %s", short(dropped))
+        log.info("config.json: unknown keys are left out: %s", short(dropped))
     for key, value in config.items():
         check_value(key, value)
     missing = [key for key in REQUIRED if config.get(key) is None]
@@ -161,17 +162,17 @@ def _refuse_code(raw: Mapping[str, Any], architecture: _common.Architecture) -> 
     if auto_map is None:
         return
     # Phi-3's own repositories still carry the code that transformers has taken over: same classes, hence the same
-    # model. Bamboo's carry the only code there is, and the architecture's file has what of it matters.
+    # model. Bamboo's carry the only implementation; our architecture's file has its one difference from Mistral.
     prefix = architecture.MODULES.own_code or architecture.MODULES.prefix
     values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
     taken_over = [f"{prefix}Config", f"{prefix}Model", f"{prefix}ForCausalLM"]
     if not all(isinstance(value, str) and value.rpartition(".")[2] in taken_over for value in values):
-        raise CheckpointError("config.json: the key auto_map names code of the checkpoint's own, which is never loaded")
-    log.info("config.json: auto_map names code of an architecture that is known; the checkpoint's copy is not loaded")
+        raise CheckpointError("config.json: the key auto_map names the checkpoint's own code, which is never loaded")
+    log.info("config.json: auto_map names code of a known architecture; the checkpoint's copy is not loaded")
 
 
 def check_value(key: str, value: Any, file: str = "config.json") -> None:
-    """Type and range of what a key says.
+    """Checks type and range of a key's value.
 
     Raises:
         CheckpointError: naming the file and the key, what was found and what was expected.
@@ -217,7 +218,7 @@ def _check_heads(config: Mapping[str, Any]) -> None:
 
 
 def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any] | None:
-    """`rope_parameters` from either spelling."""
+    """Returns `rope_parameters` from either spelling."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise _wrong("config.json", "rope_scaling", given, "an object")

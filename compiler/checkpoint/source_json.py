@@ -1,4 +1,4 @@
-"""JSON that came with a checkpoint, through the one strict parser: refused with a sentence that names the file."""
+"""Reads a checkpoint's JSON files with the one strict parser; refusals name the file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +9,10 @@ from coldpress.schemas.errors import CheckpointError
 
 
 def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_json.FOREIGN) -> Any:
-    """The value of a strict JSON file of at most `max_bytes`, otherwise within `limits`.
+    """Returns the value of a strict JSON file of at most `max_bytes`, otherwise within `limits`.
 
     Raises:
-        CheckpointError: if the file is larger, missing or anything but strict JSON.
+        CheckpointError: if the file is larger, missing or not strict JSON.
     """
 
     def refuse(found: str, expected: str) -> CheckpointError:
@@ -29,7 +29,7 @@ def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_js
 
 
 def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """As `read_json`, for a file that holds one JSON object.
+    """Returns the value of a file that holds one JSON object; limits as in `read_json`.
 
     Raises:
         CheckpointError: as `read_json`, or if the value is no object.

@@ -1,7 +1,7 @@
-"""The model's tokenizer: tokenizer.json through the `tokenizers` package, and what stands before each block of text.
+"""The model's tokenizer: tokenizer.json through the `tokenizers` package, and the token that starts each block of text.
 
-Reads the private folder that `ingest` made. Nothing of transformers' tokenizer classes takes part, so that the runtime,
-which has none of them, reads the same.
+Reads the private folder that `ingest` made. It uses none of transformers' tokenizer classes, which the runtime does not
+have, so that both give the same ids.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,21 +18,21 @@ from coldpress.schemas.model import ModelSpec
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-"""Where newer checkpoints keep what older ones have in their settings."""
+"""Newer checkpoints have it; older ones have the template in their settings."""
 MAX_TOKENIZER_BYTES = rules.JSON.size_bytes
 MAX_SETTINGS_BYTES = 16 << 20
 SAMPLE = "The quick brown fox jumps over the lazy dog 12 times or 345; a naïve façade costs 6 €.\n" * 20
 
 
 class SourceTokenizer:
-    """The tokenizer of a checkpoint; one that nothing is known to bound encodes every text in a limited process."""
+    """The tokenizer of a checkpoint; one whose cost is not bounded encodes every text in a process with limits."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Reads it.
+        """Reads the tokenizer.
 
         Raises:
-            CheckpointError: if the file is missing, not strict JSON, no tokenizer, not bounded on a short text, or has
-                ids beyond the embeddings.
+            CheckpointError: if the file is missing, not strict JSON, no tokenizer, exceeds its limits on a short text,
+                or has ids beyond the embeddings.
         """
         from tokenizers import Tokenizer
 
@@ -57,10 +57,10 @@ class SourceTokenizer:
             )
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """The ids of a text, with those that the post-processor adds where `special` says so.
+        """Returns the ids of a text; with `special` also those that the post-processor adds.
 
         Raises:
-            CheckpointError: if the tokenizer fails on it, as its author's patterns may, or takes more than its limits.
+            CheckpointError: if the tokenizer fails on the text, as a checkpoint's patterns can, or exceeds its limits.
         """
         if self._limited is not None:
             with self._limits(text):
@@ -80,7 +80,8 @@ class SourceTokenizer:
 
 
 def bos_of(folder: Path, spec: ModelSpec, tokenizer: SourceTokenizer) -> int | None:
-    """The id that stands before each block of text, or None: the same as before a prompt (runtime/text/tokenizer.py).
+    """Returns the id that starts each block of text, or None: the same as at the start of a prompt
+    (runtime/text/tokenizer.py).
 
     The tokenizer's own post-processor adds it, or tokenizer_config.json asks for it with `add_bos_token`.
     """
@@ -96,10 +97,10 @@ def bos_of(folder: Path, spec: ModelSpec, tokenizer: SourceTokenizer) -> int | N
 
 @contextmanager
 def _sentences(found: str) -> Iterator[None]:
-    """What the package raises, as errors about the checkpoint."""
+    """Turns the package's errors into errors about the checkpoint."""
     try:
         yield
-    except BaseException as error:  # a panic of the package's core is no Exception
+    except BaseException as error:  # a panic in the package's core is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise CheckpointError(f"{TOKENIZER}: {found} ({clipped(' '.join(str(error).split()))})") from error

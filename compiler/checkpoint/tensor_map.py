@@ -1,7 +1,7 @@
-"""Which tensor of a checkpoint, or which rows of a fused one, holds each role; every shape and dtype is checked.
+"""Finds the tensor, or the rows of a fused tensor, that holds each role; checks every shape and dtype.
 
-Reads headers only, but for a head that is stored although it is declared tied to the embeddings: both are compared,
-block by block. Tensors that nobody asks for are refused, since they mean that config.json describes another model.
+Reads headers only, with one exception: a head that is stored although config.json declares it tied is compared with the
+embeddings, block by block. Tensors that no role uses are refused: they show that config.json describes another model.
 """
 
 import re
@@ -15,20 +15,20 @@ from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec, TensorSource, role_shape
 
 IGNORED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
-"""Buffers that old versions saved and nobody reads."""
+"""Buffers that old versions saved; nothing reads them."""
 HEAD = "lm_head.weight"
 COMPARED_ROWS = 4096
 
 
 def _find(located: Mapping[str, Located], name: str) -> Located | None:
-    """A tensor under its full name, or without the prefix that models saved without their head lack."""
+    """Returns a tensor by its full name, or without the prefix, which models saved without their head lack."""
     return located.get(name) or located.get(name.removeprefix("model."))
 
 
 def match_tensors(
     spec: ModelSpec, names: Mapping[str, tuple[str, ...]], located: Mapping[str, Located]
 ) -> dict[str, TensorSource]:
-    """Every role's place.
+    """Returns the place of every role's tensor.
 
     Args:
         spec: The model's shape.
@@ -43,7 +43,7 @@ def match_tensors(
     for name, roles in names.items():
         found = _find(located, name)
         if found is None and spec.tie_word_embeddings and roles == ("embed_tokens.weight",):
-            found = located.get(HEAD)  # of two tied tensors either may be the one that is stored
+            found = located.get(HEAD)  # a checkpoint may store either of two tied tensors
         if found is None:
             raise CheckpointError(f"tensor {name} is missing in the checkpoint, but config.json asks for it")
         used.add(found.entry.name)
@@ -88,7 +88,7 @@ def _check_unused(spec: ModelSpec, names: set[str]) -> None:
 
 
 def _check_tied(head: Located, embeddings: TensorSource, located: Mapping[str, Located]) -> None:
-    """A head that is declared tied, but stored, must equal the embeddings."""
+    """Refuses a stored head that differs from the embeddings although it is declared tied."""
     _check_tensor(head, embeddings.shape)
     other = located[embeddings.tensor]
     for start in range(0, embeddings.shape[0], COMPARED_ROWS):

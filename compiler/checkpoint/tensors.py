@@ -1,7 +1,7 @@
-"""A checkpoint's tensors by role, as float32, one tensor in memory at a time.
+"""Reads a checkpoint's tensors by role, as float32, one tensor in memory at a time.
 
-Reads the safetensors files that a `Model` record names, only the rows asked for, whatever of F32, F16 and BF16 they are
-stored in; a fused tensor (Phi-3's qkv_proj) is read through the rows that the record gives.
+Reads only the wanted rows of the safetensors files that a `Model` record names, stored as F32, F16 or BF16; a fused
+tensor (Phi-3's qkv_proj) is read through the rows that the record gives.
 """
 
 import math
@@ -22,7 +22,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def read_role(model: Model, role: str) -> np.ndarray:
-    """One tensor, float32, of the shape that the record gives; only its own rows are read.
+    """Returns one tensor, float32, of the shape in the record; reads only its own rows.
 
     Raises:
         CheckpointError: if the model has no such tensor, or its file has changed since `ingest`.
@@ -32,7 +32,7 @@ def read_role(model: Model, role: str) -> np.ndarray:
 
 
 def stored_dtype(model: Model, role: str) -> str:
-    """One of `FLOAT_DTYPES`: what a role's tensor is stored in.
+    """Returns the stored dtype of a role's tensor, one of `FLOAT_DTYPES`.
 
     Raises:
         CheckpointError: as `read_role`.
@@ -41,7 +41,7 @@ def stored_dtype(model: Model, role: str) -> str:
 
 
 def read_stored(model: Model, role: str, into: np.ndarray) -> None:
-    """Fills contiguous uint8 `into` with the bytes of a tensor as they are stored.
+    """Fills contiguous uint8 `into` with a tensor's stored bytes.
 
     Raises:
         CheckpointError: as `read_role`.
@@ -52,7 +52,7 @@ def read_stored(model: Model, role: str, into: np.ndarray) -> None:
 
 
 def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
-    """Rows `start` to `stop` of a tensor, float32 [stop - start, …].
+    """Returns rows `start` to `stop` of a tensor, float32 [stop - start, …].
 
     Raises:
         CheckpointError: as `read_role`.
@@ -62,7 +62,8 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
 
 
 def rotary_inv_freq(model: Model) -> np.ndarray:
-    """The rotary frequencies, float32 [rotary_dim / 2], as transformers initializes them from the model's config.json.
+    """Returns the rotary frequencies, float32 [rotary_dim / 2], as transformers initializes them from the model's
+    config.json.
 
     Raises:
         CheckpointError: if the model has no rotary positions.
@@ -78,7 +79,7 @@ def rotary_inv_freq(model: Model) -> np.ndarray:
 
 
 def decode_floats(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Stored bytes uint8 [n * item] as float32 [n]; `dtype` is one of `FLOAT_DTYPES`."""
+    """Converts stored bytes uint8 [n * item] to float32 [n]; `dtype` is one of `FLOAT_DTYPES`."""
     if dtype == "BF16":
         values = data.view("<u2").astype(np.uint32)
         values <<= 16  # in place: the largest matrix of a layer is one of the largest things in memory
@@ -105,7 +106,7 @@ def _locate(model: Model, role: str) -> tuple[TensorSource, TensorEntry]:
 
 
 def read_entry(path: Path, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-    """Rows `start` to `stop` of a tensor of a file, float32 [stop - start, …]."""
+    """Returns rows `start` to `stop` of a tensor in a file, float32 [stop - start, …]."""
     row_bytes = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
     data = np.empty((stop - start) * row_bytes, np.uint8)
     _read_bytes(path, entry.start_bytes + start * row_bytes, data)
@@ -113,7 +114,7 @@ def read_entry(path: Path, entry: TensorEntry, start: int, stop: int) -> np.ndar
 
 
 def _read_bytes(path: Path, offset: int, into: np.ndarray) -> None:
-    """Fills uint8 `into` from `offset` of a file."""
+    """Fills uint8 `into` from byte `offset` of a file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         done = 0

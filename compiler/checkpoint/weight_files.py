@@ -1,8 +1,8 @@
 """Finds a checkpoint's tensors in its safetensors files, and reads every byte of them once.
 
-Pickle files are never opened. Names in an index are taken as names of files in the folder, nothing else; what they lead
-to must lie in the folder, or for the hub's cache in that repository's own store. Every value is checked to be finite,
-and small enough for an artifact, in blocks, in the same pass that gives the files' digests.
+Pickle files are never opened. Names in an index are names of files in the folder, nothing else; links must stay in the
+folder or, in the hub's cache, in that repository's own store. One pass in blocks computes the files' digests and checks
+that every value is finite and small enough for an artifact.
 """
 
 import hashlib
@@ -31,8 +31,11 @@ LARGEST = {
     "F16": (np.uint16, 0x7FFF, 0x7BFF),
     "BF16": (np.uint16, 0x7FFF, 0x477F),
 }
-"""Bits that a value is read as, those without the sign, and those of the largest value that fp16 holds, 65504, or of
-the one below it: resident tensors are stored in it. What is larger, or no number, has larger bits."""
+"""dtype -> (unsigned type to read values as, mask of all bits but the sign, bits of the largest allowed value).
+
+That value is fp16's largest, 65504, or the next one below it in the dtype: resident tensors are stored in fp16. Larger
+values, infinity and NaN have larger bits.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Located:
 
 
 def locate(folder: Path) -> dict[str, Located]:
-    """Every tensor of the checkpoint in `folder`, by name; headers and index are checked, no values read.
+    """Returns every tensor of the checkpoint in `folder`, by name; checks headers and index, reads no values.
 
     Raises:
         CheckpointError: naming file and tensor, what was found and what was expected.
@@ -58,22 +61,22 @@ def locate(folder: Path) -> dict[str, Located]:
 
 
 def is_there(folder: Path, name: str) -> bool:
-    """Whether a folder has an entry `name`, be it a link that leads nowhere."""
+    """Returns whether a folder has an entry `name`, including a link that leads nowhere."""
     return os.path.lexists(folder / name)
 
 
 def regular_file(folder: Path, name: str) -> Path:
-    """The file `name` of a checkpoint's folder.
+    """Returns the file `name` of a checkpoint's folder.
 
     Raises:
         CheckpointError: if the name is no plain name, the file is missing, or a link leads out of the checkpoint.
     """
     if not FILE_NAME.fullmatch(name) or ".." in name:
-        raise CheckpointError(f"{name[:80]!r} is no plain file name; a checkpoint's files lie in its own folder")
+        raise CheckpointError(f"{name[:80]!r} is not a plain file name; a checkpoint's files lie in its own folder")
     path = folder / name
     if not path.is_file():
         raise CheckpointError(f"{name} is missing in the checkpoint; complete it")
-    # the hub's cache keeps files in blobs/ and links to them from snapshots/<revision>/
+    # the hub's cache stores files in blobs/ and links to them from snapshots/<revision>/
     stores = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":
         stores.append(folder.resolve().parent.parent / "blobs")
@@ -83,10 +86,11 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
-    """Size and digest of a weights file whose tensors are `entries`, in order, and the check of every float in it.
+    """Returns size and digest of a weights file whose tensors are `entries`, in order; checks every float in it.
 
     Raises:
-        CheckpointError: if a tensor holds values that are NaN, infinite or too large; it says which and how many.
+        CheckpointError: if a tensor holds values that are NaN, infinite or too large; names the tensor and their
+            number.
     """
     hasher = hashlib.sha256()
     with path.open("rb") as file:
@@ -118,13 +122,13 @@ def _out_of_range(block: bytes, dtype: str) -> int:
 
 
 def kind_of(folder: Path) -> str | None:
-    """What a folder without a checkpoint holds instead, and what to give, where that is known."""
+    """Returns what a folder without a checkpoint holds instead, and what to give; None if that is unknown."""
     names = sorted(path.name for path in folder.iterdir())
     if "adapter_config.json" in names:
-        return "holds a LoRA adapter (adapter_config.json); merge it into its base model and give the folder of that"
+        return "holds a LoRA adapter (adapter_config.json); merge it into its base model and give the merged folder"
     gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf:
-        return f"holds the GGUF file {gguf}, quantized already; give the safetensors checkpoint it comes from"
+        return f"holds the GGUF file {gguf}, quantized already; give the safetensors checkpoint it was made from"
     return None
 
 
@@ -147,14 +151,14 @@ def _nothing(folder: Path) -> CheckpointError:
 def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise CheckpointError(f"{index.name}: weight_map is missing or no map of texts")
+        raise CheckpointError(f"{index.name}: weight_map is missing or not a map of texts")
     files = set(weight_map.values())
     if not files or len(files) > MAX_SHARDS:
         raise CheckpointError(f"{index.name}: {len(files)} shards, expected 1 to {MAX_SHARDS}")
     for file in sorted(files):
         if not FILE_NAME.fullmatch(file) or ".." in file or not file.endswith(".safetensors"):
             raise CheckpointError(
-                f"{index.name}: the shard {file[:80]!r} is no plain safetensors name; shards lie in the "
+                f"{index.name}: the shard {file[:80]!r} is not a plain safetensors name; shards lie in the "
                 "checkpoint's own folder"
             )
     return weight_map

@@ -24,11 +24,11 @@ def _tell(text: str) -> None:
 
 
 def _check_name(name: str) -> str:
-    """The name, if a profile can have it."""
+    """Returns the name, if a profile can have it."""
     if re.fullmatch(NAME_PATTERN, name) is None or len(name) > MAX_NAME_CHARS:
         raise ColdpressError(
-            f"--name {clipped(name)!r} is no name of a device; use small letters, digits and single hyphens between "
-            f"them, {MAX_NAME_CHARS} characters at most"
+            f"--name {clipped(name)!r} is no name of a device; use small letters and digits, with single hyphens "
+            f"between them, at most {MAX_NAME_CHARS} characters"
         )
     return name
 
@@ -40,7 +40,7 @@ def _load(name_or_path: str) -> DeviceProfile:
 
 
 def _check_output(path: Path) -> None:
-    """Refuses YAML where it cannot be written, before anything is measured."""
+    """Refuses YAML output without PyYAML, before anything is measured."""
     if path.suffix != ".json":
         try:
             import yaml  # noqa: F401
@@ -125,7 +125,7 @@ def _import(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; bad input ends in one sentence and exit code 2."""
+    """Runs the command; bad input ends in one sentence and exit code 2."""
     try:
         _execute(_build_parser().parse_args(argv))
     except ColdpressError as error:

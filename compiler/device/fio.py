@@ -1,4 +1,4 @@
-"""The storage of a profile from what `fio --output-format=json` measured."""
+"""Imports the storage of a device profile from the report of `fio --output-format=json`."""
 
 import json
 import re
@@ -18,21 +18,21 @@ FIO_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def import_fio(report: dict[str, Any], name: str, base: DeviceProfile) -> DeviceProfile:
-    """`base` with its storage replaced by what fio measured; figures that stay say that they are those of `base`.
+    """Returns `base` with its storage replaced by fio's measurements; the sources of all other figures name `base`.
 
     Args:
-        report: What `fio --output-format=json` wrote: read jobs of different block sizes; a job with iodepth=1 at the
-            smallest size gives the latency, the largest iodepth is the queue depth.
+        report: The report of `fio --output-format=json`, with read jobs of different block sizes; a job with iodepth=1
+            at the smallest size gives the latency, the largest iodepth is the queue depth.
         name: The profile's name.
-        base: Where DRAM, cores and accelerator are taken from, with their sources.
+        base: The profile with DRAM, cores and accelerator, and their sources.
 
     Raises:
-        ColdpressError: if there is no read job, no job that tells the latency, or a figure that no device has.
+        ColdpressError: if there is no read job, no job that gives the latency, or a figure that no device has.
     """
     try:
         jobs = list(_fio_jobs(report))
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise ColdpressError(f"fio's report is not as fio writes it ({clipped(str(error))}); measure again") from error
+        raise ColdpressError(f"the report does not have fio's format ({clipped(str(error))}); measure again") from error
     if not jobs:
         raise ColdpressError("fio's report holds no job that read anything; run it with --rw=randread")
     curve: dict[int, float] = {}
@@ -54,7 +54,7 @@ def import_fio(report: dict[str, Any], name: str, base: DeviceProfile) -> Device
 
 
 def _said_to_be_of(base: DeviceProfile) -> DeviceProfile:
-    """The profile with its name behind the source of each figure beside the storage."""
+    """Returns the profile; the source of each figure besides the storage ends with the profile's name."""
 
     def named(values: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -72,7 +72,7 @@ def _said_to_be_of(base: DeviceProfile) -> DeviceProfile:
 
 @dataclass(frozen=True)
 class _Job:
-    """A job of fio that read."""
+    """A job of fio that read something."""
 
     block_bytes: int
     depth: int
@@ -81,7 +81,7 @@ class _Job:
 
 
 def _fio_jobs(report: dict[str, Any]) -> Iterator[_Job]:
-    """Every job that read."""
+    """Yields every job that read something."""
     shared = report.get("global options", {})
     for job in report.get("jobs", []):
         options = {**shared, **job.get("job options", {})}
@@ -100,14 +100,14 @@ def _fio_size(text: str) -> int:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """fio's report.
+    """Returns fio's report.
 
     Raises:
         ColdpressError: if the file holds none.
     """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # no JSON, no UTF-8, or too long a number
+    except (OSError, ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a number that is too long
         raise ColdpressError(f"{path}: cannot be read as fio's JSON report: {error}") from error
     if not isinstance(report, dict):
         raise ColdpressError(f"{path}: holds no fio report; write one with --output-format=json")

@@ -1,7 +1,7 @@
-"""Measures the machine at hand: DRAM read bandwidth, and its storage as the runtime reads it, in several rounds.
+"""Measures this machine: DRAM read bandwidth, and its storage as the runtime reads it, in several rounds.
 
-The storage is read through the runtime's own native reader (O_DIRECT, checksums, many reads in flight), so the figures
-are what an artifact will get, not what the device could do. Reads go to random places of a file of random bytes.
+Reads go through the runtime's own native reader (O_DIRECT, checksums, many reads in flight) to random places of a file
+of random bytes. So the figures are what an artifact will get, not the best that the device could do.
 """
 
 import os
@@ -36,29 +36,30 @@ FLASH_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Rounds:
-    """What equal rounds of one measurement gave."""
+    """The rates of equal rounds of one measurement."""
 
     rates: tuple[float, ...]
 
     @property
     def spread(self) -> float:
-        """Difference of the best and the worst round as a share of the median."""
+        """Returns the difference of the best and the worst round as a share of the median."""
         return (max(self.rates) - min(self.rates)) / self.median
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """Returns the median rate."""
         return statistics.median(self.rates)
 
     @property
     def best(self) -> float:
-        """The largest."""
+        """Returns the highest rate."""
         return max(self.rates)
 
 
 @dataclass(frozen=True)
 class FlashFigures:
-    """Figures of storage: seconds of one small read alone, reads in flight, rounds of bytes per second by read size."""
+    """Figures of storage: seconds of a single small read, reads in flight, and bytes per second of each round by read
+    size."""
 
     latency_s: float
     queue_depth: int
@@ -66,19 +67,19 @@ class FlashFigures:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def free_dram_bytes() -> int:
     """Returns the bytes of memory that this process may still take: the system's, or less by its control groups."""
-    import psutil  # measuring a device does without it
+    import psutil  # imported here: measuring a device must work without it
 
     return min([psutil.virtual_memory().available, *(group.left_bytes for group in memory_groups())])
 
 
 def dram_rates() -> Rounds:
-    """Bytes per second that all cores together read from memory far larger than the caches."""
+    """Measures bytes per second that all cores together read from memory far larger than the caches."""
     threads = num_cores()
     parts = np.array_split(np.ones(DRAM_BYTES // 8, dtype=np.float64), threads)
     rates = []
@@ -91,12 +92,12 @@ def dram_rates() -> Rounds:
 
 
 def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) -> FlashFigures:
-    """Reads a new file of `file_bytes` random bytes in `folder`, which is removed afterwards.
+    """Measures reads of a new file of `file_bytes` random bytes in `folder`; removes the file afterwards.
 
     Args:
         folder: On the storage to measure.
         file_bytes: Size of the file.
-        tell: Hears of each step before it begins.
+        tell: Called with a line about each step before it begins.
 
     Raises:
         ColdpressError: if the file is too small to read from, or the file system refuses O_DIRECT.
@@ -130,13 +131,13 @@ class _Reader:
     checksums: np.ndarray
 
     def seconds(self, size: int, count: int, seed: int = 0, depth: int = 1) -> float:
-        """Seconds for `count` reads of `size` bytes at random pages, `depth` at once."""
+        """Returns the seconds for `count` reads of `size` bytes at random pages, `depth` at once."""
         rng = np.random.default_rng(seed)
         starts = rng.integers(0, (self.file_bytes - size) // PAGE_BYTES, count, endpoint=True).astype(np.uint64)
         offsets, lengths = starts * PAGE_BYTES, np.full(count, size, dtype=np.uint64)
         buffer = _native.aligned_buffer(size * count)
         places = np.arange(count, dtype=np.uint64) * size
-        buffer[::PAGE_BYTES] = 1  # the pages exist before the clock starts
+        buffer[::PAGE_BYTES] = 1  # touch every page, so that page faults happen before the clock starts
         start = time.perf_counter()
         reads = _native.start_reads(
             self.descriptor, offsets, lengths, buffer, places, PAGE_BYTES, self.checksums, depth
@@ -148,14 +149,14 @@ class _Reader:
         return elapsed
 
     def rates(self, size: int, depth: int) -> Rounds:
-        """Bytes per second of some rounds."""
+        """Returns bytes per second of several rounds."""
         count = max(1, min(ROUND_READS, ROUND_BYTES // size))
         return Rounds(tuple(size * count / self.seconds(size, count, seed, depth) for seed in range(FLASH_ROUNDS)))
 
 
 @contextmanager
 def _random_file(folder: Path, file_bytes: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(descriptor for direct reads, checksum of each page) of a file that nobody else sees."""
+    """Yields (descriptor for direct reads, checksum of each page) of a temporary file of random bytes."""
     path = folder / f".coldpress-measure.{os.getpid()}.tmp"
     try:
         checksums = _write(path, file_bytes)

@@ -1,4 +1,4 @@
-"""The profile of the machine at hand, measured (compiler/device/host.py), and how measured figures become a profile."""
+"""Measures the profile of this machine (compiler/device/host.py), and turns measured figures into a profile."""
 
 import os
 import platform
@@ -13,22 +13,22 @@ from coldpress.schemas.device import DeviceProfile, Figure, Flash, ReadPoint
 
 MEASURED = "measured: python -m coldpress.compiler.device measure"
 LARGE_SPREAD = 0.25
-"""Share by which rounds of one measurement differ that makes its figure doubtful."""
+"""A measurement is doubtful if its rounds differ by more than this share."""
 LARGE_LOAD = 0.5
-"""Processes that want to run, for each core, before the measurement begins."""
+"""Load per core before the measurement, above which the machine counts as busy."""
 
 
 def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None]) -> DeviceProfile:
     """Measures this machine, and the storage that holds `folder`.
 
-    A busy machine gives figures that are too low. So each source says when, on which kernel, under which load and with
-    which spread of its rounds a figure was measured, and a load or spread that is large is told as a warning.
+    A busy machine gives figures that are too low. So each source records date, kernel, load and the spread of the
+    rounds, and a large load or spread causes a warning.
 
     Args:
-        name: Of the profile.
+        name: Name of the profile.
         folder: On the storage that artifacts will lie on.
         file_bytes: Size of the file that is read.
-        tell: Hears of each step and of warnings.
+        tell: Called with a line about each step, and with warnings.
 
     Raises:
         ColdpressError: as `host.measure_flash`.
@@ -73,7 +73,7 @@ def _warn(load: float, num_cores: int, measured: dict[str, Rounds], tell: Callab
 
 
 def storage_of(latency_s: float, queue_depth: int, curve: tuple[tuple[int, float], ...], source: str) -> Flash:
-    """The storage's part of a profile from figures of one source: bytes per second by read size, ascending."""
+    """Returns the storage's part of a profile from figures of one source: bytes per second by read size, ascending."""
     return Flash(
         page_bytes=Figure(value=PAGE_BYTES, source="assumption: the page of the kernel"),
         queue_depth=Figure(value=queue_depth, source=source),
@@ -85,5 +85,5 @@ def storage_of(latency_s: float, queue_depth: int, curve: tuple[tuple[int, float
 
 
 def rounded(value: float) -> float:
-    """Four digits: a measurement does not know more."""
+    """Rounds to four digits: a measurement is no more precise."""
     return float(f"{value:.4g}")

@@ -1,9 +1,9 @@
 """calibrate: one pass over the calibration text that counts which units fire (PowerInfer 6.1, Ripple 4.1).
 
-Streams the model layer by layer (compiler/activity/statistics.py) and looks at every family that some selector could
-put on flash, so that another method, or other options, never calibrate again. A ReLU model's zeros are exact, so its
-activity is known now. For other models only magnitudes are, until `allocate` has chosen densities and `recalibrate`
-counts again.
+Streams the model layer by layer (compiler/activity/statistics.py) and counts every family that any selector could put
+on flash, so another method or other options need no second calibration. A ReLU model has exact zeros, so its activity
+is known now. For other models only magnitudes are known until `allocate` has chosen densities and `recalibrate` counts
+again.
 """
 
 from typing import TYPE_CHECKING
@@ -33,12 +33,12 @@ def run(
     threads: int,
     shards: tuple[Activations, ...] | None = None,
 ) -> Activations:
-    """Statistics of every layer; activity only where it is exact zeros that make a unit inactive.
+    """Returns statistics of every layer; activity only for families whose inactive units are exactly zero.
 
-    With `shards` nothing is computed: they are put together.
+    With `shards` nothing is computed: their statistics are merged.
 
     Raises:
-        ColdpressError: if the shards are not those of the text.
+        ColdpressError: if the shards do not belong to the text.
     """
     if shards:
         return merge(shards, work)
@@ -49,6 +49,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """A layer in float32, the blocks that run, and the bits of the units whose zeros are exact."""
+    """Returns what the pass takes: a layer in float32, the running blocks, and the bits of units with exact zeros."""
     families = countable_families(build.model.spec)
     return pass_needs("calibrate", build, families, exact_families(families, build.model.spec))

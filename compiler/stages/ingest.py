@@ -1,8 +1,9 @@
-"""ingest: a Hugging Face checkpoint becomes a checked `Model` record.
+"""ingest: turns a Hugging Face checkpoint into a checked `Model` record.
 
 Resolves a hub model at a pinned commit, or a local folder. Reads config.json and the safetensors headers with our own
-strict parsers, checks them against each other and every weight for NaN, and writes a private folder with the believed
-part of the configuration and the tokenizer: all that transformers ever sees. Weights stay where they are.
+strict parsers, checks them against each other, and checks every weight for NaN, infinity and size. Writes a private
+folder with the tokenizer and the believed part of the configuration: transformers sees nothing else. Weights stay in
+their files.
 """
 
 import json
@@ -47,9 +48,9 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 INGEST_BYTES = 700 << 20
-"""A process that has imported transformers, and blocks of weights."""
+"""Memory of a process that has imported transformers and holds blocks of weights."""
 DOWNLOAD_S = 12 * 3600
-"""For a model of the hub whose size nobody has asked for."""
+"""Time assumed for downloading a hub model of unknown size."""
 SPECIAL_TOKENS = "special_tokens_map.json"
 CARD = "README.md"
 MAX_TEXT_BYTES = 1 << 20
@@ -80,7 +81,7 @@ SETTINGS_KEYS = frozenset(
 SPECIAL_KEYS = frozenset(["additional_special_tokens", "bos_token", "eos_token", "pad_token", "unk_token"])
 GENERATION_KEYS = frozenset(("bos_token_id", "eos_token_id"))
 BELIEVED = {GENERATION: GENERATION_KEYS, SETTINGS: SETTINGS_KEYS, SPECIAL_TOKENS: SPECIAL_KEYS}
-"""Settings files that a checkpoint may have, and the keys that are taken over."""
+"""Settings files that a checkpoint may have, and the keys that are copied from each."""
 
 
 class IngestConfig(Record):
@@ -97,7 +98,7 @@ class IngestConfig(Record):
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """What was found out before weights are read."""
+    """Everything known about a checkpoint before its weights are read."""
 
     folder: Path
     config: dict[str, Any]
@@ -105,16 +106,16 @@ class _Checkpoint:
     tensors: dict[str, TensorSource]
     weight_files: tuple[Path, ...]
     chat_template: tuple[Path, ...]
-    """The file, if there is one."""
+    """The chat template's file; empty if there is none."""
     licenses: tuple[Path, ...]
     license: str | None
-    """That the model card names."""
+    """Licence that the model card names."""
     settings: dict[str, dict[str, Any]]
-    """What is believed of each settings file but config.json."""
+    """The believed keys of each settings file other than config.json."""
 
 
 def run(config: IngestConfig, work: Workspace) -> Model:
-    """The checked model; its private folder is `source` in the workspace.
+    """Checks the checkpoint and returns its record; writes the private folder `source` into the workspace.
 
     Raises:
         CheckpointError: naming file and tensor or key, what was found and what was expected.
@@ -147,19 +148,19 @@ def run(config: IngestConfig, work: Workspace) -> Model:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Every weight is read once, a block at a time; the private folder holds the tokenizer."""
+    """Returns what the stage takes: it reads every weight once, in blocks; the private folder holds the tokenizer."""
     disk_bytes = (1 << 20) + 256 * build.model.spec.vocab_size
     return needs_for(build.weight_bytes).model_copy(update={"disk_bytes": disk_bytes})
 
 
 def needs_for(weight_bytes: int) -> StageNeeds:
-    """The same where only the size of the files is known, or 0 for a model that is yet to be downloaded."""
+    """Returns the same from the size of the files alone; 0 stands for a model that is not downloaded yet."""
     seconds = 2 * weight_bytes // 20_000_000 if weight_bytes else DOWNLOAD_S
     return StageNeeds(stage="ingest", ram_bytes=INGEST_BYTES, disk_bytes=0, runtime_s=seconds)
 
 
 def _resolve(config: IngestConfig) -> tuple[Path, str | None]:
-    """(folder of the checkpoint, hub id or None)."""
+    """Returns (folder of the checkpoint, hub id or None)."""
     folder = Path(config.model).expanduser()
     if folder.is_dir():
         return folder, None
@@ -167,13 +168,13 @@ def _resolve(config: IngestConfig) -> tuple[Path, str | None]:
         raise CheckpointError(f"{config.model} is a file, expected the folder of a checkpoint")
     if not HUB_ID.fullmatch(config.model):
         raise CheckpointError(
-            f"there is no folder {config.model}, and it is no hub id such as owner/name; give one of both"
+            f"there is no folder {config.model}, and it is no hub id such as owner/name; give a folder or a hub id"
         )
     return snapshot(config.model, config.revision, config.offline), config.model
 
 
 def _check(folder: Path) -> _Checkpoint:
-    """Configuration and headers against each other."""
+    """Checks the configuration and the tensor headers against each other."""
     if not (folder / CONFIG).exists():
         known = kind_of(folder)
         text = f"{folder.name} {known}" if known else f"{CONFIG} is missing in {folder.name}"
@@ -201,14 +202,14 @@ def _check(folder: Path) -> _Checkpoint:
 
 
 def _licenses(folder: Path) -> tuple[Path, ...]:
-    """The licence files, which go into every artifact of the model: each must be the checkpoint's own, and its name
-    one that an artifact may have."""
+    """Returns the licence files, which go into every artifact; checks that each belongs to the checkpoint and has a
+    name that an artifact allows."""
     found: dict[str, Path] = {}
     for name in sorted(path.name for path in folder.iterdir() if LICENSE_FILES.match(path.name) and not path.is_dir()):
         if not LICENSE_NAME.fullmatch(name):
             raise CheckpointError(
                 f"the licence file {name[:120]!r} has a name that an artifact cannot have, expected up to 100 letters, "
-                "digits, '.', '_' and '-', the last no '.'; rename it in a copy of the checkpoint"
+                "digits, '.', '_' and '-', not ending in '.'; rename it in a copy of the checkpoint"
             )
         path = regular_file(folder, name)
         _check_public(path, folder / CONFIG)
@@ -235,11 +236,12 @@ def _chat_template(folder: Path) -> tuple[Path, ...]:
 
 
 def _check_public(path: Path, config: Path) -> None:
-    """A link or a second name may lead to what its owner keeps private; an artifact would make it public."""
+    """Refuses a licence file that others may not read: a link could lead to a private file, which the artifact would
+    publish."""
     if config.stat().st_mode & ~path.stat().st_mode & OTHERS_MAY_READ:
         raise CheckpointError(
-            f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is kept from readers that "
-            f"may read {CONFIG}, but would be public in every artifact; give it the mode of {CONFIG}, or remove it"
+            f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is hidden from readers "
+            f"of {CONFIG}, but would be public in every artifact; give it the mode of {CONFIG}, or remove it"
         )
 
 
@@ -249,7 +251,7 @@ def _check_size(path: Path, limit: int) -> None:
 
 
 def _with_tokens(spec: ModelSpec, generation: Mapping[str, Any]) -> ModelSpec:
-    """The spec with all ids that end a text: config.json's and generation_config.json's."""
+    """Returns the spec with every id that ends a text, from config.json and generation_config.json."""
     ids = dict.fromkeys((*spec.eos_token_ids, *_common.eos_ids(generation.get("eos_token_id"))))
     for token in (*ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
         if type(token) is not int or not 0 <= token < spec.vocab_size:
@@ -260,7 +262,7 @@ def _with_tokens(spec: ModelSpec, generation: Mapping[str, Any]) -> ModelSpec:
 
 
 def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
-    """Digests of all files that count, every weight read once."""
+    """Returns size and digest of every file of the checkpoint that is used; reads every weight once."""
     files = []
     for number, path in enumerate(checkpoint.weight_files, 1):
         log.info("ingest: reading weights %d/%d", number, len(checkpoint.weight_files))
@@ -277,7 +279,7 @@ def _source_file(path: Path) -> SourceFile:
 
 
 def _optional(folder: Path, name: str, keys: frozenset[str]) -> dict[str, Any]:
-    """The believed keys of a settings file; empty where there is none."""
+    """Returns the believed keys of a settings file; empty if the file is missing."""
     if not is_there(folder, name):
         return {}
     raw = read_object(regular_file(folder, name), MAX_SETTINGS_BYTES)
@@ -285,7 +287,7 @@ def _optional(folder: Path, name: str, keys: frozenset[str]) -> dict[str, Any]:
 
 
 def _write_private(checkpoint: _Checkpoint, target: Path) -> Path:
-    """Writes what transformers and the artifact get of the checkpoint beside its weights."""
+    """Writes the files that transformers and the artifact need besides the weights."""
     folder = checkpoint.folder
     shutil.rmtree(target, ignore_errors=True)
     for name, value in {CONFIG: checkpoint.config, **checkpoint.settings}.items():
@@ -305,7 +307,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _license(folder: Path) -> str | None:
-    """The licence that the model card's front matter names."""
+    """Returns the licence that the model card's front matter names."""
     if not is_there(folder, CARD):
         return None
     path = regular_file(folder, CARD)

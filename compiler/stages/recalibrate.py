@@ -1,9 +1,9 @@
-"""recalibrate: the activity that later stages work from, on the model and at the densities that will run.
+"""recalibrate: the activity that later stages use, counted on the model and at the densities that will run.
 
-Where zeros are exact and the weights are those that `calibrate` saw, or where every unit is used, that is what
-`calibrate` found, unchanged. Otherwise the calibration text passes once more: the units that the build's selector
-chooses, of experts those that the router picks, are the active ones, and each layer sees what the layers before it left
-(ActiveFlow 4.1, DIP 3.2).
+The result of `calibrate` is passed on unchanged if zeros are exact and the weights are the same, or if every unit is
+used. Otherwise the calibration text passes once more: the units that the build's selector chooses (and, for experts,
+that the router picks) count as active, and each layer sees what the pruned layers before it produce (ActiveFlow 4.1,
+DIP 3.2).
 """
 
 import logging
@@ -40,17 +40,17 @@ def run(
     threads: int,
     shards: tuple[Activations, ...] | None = None,
 ) -> Activations:
-    """Statistics with activity, or `activations` as they are where they hold already.
+    """Returns statistics with activity, or `activations` unchanged if they are still valid.
 
-    With `shards`, where something had to be counted, they are put together.
+    With `shards`, if anything had to be counted, their statistics are merged.
     """
     same_weights = activations.weights_sha256 == model.weights_sha256
     chosen = choice_of(sparsity, model.spec)
-    # what is not zero is what is used, or aimed at, where densities are those of the zeros
+    # with measured densities the nonzero units are exactly those that the selector uses or a predictor should find
     exact = activations.are_exact(sparsity.families)
     known = sparsity.is_whole or (exact and chosen.selector.densities(True) == "measured")
     if same_weights and known:
-        log.info("recalibrate: the first statistics hold, nothing is computed again")
+        log.info("recalibrate: the first statistics are still valid, nothing is computed again")
         return activations.of_families(sparsity.families)
     if shards:
         return merge(shards, work)
@@ -60,7 +60,8 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Nothing where the first statistics hold; else as calibrate, with the bits of every unit that the build has."""
+    """Returns almost nothing if the first statistics are valid; else as for calibrate, with bits for every unit of the
+    build."""
     if not build.counts_again:
         return StageNeeds(stage="recalibrate", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=60)
     return pass_needs("recalibrate", build, build.families, build.families)

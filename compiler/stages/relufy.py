@@ -1,11 +1,11 @@
-"""relufy: gives a model an activation with exact zeros, and lets it learn from what it was (LLM in a flash, C).
+"""relufy: gives a model an activation with exact zeros and trains it to match its former self (LLM in a flash, C).
 
 SiLU or GELU becomes ReLU (Mirzadeh et al. 2023), squared ReLU, or FATReLU, which is zero below a threshold. Model in,
-model out, before anything is calibrated, so that all later stages see a ReLU model. All weights move, or, of a model
-that does not fit into memory that often, adapters on all matrices of its layers: KL on the logits of the source,
-calibration blocks are trained on, validation blocks decide when it ends and what is kept. A penalty, L1 on the
-activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default; what does not fit into this machine's
-memory is refused with figures, before anything is loaded.
+model out, before calibration, so that all later stages see a ReLU model. All weights train; for a model too large for
+that, adapters on all matrices of its layers do. The loss is the KL divergence from the source's logits. Calibration
+blocks are trained on; validation blocks decide when training ends and which weights win. A penalty, L1 on the
+activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default. A model that does not fit into this
+machine's memory is refused with figures, before anything is loaded.
 """
 
 import logging
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 OFF = "off"
 USUAL_RANK = 32
-"""Of adapters (DIP 4)."""
+"""Rank of adapters that an error message suggests (DIP 4)."""
 
 
 class RelufyConfig(DeviceSetting, TrainingSetting):
@@ -74,11 +74,11 @@ class RelufyConfig(DeviceSetting, TrainingSetting):
 
 
 def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Model:
-    """The model with its new activation, its weights and configuration in a folder of their own.
+    """Trains the model with its new activation; writes weights and configuration into a folder of their own.
 
     Raises:
-        DoesNotFitError: if the model does not fit into memory that often.
-        ColdpressError: if it has exact zeros already, there is no such device, or the loss is no number.
+        DoesNotFitError: if training needs more memory than is free.
+        ColdpressError: if the model has exact zeros already, the device does not exist, or the loss is not finite.
     """
     spec = relufied(model.spec, config.relufy, config.relufy_threshold)
     device = choose_device(config.compute_device)
@@ -113,7 +113,7 @@ def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, thr
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Two models in float32 with all that training keeps of one, or one as it is stored and adapters."""
+    """Returns what training takes: two models in float32, or with adapters one model as it is stored."""
     size, rank = build.training_size, build.settings["relufy"]["relufy_rank"]
     seconds = build.settings["relufy"]["relufy_steps"] * build.training_s
     return StageNeeds(
@@ -122,7 +122,7 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
-    """The spec of a model with another activation; the same where that is `off`.
+    """Returns the spec with another activation; for `off` the spec itself.
 
     Raises:
         ColdpressError: if the model has exact zeros already, or is a mixture of experts.
@@ -140,17 +140,17 @@ def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
 
 
 def ram_bytes(size: Size, rank: int) -> int:
-    """The most that relufication holds in memory, of the machine or of the accelerator that computes."""
+    """Returns the most memory that relufication holds, on the machine or on the accelerator that computes."""
     return PROCESS_BYTES + (adapters.ram_bytes(size, size.matrices, rank) if rank else size.two_models_bytes)
 
 
 def disk_bytes(size: Size, rank: int) -> int:
-    """The most that it leaves in the build folder."""
+    """Returns the most disk space that it takes in the build folder."""
     return size.disk_bytes(adapters.state_bytes(size, size.matrices, rank) if rank else size.two_models_state_bytes)
 
 
 def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
-    """Of config.json: FATReLU is a ReLU with a key that transformers does not know."""
+    """Returns the changed keys of config.json; FATReLU is a ReLU with a key that transformers does not know."""
     modules = load("coldpress.compiler.architectures", _common.Architecture, model.spec.model_type).MODULES
     if spec.hidden_act == "fatrelu":
         return {modules.activation_key: "relu", _common.THRESHOLD_KEY: spec.activation_threshold}
@@ -158,7 +158,7 @@ def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _whole(source: "Source", student: "Source", size: Size, device: str) -> "Lesson":
-    """Two models; all weights of the student move."""
+    """Builds two models; all weights of the student train."""
     from coldpress.compiler.training.lesson import Lesson
     from coldpress.compiler.training.source import recompute_layers
 
@@ -169,7 +169,7 @@ def _whole(source: "Source", student: "Source", size: Size, device: str) -> "Les
 
 
 def _adapted(source: "Source", student: "Source", config: RelufyConfig, size: Size, device: str) -> "Lesson":
-    """One model, the teacher with the source's activation and without adapters."""
+    """Builds one model; as the teacher it runs with the source's activation and without adapters."""
     from coldpress.compiler.training.lesson import Lesson
     from coldpress.compiler.training.source import recompute_layers
 
@@ -186,8 +186,8 @@ def _adapted(source: "Source", student: "Source", config: RelufyConfig, size: Si
 
 
 def _with_either(model: "nn.Module", student: "Source") -> Callable[[bool], None]:
-    """Gives each layer of `model` the student's activation beside its own; what is returned says whether it has its
-    own."""
+    """Gives each layer of `model` the student's activation beside its own; returns a function that chooses which one
+    runs."""
     import torch
 
     from coldpress.compiler.training.source import layers_of
@@ -215,13 +215,13 @@ def _with_either(model: "nn.Module", student: "Source") -> Callable[[bool], None
 
 @dataclass
 class _Penalty:
-    """The activation's mean magnitude, over tokens, units and layers, times a factor."""
+    """The activation's mean magnitude over tokens, units and layers, times a factor."""
 
     factor: float
     running: threading.local = field(default_factory=threading.local)
 
     def attach(self, student: "nn.Module", modules: _common.Modules) -> None:
-        """Sees the activation of every layer from now on."""
+        """Hooks the activation of every layer."""
         from coldpress.compiler.activity import taps
         from coldpress.compiler.training.source import layers_of
 
@@ -237,7 +237,7 @@ class _Penalty:
 
     @contextmanager
     def watched(self) -> "Iterator[list[Tensor]]":
-        """What a forward pass of this thread adds."""
+        """Yields the list that collects the penalties of one forward pass in this thread."""
         self.running.added = []
         try:
             yield self.running.added

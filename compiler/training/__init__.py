@@ -1,1 +1,1 @@
-"""Training a model by another: what the stages that give a model other weights share (relufy, distill)."""
+"""Trains one model to match another: shared by the stages that change weights (relufy, distill)."""

@@ -1,9 +1,9 @@
-"""Adapters of low rank that learn while the weights stay as they are stored (Hu et al. 2021): W + A B takes W's place.
+"""Adapters of low rank that train while the weights keep their stored dtype (Hu et al. 2021): W + A B replaces W.
 
-There is one copy of the weights, in the dtype that they are stored in; with the adapters off the model is its own
-teacher, and the backward pass runs each layer again. That is what fits training a model of 7 billion parameters into 24
-GB. At the end the adapters are fused into the weights. Sizes come from shapes alone, without torch, since preflight
-asks for them before anything long.
+There is one copy of the weights, in its stored dtype. With the adapters off the model is its own teacher, and the
+backward pass recomputes each layer. So training a model of 7 billion parameters fits into 24 GB. At the end the
+adapters are fused into the weights. Memory is estimated from shapes alone, without torch, since preflight needs it
+before the long stages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
 
 ADAPTER = "learned"
 BYTES_PER_PARAMETER = 4 * (1 + 1 + 2 + 1)
-"""Of an adapter: itself, its gradient, Adam's two moments and the best so far."""
+"""Bytes per parameter of an adapter: itself, its gradient, Adam's two moments and the best values so far."""
 STATE_BYTES_PER_PARAMETER = 4 * 4
 
 
 def num_parameters(size: Size, roles: Iterable[str], rank: int) -> int:
-    """rank * (inputs + outputs) of the matrices of `roles`, of all layers."""
+    """Returns rank * (inputs + outputs), summed over the matrices of `roles` in all layers."""
     return size.spec.num_hidden_layers * rank * sum(sum(size.shape_of(role)) for role in roles)
 
 
 def ram_bytes(size: Size, roles: Iterable[str], rank: int, kept_bytes: int = 0) -> int:
-    """Bytes of memory: the weights as stored, the adapters with a gradient for each block that runs, and the blocks.
+    """Returns the bytes of memory: the stored weights, the adapters with a gradient for each running block, and the
+    blocks.
 
     Args:
-        size: Of the model.
-        roles: Of matrices that have adapters.
-        rank: Of each.
-        kept_bytes: What there is beside them, throughout.
+        size: Size of the model.
+        roles: Roles of matrices with adapters.
+        rank: Rank of each adapter.
+        kept_bytes: Further memory that is in use throughout.
     """
     adapters = (BYTES_PER_PARAMETER + 4 * size.threads) * num_parameters(size, roles, rank)
     return (
@@ -48,33 +49,33 @@ def ram_bytes(size: Size, roles: Iterable[str], rank: int, kept_bytes: int = 0) 
 
 
 def state_bytes(size: Size, roles: Iterable[str], rank: int) -> int:
-    """Bytes of one state that training goes on from."""
+    """Returns the bytes of one state that training can resume from."""
     return STATE_BYTES_PER_PARAMETER * num_parameters(size, roles, rank)
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """Of one model."""
+    """The adapters of one model."""
 
     source: "Source"
     model: "nn.Module"
-    """The whole model, which nothing of but the adapters moves."""
+    """The whole model; only its adapters train."""
     adapted: "dict[str, Linear]"
-    """By the name of the matrix, without `.weight`."""
+    """Modules with adapters, by the name of the matrix without `.weight`."""
     parameters: "list[nn.Parameter]"
-    """float32, whatever the weights are in."""
+    """float32, whatever the dtype of the weights."""
 
     @staticmethod
     def of(source: "Source", device: str, roles: Iterable[str], rank: int, alpha: int, seed: int) -> "Adapters":
-        """Builds the model on `device` with adapters, which add nothing yet, on the matrices that hold `roles`.
+        """Builds the model on `device`, with adapters that add nothing yet on the matrices that hold `roles`.
 
         Args:
             source: The checkpoint.
-            device: torch's name of it.
-            roles: Such as `up_proj`; a matrix that holds several has one adapter.
-            rank: Of each.
+            device: torch's name of the device.
+            roles: For example `up_proj`; a matrix that holds several has one adapter.
+            rank: Rank of each adapter.
             alpha: What adapters add is multiplied by alpha / rank.
-            seed: Of their first values.
+            seed: Seed of their first values.
         """
         import torch
         from peft import LoraConfig, inject_adapter_in_model
@@ -95,20 +96,21 @@ class Adapters:
         return Adapters(source, model, adapted, parameters)
 
     def turn(self, on: bool) -> None:
-        """Has the model run with what adapters add, or as it was."""
+        """Turns the adapters on or off."""
         for part in self.adapted.values():
             part.enable_adapters(on)
 
     def weight(self, name: str) -> "Tensor":
-        """A tensor with what its adapter adds, float32; as it is stored where it has none."""
+        """Returns a tensor with its adapter fused, float32; without an adapter, as it is stored."""
         kept = self.source.tensor(self.source.names[name])
         part = self.adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         return kept if part is None else kept.float() + part.get_delta_weight(ADAPTER).detach().cpu()
 
     def at_share(self, trained: "Sequence[Tensor]", share: float) -> None:
-        """Has the adapters add `share` of what they add with the values `trained` of `parameters`."""
+        """Scales what the adapters add with the values `trained` of `parameters` by `share`."""
         import torch
 
+        # the product A B is linear in B, so scaling B alone scales what an adapter adds
         grown = {id(part.lora_B[ADAPTER].weight) for part in self.adapted.values()}
         with torch.no_grad():
             for parameter, values in zip(self.parameters, trained, strict=True):

@@ -1,4 +1,4 @@
-"""Training as a stage was asked for it, with the words of its keys for what users are told."""
+"""One run of training as the user configured it, with the names of its settings for messages."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from coldpress.compiler.shared_settings import TrainingSetting
 
 @dataclass(frozen=True)
 class Course:
-    """What stages that train differ in beside the lesson."""
+    """The settings in which training stages differ, apart from the lesson."""
 
     stage: str
     key: str
-    """Of the setting that names the recipe."""
+    """Name of the setting that names the recipe."""
     recipe: str
     without: str
-    """The setting that leaves training out."""
+    """The setting that turns training off."""
     rate_key: str
-    """Of the setting that is the first step size."""
+    """Name of the setting for the first step size."""
     learning_rate: float
     steps: int
     shared: TrainingSetting
-    """What all such stages take."""
+    """Settings that all training stages share."""
     threads: int
-    """Blocks that run at a time."""
+    """Blocks that run at once."""

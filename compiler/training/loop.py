@@ -1,8 +1,8 @@
-"""The training loop of every recipe: AdamW on calibration blocks, validation blocks decide when it ends and what stays.
+"""The training loop of every recipe: AdamW on calibration blocks; validation blocks decide when it ends and what wins.
 
-Blocks of tokens are what threads share: each one's gradient is computed on one core, and gradients add up in the order
-of blocks, so the number of threads changes no bit of the result. What an interrupted run knew lies in the stage's
-folder; a run that goes on from there ends with the same bytes.
+Threads share blocks of tokens: each block's gradient is computed on one core, and gradients add up in the order of
+blocks, so the number of threads changes no bit of the result. The stage's folder holds the state of an interrupted run;
+a run that resumes from it ends with the same bytes.
 """
 
 import bisect
@@ -31,19 +31,20 @@ from coldpress.schemas.model import Distillation, DistillationPoint, Model
 LOG = logging.getLogger(__name__)
 MAX_GRADIENT = 1.0
 STATE_S = 300.0
-"""Seconds of work, at most, that an interrupted run has to do again."""
+"""Most seconds of work that an interrupted run repeats."""
 SHARES = tuple(count / 20 for count in range(10, 20))
-"""Of the way from the source's weights to the trained ones, that are tried."""
+"""Shares that are tried of the way from the source's weights to the trained ones."""
 RunAll = Callable[..., Iterator[Any]]
 
 
 def learned(
     course: Course, lesson: Lesson, source: Source, corpus: Corpus, work: Workspace
 ) -> tuple[Model, Distillation]:
-    """Trains the lesson's student and writes `source` with its weights; gives how it went, too.
+    """Trains the lesson's student and writes `source` with the trained weights; returns the model and the training
+    curve.
 
     Raises:
-        ColdpressError: if the loss is no number.
+        ColdpressError: if the loss is not finite.
     """
     training = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
     validation = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"][: course.shared.validation_blocks]
@@ -58,14 +59,15 @@ def learned(
 def train(
     course: Course, lesson: Lesson, training: np.ndarray, validation: np.ndarray, states: States
 ) -> tuple[DistillationPoint, ...]:
-    """Trains the student in place; it ends with the weights of the evaluation that was best, the start included.
+    """Trains the student in place; it ends with the weights of the best evaluation, the one before the first step
+    included.
 
     Args:
         course: Steps, rate and threads.
-        lesson: Student, teacher and what may move.
+        lesson: Student, teacher and the parameters that train.
         training: int token ids [num_blocks, block_tokens].
-        validation: Other blocks, which decide what is kept.
-        states: Where an interrupted run's state is looked for and kept.
+        validation: Other blocks, which decide which weights win.
+        states: Loads and saves the state of an interrupted run.
 
     Returns:
         Every evaluation, the one before the first step included.
@@ -76,6 +78,7 @@ def train(
     with _workers(course.threads) as run_all:
         judge = _Judge(lesson, _blocks(validation, lesson), run_all, course.threads)
         progress = states.load(lesson.parameters, optimizer) or _begin(lesson, judge)
+        # a resumed run draws the blocks of its past steps again, so that the next ones are the same
         for _ in range(progress.step):
             order.choice(len(training), count, replace=False)
         while progress.step < course.steps and not _tired(progress.curve, course.shared.distill_patience):
@@ -96,19 +99,20 @@ def train(
 
 
 def move_back(lesson: Lesson, validation: np.ndarray, curve: Sequence[DistillationPoint], threads: int) -> float:
-    """Moves a trained student back towards its source, as far as enough of what it won on validation text stays.
+    """Moves a trained student back towards its source, as far as enough of its gain on validation text remains.
 
-    What is won falls slowly at first on this way, and what the student loses where it runs dense falls at once: the one
-    with about the square of what is left to go, the other with that of what was gone (Wortsman et al. 2022).
+    On the way back the gain falls slowly at first, while the loss of dense quality shrinks at once: the gain falls with
+    about the square of the distance moved back, the dense loss grows with that of the distance from the source
+    (Wortsman et al. 2022).
 
     Args:
-        lesson: Its student has the weights that training ended with; `kept_gain` says what is enough.
+        lesson: Its student has the final weights of training; `kept_gain` says how much gain is enough.
         validation: int token ids [num_blocks, block_tokens], as in training.
-        curve: What training gave.
-        threads: Blocks that run at a time.
+        curve: The evaluations of training.
+        threads: Blocks that run at once.
 
     Returns:
-        The share of the way that the weights are left at.
+        The final share of the way from the source's weights to the trained ones.
     """
     first, lowest = curve[0].validation_kl, min(point.validation_kl for point in curve)
     if lesson.at_share is None or lesson.kept_gain == 1 or lowest >= first:
@@ -121,6 +125,7 @@ def move_back(lesson: Lesson, validation: np.ndarray, curve: Sequence[Distillati
             at_share(trained, share)
             return first - judge()[0] >= lesson.kept_gain * (first - lowest)
 
+        # bisection finds the least share that keeps enough, as the gain grows with the share
         found = bisect.bisect_left(SHARES, True, key=keeps_enough)
     share = SHARES[found] if found < len(SHARES) else 1.0
     at_share(trained, share)
@@ -136,7 +141,7 @@ def _begin(lesson: Lesson, judge: "_Judge") -> Progress:
 
 
 def _look(progress: Progress, lesson: Lesson, judge: "_Judge", course: Course, save: Callable[[], None]) -> None:
-    """Evaluates where it is time to, and saves the state then, or where the last one is long ago."""
+    """Evaluates when it is time to; saves the state after an evaluation, or when the last save is long ago."""
     if (
         progress.step % math.ceil(course.steps / course.shared.distill_evaluations) == 0
         or progress.step == course.steps
@@ -166,19 +171,20 @@ def _check_finite(loss: float, step: int, course: Course) -> None:
 
 
 def _tired(curve: list[DistillationPoint], patience: int) -> bool:
-    """Whether the last evaluations brought nothing."""
+    """Returns whether the last `patience` evaluations brought no gain."""
     best = min(range(len(curve)), key=lambda at: curve[at].validation_loss)
     return len(curve) - 1 - best >= patience
 
 
 def loss_of(wanted: Tensor, logits: Tensor, block: Tensor, cross_entropy: float = 0.0) -> Tensor:
-    """Mean KL(P_T || P_S) over the tokens of one block, in nats (Eq. 10), with a share of the text's own tokens.
+    """Returns the mean KL(P_T || P_S) over the tokens of one block in nats (Eq. 10), mixed with the text's own next
+    tokens.
 
     Args:
         wanted: The teacher's log-probabilities [T, vocab_size].
-        logits: The student's, alike.
-        block: int64 [T]; each token but the first is what the one before it should have predicted.
-        cross_entropy: The share, 0 to 1.
+        logits: The student's logits, of the same shape.
+        block: int64 [T]; each token but the first is the target of the one before it.
+        cross_entropy: Share of the text's own tokens, 0 to 1.
     """
     found = torch.log_softmax(logits, dim=-1)
     divergence = (wanted.exp() * (wanted - found)).sum(dim=-1).mean()
@@ -192,7 +198,7 @@ def _logits(model: nn.Module, block: Tensor) -> Tensor:
 
 
 def _taught(lesson: Lesson, run_all: RunAll, blocks: list[Tensor]) -> list[Tensor]:
-    """The teacher's log-probabilities of each block."""
+    """Returns the teacher's log-probabilities of each block."""
 
     def one(block: Tensor) -> Tensor:
         with torch.no_grad():
@@ -207,7 +213,7 @@ def _taught(lesson: Lesson, run_all: RunAll, blocks: list[Tensor]) -> list[Tenso
 
 @dataclass(frozen=True)
 class _Judge:
-    """KL on validation blocks, and what is added to it."""
+    """Computes the KL on validation blocks, and the penalty added to it."""
 
     lesson: Lesson
     blocks: list[Tensor]
@@ -215,7 +221,7 @@ class _Judge:
     threads: int
 
     def __call__(self) -> tuple[float, float]:
-        """In nats per token."""
+        """Returns both in nats per token."""
         found: list[tuple[float, float]] = []
 
         def one(wanted: Tensor, block: Tensor) -> tuple[float, float]:
@@ -232,10 +238,11 @@ class _Judge:
 
 
 def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], threads: int) -> float:
-    """Mean gradient over `blocks`, added up in their order, the first of them dense; gives the mean loss."""
+    """Sets the mean gradient over `blocks`, summed in their order; the first blocks run dense; returns the mean
+    loss."""
 
     def one(wanted: Tensor, block: Tensor) -> tuple[float, tuple[Tensor, ...]]:
-        with lesson.watched() as added:  # the backward pass may run layers again, which must do all that they did
+        with lesson.watched() as added:  # the backward pass may rerun layers, whose hooks must act as before
             loss = loss_of(wanted, _logits(lesson.student, block), block, lesson.cross_entropy)
             loss = sum(tuple(added), loss)
             return loss.item(), torch.autograd.grad(loss, lesson.parameters)
@@ -264,13 +271,13 @@ def _blocks(tokens: np.ndarray, lesson: Lesson) -> list[Tensor]:
 
 
 def _at_a_time(blocks: list[Tensor], threads: int) -> Iterator[list[Tensor]]:
-    """As many blocks as run at once, so that no more logits and gradients than theirs are in memory."""
+    """Yields as many blocks as run at once, so that memory holds only their logits and gradients."""
     return (blocks[start : start + threads] for start in range(0, len(blocks), threads))
 
 
 @contextmanager
 def _workers(threads: int) -> Iterator[RunAll]:
-    """An ordered parallel map whose workers, and the caller, use one core each."""
+    """Yields an ordered parallel map; its workers, and the caller, use one core each."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,13 +1,14 @@
-"""What training takes of memory, in bytes, from shapes alone; no torch, since preflight asks before anything long.
+"""The memory that training takes, in bytes, from shapes alone; no torch, since preflight needs it before the long
+stages.
 
-With H the hidden size, F the intermediate size, V the vocabulary and T tokens of a block, one block that runs holds
+With H the hidden size, F the intermediate size, V the vocabulary and T tokens of a block, one running block holds
 
-    inside a layer     T (14 H + 7 F) and heads T^2 scores, of all layers, or of one where layers run again
-    between layers     T H of each where layers run again
+    inside a layer     T (14 H + 7 F) and heads T^2 scores, of all layers, or of one if layers are recomputed
+    between layers     T H of each if layers are recomputed
     logits             6 T V: the teacher's and the student's, their logarithms, and the gradient
 
-in float32; where an option rounds adapters in the loop, codes of all layers; where weights are kept in fewer bytes, a
-layer's matrices or the head once more, as they are widened when they are used. Writing the result holds a layer in
+in float32. If an option rounds adapters in the loop, codes of all layers are added; if weights are stored in fewer
+bytes, a layer's matrices or the head once more, as they are widened at each use. Writing the result holds a layer in
 float32 twice: its tensors, and their bytes.
 """
 
@@ -30,29 +31,29 @@ from coldpress.schemas.model import Model, ModelSpec
 
 LOG = logging.getLogger(__name__)
 KEPT_BYTES = 1 << 30
-"""What the blocks that run may keep for the backward pass; layers run again where they would keep more."""
+"""Most memory that running blocks may hold for the backward pass; if they need more, layers are recomputed."""
 BYTES_PER_PARAMETER = 4 * (1 + 1 + 1 + 2 + 1)
 """Teacher, student, gradient, Adam's two moments and the best weights so far."""
 STATE_BYTES_PER_PARAMETER = 4 * 4
 PROCESS_BYTES = 700 << 20
-"""A process that has imported torch, transformers and peft, before it does anything."""
+"""Memory of a process that has imported torch, transformers and peft."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model and of the text that it sees."""
+    """Size of a model and of its training text."""
 
     spec: ModelSpec
     shapes: Mapping[str, tuple[int, ...]]
-    """Of each tensor, by role."""
+    """Shape of each tensor, by role."""
     families: tuple[FamilyName, ...]
     block_tokens: int
     threads: int
-    """Blocks that run at a time."""
+    """Blocks that run at once."""
     weight_bytes: int
-    """Of all tensors as they are stored."""
+    """All tensors as they are stored."""
     format: FormatName
-    """That the build will hold weights in."""
+    """Format of the weights in the build."""
 
     @staticmethod
     def of(
@@ -62,31 +63,31 @@ class Size:
         families: tuple[FamilyName, ...] = (),
         format_name: FormatName = "fp16",
     ) -> "Size":
-        """What training by a corpus hangs on."""
+        """Returns the figures that the memory of training depends on."""
         shapes = {role: source.shape for role, source in model.tensors.items()}
         block_tokens = corpus.split("calibration").block_tokens
         return Size(model.spec, shapes, families, block_tokens, threads, weight_bytes(model), format_name)
 
     @property
     def num_parameters(self) -> int:
-        """Of all tensors."""
+        """Returns the parameters of all tensors."""
         return sum(map(prod, self.shapes.values()))
 
     @property
     def recompute(self) -> bool:
-        """Whether the backward pass runs each layer again."""
+        """Returns whether the backward pass recomputes each layer."""
         return self.threads * self.spec.num_hidden_layers * self._layer_bytes > KEPT_BYTES
 
     def shape_of(self, role: str) -> tuple[int, int]:
-        """(outputs, inputs) of a layer's matrix; all layers are alike."""
+        """Returns (outputs, inputs) of a layer's matrix; all layers have equal shapes."""
         rows, columns = self.shapes[f"layers.0.{role}.weight"]
         return rows, columns
 
     def running_bytes(self, widened: bool) -> int:
-        """What one block takes while it runs.
+        """Returns the memory of one running block.
 
         Args:
-            widened: Whether weights are kept in fewer bytes than they are used in, and layers always run again.
+            widened: Whether weights are stored in fewer bytes than they are used in, and layers are always recomputed.
         """
         layers, spec = self.spec.num_hidden_layers, self.spec
         recompute = widened or self.recompute
@@ -98,37 +99,37 @@ class Size:
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """Roles of a layer's matrices, such as `up_proj`; all layers are alike."""
+        """Returns the roles of a layer's matrices, for example `up_proj`; all layers have the same."""
         first = {name: shape for name, shape in self.shapes.items() if name.startswith("layers.0.")}
         found = (name for name, shape in first.items() if len(shape) > 1)
         return tuple(sorted(name.removeprefix("layers.0.").removesuffix(".weight") for name in found))
 
     @property
     def code_bytes(self) -> int:
-        """Of the layers' matrices in the build's format, rounded up to whole groups."""
+        """Returns the bytes of the layers' matrices in the build's format, rounded up to whole groups."""
         nbytes = load("coldpress.runtime.quantization", Format, self.format).nbytes
         matrices = (shape for role, shape in self.shapes.items() if role.startswith("layers.") and len(shape) > 1)
         return sum(max(rows * nbytes(columns), columns * nbytes(rows)) for rows, columns in matrices)
 
     @property
     def two_models_bytes(self) -> int:
-        """Where teacher and student are two models in float32, and all weights of the student move: every copy of the
-        weights, a gradient for each block that runs, and what blocks keep."""
+        """Returns the memory for two models in float32 with all weights of the student training: every copy of the
+        weights, a gradient for each running block, and the blocks."""
         copies = (BYTES_PER_PARAMETER + 4 * self.threads) * self.num_parameters
         return copies + max(self.threads * self.running_bytes(widened=False), self.writing_bytes)
 
     @property
     def two_models_state_bytes(self) -> int:
-        """Of one state that such training goes on from."""
+        """Returns the bytes of one state that such training can resume from."""
         return STATE_BYTES_PER_PARAMETER * self.num_parameters
 
     def disk_bytes(self, state_bytes: int) -> int:
-        """What training leaves in the build folder: weights in float32, and two states while it runs."""
+        """Returns what training leaves in the build folder: weights in float32, and two states while it runs."""
         return 4 * self.num_parameters + 2 * state_bytes
 
     @property
     def writing_bytes(self) -> int:
-        """What one file of the result takes while it is written."""
+        """Returns the memory for writing one file of the result."""
         return 2 * 4 * self._layer_parameters
 
     @property
@@ -144,10 +145,11 @@ class Size:
 
 
 def check_one_mlp(spec: ModelSpec, asked: str, without: str) -> None:
-    """Refuses to train a mixture of experts, whose router would have to be kept from sending all to a few.
+    """Refuses to train a mixture of experts: training would have to keep the router from sending all tokens to a few
+    experts.
 
     Raises:
-        ColdpressError: naming what was asked for, and what builds without it.
+        ColdpressError: naming the setting that asked for it, and the one that builds without it.
     """
     if spec.is_mixture:
         raise ColdpressError(
@@ -157,14 +159,14 @@ def check_one_mlp(spec: ModelSpec, asked: str, without: str) -> None:
 
 
 def check_memory(course: Course, needed: int, size: Size, device: str, others: str = "") -> None:
-    """Refuses what does not fit.
+    """Refuses training that does not fit into memory.
 
     Args:
-        course: What was asked for.
+        course: The user's settings.
         needed: Bytes.
-        size: Of the model.
-        device: torch's name of what computes.
-        others: What else helps, with a comma behind it.
+        size: Size of the model.
+        device: torch's name of the device that computes.
+        others: Further remedies, with a comma after each.
 
     Raises:
         DoesNotFitError: with both figures.
@@ -189,5 +191,5 @@ def _free_bytes(device: str) -> int:
 
 
 def weight_bytes(model: Model) -> int:
-    """Of all tensors as they are stored."""
+    """Returns the bytes of all tensors as they are stored."""
     return sum(ITEM_BYTES[stored_dtype(model, role)] * prod(source.shape) for role, source in model.tensors.items())

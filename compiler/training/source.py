@@ -1,7 +1,6 @@
-"""A checkpoint as transformers knows it, whole: built for training, and written again as a folder that it can load.
+"""A whole checkpoint as transformers loads it: builds it for training, and writes it back as a folder that it can load.
 
-Tensors are read one at a time and written one layer at a time, so that beside the model itself no more than a layer is
-ever in memory.
+Reads one tensor and writes one layer at a time, so that memory holds at most one layer beside the model itself.
 """
 
 import functools
@@ -40,11 +39,11 @@ class Source:
     config: Any
     names: dict[str, tuple[str, ...]]
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of config.json that are no longer what the folder says."""
+    """Keys of config.json whose values replace those of the folder."""
 
     @staticmethod
     def of(model: Model, changes: Mapping[str, Any] | None = None) -> "Source":
-        """Reads the configuration only; the record `model` is what it is with `changes` of config.json."""
+        """Reads the configuration only; the record `model` already includes `changes` of config.json."""
         architecture = load("coldpress.compiler.architectures", _common.Architecture, model.spec.model_type)
         raw = {**read_object(private_folder(model) / CONFIG, MAX_CONFIG_BYTES), **(changes or {})}
         config = _common.source_config(architecture.MODULES, raw)
@@ -52,16 +51,15 @@ class Source:
 
     @property
     def modules(self) -> _common.Modules:
-        """Where transformers keeps the parts of such a model."""
+        """Returns where transformers has the parts of such a model."""
         return load("coldpress.compiler.architectures", _common.Architecture, self.model.spec.model_type).MODULES
 
     def build(self, device: str, stored: bool = False) -> nn.Module:
-        """The whole model on `device`, which computes in float32.
+        """Builds the whole model on `device`; it computes in float32.
 
         Args:
-            device: torch's name of it.
-            stored: Matrices stay in the dtype that they are stored in and cannot be trained; each is widened when it
-                is used.
+            device: torch's name of the device.
+            stored: Whether matrices keep their stored dtype; then they cannot train, and each is widened at every use.
         """
         built: Any = _common.causal_lm(self.modules, self.config)
         for name, roles in self.names.items():
@@ -76,13 +74,13 @@ class Source:
             built.get_submodule(self.modules.base).rotary_emb = rotary
         left = [name for name, part in (*built.named_parameters(), *built.named_buffers()) if part.is_meta]
         if left:
-            raise AssertionError(f"no weights for {', '.join(left)}")  # ingest checked that there are
+            raise AssertionError(f"no weights for {', '.join(left)}")  # ingest checked that all tensors exist
         if stored:
             _widen_when_used(built)
         return built
 
     def tensor(self, roles: tuple[str, ...]) -> Tensor:
-        """One of transformers' tensors, on the CPU, in the dtype that it is stored in."""
+        """Returns one of transformers' tensors, on the CPU, in its stored dtype."""
         parts = [self._of_role(role) for role in roles]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -92,7 +90,7 @@ class Source:
         return kept
 
     def matrices(self, roles: frozenset[str]) -> list[str]:
-        """Names of the matrices that hold one of `roles` such as `up_proj`, in any layer."""
+        """Returns the names of the matrices that hold one of `roles`, for example `up_proj`, in any layer."""
         return [
             name
             for name, held in self.names.items()
@@ -101,11 +99,11 @@ class Source:
         ]
 
     def write(self, weight: Callable[[str], Tensor], folder: Path) -> Model:
-        """Writes weights beside the source's configuration and tokenizer, one file per layer; gives the record.
+        """Writes weights beside the source's configuration and tokenizer, one file per layer; returns the record.
 
         Args:
-            weight: A tensor by its name, as it is to be stored.
-            folder: Is replaced.
+            weight: Tensor name -> the tensor to store.
+            folder: Target; replaced if it exists.
         """
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(private_folder(self.model), folder, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
@@ -116,7 +114,7 @@ class Source:
         shards = self._shards()
         for file, names in shards.items():
             with replacing(folder / file) as temporary:
-                # no variable: those of the file before would still be in memory
+                # no variable: it would keep the tensors of the previous file in memory
                 save_file(
                     {name: weight(name).detach().cpu().contiguous() for name in names}, temporary, {"format": "pt"}
                 )
@@ -136,7 +134,7 @@ class Source:
         )
 
     def _shards(self) -> dict[str, list[str]]:
-        """File name -> names of its tensors: what all layers share, then one file per layer."""
+        """Returns file name -> names of its tensors: first those outside the layers, then one file per layer."""
         count = self.model.spec.num_hidden_layers + 1
         shards: dict[str, list[str]] = {f"model-{i + 1:05d}-of-{count:05d}.safetensors": [] for i in range(count)}
         for name, roles in self.names.items():
@@ -150,13 +148,13 @@ def _described(path: Path) -> SourceFile:
 
 
 def layers_of(model: nn.Module, modules: _common.Modules) -> Iterator[nn.Module]:
-    """The layers in their order."""
+    """Yields the layers in their order."""
     layers: Any = model.get_submodule(modules.base).layers
     yield from layers
 
 
 def recompute_layers(model: nn.Module, modules: _common.Modules) -> None:
-    """Has the backward pass run each layer again instead of keeping what is inside it (gradient checkpointing)."""
+    """Makes the backward pass recompute each layer instead of storing its inner values (gradient checkpointing)."""
     for layer in layers_of(model, modules):
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 

@@ -1,7 +1,7 @@
-"""What an interrupted training run leaves behind, so that the next one goes on as if nothing had happened.
+"""Saves the state of an interrupted training run, so that the next run continues as if nothing had happened.
 
-Two array files in turn, guarded by the stage's fingerprint: while one is written the other is whole. What is drawn is
-drawn again from the seed, so no random state is kept.
+Two array files take turns, guarded by the stage's fingerprint: while one is written the other is complete. Random draws
+are repeated from the seed, so no random state is saved.
 """
 
 import logging
@@ -25,21 +25,21 @@ KEYS = ("training-0", "training-1")
 
 @dataclass
 class Progress:
-    """Where training stands."""
+    """The point that training has reached."""
 
     step: int
-    """Updates that were made."""
+    """Updates made so far."""
     curve: list[DistillationPoint]
     losses: list[float]
-    """Of the steps since the last evaluation."""
+    """Losses of the steps since the last evaluation."""
     best: "list[Tensor]"
-    """The parameters of the evaluation that was best."""
+    """The parameters of the best evaluation."""
     since: float = field(default_factory=time.monotonic)
-    """When the last state was saved."""
+    """Time of the last save."""
 
     @property
     def lowest(self) -> DistillationPoint:
-        """The best evaluation; of equal ones the first."""
+        """Returns the best evaluation; of equal ones the first."""
         return min(self.curve, key=lambda point: point.validation_loss)
 
 
@@ -51,7 +51,7 @@ class States:
     turn: int = 0
 
     def save(self, progress: Progress, parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer") -> None:
-        """Writes where training stands, over the older of the two states."""
+        """Writes the progress over the older of the two states."""
         arrays = {
             "step": np.array([progress.step], np.int64),
             "curve": np.array(
@@ -67,7 +67,7 @@ class States:
         self.turn = 1 - self.turn
 
     def load(self, parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer") -> Progress | None:
-        """Puts parameters and moments back as the later state has them; None where there is none."""
+        """Restores parameters and moments from the later state; returns None if there is none."""
         import torch
 
         files = {key: found for key in KEYS if (found := self.work.current(key)) is not None}
@@ -88,11 +88,11 @@ class States:
                 moments = {"exp_avg": saved["mean"], "exp_avg_sq": saved["square"]}
                 state = {name: moment.to(parameter.device) for name, moment in moments.items()}
                 optimizer.state[parameter] = {"step": torch.tensor(float(steps[latest])), **state}
-        LOG.info("training: goes on from step %d, where an earlier run was interrupted", steps[latest])
+        LOG.info("training: resumes at step %d, where an earlier run was interrupted", steps[latest])
         return Progress(steps[latest], _curve(arrays), arrays["losses"].tolist(), best)
 
     def remove(self) -> None:
-        """Once the result is written."""
+        """Removes the states, once the result is written."""
         for key in KEYS:
             self.work.remove(key)
 
@@ -109,7 +109,7 @@ def _curve(arrays: Mapping[str, np.ndarray]) -> list[DistillationPoint]:
 def _tensors(
     progress: Progress, parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer"
 ) -> "Iterator[tuple[str, Tensor]]":
-    """Name -> what one state holds of each parameter."""
+    """Yields name and tensor of everything that one state holds of each parameter."""
     for number, (parameter, best) in enumerate(zip(parameters, progress.best, strict=True)):
         moments: Mapping[str, Any] = optimizer.state[parameter]
         yield f"now.{number}", parameter

@@ -324,7 +324,7 @@ def test_settings_that_do_not_go_together(
     ("longrope", "text"),
     [
         (False, "exceeds the 256 tokens of model tiny; use a shorter one"),
-        (True, r"exceeds the 128 tokens of model tiny \(config.json has 256, but of longrope only the short factors"),
+        (True, r"exceeds the 128 tokens of model tiny \(config.json has 256, but only longrope's short factors"),
     ],
 )
 def test_a_context_that_is_too_long_says_why(

@@ -86,7 +86,7 @@ def test_fio_reports_that_say_too_little(base: DeviceProfile) -> None:
     ],
 )
 def test_a_report_of_another_form_is_refused(base: DeviceProfile, report: dict[str, object]) -> None:
-    with pytest.raises(ColdpressError, match="fio's report is not as fio writes it"):
+    with pytest.raises(ColdpressError, match="the report does not have fio's format"):
         import_fio(report, "x", base)
 
 
@@ -128,7 +128,7 @@ def test_names_are_checked_before_anything_is_measured(
     for given in (["measure"], ["import-fio", str(tmp_path / "fio.json"), "--base", "pixel6"]):
         assert command.main([*given, "--name", name, "--output", str(tmp_path / "phone.yaml")]) == 2
         told = capsys.readouterr().err
-        assert "is no name of a device; use small letters, digits and single hyphens between them" in told
+        assert "is no name of a device; use small letters and digits, with single hyphens between them" in told
     assert not (tmp_path / "phone.yaml").exists()
 
 

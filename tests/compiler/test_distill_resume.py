@@ -53,7 +53,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     resumed = run(config, model, corpus, sparsity, workspace(tmp_path / "killed"), 2)
     assert resumed.weights_sha256 == whole.weights_sha256
     assert resumed.distillation == whole.distillation
-    assert f"goes on from step {2 * after}," in caplog.text
+    assert f"resumes at step {2 * after}," in caplog.text
     assert not list((tmp_path / "killed").glob("training*"))
 
 

@@ -163,9 +163,13 @@ def test_without_a_network_the_hub_is_asked_once_and_the_cache_then(
     index.failure = ConnectionError("no\nroute")
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
-    with pytest.raises(ColdpressError, match="is not in the local cache and the hub is not reached; check the network"):
+    with pytest.raises(
+        ColdpressError, match="is not in the local cache and the hub cannot be reached; check the network"
+    ):
         hub.listed("owner/tiny", REVISION)
-    with pytest.raises(ColdpressError, match="is not in the local cache and the hub is not reached; check the network"):
+    with pytest.raises(
+        ColdpressError, match="is not in the local cache and the hub cannot be reached; check the network"
+    ):
         hub.snapshot("owner/tiny", REVISION, offline=False)
     assert index.asked == 2
     assert sum(waits) < 5

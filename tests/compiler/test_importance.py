@@ -265,5 +265,5 @@ def test_entries_that_share_their_bytes_take_no_memory_of_their_own(tmp_path: Pa
 def test_counts_that_are_no_numbers_of_tokens_are_refused(tmp_path: Path, count: float) -> None:
     path = tmp_path / "imatrix"
     path.write_bytes(shared_counts(1, 4, count))
-    with pytest.raises(ColdpressError, match="the counts of 0 are no numbers of tokens"):
+    with pytest.raises(ColdpressError, match="the counts of 0 are not valid numbers of tokens"):
         open_imatrix(path).read("0")

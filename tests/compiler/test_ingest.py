@@ -183,8 +183,8 @@ def test_a_cached_hub_model_needs_no_network(cached: Path, tmp_path: Path) -> No
 def test_a_hub_model_that_is_not_there(cached: Path, tmp_path: Path) -> None:
     text = refusal("owner/other", tmp_path / "work", revision=REVISION)
     assert text == (
-        f"owner/other at revision {REVISION} is not in the local cache and the hub is not reached; allow the network "
-        "once, or give a local folder"
+        f"owner/other at revision {REVISION} is not in the local cache and the hub cannot be reached; allow the "
+        "network once, or give a local folder"
     )
 
 

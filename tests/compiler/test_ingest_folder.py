@@ -113,7 +113,9 @@ def test_a_licence_that_its_owner_keeps_private(folder: Path, tmp_path: Path, mo
     (tmp_path / "key").chmod(mode)
     (folder / "config.json").chmod(0o644)
     (folder / "LICENSE").hardlink_to(tmp_path / "key")
-    assert f"the licence file LICENSE has the mode {mode:o} and is kept from readers" in refusal(folder, tmp_path / "w")
+    assert f"the licence file LICENSE has the mode {mode:o} and is hidden from readers" in refusal(
+        folder, tmp_path / "w"
+    )
 
 
 def test_a_checkpoint_that_is_private_as_a_whole(folder: Path, tmp_path: Path) -> None:
@@ -221,8 +223,14 @@ def test_a_config_that_is_no_text(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"auto_map": {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}}, "auto_map names code"),
-        ({"auto_map": {"AutoModel": "owner/repo--modeling.LlamaModel", "x": ["y"]}}, "auto_map names code"),
+        (
+            {"auto_map": {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}},
+            "auto_map names the checkpoint's own code",
+        ),
+        (
+            {"auto_map": {"AutoModel": "owner/repo--modeling.LlamaModel", "x": ["y"]}},
+            "auto_map names the checkpoint's own code",
+        ),
         ({"_attn_implementation_internal": "owner/kernel"}, "the key _attn_implementation_internal may load code"),
         ({"trust_remote_code": True}, "the key trust_remote_code may load code"),
         ({"quantization_config": {"bits": 4}}, "quantized already"),

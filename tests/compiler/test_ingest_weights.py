@@ -174,7 +174,7 @@ def test_an_index_that_leaves_the_folder(sharded: Path, tmp_path: Path) -> None:
         "sub/x.safetensors",
     ):
         edit(sharded / INDEX, lambda index, file=file: index["weight_map"].update({EMBED: file}))
-        assert "is no plain safetensors name" in refusal(sharded, tmp_path / "work")
+        assert "is not a plain safetensors name" in refusal(sharded, tmp_path / "work")
 
 
 def test_an_index_that_names_a_link(sharded: Path, tmp_path: Path) -> None:
@@ -217,4 +217,4 @@ def test_an_index_of_names_without_end(sharded: Path, tmp_path: Path) -> None:
 
 def test_an_index_without_a_map(sharded: Path, tmp_path: Path) -> None:
     (sharded / INDEX).write_text('{"weight_map": {"a": 1}}')
-    assert "weight_map is missing or no map of texts" in refusal(sharded, tmp_path / "work")
+    assert "weight_map is missing or not a map of texts" in refusal(sharded, tmp_path / "work")

@@ -260,7 +260,7 @@ def test_the_dag_knows_that_zeros_will_be_exact(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"hidden_act": "silu", "relu_threshold": 0.1}, "relu_threshold is 0.1 beside the activation silu"),
+        ({"hidden_act": "silu", "relu_threshold": 0.1}, "relu_threshold is 0.1 with the activation silu"),
         ({"hidden_act": "relu", "relu_threshold": -1}, "relu_threshold is -1, expected a number above 0"),
         ({"hidden_act": "relu", "relu_threshold": "much"}, "relu_threshold is 'much', expected a number above 0"),
     ],

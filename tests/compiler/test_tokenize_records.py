@@ -86,7 +86,7 @@ def test_layouts_may_be_mixed_and_are_said(tmp_path: Path, caplog: pytest.LogCap
         (
             {"title": "x", "body": "y"},
             "",
-            "a.jsonl:41: none of the record's fields is known to hold its text, found 'title, body'; name the field "
+            "a.jsonl:41: no field of the record is known to hold text, found 'title, body'; name the field "
             "with corpus_field=<field>, or several with corpus_field=<one>+<another>",
         ),
         ({"instruction": "x"}, "", "found 'instruction'; name the field with corpus_field"),
@@ -179,7 +179,7 @@ def test_of_parquet_only_the_columns_that_count_are_read(tmp_path: Path) -> None
     rows = list(parquet_records(tmp_path / "a.parquet", RowReader().columns))
     assert rows[0] == ("a.parquet:1", {"question": PAGES[0], "task": "sums", "answer": "so"})
     assert [place for place, _ in rows] == [f"a.parquet:{number}" for number in range(1, 41)]
-    assert "none of the record's fields is known to hold its text, found 'image'" in refusal_of(tmp_path, ["image"])
+    assert "no field of the record is known to hold text, found 'image'" in refusal_of(tmp_path, ["image"])
     parquet.write_table(pyarrow.table(columns).slice(0, 0), tmp_path / "empty.parquet")
     assert "is empty" in refusal(tmp_path / "empty.parquet")
 
@@ -265,7 +265,7 @@ WORDS = b"words " * 9999
         ("a.json", b'[{"text": "a"}] x', "a.json:1: the record is not JSON"),
         ("a.json", b'[{"text": "a"},]', "a.json:1: the record is not JSON"),
         ("a.json", b'[{"text": "a"}', "a.json:1: the record is not JSON"),
-        ("a.json", b'{\n"text": "a"\n}', "a.json:1: the record is not JSON; a .jsonl file has one record a line"),
+        ("a.json", b'{\n"text": "a"\n}', "a.json:1: the record is not JSON; a .jsonl file has one record per line"),
         ("a.json", b"[]", "the corpus a.json is empty"),
         ("a.txt.gz", gzip.compress(WORDS)[:-9], "a.txt.gz: cannot be read (Truncated"),
         ("a.txt.gz", gzip.compress(WORDS)[:-8] + bytes(8), "a.txt.gz: cannot be read (zlib inflate failed"),

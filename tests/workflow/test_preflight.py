@@ -35,5 +35,5 @@ def test_a_hub_model_that_cannot_be_had_ends_the_run_before_any_job(workflow: Wo
     refused = workflow.at(tmp_path, model="qwen2.5-0.5b", revision="a" * 40, corpus="pydoc")
     done = refused.run()
     assert done.returncode == 2
-    assert "is not in the local cache and the hub is not reached; allow the network once" in done.stderr
+    assert "is not in the local cache and the hub cannot be reached; allow the network once" in done.stderr
     assert not list((refused.folder / "build").rglob("*.log"))

@@ -1,8 +1,8 @@
-"""Decides what the DRAM budget buys: density per layer and family, predictor sizes, and the bytes of every use.
+"""allocate: divides the DRAM budget: density per layer and family, predictor sizes, and the bytes of every use.
 
 Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte. The memory
 equation is resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2
-and 8, with what this runtime keeps besides); where densities come from, and what is fitted to them, the selector says
+and 8, plus the other buffers of this runtime). The selector says where densities come from and what is fitted to them
 (runtime/sparsity).
 """
 
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 MIN_RANK = 8
-"""Raised to what fills a group of the predictors' format: 32 in 8 bits."""
+"""Smallest rank; raised to fill a group of the predictors' format: 32 in 8 bits."""
 COMPARED_LOGIT_BYTES = 4 * 4 * 4
-"""Per logit of a block while losses are compared: of four variants in float32, with copies."""
+"""Memory per logit of a block while losses are compared: four variants in float32, with copies."""
 PREDICTOR_FREE_SHARE = 0.6
 """Predictors take at most this share of the DRAM that could hold units instead."""
 
@@ -98,14 +98,14 @@ class OverBudgetError(DoesNotFitError):
     """The DRAM budget cannot hold what a method needs before it caches any unit."""
 
     def __init__(self, text: str, needed_bytes: int) -> None:
-        """`needed_bytes` is what the method needs."""
+        """`needed_bytes`: the bytes that the method needs."""
         super().__init__(text)
         self.needed_bytes = needed_bytes
 
 
 @dataclass(frozen=True)
 class _Needs:
-    """Bytes that do not depend on how many units are kept."""
+    """Bytes that do not depend on the number of cached units."""
 
     resident: int
     kv_cache: int
@@ -116,12 +116,12 @@ class _Needs:
 
 @dataclass(frozen=True)
 class _PredictorSizes:
-    """What `size` and `predict` may do."""
+    """Limits for `size` and `predict`."""
 
     largest: tuple[int, ...]
-    """The rank that no layer's predictor exceeds, 0 where it has none."""
+    """Highest rank of each layer's predictor; 0 if it has none."""
     limit_bytes: int
-    """What all of them take at most."""
+    """Most bytes of all predictors together."""
     expected_bytes: int
 
 
@@ -134,7 +134,7 @@ def run(
     corpus: Corpus | None = None,
     threads: int = 1,
 ) -> Sparsity:
-    """Divides the budget; with `auto` among the candidates for the fastest, dense unless another is clearly faster.
+    """Divides the budget; `auto` picks the fastest candidate, and dense unless another is clearly faster.
 
     A corpus is needed where density_allocation measures losses.
 
@@ -158,7 +158,7 @@ def run(
 
 
 def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
-    """Says how the budget is divided, and how fast that may be."""
+    """Logs the division of the budget, and the speed to expect."""
     budget = sparsity.budget
     LOG.info(
         "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s bookkeeping, %s buffers, %s for units",
@@ -175,7 +175,8 @@ def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Where losses are measured: the hidden states of all variants twice and of the whole model, logits of a block."""
+    """Returns what losses take, if the rule measures them: hidden states of all variants twice and of the whole model,
+    logits of a block."""
     settings, spec = build.settings["allocate"], build.model.spec
     rule = load("coldpress.compiler.stages.allocate", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
@@ -191,10 +192,9 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
-    """The candidates' divisions held against each other (_auto.py); those that do not fit are left out.
+    """Compares the divisions of all candidates (_auto.py); skips those that do not fit.
 
-    They have densities that are the same in all layers: what a rule of allocation makes of them, it makes of the one
-    that is chosen.
+    Candidates are compared with the same density in all layers; the allocation rule then runs for the chosen one only.
 
     Raises:
         DoesNotFitError: if none fits.
@@ -208,7 +208,7 @@ def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
         configs[method] = config.model_copy(update={"method": method, **own})
         try:
             found.append(_divided(configs[method].model_copy(update={"density_allocation": UNIFORM}), inputs))
-        except ColdpressError as error:  # too large for the budget, or with nothing to leave out
+        except ColdpressError as error:  # too large for the budget, or nothing is left out
             refusals.append(error)
             needed = error.needed_bytes if isinstance(error, OverBudgetError) else None
             skipped.append(Tried(method=method, skipped=str(error), needed_bytes=needed))
@@ -223,12 +223,12 @@ def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
 
 
 def _density_for(method: str, density: float | None) -> float | None:
-    """What the user asked for, where that is a choice."""
+    """Returns the user's density if the method lets the user choose it; else None."""
     return density if load("coldpress.runtime.sparsity", Selector, method).densities(False) == "budget" else None
 
 
 def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
-    """What one method makes of the budget."""
+    """Divides the budget with one method."""
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
     budget = _budget_bytes(config, model, device)
     method = _method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
@@ -308,18 +308,18 @@ def _method_of(name: str, options: Options, format_name: str, layers_per_group: 
 
 
 def _why_shorter(model: Model) -> str:
-    """What to add where config.json promises more tokens than the model can be built for."""
+    """Explains why config.json promises more tokens than the model can be built for; empty if it does not."""
     promised = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)["max_position_embeddings"]
     if promised <= model.spec.max_position_embeddings:
         return ""
     return (
-        f" (config.json has {promised}, but of longrope only the short factors are supported, which "
+        f" (config.json has {promised}, but only longrope's short factors are supported, which "
         "hold up to original_max_position_embeddings)"
     )
 
 
 def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
-    """What the selector keeps for each family of each layer; None where it keeps nothing."""
+    """Saves the selector's arrays for each family of each layer; returns None if it needs none."""
     method = _method_of(sparsity.method, sparsity.options, sparsity.format, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
     held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, inputs.model.spec, sparsity.format)
@@ -334,12 +334,12 @@ def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
 def _predictor_ranks(
     config: AllocateConfig, model: Model, densities: dict[FamilyName, tuple[float, ...]], free_bytes: int
 ) -> "_PredictorSizes":
-    """What predictors may take and are expected to; nothing where the method needs none.
+    """Returns the limit and the expected bytes of predictors; all 0 if the method needs none.
 
-    Expected is what each layer's density suggests (PowerInfer Fig. 9), as far as all of it fits. Any one may be as
-    large as the others' least sizes leave room for, but has no more parameters than the matrix whose sign it predicts,
-    which would be the better predictor. A layer all of whose units are used has none. Of a mixture of experts all of
-    this is of what one token uses: its experts' units, and the rows that are theirs.
+    The expected size follows from each layer's density (PowerInfer Fig. 9), as far as all fit. One predictor may take
+    all bytes that the others' smallest sizes leave, but never more parameters than the matrix whose sign it predicts:
+    that matrix would be the better predictor. A layer that uses all its units has none. In a mixture of experts all
+    counts are for the units that one token uses.
 
     Raises:
         ColdpressError: if every unit of every layer is used.
@@ -375,11 +375,11 @@ def _predictor_ranks(
 
 
 def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:
-    """What is left for units (Eqs. 2 and 8)."""
+    """Returns the bytes that remain for units (Eqs. 2 and 8)."""
     needed = needs.resident + needs.kv_cache + needs.bookkeeping + needs.predictors + needs.buffers
     if needed > budget:
         raise OverBudgetError(
-            f"a DRAM budget of {budget:,} bytes was asked for, {needed:,} are needed before any unit is kept: "
+            f"a DRAM budget of {budget:,} bytes was asked for, {needed:,} are needed before any unit is cached: "
             f"{needs.resident:,} resident tensors in {config.format}, {needs.kv_cache:,} KV cache of "
             f"{config.context_length} tokens, {needs.bookkeeping:,} bookkeeping, {needs.predictors:,} predictors, "
             f"{needs.buffers:,} buffers; "

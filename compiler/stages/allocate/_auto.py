@@ -1,10 +1,10 @@
-"""Chooses the division of the budget that decodes fastest, before anything is placed, ordered or trained.
+"""Picks the division of the budget that decodes fastest, before anything is placed, ordered or trained.
 
 Held-out calibration tokens of a few layers run on the simulated device (compiler/seconds.py): DRAM holds the hottest
-units that fit, and the others are read in the model's own order. Placement, order and a cache that follows the text
-only make it faster. Where activity is not known yet, units are drawn at random, the worst case for caches and orders;
-so are a predictor's extra units. A dense run is known exactly (compiler/dense_run.py), and is taken unless another
-method is faster by MARGIN.
+units that fit, and the others are read in the model's own order. Placement, order and an adaptive cache can only make
+it faster. If activity is not known yet, units are drawn at random, the worst case for caches and orders; so are a
+predictor's extra units. A dense run is known exactly (compiler/dense_run.py), and wins unless another method is faster
+by MARGIN.
 """
 
 import logging
@@ -29,7 +29,7 @@ from coldpress.schemas.sparsity import Sparsity, Tried
 
 LOG = logging.getLogger(__name__)
 MARGIN = 0.05
-"""Share of the dense run's time that another method must save: less may be noise, or what the estimate leaves out."""
+"""Share of the dense run's time that another method must save; less may be noise, or beyond the estimate's accuracy."""
 REPLAYED_LAYERS, REPLAYED_TOKENS = 4, 48
 HELD_OUT_SHARE = 0.25
 
@@ -37,15 +37,15 @@ HELD_OUT_SHARE = 0.25
 def choose(
     divisions: Sequence[Sparsity], model: Model, activations: Activations, device: DeviceProfile, overprediction: float
 ) -> Sparsity:
-    """The division to build with; its record keeps the seconds of a token that each was judged to take.
+    """Returns the fastest division; its record lists the estimated seconds per token of each.
 
     Args:
-        divisions: One of each method.
-        model: That is built.
-        activations: Of calibration text, of which the last part is replayed.
-        device: Whose law gives seconds.
-        overprediction: Predicted over active units. `predict` keeps predictors to it; `size` may go beyond it where
-            perplexity asks, so a predictor may turn out slower than it was judged.
+        divisions: One for each method.
+        model: The model to build.
+        activations: Statistics of calibration text, whose last part is replayed.
+        device: Its law gives seconds.
+        overprediction: Predicted over active units. `predict` keeps predictors below it; `size` may exceed it if
+            perplexity requires it, so a predictor may turn out slower than estimated here.
     """
     token_s = {found.method: token_seconds(found, model, activations, device, overprediction) for found in divisions}
     tried = tuple(Tried(method=method, token_s=value) for method, value in token_s.items())
@@ -64,7 +64,7 @@ def choose(
 def token_seconds(
     sparsity: Sparsity, model: Model, activations: Activations, device: DeviceProfile, overprediction: float
 ) -> float:
-    """Modelled seconds of a decoded token; arguments as of `choose`."""
+    """Returns the modelled seconds of a decoded token; the arguments are those of `choose`."""
     if sparsity.method == "dense":
         budget = sparsity.budget.dram_budget_bytes
         run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
@@ -88,7 +88,8 @@ def token_seconds(
 
 
 def _held(sparsity: Sparsity, model: Model, layer: int) -> list[PartPlan]:
-    """What a layer's families pin of the cache's bytes, which are divided by demand."""
+    """Returns a layer's parts: each family pins as many units as its share of the cache's bytes holds; shares follow
+    demand."""
 
     def demand(family: FamilyName, layer: int) -> float:
         size = unit_bytes(family, model.spec, sparsity.format)
@@ -113,7 +114,7 @@ def _held(sparsity: Sparsity, model: Model, layer: int) -> list[PartPlan]:
 
 
 def _plan(sparsity: Sparsity, parts: Sequence[PartPlan], device: DeviceProfile) -> Plan:
-    """How the division runs as long as nothing else is known."""
+    """Returns a plan for the division while nothing else is known."""
     budget = sparsity.budget
     return Plan(
         name="auto",
@@ -136,7 +137,7 @@ def _plan(sparsity: Sparsity, parts: Sequence[PartPlan], device: DeviceProfile) 
 def _tokens(
     sparsity: Sparsity, entry: LayerStatistics, family: str, units: int, num_tokens: int, overprediction: float
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """(the units of each held-out token, ascending; all units, those that the tokens before use most often first)."""
+    """Returns (units of each held-out token, ascending; all units, the most used by the tokens before them first)."""
     random = np.random.default_rng(entry.layer)
     known = entry.family(family)
     density = sparsity.density(family, entry.layer)
@@ -154,7 +155,8 @@ def _tokens(
 
 
 def _used(active_TU: np.ndarray, predicted: float, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """Ids of each token's units, and random others up to the share `predicted`, which a predictor names in vain."""
+    """Yields the ids of each token's units plus random others, up to the share `predicted`: a predictor's false
+    positives."""
     for row in active_TU:
         ids = np.flatnonzero(row)
         lacking = min(row.size, round(predicted * row.size)) - ids.size

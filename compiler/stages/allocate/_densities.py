@@ -1,6 +1,6 @@
-"""What a density can follow from: the user, the budget (ActiveFlow 4.1), or what was measured (exact zeros).
+"""The sources of a density: the user, the budget (ActiveFlow 4.1), or a measurement (exact zeros).
 
-Which of them it is, the selector says (runtime/sparsity: `densities`).
+The selector picks the source (runtime/sparsity: `densities`).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,29 +15,29 @@ from coldpress.schemas.families import used_share
 from coldpress.schemas.model import ModelSpec
 
 MIN_DENSITY = 0.05
-"""Below it no published method keeps a model usable; a budget that asks for less gets slower, not sparser."""
+"""No published method keeps a model usable below it; a budget that asks for less gets slower, not sparser."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """All that densities are decided by."""
+    """Everything that densities depend on."""
 
     method: str
     families: tuple[str, ...]
     spec: ModelSpec
     density: float | None
-    """What the user asked for."""
+    """The density that the user set."""
     activations: Activations
     m_max: int
     """The DRAM budget in bytes."""
     s_m: int
     """All weights in the chosen format, in bytes."""
     allocate: Callable[[float], Mapping[str, tuple[float, ...]]]
-    """What density_allocation makes of the density of all units together."""
+    """Divides the density of all units among families and layers, as density_allocation says."""
 
 
 def densities(question: Question, source: DensitySource) -> dict[str, tuple[float, ...]]:
-    """Per family, the density of every layer.
+    """Returns the density of every layer, per family.
 
     Raises:
         ColdpressError: if the user's density does not go with the method, or the model has no exact zeros.
@@ -53,7 +53,7 @@ def densities(question: Question, source: DensitySource) -> dict[str, tuple[floa
 
 
 def _whole(question: Question) -> dict[str, tuple[float, ...]]:
-    """1 everywhere; of experts, those that a router picks for a token."""
+    """Returns 1 everywhere; for experts, the share that a router picks for a token."""
     if question.density not in (None, 1):
         raise ColdpressError(
             f"density={question.density} was asked for, but method {question.method} uses every unit; leave density "
@@ -65,12 +65,12 @@ def _whole(question: Question) -> dict[str, tuple[float, ...]]:
 
 
 def _wanted(question: Question) -> float:
-    """The user's density, else 1 - sp with sp = 1 - M_max / S_m; of a mixture of experts, that share of all experts as
-    one of those that a token uses.
+    """Returns the user's density, else 1 - sp with sp = 1 - M_max / S_m; for a mixture, relative to the units that a
+    token uses.
 
-    The paper's S_m is the whole model, all of it sparse. Here attention and embeddings stay dense in DRAM; taking them
-    out of both terms would leave the MLP a far lower density at the same budget, and the budget is kept either way,
-    since units that do not fit are read again.
+    The paper's S_m is the whole model, all of it sparse. Here attention and embeddings stay dense in DRAM. Taking them
+    out of both terms would leave the MLP a far lower density at the same budget. The budget holds either way, since
+    units that do not fit are read again.
     """
     if question.density is not None:
         return question.density
@@ -79,12 +79,12 @@ def _wanted(question: Question) -> float:
 
 
 def _allocated(question: Question) -> dict[str, tuple[float, ...]]:
-    """As density_allocation says."""
+    """Returns what density_allocation makes of the wanted density."""
     return dict(question.allocate(_wanted(question)))
 
 
 def _capped(question: Question) -> dict[str, tuple[float, ...]]:
-    """The same, or what is not zero where that is less."""
+    """Returns the same, but at most the measured share of nonzero units."""
     _need_exact_zeros(question)
     return {
         family: tuple(map(min, shares, _measured_family(question, family)))
@@ -93,7 +93,7 @@ def _capped(question: Question) -> dict[str, tuple[float, ...]]:
 
 
 def _measured(question: Question) -> dict[str, tuple[float, ...]]:
-    """The share of units that are not exactly zero, layer by layer."""
+    """Returns the share of units that are not exactly zero, layer by layer."""
     if question.density is not None:
         raise ColdpressError(
             f"density={question.density} was asked for, but method {question.method} uses exactly the units that are "

@@ -1,9 +1,10 @@
-"""What densities cost the source model: its divergence from itself, measured with the build's own selector.
+"""Measures the loss that densities cause: the source model's divergence from itself, with the build's own selector.
 
-The Kullback-Leibler divergence of next-token distributions, nats a token (compiler/stages/verify/divergence.py has the
-artifact's). All variants of a question run in one pass: the hidden states of one that differs from the first only from
-some layer on join the pass there, so each layer is read once. In memory are a layer, the hidden states of all variants,
-and the logits of a block of a few of them. Answers are kept beside the stage's record, for a run that was interrupted.
+The loss is the Kullback-Leibler divergence of next-token distributions in nats per token
+(compiler/stages/verify/divergence.py measures the artifact's). All variants run in one pass: a variant that equals the
+first one up to some layer joins the pass there, so each layer is read once. Memory holds a layer, the hidden states of
+all variants, and the logits of a block for a few of them. Answers are saved in the stage's folder, so that an
+interrupted run can resume.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VARIANTS_AT_A_TIME = 4
-"""Whose logits are in memory, of one block each."""
+"""Variants whose logits are in memory at once, one block each."""
 Fit = Callable[[Key, float], Mapping[str, np.ndarray]]
 """(layer and family, density) -> the selector's arrays."""
 
 
 @dataclass
 class _Text:
-    """Token blocks, and what the whole model makes of them."""
+    """Token blocks, and the whole model's hidden states for them."""
 
     tokens: np.ndarray
     """int [num_blocks, T]."""
@@ -53,10 +54,10 @@ class MeasuredLosses:
 
         Args:
             stream: The source.
-            selector: Of the build.
-            fit: What it keeps of one family of one layer at a density.
+            selector: The build's selector.
+            fit: Returns the selector's arrays for one family of one layer at a density.
             calibration: Token blocks int [num_blocks, T] that `of` measures on.
-            validation: Others, that `on_validation` measures on.
+            validation: Other blocks, that `on_validation` measures on.
             work: The stage's folder.
         """
         self._stream, self._selector, self._fit, self._work = stream, selector, fit, work
@@ -64,33 +65,34 @@ class MeasuredLosses:
         self._num_asked = 0
 
     def of(self, variants: Sequence[Shares]) -> list[float]:
-        """Divergences on calibration text."""
+        """Returns divergences on calibration text."""
         return self._answered(self._calibration, variants)
 
     def on_validation(self, shares: Shares) -> float:
-        """Divergence on validation text."""
+        """Returns the divergence on validation text."""
         return self._answered(self._validation, [shares])[0]
 
     def _answered(self, text: _Text, variants: Sequence[Shares]) -> list[float]:
-        """Questions come in the same order in every run of the same inputs."""
+        """Returns divergences, saved under a running number: equal inputs ask the same questions in the same order."""
         self._num_asked += 1
         key = f"losses-{self._num_asked}"
         kept = self._work.once(key, lambda: {"nats": self._measured(text, variants)})
         return load_arrays(kept)["nats"].tolist()
 
     def _measured(self, text: _Text, variants: Sequence[Shares]) -> np.ndarray:
-        """float64 [num_variants]."""
+        """Returns the divergence of each variant, float64 [num_variants]."""
         import torch
 
+        # variants share most of their densities, so each is fitted once
         asked = dict.fromkeys((key, share) for variant in variants for key, share in variant.items())
-        fitted = {(key, share): self._fit(key, share) for key, share in asked}  # variants have most in common
+        fitted = {(key, share): self._fit(key, share) for key, share in asked}
         choices = [
             Choice(self._selector, {key: fitted[key, share] for key, share in variant.items()}, self._stream.spec)
             for variant in variants
         ]
         families = tuple(dict.fromkeys(family for _, family in variants[0]))
         begins = [0, *(_first_difference(variants[0], variant) for variant in variants[1:])]
-        order = sorted(range(len(variants)), key=lambda at: begins[at])  # stable: the first is the first
+        order = sorted(range(len(variants)), key=lambda at: begins[at])  # a stable sort: the first variant stays first
         hidden, num_blocks = self._stream.embed(text.tokens), len(text.tokens)
         for layer in range(self._stream.spec.num_hidden_layers):
             running = [choices[at] for at in order if begins[at] <= layer]
@@ -102,7 +104,8 @@ class MeasuredLosses:
         return found
 
     def _divergences(self, text: _Text, hidden: "Tensor") -> np.ndarray:
-        """Of each variant, float64 [num_variants], from hidden states [num_variants * num_blocks, T, hidden_size]."""
+        """Returns each variant's divergence, float64 [num_variants], from hidden states [num_variants * num_blocks, T,
+        hidden_size]."""
         import torch
 
         num_blocks = len(text.tokens)
@@ -118,7 +121,8 @@ class MeasuredLosses:
         return found.sum(axis=1) / text.tokens.size
 
     def _from(self, expected: "Tensor", logits: "Tensor") -> np.ndarray:
-        """Sums over tokens, float64 [n], from log probabilities [T, vocab_size] and logits [n, T, vocab_size]."""
+        """Returns sums over tokens, float64 [n], from log probabilities [T, vocab_size] and logits [n, T,
+        vocab_size]."""
         import torch
 
         sums = np.zeros(len(logits))
@@ -132,10 +136,10 @@ class MeasuredLosses:
 
 
 def _first_difference(one: Shares, other: Shares) -> int:
-    """The first layer that differs; the first of all where none does."""
+    """Returns the first layer that differs; 0 if none does."""
     return min((key[0] for key, share in other.items() if share != one[key]), default=0)
 
 
 def _choosing(running: list[Choice], layer: int, families: tuple[str, ...], num_blocks: int) -> Callable[[int], Hooks]:
-    """Hooks of blocks: of `num_blocks` each for every running variant."""
+    """Returns the hooks of each block; every running variant has `num_blocks` blocks."""
     return lambda block: running[block // num_blocks].changes(layer, families)

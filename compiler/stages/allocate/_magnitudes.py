@@ -1,6 +1,6 @@
-"""Calibration's histogram of a family's |signal| in one layer, as a curve: which share of its entries reaches a level.
+"""Turns calibration's histogram of a family's |signal| in one layer into a curve: the share of entries above a level.
 
-Any density has its level from one pass over the text (TEAL 3; runtime/sparsity/_magnitudes.py reads the same arrays).
+One pass over the text gives the level of any density (TEAL 3; runtime/sparsity/_magnitudes.py reads the same arrays).
 """
 
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from coldpress.schemas.errors import ColdpressError
 
 
 class Magnitudes:
-    """Of entries, over units and tokens; magnitudes spread evenly inside a bin."""
+    """A distribution over units and tokens; inside a bin magnitudes are assumed uniform."""
 
     def __init__(self, statistics: Mapping[str, np.ndarray], where: str, used: float = 1.0) -> None:
         """Takes `magnitude_histogram` and `magnitude_edges` (schemas/activations.py).
 
         Args:
-            statistics: Those of the family.
+            statistics: The family's arrays.
             where: Names them in errors.
-            used: The share of all entries that counts; the others, zeros of experts that a token does not use, do not.
+            used: The share of all entries that counts; the rest, zeros of experts that a token does not use, does not.
 
         Raises:
-            ColdpressError: if there are none.
+            ColdpressError: if there are no magnitudes.
         """
         if "magnitude_histogram" not in statistics:
             raise ColdpressError(
-                f"{where}: no magnitudes in the statistics, which this density_allocation goes by; delete "
+                f"{where}: no magnitudes in the statistics, which this density_allocation needs; delete "
                 "calibrate.json from the build folder and build again, or use density_allocation=uniform"
             )
         counts = statistics["magnitude_histogram"].astype(np.float64)
@@ -39,14 +39,15 @@ class Magnitudes:
         self._squares_above = np.append(np.cumsum(squares[::-1])[::-1], 0)
 
     def share_above(self, level: float) -> float:
-        """Share of the entries that reach `level`."""
+        """Returns the share of entries that reach `level`."""
         return float(np.interp(level, self._edges, self._above))
 
     def level(self, share: float) -> float:
-        """The level that a share of the entries reaches."""
+        """Returns the level that a share of the entries reaches."""
         return float(np.interp(share, self._above[::-1], self._edges[::-1]))
 
     def squares_between(self, low: float, high: float) -> float:
-        """What the entries after the `low` largest share and within the `high` largest add to the mean square."""
+        """Returns the part of the mean square from entries ranked between the shares `low` and `high`, largest
+        first."""
         of_low, of_high = np.interp([low, high], self._above[::-1], self._squares_above[::-1])
         return float(of_high - of_low)

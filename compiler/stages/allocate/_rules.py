@@ -1,6 +1,6 @@
 """Asks the rule that `density_allocation` names for the density of each family in each layer.
 
-The model runs only for rules that measure its loss: on the first calibration blocks, with validation blocks to decide.
+Only rules that measure losses run the model: on the first calibration blocks, with validation blocks to decide.
 """
 
 import functools
@@ -49,7 +49,7 @@ class AllocationConfig(ComputeConfig):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the stage reads, and where it works."""
+    """The stage's inputs and its folder."""
 
     model: Model
     activations: Activations
@@ -61,33 +61,35 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Method:
-    """A selector with its options and what its units cost."""
+    """A selector with its options and the cost of its units."""
 
     name: str
     selector: Selector[Any]
     options: Any
     unit_bytes: Mapping[str, int]
-    """By family, in the order of its families."""
+    """By family, in the order of the selector's families."""
     read_units: Mapping[str, np.ndarray]
     """See compiler/cost_model.py."""
 
     def statistics(self, inputs: Inputs, resident_share: float = 0.0) -> dict[Key, UnitStatistics]:
-        """What the selector is fitted to, where DRAM holds that share of all units."""
+        """Returns what the selector is fitted to, if DRAM holds `resident_share` of all units."""
         return all_statistics(inputs.model, inputs.activations, self.unit_bytes, self.read_units, resident_share)
 
 
 def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density: float) -> dict[str, tuple[float, ...]]:
-    """Per family the density of every layer, where `density` is that of all bytes; all of everything is not divided.
+    """Returns the density of every layer per family; their mean over all bytes is `density`. A density of 1 is not
+    divided.
 
-    Where the selector's own options divide it, that is a choice that no rule overrules. Of a mixture of experts rules
-    divide what a token's experts have: `density` is the share of that, and what comes back the share of all experts'.
+    If the selector's own options divide the density, no rule overrides that choice. For a mixture of experts, rules
+    divide the units of a token's experts: `density` is a share of those, and the returned densities are shares of all
+    experts' units.
 
     Raises:
-        ColdpressError: if the rule needs what is not there.
+        ColdpressError: if the rule needs something that is missing.
     """
     name, known = config.density_allocation, _Known(config, inputs, method)
     if density >= 1 or known.options_divide(density):
-        LOG.info("allocate: density_allocation=%s has nothing to divide, options or a density of 1 say it all", name)
+        LOG.info("allocate: density_allocation=%s has nothing to divide: options or a density of 1 decide", name)
         name = UNIFORM
     rule, spec = load("coldpress.compiler.stages.allocate", Rule, name), inputs.model.spec
     task = Task(
@@ -107,37 +109,37 @@ def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density:
 
 
 class _Known:
-    """What rules ask for, made when they do."""
+    """Inputs of rules, computed on demand."""
 
     def __init__(self, config: AllocationConfig, inputs: Inputs, method: Method) -> None:
         self._config, self._inputs, self._method = config, inputs, method
 
     def own(self, density: float) -> Mapping[str, float]:
-        """Density of each family as the selector divides it; the same for all where it does not."""
+        """Returns each family's density as the selector divides it; the same for all if it does not."""
         selector, families = self._method.selector, self._method.unit_bytes
         if selector.densities(self._inputs.activations.are_exact(tuple(families))) != "divided":
             return dict.fromkeys(families, density)
         return selector.divide(density, self._inputs.model.spec, self._method.options)
 
     def options_divide(self, density: float) -> bool:
-        """Whether the division is another than without the options that were given."""
+        """Returns whether the given options change the division."""
         without = replace(self._method, options=self._method.selector.OPTIONS())
         return self.own(density) != _Known(self._config, self._inputs, without).own(density)
 
     @functools.cached_property
     def statistics(self) -> dict[Key, UnitStatistics]:
-        """What the selector is fitted to."""
+        """Returns what the selector is fitted to."""
         return self._method.statistics(self._inputs)
 
-    @functools.cache  # noqa: B019 - it lives as long as its rule runs
+    @functools.cache  # noqa: B019 - the object lives only while its rule runs
     def magnitudes(self, key: Key) -> Magnitudes:
-        """Of a family of a layer."""
+        """Returns the magnitudes of a family in a layer."""
         used = used_share(key[1], self._inputs.model.spec)
         return Magnitudes(self.statistics[key], f"layer {key[0]}, family {key[1]}", used)
 
     @functools.cached_property
     def losses(self) -> MeasuredLosses:
-        """The model under the selector.
+        """Returns the measured losses of the model under the selector.
 
         Raises:
             ColdpressError: if there is no text.

@@ -1,4 +1,4 @@
-"""What a rule of density allocation is, what it is given, and how its answer becomes whole units.
+"""The base class and the inputs of rules of density allocation, and the rounding of their results to whole units.
 
 A rule is a file of this package whose class `Plugin` extends `Rule`.
 """
@@ -18,54 +18,57 @@ Shares = Mapping[Key, float]
 
 
 class Losses(Protocol):
-    """Divergences of the model from itself, in nats a token, where a selector leaves units out."""
+    """Divergences in nats per token of the model from itself when a selector leaves units out."""
 
     def of(self, variants: Sequence[Shares]) -> list[float]:
-        """Of each on calibration text, all at once: where later ones differ from the first in few layers, the others
-        before those run once."""
+        """Returns each variant's divergence on calibration text; layers before a variant's first difference run once
+        for all."""
         ...
 
     def on_validation(self, shares: Shares) -> float:
-        """On text that decides between results."""
+        """Returns the divergence on the text that decides between results."""
         ...
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be divided."""
+    """The density to divide, and what a rule may ask."""
 
     density: float
-    """Share of all bytes of the families that a token uses, below 1."""
+    """Share of the families' bytes that a token uses, below 1."""
     num_layers: int
     num_units: Mapping[str, int]
-    """Family -> units of a layer; its order is that of families."""
+    """Family -> units of a layer; keys are in the order of families."""
     unit_bytes: Mapping[str, int]
     own: Callable[[float], Mapping[str, float]]
-    """Density -> that of each family, in all layers: as the selector divides it (DIP B.1), or the same for all."""
+    """Overall density -> each family's density, in all layers: as the selector divides it (DIP B.1), or the same for
+    all."""
     magnitudes: Callable[[Key], Magnitudes]
     losses: Callable[[], Losses]
 
     @property
     def keys(self) -> list[Key]:
-        """Every layer and family, layer by layer."""
+        """Returns every layer and family, layer by layer."""
         return [(layer, family) for layer in range(self.num_layers) for family in self.num_units]
 
     def same(self, by_family: Mapping[str, float]) -> dict[Key, float]:
-        """The same in all layers."""
+        """Returns shares that are the same in all layers."""
         return {key: by_family[key[1]] for key in self.keys}
 
     def mean(self, shares: Shares) -> float:
-        """Of shares, each counted by the bytes of its family."""
+        """Returns the mean of shares, weighted by the bytes of each family."""
         return sum(self._bytes(key) * shares[key] for key in self.keys) / self._total
 
     def squares_between(self, key: Key, low: float, high: float) -> float:
-        """What a token loses, of the sum of squares of its signal, from a share of `high` down to `low`."""
+        """Returns what a token loses of its signal's sum of squares when the share drops from `high` to `low`."""
         return self._units(key) * self.magnitudes(key).squares_between(low, high)
 
     def whole_units(self, shares: Shares) -> dict[Key, float]:
-        """Nearby shares that are whole numbers of units, at least one, and whose bytes are `density` of all to a unit.
+        """Rounds shares to whole units, at least one each, so that their bytes match `density` of all bytes to within a
+        unit.
 
-        Rounded down, and then up where most was lost; where the least of one unit is too much, the largest give.
+        Rounds down first, then up where rounding lost most. If one unit each is already too much, the largest shares
+        shrink.
         """
         counts = {key: min(self._units(key), max(1, int(shares[key] * self._units(key)))) for key in self.keys}
         missing = self.density * self._total - sum(self.unit_bytes[key[1]] * count for key, count in counts.items())
@@ -99,8 +102,8 @@ class Rule(PluginBase):
 
     @abstractmethod
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """How many variants of the model run at once to measure losses; 0 if none does."""
+        """Returns how many variants of the model run at once to measure losses; 0 if the rule measures none."""
 
     @abstractmethod
     def densities(self, task: Task) -> Shares:
-        """The density of each family in each layer; their mean over all bytes is `task.density`."""
+        """Returns the density of each family in each layer; their mean over all bytes is `task.density`."""

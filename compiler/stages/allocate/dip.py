@@ -1,10 +1,11 @@
-"""DIP's rule (B.1) for the families of any selector: all layers alike, and a line between the logits of densities.
+"""DIP's rule (B.1) for the families of any selector: equal densities in all layers, and a line between logits of
+densities.
 
-The search goes from the whole model down: of all families, the one is pruned a step further whose step adds least
-divergence per byte. Every density that was tried is a point of memory and loss; of those that no other beats in both,
-the logit of each family's density is fitted as a linear function of the logit of that of all bytes. At the asked
-density, all logits move by as much as makes the mean exact. The paper searches a plane of two densities; a path needs
-no more runs with four families than a plane with two.
+The search starts from the whole model: at each step it prunes the family that adds the least divergence per byte. Every
+density tried is a point of memory and loss. On the Pareto front of these points, the logit of each family's density is
+fitted as a linear function of the logit of the overall density. At the wanted density, all logits shift by the amount
+that makes the mean exact. The paper searches a plane of two densities; a path needs no more runs with four families
+than a plane with two.
 """
 
 import logging
@@ -18,38 +19,43 @@ from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 LOG = logging.getLogger(__name__)
 STEP = 0.85
-"""Of a family's density over that before."""
+"""A family's density in a step, over its density before."""
 LARGEST_LOGIT = math.log(99.0)
-"""Densities nearer to 0 or 1 than a hundredth count as that far."""
+"""Clamps densities below 0.01 or above 0.99."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one division takes and costs."""
+    """Memory and loss of one division."""
 
     density: float
-    """Of all bytes."""
+    """Share of all bytes."""
     loss: float
     by_family: dict[str, float]
 
 
 class Plugin(Rule):
-    """A line between logits for each family."""
+    """Fits a line between logits for each family."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """Of the model that run at once."""
+        """Returns the variants of the model that run at once."""
         return num_families
 
     def densities(self, task: Task) -> Shares:
-        """Density of each family in each layer."""
+        """Returns the density of each family in each layer."""
         lines = fitted_lines(pareto_front(_searched(task)))
         for family, (slope, offset) in lines.items():
-            LOG.info("allocate: logit of the density of %s = %.3f * logit of that of all + %.3f", family, slope, offset)
+            LOG.info(
+                "allocate: logit of the density of %s = %.3f * logit of the overall density + %.3f",
+                family,
+                slope,
+                offset,
+            )
         return task.whole_units(task.same(_exact(task, lines)))
 
 
 def _searched(task: Task) -> list[Point]:
-    """All points of the path, from the whole model to a step below the asked density."""
+    """Returns all points of the path, from the whole model to a step below the wanted density."""
     now, found = Point(1.0, 0.0, dict.fromkeys(task.num_units, 1.0)), []
     while now.density > STEP * task.density:
         tried = [{**now.by_family, family: STEP * share} for family, share in now.by_family.items()]
@@ -64,7 +70,7 @@ def _searched(task: Task) -> list[Point]:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other beats in memory without losing in loss, by ascending density."""
+    """Returns the points that no other beats in memory without losing in loss, by ascending density."""
     front: list[Point] = []
     for point in sorted(points, key=lambda point: (point.density, point.loss), reverse=True):
         while front and front[-1].loss >= point.loss:
@@ -74,7 +80,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def fitted_lines(front: Sequence[Point]) -> dict[str, tuple[float, float]]:
-    """Family -> (slope, offset) of the logit of its density over that of all, by least squares."""
+    """Returns family -> (slope, offset) of the logit of its density over the overall logit, by least squares."""
     of_all = [_logit(point.density) for point in front]
     found = {}
     for family in front[0].by_family:
@@ -85,7 +91,7 @@ def fitted_lines(front: Sequence[Point]) -> dict[str, tuple[float, float]]:
 
 
 def _exact(task: Task, lines: dict[str, tuple[float, float]]) -> dict[str, float]:
-    """The lines' densities, moved so that their mean is what was asked for."""
+    """Returns the lines' densities, shifted so that their mean is the wanted density."""
     wanted = _logit(task.density)
     low, high = -4 * LARGEST_LOGIT, 4 * LARGEST_LOGIT
     found: dict[str, float] = {}

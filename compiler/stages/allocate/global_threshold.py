@@ -1,21 +1,21 @@
-"""One magnitude for all layers, in each family (DIP Fig. 4): what reaches it is used, wherever it is.
+"""One magnitude threshold per family for all layers (DIP Fig. 4): a unit that reaches it is used, in whichever layer.
 
-A family uses as much over all layers as the selector's own division gives it. DIP found it poor, since magnitudes grow
-with depth; it is here as that baseline.
+Over all layers a family uses as much as the selector's own division gives it. DIP found this rule poor, since
+magnitudes grow with depth; it serves as the baseline.
 """
 
 from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 
 class Plugin(Rule):
-    """One magnitude for all layers."""
+    """Uses one magnitude threshold per family in all layers."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """Of the model that run at once: none does."""
+        """Returns 0: no variant of the model runs."""
         return 0
 
     def densities(self, task: Task) -> Shares:
-        """Density of each family in each layer."""
+        """Returns the density of each family in each layer."""
         found = {}
         for family, density in task.own(task.density).items():
             keys = [key for key in task.keys if key[1] == family]

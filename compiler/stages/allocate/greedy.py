@@ -1,13 +1,13 @@
-"""Density where it saves most of the model's loss: a step at a time from the whole model to the asked density.
+"""Puts density where it saves most of the model's loss, step by step from the whole model to the wanted density.
 
-At each step every family of every layer is pruned a little further, alone, in a model that is pruned already as far as
-the steps before say, and the divergence from the whole model is measured with the build's own selector. What it rises
-by, over the squares that went, is what a square is worth there. Then all lose what is worth less than one price per
-byte, which is what makes the next density. TEAL's Algorithm 1 is greedy, too, by the error of a block's output; that
-knows nothing of what a layer does to those behind it. Measuring where the model stands, rather than in the whole model,
-matters: errors of early layers change what later ones select.
+At each step every family of every layer is pruned a little further, alone, in the model as pruned so far, and the
+divergence from the whole model is measured with the build's own selector. The rise of the divergence, divided by the
+sum of squares removed, is the worth of a square there. Then every part drops the squares whose worth per byte is below
+one common price, which is set to reach the next density. TEAL's Algorithm 1 is greedy, too, but uses the error of a
+block's output, which ignores the effect of a layer on later ones. Measuring in the pruned model, rather than in the
+whole one, matters: errors of early layers change what later ones select.
 
-Validation text decides between the result and the division that the selector has by itself.
+Validation text decides between the result and the selector's own division.
 """
 
 import logging
@@ -18,25 +18,26 @@ from coldpress.compiler.stages.allocate._task import Key, Rule, Shares, Task
 
 LOG = logging.getLogger(__name__)
 STEP = 0.8
-"""Density of a step over that of the step before, and of what is pruned alone over what it was."""
+"""Ratio of densities between steps, and between a part pruned alone and the same part before."""
 MOST_PARTS = 16
-"""Of a family; layers beyond that are measured in groups of neighbours, so that time grows with layers, not their
-square."""
+"""Most parts per family; with more layers, neighbours are measured in groups, so that time grows linearly with layers,
+not with their square."""
 FURTHEST = 2.0
-"""Factor by which a share may move within a step: worths are known where the model stands."""
+"""Largest factor by which a share may change in a step: worths hold only near the measured model."""
 WORTH_RANGE = math.log(100.0)
-"""How far a worth is believed to lie from the median, as a logarithm: a difference of two losses may be anything."""
+"""Largest distance of a worth from the median, as a logarithm: the difference of two losses can be arbitrarily
+noisy."""
 
 
 class Plugin(Rule):
-    """By measured loss, step by step."""
+    """Allocates by measured loss, step by step."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """Of the model that run at once."""
+        """Returns the variants of the model that run at once."""
         return 1 + num_families * -(-num_layers // _group_size(num_layers))
 
     def densities(self, task: Task) -> Shares:
-        """Density of each family in each layer."""
+        """Returns the density of each family in each layer."""
         own = task.whole_units(task.same(task.own(task.density)))
         losses, now, worths = task.losses(), dict.fromkeys(task.keys, 1.0), None
         num_steps = math.ceil(math.log(task.density) / math.log(STEP))
@@ -52,7 +53,7 @@ class Plugin(Rule):
 
 
 def parts_of(task: Task) -> list[list[Key]]:
-    """What is pruned together: a family of a layer, or of a few neighbours."""
+    """Returns the parts that are pruned together: a family in one layer or in a few neighbours."""
     size = _group_size(task.num_layers)
     return [
         [(layer, family) for layer in range(first, min(first + size, task.num_layers))]
@@ -66,7 +67,7 @@ def _group_size(num_layers: int) -> int:
 
 
 def _worths(task: Task, now: Shares) -> dict[Key, float]:
-    """Logarithm of what a square is worth in each part, in nats, where the model stands."""
+    """Returns the logarithm of a square's worth in nats, for each part, in the model as pruned so far."""
     parts = parts_of(task)
     lowered = [{key: _lowered(now[key], task.num_units[key[1]]) for key in part} for part in parts]
     before, *after = task.losses().of([now, *({**now, **change} for change in lowered)])
@@ -82,12 +83,13 @@ def _worths(task: Task, now: Shares) -> dict[Key, float]:
 
 
 def _lowered(share: float, num_units: int) -> float:
-    """By a step, by one unit at least, to one unit at most."""
+    """Lowers a share by a step, or at least one unit; keeps at least one unit."""
     return max(min(STEP * share, share - 1 / num_units), 1 / num_units)
 
 
 def at_one_price(task: Task, now: Shares, worths: Shares, density: float) -> dict[Key, float]:
-    """Shares whose mean is `density` and whose next squares are all worth the same per byte, as far as they may move.
+    """Returns shares whose mean is `density`; where limits allow, the next square of every part has the same worth per
+    byte.
 
     Args:
         task: Says bytes and magnitudes.

@@ -1,15 +1,15 @@
-"""The same density in every layer, divided among families as the selector does it, or not at all."""
+"""The same density in every layer, divided among families by the selector if it has a division."""
 
 from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 
 class Plugin(Rule):
-    """The selector's own division."""
+    """Uses the selector's own division."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """Of the model that run at once: none does."""
+        """Returns 0: no variant of the model runs."""
         return 0
 
     def densities(self, task: Task) -> Shares:
-        """Density of each family in each layer."""
+        """Returns the density of each family in each layer."""
         return task.same(task.own(task.density))

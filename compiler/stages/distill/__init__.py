@@ -1,10 +1,11 @@
-"""Repairs what sparsity costs: the model learns from its own dense self under the masks of the build's selector.
+"""distill: repairs the damage of sparsity; the model learns from its own dense self under the masks of the build's
+selector.
 
-Model in, model out, so all later stages work on either. How it learns is a recipe, a file of this package: `self` moves
-all weights (ActiveFlow 5), `lora` adapters that are fused at the end (DIP 4). Calibration blocks are trained on,
-validation blocks decide when it ends, which weights are kept, and how far those go back towards the source's, so that
-the student stays good where it runs dense, as over a prompt. Off by default; what does not fit into this machine's
-memory is refused with figures, before anything is loaded.
+Model in, model out, so all later stages work on either. A recipe, a file of this package, says how it learns: `self`
+trains all weights (ActiveFlow 5), `lora` trains adapters that are fused at the end (DIP 4). Calibration blocks are
+trained on. Validation blocks decide when training ends, which weights win, and how far those move back towards the
+source's, so that the student also works where it runs dense, as over a prompt. Off by default. A model that does not
+fit into this machine's memory is refused with figures, before anything is loaded.
 """
 
 import logging
@@ -67,12 +68,13 @@ class DistillConfig(DeviceSetting, TrainingSetting):
 def run(
     config: DistillConfig, model: Model, corpus: Corpus, sparsity: Sparsity, work: Workspace, threads: int
 ) -> Model:
-    """The distilled model, its weights in a folder that transformers can load; the source where nothing is left out.
+    """Returns the distilled model, its weights in a folder that transformers can load; the source if nothing is left
+    out.
 
     Raises:
-        UnknownNameError: if there is no such recipe.
-        DoesNotFitError: if the model does not fit into memory that often.
-        ColdpressError: if the model is a mixture of experts, there is no such device, or the loss is no number.
+        UnknownNameError: if the recipe does not exist.
+        DoesNotFitError: if training needs more memory than is free.
+        ColdpressError: if the model is a mixture of experts, the device does not exist, or the loss is not finite.
     """
     check_one_mlp(model.spec, "distill=true", "distill=false")
     recipe = load(RECIPES, Recipe, config.recipe)
@@ -110,7 +112,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """What the recipe says."""
+    """Returns the needs of the recipe."""
     size, settings = build.training_size, build.settings["distill"]
     recipe, options = settings["recipe"], settings.get("options", {})
     ram, disk = ram_bytes(size, recipe, options), disk_bytes(size, recipe, options)
@@ -119,12 +121,12 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
-    """The most that distilling holds in memory, of the machine or of the accelerator that computes."""
+    """Returns the most memory that distilling holds, on the machine or on the accelerator that computes."""
     found = load(RECIPES, Recipe, recipe)
     return PROCESS_BYTES + found.ram_bytes(size, options_of(found, options))
 
 
 def disk_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
-    """The most that distilling leaves in the build folder."""
+    """Returns the most disk space that distilling takes in the build folder."""
     found = load(RECIPES, Recipe, recipe)
     return size.disk_bytes(found.state_bytes(size, options_of(found, options)))

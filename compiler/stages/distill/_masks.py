@@ -1,4 +1,5 @@
-"""What a selector leaves out while a model trains: the build's own choice, with gradients that pass through."""
+"""Masks the units that a selector leaves out while a model trains: the build's own selection, with gradients that
+pass."""
 
 import functools
 from collections.abc import Callable
@@ -19,12 +20,12 @@ from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 
 Kept = Callable[[np.ndarray], np.ndarray]
-"""Which entries of float32 [num_tokens, n] are kept, bool alike: the build's selector."""
+"""From float32 [num_tokens, n] to bool of the same shape: the entries that the build's selector keeps."""
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Where a layer is sparse, and what a token keeps there."""
+    """The place where a layer is sparse, and the function that says which entries a token keeps there."""
 
     layer: int
     signal: Signal
@@ -32,9 +33,9 @@ class Mask:
 
 
 def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
-    """What the selector leaves out, as masks on signals of transformers' modules; none where that is nothing.
+    """Returns masks on signals of transformers' modules that do what the selector does; empty if it leaves nothing out.
 
-    Of a selector that misses some of the units that are active, what it misses is left out, too.
+    If a selector misses some of the active units, the masks leave out as many.
     """
     choice = choice_of(sparsity, spec)
     selector = choice.selector
@@ -58,7 +59,7 @@ def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
 def attach(
     model: nn.Module, modules: Modules, masks: tuple[Mask, ...], switch: Switch, straight_through: bool = True
 ) -> None:
-    """Masks signals of the layers from now on, while `switch` is on."""
+    """Masks the layers' signals while `switch` is on."""
 
     def change(kept: Kept) -> taps.Change:
         return lambda values: masked(values, kept, straight_through) if switch.on else None
@@ -69,10 +70,10 @@ def attach(
 
 
 def masked(values: Tensor, kept: Kept, straight_through: bool = True) -> Tensor:
-    """`values` [..., n] with what is not kept set to 0 (Eq. 11).
+    """Returns `values` [..., n] with masked entries set to 0 (Eq. 11).
 
-    The backward pass is that of the identity (Eq. 12), so that what is masked now can still learn to matter; without
-    `straight_through` only what is kept has a gradient.
+    The backward pass is that of the identity (Eq. 12), so that an entry masked now can still learn to matter; without
+    `straight_through` only kept entries have a gradient.
     """
     with torch.no_grad():
         seen = values.reshape(-1, values.shape[-1]).float().cpu().numpy()

@@ -1,4 +1,4 @@
-"""What a recipe of distillation is: a file of this package whose class `Plugin` extends `Recipe`.
+"""The base class of distillation recipes: a recipe is a file of this package whose class `Plugin` extends `Recipe`.
 
 Free of torch, so that memory can be estimated without it.
 """
@@ -20,16 +20,16 @@ OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
 
 
 class Recipe(PluginBase, Generic[OptionsT]):
-    """How a model learns from its own dense self. The base class of all recipes."""
+    """A way for a model to learn from its own dense self. The base class of all recipes."""
 
     @abstractmethod
     def ram_bytes(self, size: Size, options: OptionsT) -> int:
-        """Bytes of memory that training takes."""
+        """Returns the bytes of memory that training takes."""
 
     @abstractmethod
     def state_bytes(self, size: Size, options: OptionsT) -> int:
-        """Bytes of one state that an interrupted run leaves on disk."""
+        """Returns the bytes of one state that an interrupted run leaves on disk."""
 
     @abstractmethod
     def prepare(self, task: "Task", options: OptionsT) -> "Lesson":
-        """Builds teacher and student, and says which parameters learn."""
+        """Builds teacher and student, and says which parameters train."""

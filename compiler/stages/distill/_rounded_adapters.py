@@ -1,12 +1,12 @@
-"""Adapters fused and rounded as the build will hold them, while only they learn.
+"""Runs a student with its adapters fused and rounded as the build will store them, while only the adapters train.
 
-A student whose base stays as it is stored runs with decode(encode(W + A B)) in place of W + A B. Codes are made once
-for all blocks of a step, and decoded where they are used, so that what is added in memory is a matrix in the build's
-format. Gradients pass straight through: with own(x) = x A B,
+A student whose base keeps its stored dtype runs with decode(encode(W + A B)) in place of W + A B. Codes are made once
+for all blocks of a step and decoded at each use, so the extra memory is the codes of all layers. Gradients
+pass straight through: with own(x) = x A B,
 
     y = x decode(codes) + own(x') - own(x''),    x' = x without gradient, x'' and own without gradient
 
-has the value of the first term, sends to x what that sends, and to A and B what x A B would.
+has the value of the first term, sends the first term's gradient to x, and the gradient of x A B to A and B.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,18 +26,18 @@ Codes = list[np.ndarray]
 
 @dataclass
 class RoundedAdapters:
-    """Every matrix of a student's layers as a format holds it, with what is learned."""
+    """The matrices of a student's layers as a format stores them, adapters included."""
 
     adapter: str
     matrices: dict[str, tuple[nn.Module, Stored]]
-    """By name."""
+    """By name: a module, and the way the build stores its matrix."""
     codes: dict[str, Codes] = field(default_factory=dict)
-    """Of matrices that have no adapters, from the beginning; of the others while they are applied."""
+    """Codes of matrices without adapters, always; of the others only inside `applied`."""
     on: bool = False
 
     @staticmethod
     def of(student: nn.Module, stored: dict[str, Stored], adapter: str) -> "RoundedAdapters":
-        """Has the student's matrices obey `applied` from now on."""
+        """Makes the student's matrices obey `applied`."""
         matrices = {name: (student.get_submodule(name.removesuffix(".weight")), how) for name, how in stored.items()}
         found = RoundedAdapters(adapter, matrices)
         for name, (module, how) in matrices.items():
@@ -48,7 +48,8 @@ class RoundedAdapters:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the student runs with what codes say; what codes are made of is what adapters are when it begins."""
+        """Inside, the student runs with weights decoded from codes; codes of adapted matrices are made once, at the
+        beginning."""
         adapted = {name: module for name, (module, _) in self.matrices.items() if isinstance(module, Linear)}
         try:
             with torch.no_grad():
@@ -81,6 +82,6 @@ class RoundedAdapters:
 
 
 def _weight(module: nn.Module) -> Tensor:
-    """Of a matrix, or of what its adapters are on, as it is stored."""
+    """Returns a matrix, or the base of an adapted one, in its stored dtype."""
     base: Any = module.get_base_layer() if isinstance(module, Linear) else module
     return base.weight

@@ -1,4 +1,4 @@
-"""Weights as a format holds them while a model trains: rounding to nearest, which gradients pass."""
+"""Rounds weights to a format while a model trains: rounding to nearest, with gradients that pass through."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Stored:
-    """How one of transformers' matrices is stored: of each role that it holds, along rows or columns."""
+    """How the build stores one of transformers' matrices: for each role in it, slices along rows or along columns."""
 
     parts: tuple[tuple[int, int, bool], ...]
-    """(first row, row behind the last, whether its slices are columns)."""
+    """(first row, row after the last, whether its slices are columns)."""
     format: str
 
     def encode(self, values: torch.Tensor) -> list[np.ndarray]:
-        """Codes of each part, from float32 [rows, columns]."""
+        """Returns the codes of each part, from float32 [rows, columns]."""
         kept = load("coldpress.runtime.quantization", Format, self.format)
         found = values.detach().cpu().numpy()
         return [
@@ -33,7 +33,7 @@ class Stored:
         ]
 
     def decode(self, codes: list[np.ndarray], num_columns: int, device: torch.device) -> torch.Tensor:
-        """What codes say, float32 [rows, num_columns]."""
+        """Returns the weights that the codes hold, float32 [rows, num_columns]."""
         kept = load("coldpress.runtime.quantization", Format, self.format)
         found = []
         for (start, stop, by_columns), part in zip(self.parts, codes, strict=True):
@@ -43,7 +43,7 @@ class Stored:
 
 
 def stored_matrices(source: Source, sparsity: Sparsity) -> dict[str, Stored]:
-    """The matrices of all layers by transformers' names; embeddings and head are none of them."""
+    """Returns the matrices of all layers by transformers' names, without embeddings and head."""
     columns = {
         piece.role
         for family in sparsity.families
@@ -66,19 +66,19 @@ def stored_matrices(source: Source, sparsity: Sparsity) -> dict[str, Stored]:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Parameters as a format holds them."""
+    """Parameters and the way the build stores them."""
 
     matrices: tuple[tuple[nn.Parameter, Stored], ...]
 
     @staticmethod
     def of(student: nn.Module, source: Source, sparsity: Sparsity) -> "Rounding":
-        """Of a student whose names are those of `source`."""
+        """Returns the rounding of a student whose parameters have the names of `source`."""
         stored = stored_matrices(source, sparsity)
         return Rounding(tuple((student.get_parameter(name), how) for name, how in stored.items()))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Weights are rounded inside, and themselves again after it."""
+        """Rounds the weights inside, and restores the exact ones afterwards."""
         exact = [parameter.data for parameter, _ in self.matrices]
         try:
             for parameter, how in self.matrices:

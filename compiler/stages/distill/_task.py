@@ -1,4 +1,5 @@
-"""What a recipe (compiler/stages/distill/_recipe.py) is given: the model, and the units that will be left out of it."""
+"""The input of a recipe (compiler/stages/distill/_recipe.py): the model, and the units that the build will leave
+out."""
 
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Task:
-    """The model to train, and the units that will be left out of it."""
+    """The model to train, and the units that the build will leave out."""
 
     source: Source
     sparsity: Sparsity
@@ -17,4 +18,4 @@ class Task:
     seed: int
     device: str
     recompute: bool
-    """Whether the backward pass runs each layer again instead of keeping what is inside it."""
+    """Whether the backward pass recomputes each layer instead of storing its inner values."""

@@ -1,9 +1,9 @@
-"""lora: adapters of low rank on the matrices that are pruned learn what sparsity costs (DIP 4, Eq. 9; Hu et al. 2021).
+"""lora: adapters of low rank on the pruned matrices learn to repair sparsity's damage (DIP 4, Eq. 9; Hu et al. 2021).
 
-W + A B takes W's place before inputs are selected, so a token reads as many columns as without, and the adapters are
-fused into the weights at the end (compiler/training/adapters.py). The teacher is the same model with adapters and masks
-off. With `rounded=true` the student runs with the fused matrices as the build's format will hold them, and gradients
-pass straight through that.
+W + A B replaces W before inputs are selected, so a token reads as many columns as without adapters; they are fused into
+the weights at the end (compiler/training/adapters.py). The teacher is the same model with adapters and masks off. With
+`rounded=true` the student runs with the fused matrices rounded to the build's format, and gradients pass straight
+through the rounding.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Options(Record):
-    """The adapters."""
+    """Settings of the adapters."""
 
     lora_rank: PositiveCount = Field(default=32, description="rank of the adapters (DIP: 32)")
     lora_alpha: PositiveCount = Field(
@@ -37,21 +37,22 @@ class Options(Record):
 
 
 class Plugin(Recipe[Options]):
-    """Adapters learn."""
+    """Trains adapters."""
 
     OPTIONS = Options
 
     def ram_bytes(self, size: Size, options: Options) -> int:
-        """Bytes of memory: what adapters take, and codes of all layers where the student runs with rounded weights."""
+        """Returns the bytes of memory: what adapters take, and codes of all layers if the student runs with rounded
+        weights."""
         codes = size.code_bytes if options.rounded else 0
         return adapters.ram_bytes(size, _pruned(size.spec, size.families), options.lora_rank, codes)
 
     def state_bytes(self, size: Size, options: Options) -> int:
-        """Bytes of one state that training goes on from."""
+        """Returns the bytes of one state that training can resume from."""
         return adapters.state_bytes(size, _pruned(size.spec, size.families), options.lora_rank)
 
     def prepare(self, task: "Task", options: Options) -> "Lesson":
-        """One model with adapters and masks that can be turned off."""
+        """Builds one model with adapters and masks that can be turned off."""
         from coldpress.compiler.stages.distill._masks import attach
         from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
         from coldpress.compiler.stages.distill._rounding import stored_matrices
@@ -84,5 +85,5 @@ class Plugin(Recipe[Options]):
 
 
 def _pruned(spec: ModelSpec, families: "Iterable[FamilyName]") -> list[str]:
-    """Roles of the matrices that slices are left out of, each once."""
+    """Returns the roles of the matrices that lose slices, each once."""
     return sorted({piece.role for family in families for piece in slices(family, spec)})

@@ -1,8 +1,8 @@
 """self: all weights learn to be sparse from their own dense selves (ActiveFlow 5): KL on logits.
 
 Teacher and student are two models in float32, so this is for models that fit several times into memory. With
-`rounded=true` the student runs with matrices as the build's format will hold them, and gradients pass straight through
-that, too; embeddings and head are left as they are.
+`rounded=true` the student runs with matrices rounded to the build's format, and gradients pass straight through the
+rounding, too; embeddings and head stay unrounded.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Options(Record):
-    """What is learned from, and how."""
+    """Settings of the loss."""
 
     cross_entropy: float = Field(
         default=0.0, ge=0, le=1, description="share of the loss that is the text's own next tokens, not the teacher's"
@@ -37,20 +37,20 @@ class Options(Record):
 
 
 class Plugin(Recipe[Options]):
-    """All weights learn."""
+    """Trains all weights."""
 
     OPTIONS = Options
 
     def ram_bytes(self, size: Size, options: Options) -> int:
-        """Bytes of memory: two models, and with `rounded` the matrices as the format holds them."""
+        """Returns the bytes of memory: two models, and with `rounded` the matrices as the format stores them."""
         return size.two_models_bytes + 4 * size.num_parameters * options.rounded
 
     def state_bytes(self, size: Size, options: Options) -> int:
-        """Bytes of one state that training goes on from."""
+        """Returns the bytes of one state that training can resume from."""
         return size.two_models_state_bytes
 
     def prepare(self, task: "Task", options: Options) -> "Lesson":
-        """Two models, the student with masks."""
+        """Builds two models, the student with masks."""
         import torch
 
         from coldpress.compiler.stages.distill._masks import attach

@@ -1,9 +1,9 @@
-"""importance: what a llama.cpp importance matrix says of the model's matrices, by role, for `quantize` to round by.
+"""importance: reads a llama.cpp importance matrix by role, so that `quantize` rounds important inputs more exactly.
 
-Reads the file that `llama-imatrix` wrote, of either form (compiler/stages/importance/files.py), and gives an array file
-per layer: the mean square of every input of every matrix. Names are llama.cpp's for every architecture, and a tensor
-that the checkpoint stores fused is fused there, too. A build has this stage only where it names a file. It goes early:
-a file of another model is refused before anything long.
+Reads a file from `llama-imatrix` in either format (compiler/stages/importance/files.py), and writes an array file per
+layer: the mean square of every input of every matrix. Names are llama.cpp's for every architecture; a tensor that the
+checkpoint stores fused is fused there, too. A build has this stage only if it names a file. The stage runs early, so
+that a file of another model is refused before the long stages.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ NAMES: Mapping[frozenset[str], str] = {
     frozenset({"gate_proj", "up_proj"}): "ffn_up",
     frozenset({"down_proj"}): "ffn_down",
 }
-"""Roles that a tensor holds -> its name in GGUF, behind `blk.<layer>.`; of all experts with `_exps` behind it."""
+"""Roles that a tensor holds -> its name in GGUF, after `blk.<layer>.`; tensors of all experts end in `_exps`."""
 HEAD = "output.weight"
 
 
@@ -51,7 +51,7 @@ class ImportanceConfig(Record):
 
 
 def run(config: ImportanceConfig, model: Model, work: Workspace) -> Importance:
-    """The importance of every input of the model's matrices.
+    """Returns the importance of every input of the model's matrices.
 
     Raises:
         ColdpressError: if the file cannot be read, or is not of this model; the text is one sentence.
@@ -70,7 +70,7 @@ def run(config: ImportanceConfig, model: Model, work: Workspace) -> Importance:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """One layer's figures; the file is read as far as it is asked for."""
+    """Returns what the stage takes: one layer's figures; the file is read in parts."""
     layer = 4 * sum(shape[-1] for shape in build.layer_shapes)
     disk_bytes = build.model.spec.num_hidden_layers * (2 * layer + (32 << 10))
     return StageNeeds(
@@ -82,7 +82,7 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _layer(found: Imatrix, model: Model, layer: int) -> dict[str, np.ndarray]:
-    """Matrix of the layer -> mean squares of its inputs, float32 [inputs]."""
+    """Returns, for each matrix of the layer, the mean squares of its inputs, float32 [inputs]."""
     prefix = f"layers.{layer}."
     matrices = {
         role.removeprefix(prefix).removesuffix(".weight"): source
@@ -108,10 +108,10 @@ def _layer(found: Imatrix, model: Model, layer: int) -> dict[str, np.ndarray]:
 
 
 def _of(found: Imatrix, name: str, model: Model, size: int) -> np.ndarray:
-    """The values of an entry, float32 [size].
+    """Returns the values of an entry, float32 [size].
 
     Raises:
-        ColdpressError: if there is no such entry, or it has more or fewer values.
+        ColdpressError: if the entry is missing, or has more or fewer values.
     """
     if name not in found.entries:
         raise ColdpressError(
@@ -120,7 +120,7 @@ def _of(found: Imatrix, name: str, model: Model, size: int) -> np.ndarray:
         )
     if (count := found.entries[name].num_values) != size:
         raise ColdpressError(
-            f"the imatrix {found.path} has {count} values for {name}, expected {size}, as {model.name} has inputs "
-            "there; make it of this model"
+            f"the imatrix {found.path} has {count} values for {name}, expected {size}, the inputs of that matrix in "
+            f"{model.name}; make it of this model"
         )
     return found.read(name)

@@ -1,13 +1,13 @@
-"""The two forms of llama.cpp's importance matrices (tools/imatrix): which tensors a file describes, and how it does so.
+"""Reads the two formats of llama.cpp's importance matrices (tools/imatrix) and finds the tensors that they describe.
 
-Both give the mean square of every input of each matrix, by the matrix's name in GGUF; where there are several experts,
-one expert after another. A GGUF file holds sums of squares (`<name>.in_sum2`) and numbers of tokens (`<name>.counts`),
-one for each expert; the older form, little-endian, without a magic number, means times a number of calls:
+Both give the mean square of every input of each matrix, by the matrix's name in GGUF; experts follow one another. A
+GGUF file holds sums of squares (`<name>.in_sum2`) and numbers of tokens (`<name>.counts`), one for each expert. The
+older format is little-endian without a magic number, and holds means times a number of calls:
 
     int32 entries, then for each: int32 length, name, int32 calls, int32 values, float32 values
 
-followed by the number of chunks and the text's name, both optional. We do not use the package gguf: its reader never
-ends on a file that promises an array of 2^60 numbers.
+followed by the number of chunks and the text's name, both optional. We do not use the package gguf: its reader does not
+return on a file that promises an array of 2^60 numbers.
 """
 
 import math
@@ -26,21 +26,21 @@ VERSIONS = (2, 3)
 KIND = "imatrix"
 SUMS, COUNTS = ".in_sum2", ".counts"
 MAX_FILE_BYTES = 4 << 30
-"""A mixture of 256 experts in 60 layers takes one."""
+"""A mixture of 256 experts in 60 layers takes about 1 GB."""
 MAX_ENTRIES = 1 << 16
 MAX_EXPERTS = 1 << 12
 MAX_NAME_BYTES = 1 << 16
 MAX_DIMENSIONS = 4
 FLOAT32 = 0
-"""GGML's number of it."""
+"""GGML's type number of float32."""
 SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""GGUF's types of metadata, by their numbers, that are no texts and no arrays."""
+"""Bytes of GGUF's metadata types that are neither texts nor arrays, by type number."""
 UINT32, TEXT, ARRAY = 4, 8, 9
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a matrix, or all experts' matrices, lie in the file.
+    """The place of a matrix, or of all experts' matrices, in the file.
 
     It holds no array: many entries may name the same bytes, so all of them together can be far larger than the file.
     """
@@ -49,7 +49,7 @@ class Entry:
     num_values: int
     num_counts: int = 1
     counts_at_bytes: int | None = None
-    """Where the divisors lie, float32 [num_counts], one for each expert; None in the older form, which has `calls`."""
+    """Place of the divisors, float32 [num_counts], one for each expert; None in the older format, which has `calls`."""
     calls: int = 1
 
 
@@ -61,8 +61,8 @@ class Imatrix:
     entries: Mapping[str, Entry]
 
     def read(self, name: str) -> np.ndarray:
-        """Mean squares float32 [inputs], all experts one after another; all 1 for an expert that no token was sent to,
-        as llama.cpp writes them.
+        """Returns mean squares float32 [inputs], experts one after another; 1 for an expert that no token used, as in
+        llama.cpp.
 
         Raises:
             ColdpressError: if a count or a mean is not a finite number that is at least 0.
@@ -72,7 +72,7 @@ class Imatrix:
             values = _Bytes(file, self.path, entry.at_bytes).floats(entry.num_values)
             counts = self._counts(file, entry)[:, None]
         if not (np.isfinite(counts) & (counts >= 0)).all():
-            raise _refused(self.path, f"the counts of {clipped(name)} are no numbers of tokens")
+            raise _refused(self.path, f"the counts of {clipped(name)} are not valid numbers of tokens")
         with np.errstate(over="ignore", invalid="ignore"):
             means = np.where(counts > 0, values.reshape(len(counts), -1) / np.maximum(counts, 1), np.float32(1))
         if not (np.isfinite(means) & (means >= 0)).all():
@@ -81,7 +81,7 @@ class Imatrix:
         return means.reshape(-1)
 
     def _counts(self, file: BufferedReader, entry: Entry) -> np.ndarray:
-        """Divisors of an entry, float32 [num_counts]; 0 for an expert that was never used."""
+        """Returns the divisors of an entry, float32 [num_counts]; 0 for an expert that was never used."""
         if entry.counts_at_bytes is None:
             return np.full(entry.num_counts, entry.calls, np.float32)
         return _Bytes(file, self.path, entry.counts_at_bytes).floats(entry.num_counts)
@@ -91,7 +91,7 @@ def open_imatrix(path: Path) -> Imatrix:
     """Opens a file and finds its entries; reads no values.
 
     Raises:
-        ColdpressError: if it cannot be read, or is neither form; the text is one sentence.
+        ColdpressError: if the file cannot be read or has neither format; the text is one sentence.
     """
     try:
         with path.open("rb") as file:
@@ -125,7 +125,7 @@ class _Bytes:
         return _refused(self.path, what)
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Returns the next bytes."""
         self._check(count)
         data = self._file.read(count)
         if len(data) != count:
@@ -134,20 +134,20 @@ class _Bytes:
         return data
 
     def skip(self, count: int) -> None:
-        """Leaves bytes out."""
+        """Skips bytes."""
         self._check(count)
         self.at += count
         self._file.seek(self.at)
 
     def number(self, code: str) -> int:
-        """One little-endian whole number: i int32, I uint32, Q uint64."""
+        """Returns one little-endian whole number: i int32, I uint32, Q uint64."""
         return unpack(f"<{code}", self.take({"i": 4, "I": 4, "Q": 8}[code]))[0]
 
     def floats(self, count: int) -> np.ndarray:
         return np.frombuffer(self.take(4 * count), "<f4").astype(np.float32)
 
     def text(self, code: str) -> str:
-        """A text behind its length."""
+        """Returns a text that follows its length."""
         length = self.number(code)
         if not 0 <= length <= MAX_NAME_BYTES:
             raise self.refused(f"a text of {length} bytes is promised at byte {self.at}, expected names")
@@ -165,7 +165,7 @@ class _Bytes:
 
 
 def _legacy(source: _Bytes) -> dict[str, Entry]:
-    """The entries of the older form; the bytes behind them do not describe the model."""
+    """Returns the entries of the older format; the bytes after them do not describe the model."""
     count = source.number("i")
     if not 0 < count <= MAX_ENTRIES:
         raise source.refused("it is neither GGUF nor llama.cpp's older form, which begins with the number of entries")
@@ -183,7 +183,7 @@ def _legacy(source: _Bytes) -> dict[str, Entry]:
 
 
 def _gguf(source: _Bytes) -> dict[str, Entry]:
-    """The entries of a GGUF file."""
+    """Returns the entries of a GGUF file."""
     source.take(len(MAGIC))
     if (version := source.number("I")) not in VERSIONS:
         raise source.refused(f"it is GGUF of version {version}, expected 2 or 3, little-endian")
@@ -206,7 +206,7 @@ def _gguf(source: _Bytes) -> dict[str, Entry]:
 
 
 def _matched(source: _Bytes, tensors: Mapping[str, tuple[int, int]], data: int) -> dict[str, Entry]:
-    """Sums with their counts, from each tensor's number of values and offset behind byte `data`."""
+    """Matches sums with their counts, given each tensor's number of values and its offset from byte `data`."""
     found: dict[str, Entry] = {}
     for name, (count, offset) in tensors.items():
         if data + offset + 4 * count > source.size_bytes:
@@ -221,14 +221,14 @@ def _matched(source: _Bytes, tensors: Mapping[str, tuple[int, int]], data: int) 
         if not 0 < matrices <= MAX_EXPERTS or count < 1 or count % matrices:
             raise source.refused(
                 f"{clipped(matrix)} has {count} sums and {matrices} counts, expected a count for each expert, at most "
-                f"{MAX_EXPERTS}, and as many sums for each"
+                f"{MAX_EXPERTS}, and equally many sums for each"
             )
         found[matrix] = Entry(data + offset, count, matrices, data + at)
     return found
 
 
 def _pair(source: _Bytes) -> tuple[str, object]:
-    """A key of the metadata, with its value where that is a text or a whole number of 32 bits."""
+    """Returns a key of the metadata, with its value if that is a text or a uint32; else with None."""
     key, kind = source.text("Q"), source.number("I")
     if kind == TEXT:
         return key, source.text("Q")
@@ -245,13 +245,13 @@ def _pair(source: _Bytes) -> tuple[str, object]:
     else:
         count = 1
     if kind not in SCALAR_BYTES:
-        raise source.refused(f"the value of {clipped(key)} is of type {kind}, which GGUF has not")
+        raise source.refused(f"the value of {clipped(key)} is of type {kind}, which GGUF does not have")
     source.skip(SCALAR_BYTES[kind] * count)
     return key, None
 
 
 def _tensor(source: _Bytes) -> tuple[str, int, int]:
-    """(name, number of values, offset in bytes) of a tensor."""
+    """Returns (name, number of values, offset in bytes) of a tensor."""
     name, dimensions = source.text("Q"), source.number("I")
     if dimensions > MAX_DIMENSIONS:
         raise source.refused(f"{clipped(name)} has {dimensions} dimensions, expected {MAX_DIMENSIONS} at most")

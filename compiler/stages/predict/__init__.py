@@ -1,15 +1,16 @@
-"""Trains low-rank activation predictors of several sizes for each layer (LLM in a flash 3.1, B; PowerInfer 5.1).
+"""predict: trains low-rank activation predictors of several sizes for each layer (LLM in a flash 3.1, B; PowerInfer
+5.1).
 
-Reads a layer's MLP inputs and activation bits; returns a ladder: per size fc1 and fc2, thresholds, and recall,
-precision and predicted density on tokens that neither training nor any choice has seen. All of these are of the weights
-as they are stored, in the format that `allocate` chose. A layer all of whose units are used gets no predictor. In a
-mixture of experts a layer has one for all experts, of which a token's own are scored.
+Reads a layer's MLP inputs and activation bits; returns a ladder: for each size fc1 and fc2, thresholds, and recall,
+precision and predicted density on tokens that neither training nor any choice has seen. These figures are for the
+weights as stored, in the format that `allocate` chose. A layer that uses all its units gets no predictor. In a mixture
+of experts a layer has one predictor for all experts, which scores the units of a token's own experts.
 
-Sizes lie around what the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9), and end
-where a predictor finds what it should without predicting too much, where larger ones find no more, or at the rank that
-`allocate` allows. Which of them a layer gets, the model's perplexity decides (compiler/stages/size). PowerInfer trains
-one size, looks at the perplexity and trains the next; here all sizes are trained before any is chosen, so that layers
-can be trained apart from each other.
+Sizes lie around the size that the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9). A
+ladder ends at a predictor that reaches the target recall without predicting too much, when larger ones find no more, or
+at the rank that `allocate` allows. The model's perplexity decides which size a layer gets (compiler/stages/size).
+PowerInfer trains one size, measures the perplexity and trains the next; here all sizes are trained before any is
+chosen, so that layers train independently.
 """
 
 import functools
@@ -46,16 +47,16 @@ LOG = logging.getLogger(__name__)
 MIN_TOKENS = 64
 RANK_STEP = 8
 LOWEST = 0.3
-"""A ladder's first rank, as a share of the one that is expected."""
+"""A ladder's first rank, as a share of the expected rank."""
 LEAST_GAIN, PATIENCE = 0.005, 2
-"""A ladder ends, too, where this many sizes in a row find hardly more: the share of the active units that counts."""
+"""A ladder also ends after PATIENCE sizes in a row whose recall rises by less than LEAST_GAIN."""
 LEAST_DIRECTIONS = 256
-"""Directions to start from that are computed together."""
+"""Fewest starting directions that are computed at once."""
 QUALITY = ("recall", "precision", "predicted_density")
 PREDICTOR_STATE_BYTES = 20
-"""Per parameter of a predictor: weights, gradients and two moments in float32, and the best ones so far."""
+"""Bytes per parameter of a predictor: weights, gradients, two moments and the best weights so far, in float32."""
 SAFER_RECALLS = (0.97, 0.99, 0.997, 0.999)
-"""What a predictor finds at its further thresholds, however much it predicts for it."""
+"""Recalls of a predictor's further thresholds, whatever density they predict."""
 
 
 class PredictConfig(SeedSetting, OverpredictionSetting):
@@ -87,12 +88,12 @@ def run(
     work: Workspace,
     threads: int,
 ) -> Ladders:
-    """Trains the predictors of those of `layers` that get one, `threads` layers at a time with one core each.
+    """Trains the predictors of those `layers` that get one, `threads` layers at a time with one core each.
 
-    None where the method that `allocate` chose needs none.
+    Returns no ladders if the method that `allocate` chose needs no predictors.
 
     Raises:
-        ColdpressError: if bits are missing or of other weights, or tokens are too few.
+        ColdpressError: if bits are missing or belong to other weights, or tokens are too few.
     """
     if not sparsity.predictor_rank:
         LOG.info("predict: method %s needs no predictors", sparsity.method)
@@ -108,7 +109,7 @@ def run(
     before = torch.get_num_threads()
 
     def ladder(layer: int) -> Ladder:
-        torch.set_num_threads(1)  # holds per thread; sums in one order whatever the number of cores
+        torch.set_num_threads(1)  # set per thread, so that sums have one order on any number of cores
         return _ladder(config, model, activations, sparsity, entries[layer], work)
 
     predicted = [layer for layer in layers if sparsity.predictor_rank[layer]]
@@ -120,7 +121,8 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Inputs, labels and bits of all tokens, the deciding matrix, a predictor and its moments, scores."""
+    """Returns what training takes: inputs, labels and bits of all tokens, the gate matrix, a predictor and its moments,
+    scores."""
     spec, tokens, settings = build.model.spec, build.num_tokens, build.settings["predict"]
     labels = spec.intermediate_size * (spec.num_experts_per_tok + (2 if spec.is_mixture else 1))
     data = tokens * (6 * spec.hidden_size + labels) + tokens * num_units(WHOLE_MLP, spec) // 8
@@ -143,7 +145,8 @@ def _ladder(
     entry: LayerStatistics,
     work: Workspace,
 ) -> Ladder:
-    """Size after size, until one finds what it should within the limit of what it may predict, or more find no more."""
+    """Trains size after size, until one reaches the target within its limit of predicted units, or larger ones find no
+    more."""
     from coldpress.compiler.stages.predict import training as training
 
     layer, largest, format_name = entry.layer, sparsity.predictor_rank[entry.layer], sparsity.predictor_format
@@ -177,7 +180,7 @@ def _ladder(
 
 
 class Trainer:
-    """One layer's data and what training a predictor of any rank begins with."""
+    """One layer's data, and the starting point of predictors of any rank."""
 
     def __init__(
         self,
@@ -205,7 +208,7 @@ class Trainer:
         self._dtype = torch.bfloat16 if activations.compute_dtype == "bfloat16" else torch.float32
 
     def rung(self, rank: int) -> tuple[Rung, bool]:
-        """(a predictor of a rank, whether it finds what it should within the limit of what it may predict)."""
+        """Returns (a predictor of a rank, whether it reaches the target within its limit of predicted units)."""
         from coldpress.compiler.activity.predictor_network import decode, encode
 
         key = f"layer-{self._layer}.rank-{rank}"
@@ -223,7 +226,7 @@ class Trainer:
     def _train(self, rank: int) -> "Weights":
         from coldpress.compiler.stages.predict import training as training
 
-        # as many as few ranks ask for: all of them take minutes at a hidden size of 4096
+        # a power of two, shared by several ranks: all directions take minutes at a hidden size of 4096
         directions = self._directions(max(LEAST_DIRECTIONS, 1 << (rank - 1).bit_length()))
         return training.train(
             training.initial(rank, directions, self.fitted, self._gate),
@@ -245,7 +248,8 @@ class Trainer:
         return self._found[1]
 
     def _points(self, weights: "Weights") -> tuple[tuple[Point, ...], bool]:
-        """The first point finds no more than it should, and less where it would predict too much for it."""
+        """Returns thresholds with their quality; the first reaches at most the target recall, and less if that would
+        predict too much."""
         from coldpress.compiler.stages.predict import training as training
 
         found = training.choose_threshold(weights, self.chosen_by, self._config.target_recall)
@@ -263,7 +267,8 @@ class Trainer:
 
 
 def _data(activations: Activations, entry: LayerStatistics, family: FamilyName) -> tuple[np.ndarray, np.ndarray]:
-    """MLP inputs float16 [num_tokens, hidden_size] and packed activation bits."""
+    """Returns MLP inputs float16 [num_tokens, hidden_size] and packed activation bits uint8 [num_units, ceil(num_tokens
+    / 8)]."""
     statistics, num_tokens = counted(activations, entry.layer, family), activations.num_tokens
     if num_tokens < MIN_TOKENS:
         raise ColdpressError(
@@ -275,11 +280,11 @@ def _data(activations: Activations, entry: LayerStatistics, family: FamilyName) 
 
 
 def _experts(model: Model, layer: int, inputs: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """The experts that each token uses, bool [num_tokens, num_experts]: those of which a unit is active, and further
-    ones as the router says.
+    """Returns the experts that each token uses, bool [num_tokens, num_experts]: those with an active unit, then the
+    router's best.
 
-    Activity alone does not tell: of an expert that counts for little no unit may be among the largest. Nor do the
-    inputs, which are kept in fp16, where two logits are nearly equal.
+    Activity alone is not enough: an expert with a small weight may have no unit among the largest. Nor are the inputs
+    alone: they are stored in fp16, which cannot separate two nearly equal logits.
     """
     spec = model.spec
     any_active = np.bitwise_or.reduce(bits.reshape(spec.num_experts, spec.intermediate_size, -1), axis=1)
@@ -289,12 +294,12 @@ def _experts(model: Model, layer: int, inputs: np.ndarray, bits: np.ndarray) -> 
 
 
 def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tuple[int, ...]:
-    """The ranks to try: 8, 12, 16, 24, … as far as they fill groups of the format, from well below what is `expected`
-    to the `largest`; and the least, which fits wherever `allocate` lets predictors be.
+    """Returns the ranks to try: 8, 12, 16, 24, … rounded up to whole groups of the format, from well below `expected`
+    to `largest`; and the smallest rank, which fits wherever `allocate` permits predictors.
 
-    What is expected is density times hidden_size, less what skewness saves. LLM in a flash C.1 takes 128 for the first
-    28 layers of OPT-6.7B, as this rule does at their mean of 3 % (hidden size 4096), but 1024 for the last four, of
-    which the last has 5.4 % (Table 6) and this rule expects 220: larger ones are on every ladder.
+    The expected rank is density times hidden_size, less what skewness saves. LLM in a flash C.1 takes 128 for the first
+    28 layers of OPT-6.7B, as this rule does at their mean of 3 % (hidden size 4096), but 1024 for the last four; the
+    last of them has 5.4 % (Table 6), and this rule expects 220. Larger ranks are on every ladder.
     """
     steps = [size for power in range(3, largest.bit_length() + 1) for size in (1 << power, 3 << (power - 1))]
     every = [min(largest, whole_rank(-(-size // RANK_STEP) * RANK_STEP, format_name)) for size in (*steps, largest)]
@@ -304,7 +309,7 @@ def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tupl
 
 
 def _gate(model: Model, exact_zeros: bool, layer: int, num_units: int, seed: int) -> "torch.Tensor":
-    """The matrix whose output's sign is the activity, float32 [num_units, hidden_size]; else a random one."""
+    """Returns the matrix whose output's sign is the activity, float32 [num_units, hidden_size]; else a random one."""
     import torch
 
     from coldpress.compiler.stages.predict import training as training

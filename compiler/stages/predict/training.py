@@ -1,11 +1,10 @@
 """Trains one layer's activation predictor: fc2 · relu(fc1 · x) against the layer's activation bits.
 
-The loss is binary cross-entropy with both classes in balance (LLM in a flash 3.1, B). A predictor starts from the
-directions of its input that its gates use most: the best linear map of its rank, for the inputs that occur, without the
-bend. The tokens a predictor is fitted on, chosen by and judged on are three parts of the calibration text. In a mixture
-of experts the units of those that a token does not use are no part of the loss, of thresholds or of what is judged: it
-has no scores of them. Densities are shares of all units all the same, as everywhere (schemas/families: `used_share`).
-Only torch and numpy, one thread, no files.
+The loss is binary cross-entropy with both classes in balance (LLM in a flash 3.1, B). A predictor starts from the input
+directions that its gates use most: the best linear map of its rank for the inputs that occur, ignoring the ReLU. The
+calibration text has three parts: tokens to fit on, to choose by and to judge on. In a mixture of experts, a token has
+scores only for the units of its own experts; loss, thresholds and quality ignore the others. Densities are still shares
+of all units, as everywhere (schemas/families: `used_share`). Only torch and numpy, one thread, no files.
 """
 
 import itertools
@@ -20,7 +19,7 @@ from coldpress.schemas.families import FormatName
 
 EVALUATIONS = 6
 LEARNING_RATE = 0.1
-"""Adam's first step size times sqrt(hidden_size): a share of the size that weights of such a layer have."""
+"""Adam's first step size times sqrt(hidden_size): relative to the usual size of such a layer's weights."""
 OVERSAMPLING, POWER_ITERATIONS = 32, 2
 """More columns and rounds change no predictor's quality (EXPERIMENTS.md)."""
 RIDGE = 1e-3
@@ -34,28 +33,28 @@ class Part:
     inputs: torch.Tensor
     """float32 [num_tokens, hidden_size]."""
     active: torch.Tensor
-    """uint8 [num_tokens, n]: of all units, or of those of each token's experts, one expert's after another's."""
+    """uint8 [num_tokens, n]: all units, or those of each token's experts, one expert after another."""
     experts: torch.Tensor | None = None
-    """bool [num_tokens, E], in a mixture those that each token uses, as many of each; else None."""
+    """bool [num_tokens, E]: the experts that each token uses, equally many for each token; None without experts."""
 
     @property
     def used_share(self) -> float:
-        """Share of all units that `active` is about."""
+        """Returns the share of all units that `active` covers."""
         return 1.0 if self.experts is None else int(self.experts[0].sum()) / self.experts.shape[1]
 
     @property
     def density(self) -> float:
-        """Share of all units that are active."""
+        """Returns the share of all units that are active."""
         return _share(self.active) * self.used_share
 
     def scores(self, weights: Weights) -> torch.Tensor:
-        """Of the units that `active` is about, float32 alike."""
+        """Returns the scores of the units that `active` covers, float32 of the same shape."""
         return scores(weights, self.inputs, self.experts)
 
 
 @dataclass(frozen=True)
 class Quality:
-    """What a threshold makes of a predictor's scores on some tokens; densities are of all units."""
+    """A threshold's quality on some tokens; densities are shares of all units."""
 
     recall: float
     precision: float
@@ -67,20 +66,22 @@ def _share(active: torch.Tensor) -> float:
 
 
 def _often(active: torch.Tensor) -> torch.Tensor:
-    """On which share of the tokens each unit is active, float64; numpy adds up bytes without a copy in 8 bytes each."""
+    """Returns each unit's share of tokens on which it is active, float64; numpy sums bytes without copying them to 8
+    bytes each."""
     return torch.from_numpy(active.numpy().sum(axis=0, dtype=np.int64)).double() / len(active)
 
 
 def split(
     inputs: np.ndarray, bits: np.ndarray, held_out_share: float, experts: np.ndarray | None = None
 ) -> tuple[Part, Part, Part]:
-    """The parts to fit on, to choose by and to judge on, in the order of the text; the last two share what is held out.
+    """Returns the parts to fit on, to choose by and to judge on, in the order of the text; the last two share the
+    held-out tokens.
 
     Args:
         inputs: float16 [num_tokens, hidden_size].
         bits: uint8 [num_units, ceil(num_tokens / 8)], packed along tokens.
         held_out_share: Share of the tokens that is not fitted on.
-        experts: bool [num_tokens, E], as many of each token; None where there are none.
+        experts: bool [num_tokens, E], equally many for each token; None without experts.
     """
     num_tokens = len(inputs)
     active = _unpacked(bits, num_tokens).T if experts is None else _labels(bits, torch.from_numpy(experts))
@@ -102,7 +103,7 @@ def _unpacked(bits: np.ndarray, num_tokens: int) -> np.ndarray:
 
 
 def _labels(bits: np.ndarray, experts: torch.Tensor) -> np.ndarray:
-    """`Part.active` of all tokens; unpacked is one expert at a time."""
+    """Returns `Part.active` of all tokens; unpacks one expert at a time."""
     num_tokens, count = experts.shape
     found = np.empty((num_tokens, int(experts[0].sum()), len(bits) // count), np.uint8)
     for units, tokens, places in rows_of(experts, len(bits)):
@@ -111,7 +112,8 @@ def _labels(bits: np.ndarray, experts: torch.Tensor) -> np.ndarray:
 
 
 def main_directions(part: Part, gate: torch.Tensor, count: int) -> torch.Tensor:
-    """Input directions by falling share in `gate` · x, float32 [at most count, hidden_size], each mostly positive.
+    """Returns input directions by falling share in `gate` · x, float32 [at most count, hidden_size], each mostly
+    positive.
 
     The singular vectors of the gate for inputs of the covariance that `part` has: the first r rows span the best
     linear predictor of rank r. `gate` is float32 [num_units, hidden_size].
@@ -130,10 +132,10 @@ def main_directions(part: Part, gate: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _leading_basis(gate: torch.Tensor, root: torch.Tensor, count: int) -> torch.Tensor:
-    """Orthonormal columns that hold the first `count` right singular vectors of gate · root, nearly.
+    """Returns orthonormal columns that nearly span the first `count` right singular vectors of gate · root.
 
-    By power iteration on a random subspace (Halko, Martinsson and Tropp 2011, Algorithm 4.4), or all columns where that
-    has half of them.
+    Uses power iteration on a random subspace (Halko, Martinsson and Tropp 2011, Algorithm 4.4), or all columns if the
+    subspace would have half of them.
     """
     size, width = len(root), count + OVERSAMPLING
     if 2 * width >= size:
@@ -145,7 +147,8 @@ def _leading_basis(gate: torch.Tensor, root: torch.Tensor, count: int) -> torch.
 
 
 def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor) -> Weights:
-    """The linear predictor of `rank` to start from; beyond hidden_size directions, the first ones turned round."""
+    """Returns the linear predictor of `rank` to start from; ranks beyond hidden_size repeat the first directions
+    negated."""
     rows = directions[:rank]
     if rank > len(directions):
         rows = torch.cat([rows, -directions[: rank - len(directions)]])
@@ -154,7 +157,8 @@ def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor)
 
 
 def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
-    """Stands in for a gate where activity is not the sign of one matrix's output: float32 [num_units, hidden_size]."""
+    """Returns a random stand-in for a gate if activity is not the sign of one matrix's output: float32 [num_units,
+    hidden_size]."""
     return torch.randn(num_units, hidden_size, generator=torch.Generator().manual_seed(seed)) / math.sqrt(hidden_size)
 
 
@@ -169,18 +173,19 @@ def train(
     format_name: FormatName,
     dtype: torch.dtype = torch.float32,
 ) -> Weights:
-    """Adam from `start` with a cosine schedule; gives the weights that, as stored, predict least at `target_recall`.
+    """Runs Adam from `start` with a cosine schedule; returns the weights that, as stored, predict least at
+    `target_recall`.
 
     Args:
-        start: Initial weights; left alone.
+        start: Initial weights; not modified.
         fitted: Tokens to learn from.
-        chosen_by: Tokens that decide which of the evaluated weights are kept.
-        steps: Updates; fewer where two evaluations in a row bring nothing.
-        batch_tokens: Tokens of an update.
+        chosen_by: Tokens that decide which of the evaluated weights win.
+        steps: Updates; fewer if two evaluations in a row bring no gain.
+        batch_tokens: Tokens per update.
         target_recall: Recall at which weights are compared.
-        seed: Of the order in which tokens come.
-        format_name: How the weights will be stored.
-        dtype: What an update is computed in; weights, Adam's state and the scores that decide are float32.
+        seed: Of the random order of tokens.
+        format_name: Format that the weights will be stored in.
+        dtype: Arithmetic of an update; weights, Adam's state and the scores that decide are float32.
     """
     fc1, fc2 = start.fc1.clone(), start.fc2.clone()
     optimizer = torch.optim.Adam([fc1, fc2])
@@ -202,13 +207,13 @@ def train(
 
 
 def _positive_weight(part: Part) -> float:
-    """Weight of active units that balances the two classes; bounded where one of them hardly occurs."""
+    """Returns the weight of active units that balances the two classes; bounded if one of them hardly occurs."""
     density = _share(part.active)
     return min(1e4, max(1e-4, (1 - density) / max(density, 1e-9)))
 
 
 class _Batches:
-    """Token indices in random order, every token once before any comes again."""
+    """Token indices in random order; every token occurs once before any repeats."""
 
     def __init__(self, num_tokens: int, batch_tokens: int, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -225,7 +230,8 @@ class _Batches:
 def _set_gradients(
     fc1: torch.Tensor, fc2: torch.Tensor, part: Part, batch: torch.Tensor, weight: float, dtype: torch.dtype
 ) -> None:
-    """Gradients of the mean balanced cross-entropy, by hand: autograd's passes over [tokens, units] cost twice as much.
+    """Sets gradients of the mean balanced cross-entropy by hand: autograd's passes over [tokens, units] cost twice as
+    much.
 
     d loss / d score = sigmoid(score) where a unit is not active, -weight · sigmoid(-score) where it is: in this form no
     digits cancel, which bfloat16 could not afford.
@@ -248,15 +254,15 @@ def _set_gradients(
 
 
 def _error(found: torch.Tensor, active: torch.Tensor, weight: float) -> torch.Tensor:
-    """d loss / d score, times the number of scores; in place of `found`, and `active` is lost."""
+    """Returns d loss / d score, times the number of scores; overwrites both `found` and `active`."""
     return found.mul_(1 - 2 * active).sigmoid_().mul_(active.mul_(-1 - weight).add_(1))
 
 
 def skewness(part: Part) -> float:
-    """How much of whether a unit is active its own frequency says: 0 nothing, 1 all of it (PowerInfer 5.1).
+    """Returns how well a unit's own frequency predicts whether it is active: 0 not at all, 1 fully (PowerInfer 5.1).
 
-    One minus the mean entropy of the units' activity over that of units which are all as likely to be active. A unit
-    that always or never is active needs no predictor. An expert's units count on the tokens that use it.
+    One minus the mean entropy of the units' activity, relative to that of units with equal frequencies. A unit that is
+    always or never active needs no predictor. An expert's units count on the tokens that use it.
     """
     frequency, weights = _frequency(part)
     entropy = torch.special.entr(frequency) + torch.special.entr(1 - frequency)
@@ -267,8 +273,8 @@ def skewness(part: Part) -> float:
 
 
 def _frequency(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """(on which share of the tokens that may use it each unit is active, how many those are), float64 [num_units]; of
-    experts that none uses, nothing."""
+    """Returns (each unit's share of active tokens among those that may use it, the number of those), float64
+    [num_units]; skips experts that no token uses."""
     if part.experts is None:
         frequency = _often(part.active)
         return frequency, torch.full_like(frequency, len(part.active))
@@ -281,30 +287,32 @@ def _frequency(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def limit_threshold(weights: Weights, part: Part, density: float) -> float:
-    """The smallest threshold at which at most `density` of all units are predicted."""
+    """Returns the smallest threshold at which at most `density` of all units are predicted."""
     found = part.scores(weights).flatten()
     kept = math.floor(min(1.0, density / part.used_share) * len(found))
     if kept == len(found):
         return float(found.min())
+    # just above the highest score left out, so that equal scores are left out, too
     left_out = torch.kthvalue(found, len(found) - kept).values
     return float(torch.nextafter(left_out, torch.tensor(math.inf)))
 
 
 def choose_threshold(weights: Weights, part: Part, target_recall: float) -> float:
-    """The largest threshold that finds at least `target_recall` of the active units of `part`.
+    """Returns the largest threshold that finds at least `target_recall` of the active units of `part`.
 
-    Without any active unit, one above every score.
+    Without any active unit, it is above every score.
     """
     found = part.scores(weights)
     positive = found[part.active.bool()]
     if not len(positive):
         return float(torch.nextafter(found.max(), torch.tensor(math.inf)))
+    # 1e-9: (1 - 0.9) * 10 is just below 1 in floating point
     missed = math.floor((1 - target_recall) * len(positive) + 1e-9)
     return float(torch.kthvalue(positive, min(len(positive), missed + 1)).values)
 
 
 def quality(weights: Weights, threshold: float, part: Part) -> Quality:
-    """What is predicted of `part`; recall is 1 where nothing is active, precision 1 where nothing is predicted."""
+    """Measures predictions on `part`; recall is 1 if nothing is active, precision 1 if nothing is predicted."""
     predicted, active = part.scores(weights) >= threshold, part.active.bool()
     hits, num_predicted, num_active = int((predicted & active).sum()), int(predicted.sum()), int(active.sum())
     return Quality(

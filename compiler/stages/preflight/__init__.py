@@ -1,11 +1,11 @@
-"""preflight: refuses early what would fail after hours, with numbers.
+"""preflight: refuses early, with numbers, a build that would fail after hours.
 
-Before the long stages it says what each of them needs (compiler/needs.py). It refuses what no setting of Snakemake can
-satisfy: a stage that needs more memory than the machine has on which all jobs run, a disk that is too small, a DRAM
-budget below what must be resident, far fewer calibration tokens than were asked for. It says what licence the model
-has. A hub model is checked before its download, from its index and config.json (`check_download`, called by
+Before the long stages it computes what each of them needs (compiler/needs.py). It refuses what no setting of Snakemake
+can fix: a stage that needs more memory than the machine has, if all jobs run on it; a disk that is too small; a DRAM
+budget below what must stay resident; far fewer calibration tokens than wanted. It reports the model's licence. A hub
+model is checked before its download, from its index and config.json (`check_download`, called by
 compiler/workflow/download.py). Then all stages run once on two layers (compiler/stages/preflight/trial.py): for models
-whose weights take 1 GB or more, since smaller ones are built about as fast, or for all with preflight=always.
+whose weights take 1 GB or more, since smaller ones build about as fast, or for all with preflight=always.
 """
 
 import logging
@@ -37,32 +37,32 @@ from coldpress.schemas.preflight import Preflight, StageNeeds
 
 LOG = logging.getLogger(__name__)
 LARGE_BYTES = 10**9
-"""Weights, as they are stored, from which on a trial is made and too short a corpus is refused."""
+"""Stored weights of this size or more get a trial run, and too short a corpus is refused."""
 LEAST_TOKEN_SHARE = 0.5
-"""Of the calibration tokens that were asked for, the share that a large model's corpus must have."""
+"""Share of the wanted calibration tokens that a large model's corpus must have."""
 PREDICTOR_TOKENS = 64
-"""Calibration tokens without which no predictor can be trained (compiler/stages/predict/__init__.py)."""
+"""Fewest calibration tokens that a predictor can be trained on (compiler/stages/predict/__init__.py)."""
 PASS_THREADS = 8
-"""Cores that stages which run text through the model take at most (rules/calibrate.smk)."""
+"""Most cores that a stage takes to run text through the model (rules/calibrate.smk)."""
 TEXT_STAGES = ("calibrate", "recalibrate", "predict", "place", "order")
-"""Stages that need less memory where there are fewer calibration tokens."""
-REMEDY = "or set preflight=off to try all the same"
+"""Stages that need less memory with fewer calibration tokens."""
+REMEDY = "or set preflight=off to try anyway"
 
 
 @dataclass(frozen=True)
 class Download:
-    """What is yet to be fetched from the hub."""
+    """The part of a hub model that is not downloaded yet."""
 
     num_bytes: int
     folder: Path
-    """Where it goes."""
+    """Folder that it is downloaded to."""
 
 
 NOTHING = Download(0, Path())
 
 
 class PreflightConfig(Record):
-    """Settings of `preflight`, among them those of all stages of the build, as they will be given to them."""
+    """Settings of `preflight`, including those of all other stages of the build."""
 
     preflight: Annotated[Literal["auto", "always", "off"], Key()] = Field(
         default="auto",
@@ -83,7 +83,7 @@ class PreflightConfig(Record):
 def run(
     config: PreflightConfig, model: Model, corpus: Corpus, device: DeviceProfile, work: Workspace, threads: int
 ) -> Preflight:
-    """What was found where the build may begin.
+    """Checks memory, disk, tokens and budget, and returns what it found if the build may begin.
 
     Raises:
         DoesNotFitError: if memory, disk or the DRAM budget is too small.
@@ -120,7 +120,7 @@ def run(
 
 
 def needs(build: Build) -> StageNeeds:
-    """Where there is a trial: what the stages after it take for the slice, one after another."""
+    """Returns, with a trial, what the later stages take for the slice, one after another."""
     mode = build.settings["preflight"]["preflight"]
     if mode == "off" or not is_tried(mode, build):
         return StageNeeds(stage="preflight", ram_bytes=build.TORCH_BYTES, disk_bytes=0, runtime_s=600)
@@ -131,24 +131,24 @@ def needs(build: Build) -> StageNeeds:
 
 
 def is_tried(mode: str, build: Build) -> bool:
-    """Whether all stages run once on two layers."""
+    """Returns whether all stages run once on two layers."""
     return mode == "always" or build.weight_bytes >= LARGE_BYTES
 
 
 def check_download(
     config: PreflightConfig, model: Shapes, device: DeviceProfile, download: Download, threads: int | None
 ) -> None:
-    """Refuses a build before its model is fetched, by what config.json and the hub's index say of it.
+    """Refuses a build before its model is downloaded, judging by config.json and the hub's index.
 
     Args:
-        config: As the stage will have it.
+        config: Settings that the stage will have.
         model: The shapes.
-        device: As in the build.
-        download: What is yet to be fetched.
-        threads: Cores of this machine; None where jobs run on others, whose memory is not looked at.
+        device: The build's device.
+        download: The part that is not downloaded yet.
+        threads: Cores of this machine; None if jobs run on other machines, whose memory is not checked.
 
     Raises:
-        DoesNotFitError: if memory, disk or the DRAM budget is too small, with as much text as was asked for.
+        DoesNotFitError: if memory, disk or the DRAM budget is too small for the full calibration text.
     """
     build = _build_of(config, model, device, *asked_text(config.settings, model), threads or 1)
     _check_budget(build)
@@ -160,18 +160,19 @@ def check_download(
 
 
 def asked_text(settings: Mapping[str, Mapping[str, Any]], model: HasShapes) -> tuple[int, int]:
-    """(tokens, tokens of a block) of calibration text, if the corpus has as much as was asked for."""
+    """Returns (tokens, tokens per block) of calibration text, if the corpus has as much as the settings want."""
     tokenize = settings["tokenize"]
     block_tokens = min(int(tokenize["block_tokens"]), model.spec.max_position_embeddings)
     return max(1, int(tokenize["calibration_tokens"]) // block_tokens) * block_tokens, block_tokens
 
 
 def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int) -> None:
-    """Refuses if one job of some stage needs more memory than is free; how many run at a time, Snakemake decides.
+    """Refuses the build if one job of any stage needs more memory than is free; Snakemake decides how many jobs run at
+    once.
 
     Args:
-        stages: What one job of each needs.
-        free_bytes: Of this machine.
+        stages: Needs of one job of each stage.
+        free_bytes: Free memory of this machine.
     """
     most = max(stages, key=lambda needs: needs.ram_bytes)
     needed = show_bytes(most.ram_bytes)
@@ -187,14 +188,14 @@ def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int) -> None:
 def check_disk(
     stages: tuple[StageNeeds, ...], free_bytes: int, folder: Path, device: str, download: Download = NOTHING
 ) -> None:
-    """Refuses if what is yet to be downloaded and what the build has yet to write is more than is free.
+    """Refuses the build if download and build together still need more disk space than is free.
 
     Args:
-        stages: What each needs.
-        free_bytes: On the disk of `folder`.
-        folder: Of the model's build; array files of earlier runs in it are written over, not beside.
-        device: Name of the device, whose own stages lie in a folder of that name.
-        download: Before the build, perhaps to another disk.
+        stages: Needs of each stage.
+        free_bytes: Free space on the disk of `folder`.
+        folder: Folder of the model's build; array files of earlier runs in it are overwritten.
+        device: Name of the device; stages that depend on it write into a subfolder of that name.
+        download: What is downloaded before the build, perhaps to another disk.
     """
     same_disk = bool(download.num_bytes) and _disk_of(download.folder) == _disk_of(folder)
     _check_download_disk(download, free_bytes if same_disk else _free_disk_bytes(download.folder))
@@ -222,7 +223,7 @@ def _check_download_disk(download: Download, free_bytes: int) -> None:
 
 
 def _present_bytes(folder: Path, device: str, stage: str) -> int:
-    """Bytes of a stage's array files that an earlier run left."""
+    """Returns the bytes of a stage's array files that an earlier run left."""
     homes = (top / name for top in (folder, folder / device) for name in (stage, f"{stage}-shards"))
     return sum(file.stat().st_size for home in homes for file in home.rglob("*.safetensors"))
 
@@ -247,7 +248,7 @@ def _check_budget(build: Build) -> None:
     if least > build.dram_budget_bytes:
         raise DoesNotFitError(
             f"a DRAM budget of {build.dram_budget_bytes:,} bytes was asked for, {least:,} are needed before any "
-            f"unit is kept: tensors that stay in DRAM, the KV cache of {build.context_length} tokens, bookkeeping "
+            f"unit is cached: tensors that stay in DRAM, the KV cache of {build.context_length} tokens, bookkeeping "
             "and buffers; use a shorter context_length or a smaller format, or raise dram_budget"
         )
 

@@ -1,8 +1,8 @@
-"""The whole pipeline on a slice of the model, in one process: what would fail after hours fails after seconds.
+"""Runs the whole pipeline on a slice of the model, in one process, so that errors show within seconds, not hours.
 
 The slice is the first layers with everything outside the layers, a few blocks of the corpus, and a DRAM budget that
-leaves each layer what it will have in the real build. Stages run as jobs do, with the settings of the build and from
-records (compiler/job.py), so what is tried is the code that will run. Nothing of it is kept.
+gives each layer what it will have in the real build. Stages run as jobs do, from records and with the settings of the
+build (compiler/job.py), so the trial runs the code that the build will run. Its results are deleted.
 """
 
 import json
@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 LAYERS = 2
 TOKENS = 512
 BLOCK_TOKENS = 64
-"""Calibration tokens, enough for predictors to be trained, chosen and judged on; and how long a block is at most."""
+"""Longest block; `TOKENS` calibration tokens are enough to train, choose and judge predictors."""
 SHORTENED = {
     "relufy": {"relufy_steps": 1, "distill_blocks": 1, "validation_blocks": 1},
     "distill": {"distill_steps": 1, "distill_blocks": 1, "validation_blocks": 1},
@@ -43,14 +43,15 @@ SHORTENED = {
     "verify": {"test_tokens": 8},
     "publish": dict.fromkeys(("max_ppl_ratio", "min_top1_agreement", "max_logit_error"), "off"),
 }
-"""Settings of what takes long and fails no sooner for it, or says nothing of two layers: their quality."""
+"""Settings that shorten slow stages without hiding their errors, and that skip checks of quality, which two layers
+cannot have."""
 CONFIG = "config.json"
 LAYERED_KEYS = ("layer_types",)
 """Lists in config.json with one entry per layer."""
 
 
 def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
-    """Runs all stages on a slice; gives its number of layers.
+    """Runs all stages on a slice and returns its number of layers.
 
     Args:
         build: Its settings.
@@ -79,14 +80,15 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
 
 
 def compiled(model: Model | Shapes, settings: Mapping[str, Mapping[str, Any]]) -> Model | Shapes:
-    """The model as the stages from `calibrate` on see it."""
+    """Returns the model as the stages from `calibrate` on see it."""
     asked = settings["relufy"]
     spec = relufy.relufied(model.spec, asked["relufy"], asked["relufy_threshold"])
     return model.model_copy(update={"spec": spec}) if isinstance(model, Model) else replace(model, spec=spec)
 
 
 def slice_model(model: Model, folder: Path) -> Model:
-    """The model's first `LAYERS` layers, with a configuration of its own in `folder`; weights stay where they are."""
+    """Returns the model's first `LAYERS` layers; writes their configuration into `folder`; weights stay in their
+    files."""
     layers = min(LAYERS, model.spec.num_hidden_layers)
     shutil.copytree(private_folder(model), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
     config: dict[str, Any] = {**read_object(folder / CONFIG, MAX_CONFIG_BYTES), "num_hidden_layers": layers}
@@ -110,7 +112,7 @@ def slice_model(model: Model, folder: Path) -> Model:
 
 
 def slice_build(build: Build) -> Build:
-    """The build of the slice, as far as its needs depend on it; its DRAM holds the whole slice at most."""
+    """Returns the build of the slice, as far as its needs depend on it; its DRAM can hold the whole slice."""
     layers = min(LAYERS, build.model.spec.num_hidden_layers)
     shapes = {role: Shape(tensor.shape) for role, tensor in build.model.tensors.items() if _is_kept(role, layers)}
     few = Shapes(build.model.spec.model_copy(update={"num_hidden_layers": layers}), shapes)
@@ -120,12 +122,13 @@ def slice_build(build: Build) -> Build:
 
 
 def _is_kept(role: str, layers: int) -> bool:
-    """Whether a tensor belongs to the first layers, or to none."""
+    """Returns whether a tensor belongs to the first layers or lies outside all layers."""
     return not role.startswith("layers.") or int(role.split(".")[1]) < layers
 
 
 def slice_corpus(corpus: Corpus, folder: Path) -> Corpus:
-    """The beginning of the first blocks of each split: `TOKENS` tokens of calibration, one block of the others."""
+    """Returns the beginning of the first blocks of each split: `TOKENS` tokens of calibration, one block of the
+    others."""
     found: list[TokenBlocks] = []
     for blocks in corpus.splits:
         length = min(BLOCK_TOKENS, blocks.block_tokens)
@@ -141,17 +144,18 @@ def slice_corpus(corpus: Corpus, folder: Path) -> Corpus:
 
 
 def slice_budget(build: Build, few: Build) -> int:
-    """Bytes of DRAM for the slice: what it must hold, and of the rest the share that its layers have in the build."""
+    """Returns the slice's DRAM budget in bytes: what it must hold, and its layers' share of the build's remaining
+    budget."""
     layers, all_layers = few.model.spec.num_hidden_layers, build.model.spec.num_hidden_layers
     rest = build.dram_budget_bytes - least_bytes(build)
     return least_bytes(few) + max(0, rest) * layers // all_layers
 
 
 def least_bytes(build: Build) -> int:
-    """DRAM without which nothing runs, whatever the sparsity: resident tensors, KV cache, bookkeeping and the smallest
+    """Returns the least DRAM in bytes, whatever the sparsity: resident tensors, KV cache, bookkeeping and the smallest
     read buffer.
 
-    With `auto` that of the candidate that needs the least.
+    With `auto` it is that of the candidate that needs the least.
     """
     model, page_bytes = build.model, build.page_bytes
 
@@ -168,7 +172,7 @@ def least_bytes(build: Build) -> int:
 
 
 def _job(stage: str, build: Build, layers: int, budget: int, folder: Path) -> Job:
-    """A stage as its rule would run it, but for what the slice and the folder change."""
+    """Returns a stage's job as its rule would make it, except for what the slice and the folder change."""
     fields = config_of(stage).model_fields
     changed = {"dram_budget": budget, "artifact": str(folder / f"{stage}.coldpress")}
     changed |= {"metrics": str(folder / "report.json"), "html": str(folder / "report.html")}
@@ -185,7 +189,8 @@ def _job(stage: str, build: Build, layers: int, budget: int, folder: Path) -> Jo
 
 
 def _try(job: Job) -> None:
-    """Runs one stage; what it raises becomes a sentence that names it, and what nobody foresaw is logged whole."""
+    """Runs one stage; turns its errors into a sentence that names the stage, and logs unexpected ones with their
+    traceback."""
     try:
         run_job(job)
     except ColdpressError as error:

@@ -1,14 +1,15 @@
-"""size: how large each layer's activation predictor is, by what the model's perplexity says (PowerInfer 5.1).
+"""size: chooses the size of each layer's activation predictor by the model's perplexity (PowerInfer 5.1).
 
-Reads the ladders that `predict` trained and validation text; returns one predictor per layer. What each layer's
-predictors do to the model alone says which layers are sensitive. From the smallest predictors of all layers on, the
-next byte goes to the layer where it saves most; on this path from few bytes to many the search begins where sparsity
-and skewness suggest, and grows or shrinks the sizes until the perplexity with all predictors is just within `tolerance`
-of that without, or the bytes are those that `allocate` allows. If not even the largest sizes are enough, all thresholds
-are lowered: then more is predicted than `overprediction` says. All perplexities that were measured stay in the record.
+Reads the ladders that `predict` trained and validation text; returns one predictor per layer. The effect of each
+layer's predictors on the model, one layer at a time, shows which layers are sensitive. Starting from the smallest
+predictors everywhere, each next byte goes to the layer where it saves most. The search walks this path from few bytes
+to many: it begins where sparsity and skewness suggest, and grows or shrinks the sizes until the perplexity with all
+predictors is just within `tolerance` of that without, or the bytes reach the limit of `allocate`. If even the largest
+sizes are not enough, all thresholds are lowered; predictors then predict more than `overprediction` says. The record
+lists all measured perplexities.
 
-PowerInfer tunes each layer's hidden size by training anew; what it does with layers that differ in sensitivity, or
-where memory ends, it does not say.
+PowerInfer tunes each layer's hidden size by training anew; it does not say how it treats layers of different
+sensitivity or a limit on memory.
 """
 
 import functools
@@ -50,9 +51,10 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 MOST_TRIALS = 64
-"""Perplexities that the search measures at most, generously."""
+"""Generous bound on the perplexities that the search measures; used to estimate its time."""
 EFFECT_TOKENS = 1024
-"""On which each layer's predictors are looked at alone: there are hidden states of as many variants as layers then."""
+"""Tokens for the effect of each layer's predictors alone: that pass holds hidden states of as many variants as
+layers."""
 
 
 class SizeConfig(ComputeConfig):
@@ -74,10 +76,10 @@ def run(
     ladders: tuple[Ladders, ...],
     threads: int,
 ) -> Predictors:
-    """Chooses one predictor of each ladder; none where there are no ladders.
+    """Chooses one predictor of each ladder; returns none if there are no ladders.
 
     Raises:
-        ColdpressError: if ladders are of other weights.
+        ColdpressError: if ladders belong to other weights.
     """
     for part in ladders:
         if part.weights_sha256 != model.weights_sha256:
@@ -101,7 +103,8 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """A layer, all sizes of a predictor, and the hidden states of a variant of the model per layer, twice."""
+    """Returns what the search takes: a layer, all sizes of a predictor, and hidden states of a model variant per layer,
+    twice."""
     spec = build.model.spec
     running = build.running_bytes(8, 8 * spec.num_experts if spec.is_mixture else 0)
     hidden = 2 * 4 * (spec.num_hidden_layers + 1) * EFFECT_TOKENS * spec.hidden_size
@@ -121,10 +124,11 @@ def choose(
     tolerance: float,
     num_selected: Mapping[int, int],
 ) -> Predictors:
-    """The smallest predictors that keep the perplexity of token ids [num_blocks, T] within `tolerance`.
+    """Returns the smallest predictors that keep the perplexity of token ids [num_blocks, T] within `tolerance`.
 
-    Where no sizes of at most `limit_bytes` do at any thresholds, those that come nearest. `num_selected` is what every
-    token uses in each layer; thresholds play no part where it is not 0.
+    If no sizes up to `limit_bytes` do at any thresholds, returns the largest on the path at the lowest thresholds.
+    `num_selected` is the number of units that every token uses in each layer; if it is not 0, thresholds have no
+    effect.
     """
     from coldpress.compiler.stages.size.passes import effects_alone, nll_with
 
@@ -159,7 +163,7 @@ def choose(
 
 
 class Trial:
-    """Perplexities of the model with all predictors in it; none is measured twice."""
+    """Perplexities of the model with all predictors in it; each is measured once."""
 
     def __init__(
         self,
@@ -176,11 +180,12 @@ class Trial:
         self._measured: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, float]]] = {}
 
     def nbytes(self, sizes: Sizes) -> int:
-        """Of all predictors."""
+        """Returns the bytes of all predictors."""
         return sum(ladder.rungs[at].nbytes for ladder, at in zip(self._ladders.values(), sizes, strict=True))
 
     def loss(self, sizes: Sizes, level: int) -> float:
-        """What predictors of these sizes at this level of thresholds add to the mean negative log likelihood, nats."""
+        """Returns the rise in mean negative log likelihood, in nats, with predictors of these sizes at this level of
+        thresholds."""
         if (sizes, level) not in self._measured:
             from coldpress.compiler.stages.size.passes import Networks, network_of, nll_with
 
@@ -207,7 +212,7 @@ class Trial:
         return self._measured[sizes, level][0] - self._nll_whole
 
     def record(self, sizes: Sizes, level: int) -> Predictors:
-        """The predictors of these sizes, with all that was tried at this level."""
+        """Returns the predictors of these sizes, and all sizes tried at this level."""
         _, cosines = self._measured[sizes, level]
         tried = {self.nbytes(other): math.exp(nll) for (other, at), (nll, _) in self._measured.items() if at == level}
         spec = self._stream.spec

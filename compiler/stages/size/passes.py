@@ -1,6 +1,6 @@
-"""The source model on validation text with predictors in some of its layers, one layer at a time.
+"""Runs the source model on validation text with predictors in some layers, one layer at a time.
 
-Two passes: one in which every layer's smallest predictor works alone, and one in which all layers have theirs.
+There are two passes: in one, every layer's smallest predictor works alone; in the other, all layers have theirs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network:
-    """A predictor that decides as the runtime's does."""
+    """A predictor that decides as the runtime does."""
 
     weights: Weights
     arrays: Mapping[str, np.ndarray]
-    """Of the selector: what it decides by beside scores."""
+    """The selector's arrays, which it uses together with scores."""
     selector: Selector[Any]
 
     def predicted(self, inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
-        """bool [T, num_units] from the MLP's inputs [T, hidden_size]; of `experts`, bool [T, E], where there are."""
+        """Returns bool [T, num_units] from the MLP's inputs [T, hidden_size]; with `experts`, bool [T, E], only their
+        units."""
         found = scores(self.weights, inputs.float().cpu(), experts).numpy()
         chosen = torch.from_numpy(self.selector.by_scores(found, self.arrays))
         return chosen if experts is None else over_all(chosen, experts, len(self.weights.fc2))
@@ -47,17 +48,18 @@ def network_of(
     hidden_size: int,
     num_selected: int = 0,
 ) -> Network:
-    """A stored predictor at one of its thresholds; or, where that is not 0, with as many units for every token."""
+    """Returns a stored predictor at one of its thresholds, or, if `num_selected` is not 0, with that many units per
+    token."""
     weights = decode(load_arrays(stored.arrays, "fc1", "fc2"), format_name, hidden_size)
     arrays = {"num_selected": np.array([num_selected]), "threshold": np.array(point.threshold)}
     return Network(weights, arrays, selector)
 
 
 class Networks(Mapping[int, Network]):
-    """Predictors by layer, each decoded when it is asked for: in memory is that of the layer that runs."""
+    """Predictors by layer, decoded on each access: memory holds only that of the running layer."""
 
     def __init__(self, of_layer: Mapping[int, Callable[[], Network]]) -> None:
-        """What makes each."""
+        """Takes a function per layer that makes its predictor."""
         self._of_layer = of_layer
 
     def __getitem__(self, layer: int) -> Network:
@@ -77,15 +79,15 @@ def effects_alone(
     ladders: Mapping[int, Ladder],
     num_selected: Mapping[int, int],
 ) -> tuple[dict[int, np.ndarray], dict[int, float]]:
-    """What each layer's predictors do while all other layers are whole; `num_selected` as in `network_of`, by layer.
+    """Measures each layer's predictors while all other layers are whole; `num_selected` as in `network_of`, by layer.
 
-    Blocks of a variant of the model join the pass at the layer whose smallest predictor works in it, so each layer is
-    read once; in memory are the hidden states of all variants: at 7B, for 1,024 tokens, as much as a layer.
+    A variant of the model joins the pass at the layer whose smallest predictor it tests, so each layer is read once.
+    Memory holds the hidden states of all variants: at 7B, for 1,024 tokens, as much as a layer.
 
     Returns:
         Per layer the squared error of the MLP's output with each size, float64, and half the mean square of what its
-        smallest predictor adds to a token's log likelihood. For small changes that is the divergence of the two models
-        in nats; the mean itself would be lost among its errors.
+            smallest predictor adds to a token's log likelihood. For small changes that is the divergence of the two
+            models in nats; the mean itself would be lost in noise.
     """
     hidden, count = stream.embed(tokens), len(tokens)
     errors: dict[int, np.ndarray] = {}
@@ -110,15 +112,15 @@ def effects_alone(
 
 @dataclass(frozen=True)
 class Mlp:
-    """What a layer's hooks need of it."""
+    """The parts of a layer that its hooks need."""
 
     spec: ModelSpec
     down: "Tensor"
     """The transposed down projection, of all experts, float32 [num_units, hidden_size]."""
 
     def hooks(self, change: "Callable[[Tensor, Tensor, Tensor | None], Tensor]") -> Hooks:
-        """Hooks of a block, whose inner activation [T, num_units] `change` replaces; it gets that, the MLP's input
-        [T, hidden_size], and the experts that tokens use, bool [T, E], or None."""
+        """Returns hooks of a block in which `change` replaces the inner activation [T, num_units]; it is called with
+        that, the MLP's input [T, hidden_size], and the experts that tokens use, bool [T, E], or None."""
         seen: dict[str, Tensor] = {}
 
         def inner(part: "Tensor") -> "Tensor":
@@ -136,7 +138,7 @@ class Mlp:
         return {**hooks, "router_logits": routed} if self.spec.is_mixture else hooks
 
     def output(self, inner: "Tensor", experts: "Tensor | None") -> "Tensor":
-        """What an inner activation gives, float32 [T, hidden_size]."""
+        """Returns the MLP's output for an inner activation, float32 [T, hidden_size]."""
         if experts is None:
             return inner.float() @ self.down
         found = self.down.new_zeros(len(inner), self.down.shape[1])
@@ -153,7 +155,8 @@ def _mlp(stream: LayerStream, layer: int) -> Mlp:
 
 
 def _watching(networks: list[Network], mlp: Mlp, found: np.ndarray, first_block: int) -> BlockHooks:
-    """From `first_block` on, notes the squared error of each network and lets the first one decide."""
+    """Returns hooks that, from `first_block` on, note the squared error of each network and let the first one
+    decide."""
 
     def hooks(block: int) -> Hooks:
         if block < first_block:
@@ -174,8 +177,12 @@ def _watching(networks: list[Network], mlp: Mlp, found: np.ndarray, first_block:
 def nll_with(
     stream: LayerStream, tokens: np.ndarray, networks: Mapping[int, Network]
 ) -> tuple[np.ndarray, dict[int, float]]:
-    """(Negative log likelihood of every token, float64 [num_blocks, T - 1]; per layer the mean cosine of the MLP's
-    output with and without what its predictor leaves out) where every layer of `networks` has its predictor."""
+    """Runs the model with the predictors of `networks`.
+
+    Returns:
+        The negative log likelihood of every token, float64 [num_blocks, T - 1], and per layer the mean cosine of the
+            MLP's output with and without the units that its predictor leaves out.
+    """
     cosines = {layer: np.zeros(len(tokens)) for layer in networks}
 
     def of_layer(layer: int) -> BlockHooks | None:

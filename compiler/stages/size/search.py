@@ -1,7 +1,8 @@
-"""Which size each layer's predictor gets: from the smallest ones, byte by byte where a byte saves most perplexity.
+"""Finds the size of each layer's predictor: starts from the smallest, and spends each byte where it saves most
+perplexity.
 
-Pure: bytes and effects go in, positions on ladders come out. Effects of layers are taken to add up; what they really
-give together, the search has measured.
+Pure: bytes and effects go in, positions on ladders come out. Effects of layers are assumed to add up; the caller
+measures the true effect of all together.
 """
 
 import functools
@@ -14,15 +15,15 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Options:
-    """What one layer can have: per position on its ladder, the smallest first."""
+    """The choices for one layer: one entry per position on its ladder, the smallest first."""
 
     nbytes: tuple[int, ...]
     effect: tuple[float, ...]
-    """What it does to the model alone; effects of layers add up."""
+    """Effect on the model if only this layer has a predictor; effects of layers add up."""
 
 
 def path_of(layers: Sequence[Options], limit_bytes: int) -> list[Sizes]:
-    """Ever larger sizes, from the smallest of all layers to those after which nothing fits `limit_bytes` any more.
+    """Returns ever larger sizes, from the smallest of all layers until nothing more fits `limit_bytes`.
 
     Each step enlarges the layer whose larger predictor saves most per byte; one that saves nothing comes last.
     """
@@ -50,9 +51,10 @@ def _saved_per_byte(options: Options, now: int, larger: int) -> float:
 
 
 def first_that_meets(meets: Callable[[int], bool], length: int, start: int) -> int:
-    """The first of `length` places, ascending, that meets what it should, where all behind it do, too; else the last.
+    """Returns the first of `length` ascending places that meets the condition, if all later ones do, too; else the
+    last.
 
-    From `start` in doubling steps up or down, then by halves: sizes grow and shrink around where they began.
+    Searches from `start` in doubling steps up or down, then by bisection: sizes grow and shrink around the start.
     """
     meets = functools.cache(meets)
     low, high, step = -1, length - 1, 1
@@ -69,5 +71,6 @@ def first_that_meets(meets: Callable[[int], bool], length: int, start: int) -> i
 
 
 def scaled_effects(smallest: float, errors: Sequence[float]) -> tuple[float, ...]:
-    """Effects of all sizes of a layer, from that of the smallest: they fall as the errors of its output do."""
+    """Returns the effects of all sizes of a layer, from that of the smallest: they scale with the errors of its
+    output."""
     return tuple(smallest * error / errors[0] if errors[0] else 0.0 for error in errors)

@@ -1,8 +1,8 @@
 """tokenize: blocks of calibration, validation and test tokens from disjoint text, and the task of each token.
 
-Reads the corpus (compiler/stages/tokenize/text.py decides which document is in which split) and the model's own
-tokenizer. Documents follow each other, two newlines between them, and are cut into blocks of one length; each block
-begins with the model's beginning-of-sequence token where the tokenizer asks for one, as a prompt does.
+Reads the corpus (compiler/stages/tokenize/text.py assigns documents to splits) and the model's own tokenizer. Documents
+are joined with two newlines and cut into blocks of equal length. Each block begins with the beginning-of-sequence token
+if the tokenizer asks for one, as a prompt does.
 """
 
 import logging
@@ -36,9 +36,9 @@ SEPARATOR = "\n\n"
 MAX_CHARS_PER_TOKEN = 16
 """A token of ordinary text has 3 to 6 characters."""
 MIN_TEXT_CHARS = 1 << 20
-"""So that a small calibration too sees more than the first articles of a dataset."""
+"""Even a small calibration sees more than the first articles of a dataset."""
 MAX_TASKS = 256
-"""With more names than this, the field that names tasks says something else: every count is kept per task."""
+"""With more names than this, the field holds something other than tasks; every count is stored per task."""
 
 
 class TokenizeConfig(SeedSetting):
@@ -72,10 +72,11 @@ class TokenizeConfig(SeedSetting):
 
 
 def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
-    """The blocks of each split, int32 [num_blocks, block_tokens] under the name `tokens`, and `tasks` where named.
+    """Returns the blocks of each split: `tokens` int32 [num_blocks, block_tokens], and `tasks` of the same shape if any
+    are named.
 
     Raises:
-        ColdpressError: if the corpus is missing, empty, or too short for one block of some split.
+        ColdpressError: if the corpus is missing or empty, or a split is too short for one block.
     """
     folder = private_folder(model)
     documents = _read(config, folder)
@@ -89,7 +90,7 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """The text of one split, its tokens, and the tokenizer."""
+    """Returns what the stage takes: the text of one split, its tokens, and the tokenizer."""
     settings = build.settings["tokenize"]
     tokens = settings["calibration_tokens"] + 2 * settings["evaluation_tokens"]
     text = 4 * max(MIN_TEXT_CHARS, MAX_CHARS_PER_TOKEN * tokens)
@@ -98,7 +99,7 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _read(config: TokenizeConfig, folder: Path) -> Documents:
-    """The corpus, its chats in the words of the checkpoint in `folder`."""
+    """Reads the corpus; renders chats with the template of the checkpoint in `folder`."""
     chat = ChatTemplate(folder)
     fields = tuple(config.corpus_field.split("+")) if config.corpus_field else ()
     try:
@@ -109,7 +110,7 @@ def _read(config: TokenizeConfig, folder: Path) -> Documents:
 
 
 def _wanted_chars(config: TokenizeConfig) -> int:
-    """Text of each split of a dataset that is certain to give the tokens asked for, as far as text is ordinary."""
+    """Returns how much text of each split of a dataset surely gives the wanted tokens, if the text is ordinary."""
     share = {split: SHARES[split] / sum(SHARES.values()) for split in SPLITS}
     tokens = max(config.calibration_tokens / share["calibration"], config.evaluation_tokens / share["test"])
     return min(MAX_TEXT_BYTES, max(MIN_TEXT_CHARS, int(tokens * MAX_CHARS_PER_TOKEN)))
@@ -153,14 +154,18 @@ def _split(
 def make_blocks(
     documents: Iterable[str], tokenizer: SourceTokenizer, num_blocks: int, block_tokens: int, bos: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids int32 [at most num_blocks, block_tokens] of the documents' text, and the document of each, alike.
+    """Cuts documents into blocks of tokens.
 
     Args:
-        documents: Texts; no more of them are tokenized than needed.
+        documents: Texts; only as many are tokenized as needed.
         tokenizer: The model's.
-        num_blocks: Blocks wanted; fewer where the text ends before.
+        num_blocks: Blocks wanted; fewer if the text ends before.
         block_tokens: Length of a block, `bos` included.
-        bos: Stands at the start of each block, unless None.
+        bos: First token of each block, unless None.
+
+    Returns:
+        Token ids int32 [at most num_blocks, block_tokens], and the number of each token's document, int32 of the same
+            shape.
     """
     payload = block_tokens - (bos is not None)
     ids: list[int] = []

@@ -1,8 +1,8 @@
-"""A chat as text, by the chat template of the checkpoint: a program of a stranger's, in jinja.
+"""Renders a chat as text with the checkpoint's chat template: an untrusted jinja program.
 
-transformers renders it, in its own sandbox, which keeps a template from everything but time and memory. So it runs in a
-process of its own, with a limit on processor seconds and memory per chat, and on how long its text may be. Date and
-random numbers, which some templates ask for, are always the same: the same chat gives the same text.
+transformers renders it in its own sandbox, which blocks everything except the use of time and memory. So it runs in a
+separate process, with limits on processor seconds and memory per chat and on the length of the text. Date and random
+numbers, which some templates use, are fixed: the same chat gives the same text.
 """
 
 import json
@@ -21,26 +21,26 @@ from coldpress.compiler.checkpoint.source_tokenizer import CHAT_TEMPLATE, MAX_SE
 from coldpress.schemas.errors import ColdpressError
 
 MAX_CPU_S = 5
-"""Processor seconds of one chat."""
+"""Processor seconds for one chat."""
 MAX_MEMORY_BYTES = 1 << 30
-"""Of address space, beyond what the process has before it renders anything."""
+"""Address space beyond what the process has before it renders anything."""
 MAX_GROWTH = 16
-"""Characters of text per character of the chat's JSON, and `SPARE_CHARS` more for what a template adds to each."""
+"""Characters of text per character of the chat's JSON; a template may add `SPARE_CHARS` to each chat."""
 SPARE_CHARS = 1 << 16
 TODAY = datetime(2024, 7, 26)
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """The template of a checkpoint; the process that renders starts with the first chat."""
+    """A checkpoint's template; the process that renders it starts with the first chat."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is the private one that `ingest` made."""
+        """`folder` is the private folder that `ingest` made."""
         self._folder = folder
         self._process: subprocess.Popen[str] | None = None
 
     def render(self, messages: list[dict[str, Any]]) -> str:
-        """A chat's text.
+        """Returns a chat's text.
 
         Raises:
             ColdpressError: if the checkpoint has no template, or it fails, refuses the chat, or reaches a limit.
@@ -53,7 +53,7 @@ class ChatTemplate:
             told.flush()
             answer = heard.readline()
         except BrokenPipeError:
-            pass  # it ended, and so its answer is empty
+            pass  # the process has ended; the answer stays empty
         if not answer:
             code = process.wait()
             reason = (
@@ -93,7 +93,8 @@ class ChatTemplate:
 
 
 def read_template(folder: Path) -> tuple[str, dict[str, str]]:
-    """(the template, special tokens by name) of a checkpoint, from chat_template.jinja or tokenizer_config.json.
+    """Returns (the template, special tokens by name) of a checkpoint, from chat_template.jinja or
+    tokenizer_config.json.
 
     Raises:
         ColdpressError: if it has none, or several and none called `default`.
@@ -116,7 +117,8 @@ def read_template(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def serve() -> None:
-    """The process: a line of JSON with template, special tokens and seconds, then chats, each answered by a line."""
+    """Runs in the process: reads a line of JSON with template, special tokens and seconds, then answers each chat with
+    a line."""
     from transformers.utils import chat_template_utils
 
     class FixedDate(datetime):
@@ -124,7 +126,7 @@ def serve() -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return TODAY.replace(tzinfo=tz)
 
-    chat_template_utils.__dict__["datetime"] = FixedDate  # what `strftime_now` of templates tells
+    chat_template_utils.__dict__["datetime"] = FixedDate  # templates call it through `strftime_now`
     template, tokens, max_cpu_s = json.loads(sys.stdin.readline())
     limit = _address_space_bytes() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -136,7 +138,7 @@ def serve() -> None:
             answer = _answer(rendered[0][0], len(line))
         except MemoryError:
             answer = {"error": f"it takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory"}
-        except Exception as error:  # of jinja, or whatever the template's expressions raise
+        except Exception as error:  # jinja's errors, or any that the template's expressions raise
             answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(answer), flush=True)

@@ -1,7 +1,7 @@
-"""The files of a corpus: which count, and what is in them, as text or as records with the line that each began in.
+"""The files of a corpus: which files count, and their content as text or as records with the line where each begins.
 
-A file is text (.txt), one record a line (.jsonl), a list of records (.json), or parquet; text may be packed (.gz,
-.zst). Letter case of names does not matter. What is packed is unpacked as a stream, and no more of it than is used.
+A file is text (.txt), one record per line (.jsonl), a list of records (.json), or parquet; text may be packed (.gz,
+.zst). Letter case of names does not matter. Packed files are unpacked as a stream, only as far as they are used.
 """
 
 import codecs
@@ -20,18 +20,18 @@ MAX_FILES = 1000
 NAMES = re.compile(r".*\.(?:(?P<text>txt|jsonl|json)(?:\.(?P<packing>gz|zst))?|(?P<parquet>parquet))", re.I | re.S)
 NAMES_IN_WORDS = ".txt, .jsonl, .json (also with .gz or .zst behind it) or .parquet"
 PACKINGS = {"gz": "gzip", "zst": "zstd"}
-"""pyarrow's names."""
+"""File endings -> pyarrow's names."""
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
-"""First bytes of text in other encodings; UTF-32 with the low byte first begins as UTF-16 does."""
+"""First bytes of text in other encodings; little-endian UTF-32 begins as UTF-16 does."""
 BATCH_ROWS = 32
 READ_BYTES = 1 << 20
 MAX_BATCH_BYTES = 2 << 30
-"""Of address space for a few rows of parquet, far more than text takes."""
+"""Address space for a few rows of parquet, far more than text takes."""
 NO_LIMIT = resource.RLIM_INFINITY
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """The files of a corpus that is a file or a folder, sorted; what is no text by its name is left out.
+    """Returns the sorted files of a corpus that is a file or a folder; skips files whose names are not those of text.
 
     Raises:
         ColdpressError: if a folder cannot be read.
@@ -41,12 +41,12 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """What lies in a folder and its folders; one that cannot be read is not left out."""
+    """Yields what lies in a folder and its subfolders; refuses an unreadable one instead of skipping it."""
 
     def unreadable(error: OSError) -> None:
         raise ColdpressError(
-            f"the corpus {folder.name}: its folder {Path(error.filename).name} cannot be read ({error.strerror}); give "
-            "yourself the right to read it, or move it elsewhere"
+            f"the corpus {folder.name}: its folder {Path(error.filename).name} cannot be read ({error.strerror}); make "
+            "it readable, or move it elsewhere"
         ) from error
 
     for parent, folders, files in os.walk(folder, onerror=unreadable):
@@ -54,17 +54,17 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def is_plain(file: Path) -> bool:
-    """Whether a file is text without fields."""
+    """Returns whether a file is text without fields."""
     return _part(file, "text") == "txt"
 
 
 def is_parquet(file: Path) -> bool:
-    """Whether a file is parquet."""
+    """Returns whether a file is parquet."""
     return _part(file, "parquet") != ""
 
 
 def read_text(file: Path, max_bytes: int) -> tuple[str, int, bool]:
-    """(text of a file, bytes of it unpacked, whether there is more) of its first `max_bytes`.
+    """Returns (text of the file's first `max_bytes`, unpacked bytes read, whether there is more).
 
     Raises:
         ColdpressError: if it cannot be read or unpacked, or is not UTF-8.
@@ -82,12 +82,12 @@ def read_text(file: Path, max_bytes: int) -> tuple[str, int, bool]:
 
 
 def records(file: Path, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
-    """(place as `name:line`, value) of each record of a .jsonl or .json file's text.
+    """Yields (place as `name:line`, value) of each record in the text of a .jsonl or .json file.
 
-    Lines end at line feeds alone: U+2028 and its like may stand inside JSON's strings.
+    Lines end at line feeds only: U+2028 and similar characters may stand inside JSON's strings.
 
     Raises:
-        ColdpressError: at the first that is not JSON; at the end of a text that was cut, what is left is dropped.
+        ColdpressError: at the first record that is not JSON, unless the text was cut there: a cut record is dropped.
     """
     if _part(file, "text") == "json" and text.lstrip()[:1] == "[":
         yield from _of_list(file.name, text, is_cut)
@@ -106,17 +106,17 @@ def records(file: Path, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
 def parquet_records(
     file: Path, choose: Callable[[str, Sequence[str]], Sequence[str]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place as `name:row`, record) of each row of a parquet file.
+    """Yields (place as `name:row`, record) of each row of a parquet file.
 
-    A few kilobytes of parquet can stand for terabytes of rows. So only the columns that count are read, a few rows at a
+    A few kilobytes of parquet can expand to terabytes of rows. So only the needed columns are read, a few rows at a
     time, and never with more than `MAX_BATCH_BYTES` of memory.
 
     Args:
         file: The file.
-        choose: Gives the columns to read, from the place of the first row and the names of all columns.
+        choose: Returns the columns to read, given the place of the first row and the names of all columns.
 
     Raises:
-        ColdpressError: if it cannot be read, or a few of its rows take more memory than that.
+        ColdpressError: if the file cannot be read, or a few of its rows take too much memory.
     """
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -134,7 +134,7 @@ def parquet_records(
 
 
 def _rows(file: Path, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    """Rows of record batches; memory is limited while the next batch is read, and not while its rows are used."""
+    """Yields rows of record batches; memory is limited while the next batch is read, not while its rows are used."""
     while True:
         with _limited_memory(file):
             batch = next(batches, None)
@@ -146,7 +146,7 @@ def _rows(file: Path, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _limited_memory(file: Path) -> Iterator[None]:
-    """Lets the process take `MAX_BATCH_BYTES` more address space, and turns a refusal into a sentence."""
+    """Limits the process to `MAX_BATCH_BYTES` more address space; turns a failed allocation into a sentence."""
     import pyarrow
 
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -179,12 +179,12 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
             with pyarrow.CompressedInputStream(opened, PACKINGS[packing]) as unpacked:
                 return unpacked.read(max_bytes)
-    except OSError as error:  # which is what pyarrow raises of damage, too
+    except OSError as error:  # pyarrow raises it for damaged files, too
         raise _unreadable(file, error) from error
 
 
 def _of_list(name: str, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
-    """The elements of a JSON list, one after another, so that each is known by its line and a text may end early."""
+    """Yields the elements of a JSON list one by one: each with its line, and a text that was cut may end early."""
     decoder, space, behind = json.JSONDecoder(), re.compile(r"\s*"), re.compile(r"\s*([,\]])\s*")
     position = _end(space, text, text.index("[") + 1)
     line = 1 + text.count("\n", 0, position)
@@ -217,7 +217,8 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
 
 def _not_json(place: str) -> ColdpressError:
     return ColdpressError(
-        f"{place}: the record is not JSON; a .jsonl file has one record a line, a .json file that or a list of them"
+        f"{place}: the record is not JSON; a .jsonl file has one record per line, a .json file the same or "
+        "a list of records"
     )
 
 

@@ -3,7 +3,7 @@
 Reads two things that a CPython installation carries: pydoc_data.topics and the docstrings
 of the standard library's source files, which are parsed with ast and never imported.
 Returns whole documents (one per topic, one per source file) in four disjoint splits.
-A document's split hangs on its name alone, so another patch version of CPython, with
+A document's split depends on its name alone, so another patch version of CPython, with
 slightly different text, does not move a document from one split to another.
 """
 
@@ -40,7 +40,7 @@ SKIPPED_FOLDERS = {
     "idle_test",
 }
 
-# Shorter paragraphs ("Example:") recur honestly; longer ones that recur are copies.
+# Shorter paragraphs ("Example:") recur by chance; longer ones that recur are copies.
 SHORTEST_UNIQUE_CHARS = 40
 SHORTEST_DOCUMENT_CHARS = 80
 
@@ -57,29 +57,29 @@ class Document(NamedTuple):
 
 
 def clean(text: str) -> str:
-    """Plain lines: no tabs, control characters, heading underlines or trailing blanks."""
+    """Returns plain lines: no tabs, control characters, heading underlines or trailing blanks."""
     text = _CONTROL.sub("", text.expandtabs(4))
     text = _UNDERLINE.sub("", text)
     return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n")
 
 
 def topic_texts() -> Iterator[Document]:
-    """The texts behind help('TOPIC'), by name."""
+    """Yields the texts behind help('TOPIC'), by name."""
     topics = importlib.import_module("pydoc_data.topics").topics
     for name in sorted(topics):
         yield Document(f"topic:{name}", topics[name])
 
 
 def source_files(root: Path) -> list[Path]:
-    """Every Python source file under the standard library's folder, in a fixed order."""
+    """Returns every Python source file below the standard library's folder, in a fixed order."""
     found = [path for path in root.rglob("*.py") if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
 def docstrings(source: bytes) -> Iterator[str]:
-    """The docstrings of a module and of its classes and functions, in source order.
+    """Yields the docstrings of a module and of its classes and functions, in source order.
 
-    Only bodies of modules, classes and functions are entered: a full ast.walk costs
+    Visits only bodies of modules, classes and functions: a full ast.walk costs
     several times as much and finds a handful more.
     """
     try:
@@ -99,18 +99,18 @@ def docstrings(source: bytes) -> Iterator[str]:
 
 
 def module_texts(root: Path) -> Iterator[Document]:
-    """One document per source file that has docstrings."""
+    """Yields one document per source file that has docstrings."""
     for path in source_files(root):
         source = path.read_bytes()
         if b'"""' not in source and b"'''" not in source:
-            continue  # parsing is what takes the time
+            continue  # skips parsing, which takes most of the time
         text = "\n\n".join(docstrings(source))
         if text:
             yield Document(f"module:{path.relative_to(root).as_posix()}", text)
 
 
 def unique_paragraphs(text: str, seen: set[str]) -> str:
-    """`text` without credits and without paragraphs already in `seen`, which it extends."""
+    """Returns `text` without credits and without paragraphs already in `seen`; extends `seen`."""
     kept = []
     short_here: set[str] = set()
     for paragraph in re.split(r"\n(?:[ \t]*\n)+", clean(text)):
@@ -124,7 +124,7 @@ def unique_paragraphs(text: str, seen: set[str]) -> str:
 
 
 def split_of(name: str) -> str:
-    """The split of a document, from its name alone."""
+    """Returns the split of a document, which depends on its name alone."""
     digest = hashlib.sha256(f"{SPLIT_SALT}/{name}".encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64
     for split, share in SPLIT_SHARES.items():
@@ -136,7 +136,7 @@ def split_of(name: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def corpus() -> dict[str, tuple[Document, ...]]:
-    """Every document, cleaned and without repeats, by split."""
+    """Returns every document, cleaned and without repeats, by split."""
     root = Path(sysconfig.get_path("stdlib"))
     seen: set[str] = set()
     found: dict[str, list[Document]] = {split: [] for split in SPLITS}
@@ -149,19 +149,19 @@ def corpus() -> dict[str, tuple[Document, ...]]:
 
 
 def named_documents(split: str) -> tuple[Document, ...]:
-    """The documents of one split with their names."""
+    """Returns the documents of one split with their names."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
     return corpus()[split]
 
 
 def documents(split: str) -> list[str]:
-    """The texts of one split's documents, in a fixed order."""
+    """Returns the texts of one split's documents, in a fixed order."""
     return [item.text for item in named_documents(split)]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes one split as UTF-8 text, documents apart by two blank lines."""
+    """Writes one split as UTF-8 text, with two blank lines between documents."""
     parser = argparse.ArgumentParser(
         prog="python -m coldpress.compiler.stages.tokenize.pydoc", description=main.__doc__
     )

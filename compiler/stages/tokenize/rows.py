@@ -1,8 +1,7 @@
-"""A record of a corpus as one text: which of its fields hold the text, and how several become one.
+"""Turns a record of a corpus into one text: finds the fields that hold the text and joins them.
 
-The fields are those that `corpus_field` names, or else the first known layout that a record has: `LAYOUTS`. A list of
-messages is a chat and goes through the checkpoint's own template. A record that is not understood is refused with the
-fields that it has.
+The fields are those that `corpus_field` names, else the first of `LAYOUTS` that the record has. A list of messages is a
+chat and goes through the checkpoint's own template. A record of unknown layout is refused with a list of its fields.
 """
 
 import re
@@ -25,13 +24,13 @@ LAYOUTS = (
     ("prompt", "response"),
     ("question", "answer"),
 )
-"""Fields whose values make up a text, in this order; those with a question mark may be missing or empty."""
+"""Fields whose values make up a text, in this order; fields with a question mark may be missing or empty."""
 SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 """Roles of messages that have `from` and `value` instead of `role` and `content`."""
 GLUE = "\n\n"
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 TASK_FIELD = "task"
-"""Field of a record that says which task its text is of; optional."""
+"""Optional field of a record that names the task of its text."""
 MAX_TASK_CHARS = 100
 MAX_SHOWN_CHARS = 200
 
@@ -39,25 +38,25 @@ Messages = list[dict[str, Any]]
 
 
 def no_chats(messages: Messages) -> str:
-    """What renders chats where nothing can."""
+    """Refuses chats; used where no template exists."""
     raise ColdpressError("the record is a chat, and there is no template for one here")
 
 
 @dataclass
 class RowReader:
-    """Reads records, and remembers what it has seen of them."""
+    """Reads records, and remembers their tasks and layouts."""
 
     fields: tuple[str, ...] = ()
-    """Those to read; empty: of a known layout."""
+    """Fields to read; empty: those of the first known layout."""
     render: Callable[[Messages], str] = no_chats
-    """A chat's text."""
+    """Returns a chat's text."""
     tasks: dict[str, str] = field(default_factory=dict)
-    """Text of a record that names a task, and its name."""
+    """Text of each record that names a task -> the task's name."""
     layouts: Counter[str] = field(default_factory=Counter)
-    """Fields that were read, and of how many records."""
+    """Fields that were read -> number of records."""
 
     def text(self, place: str, row: Any) -> str:
-        """The text of a record.
+        """Returns the text of a record.
 
         Raises:
             ColdpressError: naming the place, the fields found and the key to give.
@@ -76,16 +75,17 @@ class RowReader:
         return text
 
     def columns(self, place: str, names: Sequence[str]) -> list[str]:
-        """The columns to read of a table whose rows all have the fields `names`; `place` is that of its first row.
+        """Returns the columns to read from a table whose rows all have the fields `names`; `place` is that of its first
+        row.
 
         Raises:
-            ColdpressError: if they hold no text that is known.
+            ColdpressError: if no column is known to hold text.
         """
         wanted = {*self._names(place, dict.fromkeys(names, "")), TASK_FIELD}
         return [name for name in names if name in wanted]
 
     def _names(self, place: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-        """The fields that make up a record's text."""
+        """Returns the fields that make up a record's text."""
         for layout in [] if self.fields else LAYOUTS:
             if all(name.endswith("?") or name in row for name in layout):
                 return tuple(name.removesuffix("?") for name in layout if name in row or row.get(name[:-1]) is not None)
@@ -97,7 +97,7 @@ class RowReader:
             missing = next(name for name in self.fields if name not in row)
             raise ColdpressError(f"{place}: the record has no field {missing} (corpus_field), found {found!r}")
         raise ColdpressError(
-            f"{place}: none of the record's fields is known to hold its text, found {found!r}; name the field with "
+            f"{place}: no field of the record is known to hold text, found {found!r}; name the field with "
             "corpus_field=<field>, or several with corpus_field=<one>+<another>"
         )
 
@@ -123,7 +123,7 @@ class RowReader:
 
 
 def _message(place: str, message: Any) -> dict[str, Any]:
-    """A message with `role` and `content`, whichever of the two spellings it has."""
+    """Returns a message with `role` and `content`, from either of the two spellings."""
     if isinstance(message, Mapping) and message.get("from") in SPEAKERS and isinstance(message.get("value"), str):
         return {"role": SPEAKERS[message["from"]], "content": message["value"]}
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -1,8 +1,8 @@
-"""Documents of a corpus and which split each belongs to, before anything is tokenized.
+"""The documents of a corpus and their splits, before anything is tokenized.
 
-Reads `pydoc` (the demo's own corpus), files or a folder of them, or a dataset of the hub. A document is in one split
-only, equal documents are one, and where the corpus has a part for tests (`test.txt`, `eval.jsonl`), test text is taken
-from there alone. The order of documents follows from their content and the seed, not from their place.
+Reads `pydoc` (the demo's own corpus), files or a folder of them, or a dataset of the hub. A document belongs to one
+split only, and equal documents count once. If the corpus has a part for tests (`test.txt`, `eval.jsonl`), test text
+comes from there only. The order of documents depends on their content and the seed, not on their place.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ from coldpress.schemas.errors import ColdpressError
 log = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 64 << 20
-"""Read of the files of one part: far more than a calibration needs."""
+"""Limit on text read from the files of one part: far more than a calibration needs."""
 MAX_RECORDS = 1 << 20
-"""Read of one file, so that millions of records of a few bytes end in seconds."""
+"""Limit on records read from one file, so that millions of tiny records end in seconds."""
 SHARES: dict[Split, int] = {"calibration": 8, "validation": 1, "test": 1}
 MIN_PIECES = 30
 DOCUMENT_CHARS = 2048
@@ -45,13 +45,13 @@ PYDOC = "pydoc"
 
 @dataclass(frozen=True)
 class Documents:
-    """A corpus: its name without any path, and the documents of each split in the order they are to be used."""
+    """A corpus: its name without any path, and the documents of each split in the order of their use."""
 
     name: str
     splits: Mapping[Split, tuple[str, ...]]
     text_sha256: str
     tasks: Mapping[str, str] = field(default_factory=dict)
-    """Documents whose row names a task, and its name."""
+    """Documents whose row names a task -> the task's name."""
 
 
 def read_corpus(
@@ -61,8 +61,8 @@ def read_corpus(
     wanted_chars: int = MAX_TEXT_BYTES,
     rows: RowReader | None = None,
 ) -> Documents:
-    """The documents of `corpus`: `pydoc`, a file or a folder of them (compiler/stages/tokenize/files.py), or a hub
-    dataset.
+    """Returns the documents of `corpus`: `pydoc`, a file or a folder of them (compiler/stages/tokenize/files.py), or a
+    hub dataset.
 
     Args:
         corpus: The name or path.
@@ -122,7 +122,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_all(files: Sequence[Path], rows: RowReader) -> list[str]:
-    """The documents of files, up to `MAX_TEXT_BYTES`."""
+    """Returns the documents of files, up to `MAX_TEXT_BYTES`."""
     documents: list[str] = []
     remaining = MAX_TEXT_BYTES
     for file in files:
@@ -137,7 +137,7 @@ def _read_all(files: Sequence[Path], rows: RowReader) -> list[str]:
 
 
 def _read_file(file: Path, max_bytes: int, rows: RowReader) -> tuple[list[str], int, bool]:
-    """(documents, bytes read, whether there is more) of a file's first `max_bytes`."""
+    """Returns (documents, bytes read, whether there is more) of a file's first `max_bytes`."""
     if is_parquet(file):
         texts = list(_limited(parquet_records(file, rows.columns), rows, max_bytes))
         size_bytes = sum(map(len, texts))
@@ -153,8 +153,8 @@ def _read_file(file: Path, max_bytes: int, rows: RowReader) -> tuple[list[str], 
 
 
 def pieces(text: str) -> list[str]:
-    """A plain text as documents of about `DOCUMENT_CHARS`: paragraphs put together, in a text without them lines, in
-    one without these words; smaller where the text is short, so that there are enough to split."""
+    """Cuts a plain text into documents of about `DOCUMENT_CHARS`: whole paragraphs; lines if it has few paragraphs;
+    else words. Short texts give smaller documents, so that there are enough to split."""
     parts, glue = _parts(text)
     target = min(DOCUMENT_CHARS, len(text) // (2 * MIN_PIECES))
     documents: list[str] = []
@@ -170,7 +170,7 @@ def pieces(text: str) -> list[str]:
 
 
 def _parts(text: str) -> tuple[list[str], str]:
-    """(parts, what joins them) at the coarsest of paragraph, line and word that gives enough."""
+    """Returns (parts, their separator), cut at the coarsest of paragraph, line and word that gives enough parts."""
     parts, glue = [text], ""
     # blank lines go with the line feed before them: a part for each would take seconds and gigabytes
     for pattern, separator in ((r"\n[ \t\r]*\n\s*", "\n\n"), (r"\n\s*\n|\n", "\n"), (r"\s+", " ")):
@@ -181,7 +181,8 @@ def _parts(text: str) -> tuple[list[str], str]:
 
 
 def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int, tasks: Mapping[str, str]) -> Documents:
-    """Splits documents by size; with `tests` the test split is that, and nothing of it is in the others."""
+    """Splits documents by size; with `tests` the test split is exactly those, and the other splits contain none of
+    them."""
     used: list[Split] = ["calibration", "validation"] if tests else list(SPLITS)
     held_out = set(tests)
     ordered = _ordered((text for text in texts if text not in held_out), seed)
@@ -191,7 +192,7 @@ def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int, tasks
     found: dict[Split, list[str]] = {split: [] for split in SPLITS}
     done = 0
     for text in ordered:
-        middle = done + len(text) / 2  # so that a long document goes where most of it belongs
+        middle = done + len(text) / 2  # a long document goes where most of it belongs
         found[used[next(index for index, bound in enumerate(bounds) if middle <= bound)]].append(text)
         done += len(text)
     found["test"] += tests
@@ -211,15 +212,15 @@ def _documents(
 
 
 def _ordered(texts: Iterator[str] | Sequence[str], seed: int) -> tuple[str, ...]:
-    """Distinct, non-empty documents in an order that mixes them: by digest of seed and content."""
+    """Returns distinct, non-empty documents in a mixed order: by digest of seed and content."""
     distinct = {text for text in texts if text.strip()}
     return tuple(sorted(distinct, key=lambda text: hashlib.sha256(f"{seed}/{text}".encode()).digest()))
 
 
 def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: int, rows: RowReader) -> Documents:
-    """`owner/name` or `owner/name:subset` of the hub at a commit; scripts of datasets are never run.
+    """Reads `owner/name` or `owner/name:subset` of the hub at a commit; never runs a dataset's script.
 
-    Streamed: of each of its splits no more is fetched than `wanted_chars` of text are in.
+    Streamed: fetching stops when a split has `wanted_chars` of text.
     """
     from datasets import load_dataset
     from huggingface_hub import constants
@@ -238,7 +239,7 @@ def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: in
         }
     except ColdpressError:
         raise
-    except Exception as error:  # it raises types of many packages
+    except Exception as error:  # datasets raises errors of many packages
         reason = " ".join(str(error).split())[:300]
         raise ColdpressError(
             f"the dataset {corpus} at revision {revision} cannot be loaded ({reason}); check the subset and the "
@@ -254,7 +255,7 @@ def _numbered(name: str, found: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _limited(found: Iterable[tuple[str, Any]], rows: RowReader, wanted_chars: int) -> Iterator[str]:
-    """Texts of records from the first on, until they are `wanted_chars` long; no record behind is fetched."""
+    """Yields texts of records from the first on, until they have `wanted_chars`; fetches no record after that."""
     size = 0
     for place, row in found:
         text = rows.text(place, row)
