@@ -83,10 +83,11 @@ def work_in(workflow: Any, folder: Path, target: str) -> None:
         for link in (folder / target / MANIFEST_FILE, folder / target / "package" / MANIFEST_FILE):
             if link.is_symlink() and not link.exists():  # the artifact was deleted; such a link ends Snakemake
                 link.unlink()
-        if is_users(workflow) and (folder / "ingest.json").exists() and not (folder / OWN_FOLDER).exists():
+        has_results = any(folder.glob("*.json")) or any(folder.glob("*/*.json"))
+        if is_users(workflow) and has_results and not (folder / OWN_FOLDER).exists():
             raise ColdpressError(
                 f"nothing says what made the results in {folder}: {OWN_FOLDER} is missing there; copy it from where "
-                "they were made, or remove ingest.json to make all of them again"
+                "they were made, or remove the folder to make all of them again"
             )
         workflow.workdir(folder) if workflow.overwrite_workdir is None else os.chdir(folder)
     except OSError as error:

@@ -51,6 +51,8 @@ def test_results_of_which_nothing_is_known_are_refused(built: Workflow, tmp_path
     said = done.stderr.splitlines()[-1]
     assert said.startswith(f"error: nothing says what made the results in {copy.model}: .snakemake is missing there; ")
     (copy.model / "ingest.json").unlink()
+    assert copy.run(format="fp16").returncode == 2, "other results are there"
+    shutil.rmtree(copy.model)
     assert set(copy.planned()) == {*DEFAULT, "device", "all"}
 
 
