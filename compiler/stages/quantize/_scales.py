@@ -1,8 +1,8 @@
-"""Scales of groups that lose the least of what counts, where a format's own rule only sees to the largest value.
+"""Finds group scales with the least weighted error, where a format's rule only fits the largest value.
 
-Of multiples of that rule's scale, with either sign where a format's levels are not symmetric, the one with the smallest
-sum of price times squared error; then once the least-squares scale of the levels that it gives, if that is better still
-(the search of llama.cpp's quantization with importance, ggml-quants.c). The rule's own scale is among what is tried.
+Tries multiples of that rule's scale, with either sign where a format's levels are not symmetric, and takes the smallest
+sum of price times squared error; then the least-squares scale for the levels found, if that is better still (the search
+of llama.cpp's quantization with importance, ggml-quants.c). The rule's own scale is among those tried.
 """
 
 import numpy as np
@@ -10,15 +10,15 @@ import numpy as np
 from coldpress.runtime.quantization import Format
 
 MULTIPLES = np.linspace(0.45, 1.1, 12, dtype=np.float32)
-"""Below 1 the largest values are clipped, for finer steps of all others."""
+"""Multiples below 1 clip the largest values, in exchange for finer steps."""
 
 
 def best_scales(values: np.ndarray, prices: np.ndarray, kept: Format) -> np.ndarray:
-    """The scale of each group, float32 [n] as it will be stored.
+    """Returns the best scale of each group, float32 [n] as it will be stored.
 
     Args:
         values: float32 [n, at most 32].
-        prices: Of a squared error of each value, at least 0, float32 [n, the same] or [1, the same].
+        prices: Price of a squared error of each value, at least 0, float32 [n, the same] or [1, the same].
         kept: The format.
 
     Raises:
@@ -26,7 +26,7 @@ def best_scales(values: np.ndarray, prices: np.ndarray, kept: Format) -> np.ndar
     """
     plain = kept.scales(values)
     best, lost = plain, _lost(values, plain, prices, kept)
-    with np.errstate(over="ignore", invalid="ignore"):  # a scale beyond float16 loses NaN or infinity: it is not taken
+    with np.errstate(over="ignore", invalid="ignore"):  # a scale beyond float16 costs NaN or infinity: never chosen
         for sign in kept.SCALE_SIGNS:
             for multiple in MULTIPLES:
                 best, lost = _better(values, _stored(plain * (sign * multiple)), prices, kept, best, lost)
@@ -38,7 +38,7 @@ def best_scales(values: np.ndarray, prices: np.ndarray, kept: Format) -> np.ndar
 def _better(
     values: np.ndarray, tried: np.ndarray, prices: np.ndarray, kept: Format, best: np.ndarray, lost: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(the best scales so far, what they lose)."""
+    """Returns (the best scales so far, their losses)."""
     found = _lost(values, tried, prices, kept)
     is_better = found < lost
     return np.where(is_better, tried, best), np.where(is_better, found, lost)
@@ -49,7 +49,7 @@ def _lost(values: np.ndarray, scales: np.ndarray, prices: np.ndarray, kept: Form
 
 
 def _least_squares(values: np.ndarray, scales: np.ndarray, prices: np.ndarray, kept: Format) -> np.ndarray:
-    """The scales that lose the least under the levels that `scales` give; those themselves where all levels are 0."""
+    """Returns the best scales for the levels that `scales` give; unchanged scales where all levels are 0."""
     rounded = kept.nearest(values, scales[:, None])
     levels = np.divide(rounded, scales[:, None], out=np.zeros_like(rounded), where=scales[:, None] != 0)
     weight = (prices * np.square(levels)).sum(axis=1)

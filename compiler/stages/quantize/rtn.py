@@ -1,9 +1,9 @@
-"""rtn: round to nearest. Every value takes the nearest code of its group, on its own; no calibration data.
+"""rtn: rounds to nearest. Every value takes the nearest code of its group; no calibration data.
 
 The baseline that DIP 6.3 compares against; the formats' own `encode` is exactly this rounding. Where the importance of
-inputs is known, a group's scale is the one that loses the least output: an error of a weight is priced by the mean
-square of the input that it meets. All values of a column meet the same one, so there the least squared error counts. A
-slice is encoded on its own, so the size of a block changes no byte.
+inputs is known, a group takes the scale that loses the least output: the price of a weight's error is the mean square
+of the weight's input. All values of a column share one input, so there the least squared error decides. Slices are
+encoded independently, so the size of a block changes no byte.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ class Plugin(Algorithm):
     """Round to nearest."""
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Codes of all slices, uint8 [n, nbytes(length)].
+        """Returns the codes of all slices, uint8 [n, nbytes(length)].
 
         Raises:
             ColdpressError: if a value or a scale is beyond float16.
@@ -36,15 +36,15 @@ class Plugin(Algorithm):
 
 
 def _prices(weights: Weights, importance: np.ndarray) -> np.ndarray:
-    """Of an error of each value of a slice, float32 [1, groups, 32], 0 behind the slice's end."""
+    """Returns the price of an error of each value of a slice, float32 [1, groups, 32], 0 beyond the slice's end."""
     prices = np.zeros((1, -(-weights.length // GROUP), GROUP), np.float32)
     along = np.ones(1, np.float32) if weights.axis == "column" else importance
-    prices.reshape(-1)[: weights.length] = np.resize(along, weights.length)  # a matrix is a slice of all its rows
+    prices.reshape(-1)[: weights.length] = np.resize(along, weights.length)  # axis "matrix": repeats for every row
     return prices
 
 
 def _encode_by(prices: np.ndarray, values: np.ndarray, kept: Format) -> np.ndarray:
-    """Codes uint8 [n, nbytes(length)] of float32 [n, length]."""
+    """Encodes float32 [n, length] as codes uint8 [n, nbytes(length)]."""
     count, length = values.shape
     whole = np.zeros((count, prices.shape[1], GROUP), np.float32)
     whole.reshape(count, -1)[:, :length] = values
