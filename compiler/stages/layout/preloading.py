@@ -43,7 +43,7 @@ FILLING = 8
 WARM_TOKENS, MEASURED_TOKENS = 4, 8
 """The last calibration tokens: the first of them only fill the caches."""
 QUANTILES = 64
-"""Steps of the integral over a normal distribution's tail in `right_share`."""
+"""Steps of the integral over a normal distribution's tail in `guess_precision`."""
 NORMAL = NormalDist()
 
 
@@ -193,14 +193,14 @@ def _parts(run: Run) -> list[Key]:
 
 
 def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> np.ndarray:
-    """Returns the most certain share of a layer's units, int32 ascending. `right_share` says how many of them the next
-    section's first layer uses; which ones is drawn."""
+    """Returns the most certain share of a layer's units, int32 ascending. `guess_precision` says how many of them the
+    next section's first layer uses; which ones is drawn."""
     ids = np.flatnonzero(run.used[layer, after.family][:, token]).astype(np.int32)
     count = max(1, math.ceil(guess * ids.size))
     if count >= ids.size:
         return ids
     right = run.used[after.first_layer, after.family][ids, token]
-    share = right_share(_shared(run, after), run.sparsity.density(after.family, after.first_layer), guess)
+    share = guess_precision(_shared(run, after), run.sparsity.density(after.family, after.first_layer), guess)
     drawn = ids[np.argsort(scattered(ids.size, token), kind="stable")]
     is_right = np.isin(drawn, ids[right])
     num_right = max(min(round(share * count), int(right.sum())), count - int((~right).sum()))
@@ -219,32 +219,32 @@ def _shared(run: Run, section: Section) -> float:
 
 
 @lru_cache(maxsize=4096)
-def right_share(alike: float, density: float, guess: float, steps: int = 1) -> float:
-    """Share of a guess's surest units that are used, as if two layers' inputs were normal and as alike as measured.
+def guess_precision(overlap: float, density: float, guess: float, steps: int = 1) -> float:
+    """Returns the expected precision of a guess, for jointly normal inputs of two layers with the measured overlap.
 
     Args:
-        alike: Of what one layer uses, what the layer before uses, too; 0 where nobody knows.
-        density: What a layer uses, of all units.
-        guess: Which of the units that the earlier layer uses are read: those with the largest entries.
-        steps: Layers from the one to the other; likeness falls off with every one.
+        overlap: Share of a layer's units that the layer before uses too; 0 if unknown.
+        density: Share of all units that a layer uses.
+        guess: Share of the earlier layer's units that are read: those with the largest entries.
+        steps: Layers between the two; the correlation falls with every one.
     """
-    if density >= 1 or alike >= 1:
+    if density >= 1 or overlap >= 1:
         return 1.0
-    if alike <= density:  # by chance
-        return alike and density
+    if overlap <= density:  # no more than by chance; 0 (unknown) counts as never right
+        return overlap and density
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if _both(middle, density, density) < alike else (low, middle)
+        low, high = (middle, high) if _both(middle, density, density) < overlap else (low, middle)
     return _both(low**steps, density, guess * density)
 
 
-def _both(cosine: float, density: float, surest: float) -> float:
-    """Chance that |y| is of the largest `density` where |x| is of the largest `surest`, x and y standard normal."""
+def _both(cosine: float, density: float, most_certain: float) -> float:
+    """Returns P(|y| in the largest `density` given |x| in the largest `most_certain`), x and y standard normal."""
     least, spread = NORMAL.inv_cdf(1 - density / 2), max(1e-9, (1 - cosine**2) ** 0.5)
     total = 0.0
     for step in range(QUANTILES):
-        x = NORMAL.inv_cdf(1 - surest * (step + 0.5) / QUANTILES / 2)
+        x = NORMAL.inv_cdf(1 - most_certain * (step + 0.5) / QUANTILES / 2)
         below = NORMAL.cdf((least - cosine * x) / spread) - NORMAL.cdf((-least - cosine * x) / spread)
         total += 1 - below
     return total / QUANTILES
