@@ -166,7 +166,7 @@ def norm_weights(spec: ModelSpec, role: str, values: np.ndarray) -> np.ndarray:
 
 
 def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
-    """Adds the sizes and constants that llama.cpp reads; the context ends at a sliding window, which it would ignore."""
+    """Adds the sizes and constants that llama.cpp reads; the context ends at a sliding window, which it ignores."""
     spec = model.spec
     writer.add_vocab_size(spec.vocab_size)
     writer.add_context_length(min(spec.max_position_embeddings, spec.sliding_window or spec.max_position_embeddings))
