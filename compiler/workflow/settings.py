@@ -109,8 +109,8 @@ class BuildConfig:
         return self.device.name if self["label"] is None else f"{self.device.name}+{self['label']}"
 
     def near(self, path: Path | str) -> str:
-        """Returns an absolute path (no links to folders) relative to the build folder, as the rules name it: the text does
-        not depend on where Snakemake is called, and moving the whole tree rebuilds nothing."""
+        """Returns an absolute path (no links to folders) relative to the build folder, as the rules name it: the text
+        does not depend on where Snakemake is called, and moving the whole tree rebuilds nothing."""
         return os.path.relpath(path, self.folder)
 
     @property
