@@ -147,8 +147,8 @@ def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarr
 
     First a read's own time: the device's break-even gap, which passes while bytes move (schemas/device.py). Then the
     time of bytes outside units: for units at any offset, rounding to pages adds on average a page less the greatest
-    common divisor of page and stride. In a layer group a unit counts with the other layers' parts behind it, which a read
-    spares after its last unit. Last the least time of a request, the device's latency.
+    common divisor of page and stride. In a layer group a unit counts with the other layers' parts behind it, which a
+    read spares after its last unit. Last the least time of a request, the device's latency.
     """
     stride_bytes, page_bytes = layers_per_group * unit_bytes, flash.page_bytes.value
     edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)

@@ -7,7 +7,6 @@ read layer still waits for a first byte; the rest is streamed in the model's own
 read buffer is the one of least time. A naive run pins nothing (LLM in a flash, Table 2). compiler/seconds.py gives
 reads and seconds.
 """
-"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -162,7 +161,6 @@ class _Stream:
         units.
 
         It reads whole layers and the last units of one more; layers that read equally much take equally long.
-        """
         """
         layers = self.spec.num_hidden_layers
         used_bytes = int(self.num_units * used_share(WHOLE_MLP, self.spec)) * self.unit_bytes
