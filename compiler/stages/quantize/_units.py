@@ -80,14 +80,14 @@ def _encode(algorithm: Algorithm, weights: Weights, role: str, format_name: Form
         codes = algorithm.quantize(weights, format_name)
     except ColdpressError as error:
         raise CheckpointError(f"{role}: {error}") from error
-    kept = load("coldpress.runtime.quantization", Format, format_name)
+    codec = load("coldpress.runtime.quantization", Format, format_name)
     picked = np.unique(np.linspace(0, weights.count - 1, min(SAMPLED_SLICES, weights.count)).round().astype(int))
     values = np.concatenate([weights.read(at, at + 1) for at in picked.tolist()])
-    error, norm = np.linalg.norm(kept.decode(codes[picked], weights.length) - values), np.linalg.norm(values)
-    if error > kept.MAX_WEIGHT_ERROR * norm:
+    error, norm = np.linalg.norm(codec.decode(codes[picked], weights.length) - values), np.linalg.norm(values)
+    if error > codec.MAX_WEIGHT_ERROR * norm:
         LOG.warning(
             "quantize: warning: %s loses %.2g of its norm in %s, at most %g is usual; its values are too small, "
             "or a few of them too large, for the format",
-            *(role, error / norm, format_name, kept.MAX_WEIGHT_ERROR),
+            *(role, error / norm, format_name, codec.MAX_WEIGHT_ERROR),
         )
     return codes

@@ -43,14 +43,14 @@ class Plugin(Algorithm):
         """
         if weights.gram is None:
             return rtn.Plugin().quantize(weights, format_name)
-        kept = load("coldpress.runtime.quantization", Format, format_name)
+        codec = load("coldpress.runtime.quantization", Format, format_name)
         whole = np.concatenate([values for _, values in weights.blocks()])
         by_input = np.ascontiguousarray(whole.T) if weights.axis == "row" else whole
         factor = error_factor(weights.gram)
-        rounded, scales = _round(by_input, factor, weights.axis == "row", kept)
+        rounded, scales = _round(by_input, factor, weights.axis == "row", codec)
         if weights.axis == "row":
             rounded, scales = np.ascontiguousarray(rounded.T), np.ascontiguousarray(scales.T)
-        return kept.pack(rounded, scales)
+        return codec.pack(rounded, scales)
 
 
 def error_factor(gram: np.ndarray) -> np.ndarray:
@@ -82,14 +82,14 @@ def error_factor(gram: np.ndarray) -> np.ndarray:
     )
 
 
-def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, kept: Format) -> tuple[np.ndarray, np.ndarray]:
+def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Format) -> tuple[np.ndarray, np.ndarray]:
     """Returns (decoded values float32 [inputs, outputs]; scales [groups, outputs] along inputs, else [inputs, groups]).
 
     Args:
         values: Weights float32 [inputs, outputs]; overwritten.
         factor: The result of `error_factor`.
         along_inputs: Whether a group is 32 inputs of one output, rather than 32 outputs of one input.
-        kept: The format.
+        codec: The format that encodes values.
     """
     inputs, outputs = values.shape
     rounded, scales = np.empty_like(values), []
@@ -100,19 +100,19 @@ def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, kept: For
         for at in range(start, stop):
             if along_inputs and at % GROUP == 0:
                 group = slice(at, at + GROUP)
-                scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], kept))
+                scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], codec))
             elif not along_inputs:
-                scales.append(_scales_of_slice(values[at], kept))
+                scales.append(_scales_of_slice(values[at], codec))
             scale = scales[-1] if along_inputs else np.repeat(scales[-1], GROUP)[:outputs]
-            rounded[at] = kept.nearest(values[at], scale)
+            rounded[at] = codec.nearest(values[at], scale)
             errors[at - start] = (values[at] - rounded[at]) / factor[at, at]
             values[at + 1 : stop] -= factor[at, at + 1 : stop, None] * errors[at - start]
         values[stop:] -= factor[start:stop, stop:].T @ errors
     return rounded, np.stack(scales)
 
 
-def _scales_of_slice(values: np.ndarray, kept: Format) -> np.ndarray:
+def _scales_of_slice(values: np.ndarray, codec: Format) -> np.ndarray:
     """Returns scales float32 [groups] of a slice float32 [length]; a partial last group is padded with zeros."""
     whole = np.zeros(-(-values.size // GROUP) * GROUP, np.float32)
     whole[: values.size] = values
-    return best_scales(whole.reshape(-1, GROUP), np.ones((1, GROUP), np.float32), kept)
+    return best_scales(whole.reshape(-1, GROUP), np.ones((1, GROUP), np.float32), codec)

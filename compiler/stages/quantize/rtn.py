@@ -27,11 +27,11 @@ class Plugin(Algorithm):
         Raises:
             ColdpressError: if a value or a scale is beyond float16.
         """
-        kept = load("coldpress.runtime.quantization", Format, format_name)
-        prices = None if weights.importance is None or not kept.SCALE_SIGNS else _prices(weights, weights.importance)
-        codes = np.empty((weights.count, kept.nbytes(weights.length)), np.uint8)
+        codec = load("coldpress.runtime.quantization", Format, format_name)
+        prices = None if weights.importance is None or not codec.SCALE_SIGNS else _prices(weights, weights.importance)
+        codes = np.empty((weights.count, codec.nbytes(weights.length)), np.uint8)
         for part, values in weights.blocks():
-            codes[part] = kept.encode(values) if prices is None else _encode_by(prices, values, kept)
+            codes[part] = codec.encode(values) if prices is None else _encode_by(prices, values, codec)
         return codes
 
 
@@ -43,11 +43,11 @@ def _prices(weights: Weights, importance: np.ndarray) -> np.ndarray:
     return prices
 
 
-def _encode_by(prices: np.ndarray, values: np.ndarray, kept: Format) -> np.ndarray:
+def _encode_by(prices: np.ndarray, values: np.ndarray, codec: Format) -> np.ndarray:
     """Encodes float32 [n, length] as codes uint8 [n, nbytes(length)]."""
     count, length = values.shape
     whole = np.zeros((count, prices.shape[1], GROUP), np.float32)
     whole.reshape(count, -1)[:, :length] = values
     each = np.broadcast_to(prices, whole.shape).reshape(-1, GROUP)
-    scales = best_scales(whole.reshape(-1, GROUP), each, kept).reshape(count, -1)
-    return kept.pack(kept.nearest(values, np.repeat(scales, GROUP, axis=1)[:, :length]), scales)
+    scales = best_scales(whole.reshape(-1, GROUP), each, codec).reshape(count, -1)
+    return codec.pack(codec.nearest(values, np.repeat(scales, GROUP, axis=1)[:, :length]), scales)
