@@ -92,7 +92,7 @@ class MappedArray:
     def _changed(self) -> ColdpressError:
         return ColdpressError(
             f"{self._path}: the file has {os.fstat(self._file).st_size} bytes and had {self._size_bytes} when it was "
-            f"held against its record: another program changes it; end that, delete {self._path.parent}.json, then "
+            f"checked against its record: another program changes it; end that, delete {self._path.parent}.json, then "
             "build again"
         )
 

@@ -80,7 +80,7 @@ class HotOverlap:
 def make_metrics(
     model: Model, device: DeviceProfile, sparsity: Sparsity, layout: Layout, package: Package, found: Verification
 ) -> Metrics:
-    """metrics.json."""
+    """Returns the figures of metrics.json."""
     run, plan = found.run, layout.largest_plan
     return Metrics(
         model=model.name,

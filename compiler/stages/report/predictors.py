@@ -85,7 +85,7 @@ def _quality_chart(layers: tuple[LayerPredictor, ...]) -> Chart:
 
 
 def _bytes_chart(found: Predictors) -> Chart:
-    """The loss of quality with predictors of other sizes (LLM in a flash B)."""
+    """Draws the loss of quality with predictors of other sizes (LLM in a flash B)."""
     if found.ppl_without is None:
         raise ValueError("sizes of predictors were tried and the perplexity without predictors was not")
     lost = {
