@@ -1,4 +1,4 @@
-# coldpress: compile a language model for a device. Names and paths only; what a stage does is in compiler/<stage>.
+# coldpress: compile a language model for a device. Names and paths only; what a stage does is in compiler/stages/<stage>.
 #
 #   snakemake --config model=demo device=pixel6
 

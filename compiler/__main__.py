@@ -19,11 +19,11 @@ REMEDIES = {
     errno.EROFS: "choose another build_dir",
     errno.ENOLCK: "choose a build_dir on a file system that has locks",
 }
-"""What to do about what the system refused, by error number."""
+"""Remedies by error number of the system."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; bad input ends in one sentence and exit code 2."""
+    """Runs the command line; bad input ends in one sentence and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if not argv or argv[0] in ("-h", "--help"):
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {argv[0]} was given no more memory ({error}); free some, then build again", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno is None:  # not of the system: a library's, or a defect
+        if error.errno is None:  # not from the system but from a library, or a defect
             raise
         print(f"error: {_told(error, argv)}", file=sys.stderr)
         return 2
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _told(error: OSError, argv: list[str]) -> str:
-    """What the system refused, in a sentence; where an error names no file, it was one below the stage's folder."""
+    """Describes a system error in one sentence; an error without a file name concerns the stage's output folder."""
     output = argv[argv.index("--output") + 1 :] if "--output" in argv else []
     named = None if isinstance(error.filename, int) else error.filename
     place = named or (f"a file in {os.path.dirname(os.path.abspath(output[0]))}" if output else "the build")

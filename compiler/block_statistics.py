@@ -1,8 +1,8 @@
-"""Perplexity from blocks of text, with its standard error: what one figure from a sample of text is worth.
+"""Computes perplexity from blocks of text, with its standard error.
 
-Blocks are of one length, so that the mean over tokens is the mean over blocks. Its standard error is that of a mean of
-independent values, s / sqrt(n) with n - 1 in s; the delta method carries it through exp. Blocks that follow each other
-in one document are alike, which this does not see.
+All blocks have one length, so the mean over tokens is the mean over blocks. Its standard error is that of a mean of
+independent values, s / sqrt(n) with n - 1 in s; the delta method carries it through exp. It ignores that consecutive
+blocks of one document are similar.
 """
 
 import math
@@ -15,14 +15,14 @@ MOST_DIGITS = 6
 
 
 def perplexity(nll: np.ndarray) -> tuple[float, float]:
-    """exp of the mean over blocks, and its standard error; given differences of two models, the ratio of theirs.
+    """Returns exp of the mean over blocks, and its standard error; for differences of two models, their ratio.
 
     Args:
         nll: Mean nats per token of each block, float64 [num_blocks].
 
     Returns:
-        The figure: infinite where it is beyond float64, NaN for NaN. Its error: NaN where one block says nothing of how
-        blocks differ, or the figure is not finite.
+        The figure: infinite beyond float64, NaN for NaN. Its error: NaN for a single block or a figure that is not
+        finite.
     """
     mean = float(nll.mean())
     figure = math.exp(mean) if not mean > LARGEST_NLL else math.inf
@@ -30,19 +30,19 @@ def perplexity(nll: np.ndarray) -> tuple[float, float]:
 
 
 def deviation(of_block: np.ndarray) -> float:
-    """Standard deviation of [num_blocks]; NaN for one block, which says nothing about how blocks differ."""
+    """Returns the standard deviation of [num_blocks]; NaN for a single block."""
     return float(of_block.std(ddof=1)) if of_block.size > 1 else math.nan
 
 
 def standard_error(of_block: np.ndarray) -> float:
-    """Standard error of the mean of [num_blocks]; NaN for one block."""
+    """Returns the standard error of the mean of [num_blocks]; NaN for one block."""
     return deviation(of_block) / math.sqrt(of_block.size) if of_block.size > 1 else math.nan
 
 
 def with_error(figure: float, error: float, digits: int) -> str:
-    """`27.55 ± 1.02`; the figure alone where no error is known.
+    """Formats `27.55 ± 1.02`; the figure alone where no error is known.
 
-    There are `digits` behind the point, and more where two of the error's own would not be seen.
+    Shows `digits` decimals, or more where the error needs them for two significant digits.
     """
     if math.isnan(error):
         return f"{figure:.{digits}f}"

@@ -1,8 +1,8 @@
-"""What `method=auto` chooses among, for the stages that come before the choice (`allocate` makes it) and for the rules.
+"""Lists the candidates of `method=auto`, for the stages before the choice (made by `allocate`) and for the rules.
 
-A dense run is always a candidate. Where zeros are exact so are the methods that leave out only zeros, or what a
-predictor takes for them; without them pruning by magnitude, at the density that the user or the DRAM budget gives. Of a
-mixture of experts that a router has chosen already, a dense run is the only candidate.
+A dense run is always a candidate. With exact zeros so are the methods that leave out only zeros, or units that a
+predictor expects to be zero; otherwise pruning by magnitude, at the density that the user or the DRAM budget sets. For
+a mixture of experts a dense run, of the experts that the router picks, is the only candidate.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ AUTO = "auto"
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
-    """`method` alone, or the candidates that `auto` stands for."""
+    """Returns `method` alone, or the candidates of `auto`."""
     if method != AUTO:
         return (method,)
     if is_mixture:
@@ -27,21 +27,21 @@ def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, 
 
 
 def candidates(spec: ModelSpec) -> tuple[str, ...]:
-    """The methods that are compared for a model."""
+    """Returns the methods that are compared for a model."""
     return methods_for(AUTO, spec.exact_zeros, spec.is_mixture)
 
 
 def own_options(method: str, options: Options) -> Options:
-    """Of the options of a build whose method is open, those that a candidate has."""
+    """Selects the options that a candidate has, from a build whose method is open."""
     known = load("coldpress.runtime.sparsity", Selector, method).OPTIONS.model_fields
     return {key: value for key, value in options.items() if key in known}
 
 
 def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]:
-    """The families that a build may have on flash, each once: those of `method`, or of all candidates.
+    """Returns the families that a build may have on flash, without duplicates: those of `method` or of all candidates.
 
     Raises:
-        ColdpressError: if the model is a mixture of experts, and one of them is none that such a model runs with.
+        ColdpressError: if the model is a mixture of experts and the runtime cannot run it with these families.
     """
     found: dict[str, None] = {}
     for name in methods_for(method, spec.exact_zeros, spec.is_mixture):
@@ -55,7 +55,7 @@ def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, .
 
 
 def _check_mixture(method: str, families: Iterable[str]) -> None:
-    """What the runtime can compute a mixture's MLP with."""
+    """Refuses families with which the runtime cannot compute a mixture's MLP."""
     on_flash = {role for name in families for role in FAMILIES[name].roles}
     if "down_proj" not in on_flash or "expert" in families:
         raise ColdpressError(

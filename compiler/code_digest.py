@@ -1,8 +1,8 @@
-"""Finds the source files that a stage depends on, so that an edit reruns the rules it concerns and no others.
+"""Finds the source files that a stage depends on, so that an edit reruns only the affected rules.
 
-Follows imports statically from the stage's own module through `compiler`, `runtime` and `schemas`. Plug-ins are loaded
-by name: where the code names a package of them as text, those that the build chose count, with what they import.
-Snakemake sees only the shell command of a rule; the rules put this digest into their `params`, and jobs are told it.
+Follows imports statically from the stage's module through `compiler`, `runtime` and `schemas`. Plug-ins are loaded by
+name: where the code names a package of plug-ins as text, the build's chosen plug-ins count, with their imports.
+Snakemake sees only the shell command of a rule; so the rules put this digest into their `params` and pass it to jobs.
 """
 
 import ast
@@ -19,31 +19,31 @@ ROOT = Path(coldpress.__file__).absolute().parents[1]
 PACKAGES = ("coldpress", "demo")
 RUNS_THE_ARTIFACT = ("verify",)
 KERNELS = "coldpress.runtime.kernels"
-"""Only a stage that runs the artifact calls all of them. The others call those that the build's selectors import, which
-may need them while they are fitted or decide for many tokens (`flash` does)."""
+"""Only stages that run the artifact call all kernels. Other stages call those that the build's selectors import, for
+fitting or for decisions about many tokens (`flash` does)."""
 SELECTORS = "coldpress.runtime.sparsity"
 NATIVE_SOURCES = {
     **dict.fromkeys(RUNS_THE_ARTIFACT, ("coldpress/runtime/native/CMakeLists.txt", "coldpress/runtime/native/src/*")),
     **dict.fromkeys(("calibrate", "recalibrate", "package"), ("coldpress/runtime/native/src/crc32c.*",)),
 }
-"""The native core's sources by the stages that it works for: what is measured by running it, and checksums of what is
-written. The others import it at most."""
+"""The native sources of the stages that use the native core: for running the artifact, and for checksums of written
+files. Other stages at most import it."""
 LADDER = {"coldpress.runtime.cache": ("linked", "lru", "static", "window"), "coldpress.runtime.sparsity": ("dense",)}
-"""What a run of the artifact is compared with, whatever the build uses (runtime/cli/ladder.py)."""
+"""Plug-ins of the runs that the artifact is compared with, whatever the build uses (runtime/cli/ladder.py)."""
 ASKS_EVERY_STAGE = ("preflight",)
-"""It loads all stages by their names, for what they need, and may run them."""
+"""It loads all stages by name, for their needs, and may run them."""
 Plugins = Mapping[str, tuple[str, ...]]
-"""Package -> the plug-ins of it that a build uses; of a package that is not named, all count."""
+"""Package -> its plug-ins that a build uses; all plug-ins of packages that are not named."""
 
 
 def stage_digest(stage: str, plugins: Plugins, root: Path = ROOT) -> str:
-    """Hex digest over the paths and contents of `source_files`."""
+    """Returns a hex digest over the paths and contents of `source_files`."""
     files = source_files(stage, plugins, root)
     return digest(*(text for file in files for text in (file.relative_to(root).as_posix(), _text(file))))
 
 
 def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
-    """The files that decide what a stage such as `order` results in, in a build that uses `plugins`, sorted."""
+    """Returns the files that determine the result of a stage such as `order` in a build that uses `plugins`, sorted."""
     if stage in RUNS_THE_ARTIFACT:
         plugins = {name: (*used, *LADDER.get(name, ())) for name, used in plugins.items()}
     pending = [f"coldpress.compiler.stages.{asked}" for asked in (STAGES if stage in ASKS_EVERY_STAGE else (stage,))]
@@ -53,7 +53,7 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
         if name in found:
             continue
         found[name] = _files(name, root)
-        pending += filter(None, [name.rpartition(".")[0]])  # a module's import runs its packages
+        pending += filter(None, [name.rpartition(".")[0]])  # importing a module runs its packages
         for file in found[name]:
             if file.suffix == ".py":
                 imports, packages = _references(file, root)
@@ -69,7 +69,7 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
 
 
 def _files(name: str, root: Path) -> list[Path]:
-    """The files behind a module name; none for what is not ours."""
+    """Returns the files of a module; none for modules outside this project."""
     path = root.joinpath(*name.split("."))
     if (path / "__init__.py").is_file():
         return [path / "__init__.py", *path.glob("*.j2")]
@@ -78,14 +78,14 @@ def _files(name: str, root: Path) -> list[Path]:
 
 
 def _chosen(package: str, plugins: Plugins, root: Path) -> list[str]:
-    """The modules of a package that are loaded by name; the private ones come with those that import them."""
+    """Returns the modules of a package that are loaded by name; private modules follow from imports."""
     folder = root.joinpath(*package.split("."))
     every = [file.stem for file in sorted(folder.glob("*.py")) if not file.stem.startswith("_")]
     return [package, *(f"{package}.{name}" for name in plugins.get(package, every))]
 
 
 def _is_package(value: object, root: Path) -> TypeGuard[str]:
-    """Whether `value` is like `coldpress.runtime.cache`; the name of a top package alone is an ordinary word."""
+    """Tells whether `value` is text such as `coldpress.runtime.cache`; a top package's name is an ordinary word."""
     parts = value.split(".") if isinstance(value, str) else []
     return len(parts) > 1 and parts[0] in PACKAGES and all(parts) and (root.joinpath(*parts) / "__init__.py").is_file()
 
@@ -97,10 +97,10 @@ def _text(file: Path) -> str:
 
 @functools.cache
 def _references(file: Path, root: Path) -> tuple[list[str], list[str]]:
-    """(module names that a file imports, packages that it names in a text).
+    """Returns (module names that a file imports, packages that it names as text).
 
-    The mark of a setting (schemas/config.py) names a package to say which values there are, and loads nothing. What
-    is imported for the type checker alone never runs.
+    The mark of a setting (schemas/config.py) names a package only to list values and loads nothing. Imports for the
+    type checker alone never run.
     """
     names: list[str] = []
     packages: list[str] = []
@@ -117,7 +117,7 @@ def _references(file: Path, root: Path) -> tuple[list[str], list[str]]:
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it, but for the bodies of `if TYPE_CHECKING`."""
+    """Yields a node and all nodes below it, except the bodies of `if TYPE_CHECKING`."""
     yield node
     checked = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     children = node.orelse if isinstance(node, ast.If) and checked else ast.iter_child_nodes(node)

@@ -1,6 +1,6 @@
-"""Compiled loops: numba, cached on disk where that is possible, and the bit counts that numba lacks.
+"""Compiles loops with numba, cached on disk where possible, and adds the bit counts that numba lacks.
 
-Compiled functions give up the interpreter's lock, so that threads can share a layer's work.
+Compiled functions release the interpreter lock, so that threads can share a layer's work.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled at its first call; kept for the next process unless no folder can be written to."""
+    """Compiles `function` at its first call; caches it for later processes if a folder is writable."""
     try:
         return numba.njit(cache=True, nogil=True)(function)
     except RuntimeError:  # a read-only installation without a writable cache folder
@@ -21,7 +21,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @intrinsic
 def _population_count(typing_context: Any, word: Any) -> Any:
-    """Set bits of a uint64: the processor's own instruction, in vector form where it has one."""
+    """Counts the set bits of a uint64 with the processor's instruction, in vector form where there is one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -31,7 +31,7 @@ def _population_count(typing_context: Any, word: Any) -> Any:
 
 @intrinsic
 def _trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Index of the lowest set bit of a uint64 that is not 0."""
+    """Returns the index of the lowest set bit of a uint64 that is not 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
@@ -39,6 +39,6 @@ def _trailing_zeros(typing_context: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-# Called with the word alone: the compiler adds the context.
+# Call these with the word alone: the compiler adds the context.
 population_count: Any = _population_count
 trailing_zeros: Any = _trailing_zeros

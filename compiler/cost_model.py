@@ -1,8 +1,8 @@
-"""What a model costs in bytes, and the sparsity that a budget asks for: for allocate, layout and report.
+"""Computes what a model costs in bytes, and the sparsity that a budget asks for: for allocate, layout and report.
 
 Reads shapes only, never weights. Sizes follow the storage rule of `stored_format`, so that a byte counted here is a
 byte in the artifact. Seconds are not estimated here: the simulator counts them (runtime/simulate.py), request by
-request, by the device profile's one law (`coldpress.schemas.device.flash_seconds`).
+request, by the device profile's law (`coldpress.schemas.device.flash_seconds`).
 """
 
 import math
@@ -36,20 +36,20 @@ from coldpress.schemas.quantized import ResidentTensor
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
 READ_BUFFER_SHARE = 0.125
-"""Of the DRAM that is left for flash units."""
+"""Share of the DRAM left for flash units."""
 
 
 class HasShape(Protocol):
-    """A tensor, be it in a checkpoint or only announced."""
+    """A tensor of a checkpoint, loaded or only described."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dimensions."""
+        """The tensor's dimensions."""
         ...
 
 
 class HasShapes(Protocol):
-    """A `Model`, or what config.json says of one (compiler/checkpoint/shapes.py)."""
+    """A `Model`, or the shapes that config.json implies (compiler/checkpoint/shapes.py)."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -58,12 +58,12 @@ class HasShapes(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, HasShape]:
-        """By role."""
+        """The tensors by role."""
         ...
 
     @property
     def num_parameters(self) -> int:
-        """Of all tensors."""
+        """The number of parameters of all tensors."""
         ...
 
 
@@ -71,7 +71,7 @@ class HasShapes(Protocol):
 
 
 def parse_share(value: int | str) -> float | None:
-    """0.5 for `50%`; None where `value` is not a percentage.
+    """Parses a percentage: 0.5 for `50%`; None where `value` is not a percentage.
 
     Raises:
         ColdpressError: if the percentage is not above 0 and at most 100.
@@ -86,26 +86,26 @@ def parse_share(value: int | str) -> float | None:
 
 
 def budget_bytes(budget: int | str, dense_bytes: int, bookkeeping: int) -> int:
-    """A DRAM budget in bytes; a percentage is a share of `dense_bytes` (see `dense_footprint_bytes`), and what a run
-    keeps besides comes on top."""
+    """Returns a DRAM budget in bytes; a percentage is a share of `dense_bytes` (see `dense_footprint_bytes`), and
+    `bookkeeping` comes on top of it."""
     share = parse_share(budget)
     return parse_bytes(budget) if share is None else max(1, math.floor(share * dense_bytes)) + bookkeeping
 
 
 def _checked_budget(value: int | str) -> int | str:
-    """Bytes as a number; a share of the dense footprint stays text, because only `allocate` knows the footprint."""
+    """Parses bytes; a share of the dense footprint stays text, because only `allocate` knows the footprint."""
     return parse_bytes(value) if parse_share(value) is None else value
 
 
 DramBudget = Annotated[int | str, AfterValidator(_checked_budget)]
-"""A setting's type: text that is no budget is refused with its own sentence."""
+"""Type of a setting: text that is no budget is refused with its own message."""
 
 
 # Bytes of tensors
 
 
 def stored_format(role: str, format_name: FormatName) -> FormatName | None:
-    """How an artifact of `format_name` stores a tensor; None means float32.
+    """Returns how an artifact of `format_name` stores a tensor; None means float32.
 
     Matrices of attention and MLP take the artifact's format along their input dimension; token embeddings and head keep
     at least 8 bits; norms, biases, routers, learned positions and rotary frequencies stay float32.
@@ -118,14 +118,14 @@ def stored_format(role: str, format_name: FormatName) -> FormatName | None:
 
 
 def stored_formats(format_name: FormatName) -> tuple[FormatName, ...]:
-    """Every format that something of an artifact of `format_name` is stored in."""
+    """Returns all formats that occur in an artifact of `format_name`."""
     roles = ("layers.0.q_proj.weight", "lm_head.weight")
     found: set[FormatName] = {stored for role in roles if (stored := stored_format(role, format_name)) is not None}
     return tuple(sorted(found))
 
 
 def tensor_bytes(role: str, shape: tuple[int, ...], format_name: FormatName) -> int:
-    """Bytes of one resident tensor of `shape` in an artifact of `format_name`."""
+    """Returns the bytes of one resident tensor of `shape` in an artifact of `format_name`."""
     stored = stored_format(role, format_name)
     if stored is None:
         return 4 * math.prod(shape)
@@ -133,22 +133,22 @@ def tensor_bytes(role: str, shape: tuple[int, ...], format_name: FormatName) -> 
 
 
 def slice_bytes(length: int, format_name: FormatName) -> int:
-    """Bytes of `length` values in a format, its groups padded (runtime/quantization)."""
+    """Returns the bytes of `length` values in a format, its groups padded (runtime/quantization)."""
     return load("coldpress.runtime.quantization", Format, format_name).nbytes(length)
 
 
 def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> int:
-    """Bytes of one unit: its slices' bytes, one after another."""
+    """Returns the bytes of one unit: the sum of its slices."""
     return sum(slice_bytes(slice_length(piece, spec), format_name) for piece in slices(family, spec))
 
 
 def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarray:
-    """What reading costs besides units, counted in the time that the bytes of one unit take: float64 [3].
+    """Returns the cost of reading besides units, in multiples of the time of one unit's bytes: float64 [3].
 
-    First a read's own time, the device's break-even gap, which passes while bytes move (schemas/device.py); then the
-    time of bytes that belong to no unit: of units anywhere, rounding out to pages adds on average a page less what page
-    and stride have in common. In a layer group a unit counts with what lies behind it, other layers' parts of it, and a
-    read is spared those of its last one. Last the least time of a request, the device's latency.
+    First a read's own time: the device's break-even gap, which passes while bytes move (schemas/device.py). Then the
+    time of bytes outside units: for units at any offset, rounding to pages adds on average a page less the greatest
+    common divisor of page and stride. In a layer group a unit counts with the other layers' parts behind it, which a
+    read spares after its last unit. Last the least time of a request, the device's latency.
     """
     stride_bytes, page_bytes = layers_per_group * unit_bytes, flash.page_bytes.value
     edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)
@@ -157,7 +157,7 @@ def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarr
 
 
 def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: FormatName) -> int:
-    """Bytes of all units of `families` in all layers, without the padding between sections."""
+    """Returns the bytes of all units of `families` in all layers, without the padding between sections."""
     per_layer = sum(num_units(family, spec) * unit_bytes(family, spec, format_name) for family in families)
     return spec.num_hidden_layers * per_layer
 
@@ -165,7 +165,7 @@ def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: 
 def resident_tensors(
     model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName
 ) -> tuple[ResidentTensor, ...]:
-    """The tensors that no family holds, rotary frequencies included; a tied head is its embedding."""
+    """Lists the tensors that no family holds, rotary frequencies included; a tied head is its embedding."""
     spec = model.spec
     in_dram = resident_roles(families, spec)
     on_flash = tuple(f".{role}.weight" for role in resident_roles((), spec) if role not in in_dram)
@@ -181,30 +181,30 @@ def resident_tensors(
 
 
 def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName) -> int:
-    """Bytes of the resident tensors."""
+    """Returns the bytes of the resident tensors."""
     found = resident_tensors(model, families, format_name)
     return sum(tensor_bytes(tensor.role, tensor.shape, format_name) for tensor in found)
 
 
 def weight_bytes(model: HasShapes, format_name: FormatName) -> int:
-    """Bytes of all weights in a format: S_m, the size of the LLM (ActiveFlow Table 1)."""
+    """Returns the bytes of all weights in a format: S_m, the size of the LLM (ActiveFlow Table 1)."""
     return resident_bytes(model, (WHOLE_MLP,), format_name) + flash_bytes((WHOLE_MLP,), model.spec, format_name)
 
 
 def dense_footprint_bytes(
     model: HasShapes, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat = "fp16"
 ) -> int:
-    """What a dense run needs: all weights and the KV cache. A budget in percent is a share of this."""
+    """Returns the bytes of all weights and the KV cache in a dense run. A budget in percent is a share of this."""
     return weight_bytes(model, format_name) + kv_cache_bytes(model.spec, context_length, kv_cache)
 
 
 def predictor_bytes(spec: ModelSpec, rank: int, format_name: FormatName) -> int:
-    """Bytes of one layer's predictor: the rows of its two matrices."""
+    """Returns the bytes of one layer's predictor: the rows of its two matrices."""
     return sum(rows * slice_bytes(columns, format_name) for rows, columns in matrix_shapes(spec, rank).values())
 
 
 def whole_rank(rank: int, format_name: FormatName) -> int:
-    """The least rank from `rank` on whose rows of fc2 fill their last group: one below it would take as many bytes."""
+    """Rounds a rank up until fc2's rows fill their last group: any smaller rank in it takes as many bytes."""
     while slice_bytes(rank + 1, format_name) == slice_bytes(rank, format_name):
         rank += 1
     return rank
@@ -216,16 +216,16 @@ def whole_rank(rank: int, format_name: FormatName) -> int:
 def read_buffer_bytes(
     spec: ModelSpec, format_name: FormatName, families: Iterable[FamilyName], free_bytes: int, page_bytes: int
 ) -> int:
-    """The buffer that reads land in, out of `free_bytes`: what resident tensors, predictors, KV cache and
-    bookkeeping leave.
+    """Returns the size of the read buffer, given the DRAM that resident tensors, predictors, KV cache and bookkeeping
+    leave.
 
-    It holds at least the largest unit with the pages it touches, which alone may exceed `free_bytes` (the caller
+    It holds at least the largest unit with the pages it touches, even if that exceeds `free_bytes` (the caller
     checks), and at most PEAK_READ_BYTES.
 
     Args:
         spec: The model's shape.
         format_name: The units' format.
-        families: Those on flash.
+        families: The families on flash.
         free_bytes: May be negative.
         page_bytes: Reads start and end on multiples of it.
     """
@@ -242,9 +242,9 @@ def _round_up(value: int, step: int) -> int:
 
 
 def llm_sparsity(m_max: int, s_m: int) -> float:
-    """sp = 1 - M_max / S_m: the least sparsity with which the active weights fit the memory budget (ActiveFlow 4.1).
+    """Returns sp = 1 - M_max / S_m: the least sparsity with which the active weights fit the budget (ActiveFlow 4.1).
 
-    The paper prunes the whole model by it. `allocate` prunes the MLP alone, so a model's own sparsity is less: two
+    The paper prunes the whole model by it. `allocate` prunes only the MLP, so the whole model's sparsity is less: two
     thirds of sp where the MLP has two thirds of the weights.
     """
     return min(1.0, max(0.0, 1 - m_max / s_m))

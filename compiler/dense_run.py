@@ -1,11 +1,11 @@
-"""The fastest dense run of a model under a DRAM budget: what every choice is compared with, and what a build should be
-if nothing is faster.
+"""Finds the fastest dense run of a model under a DRAM budget: every choice is compared with it, and a build should use
+it if nothing is faster.
 
 It has the same weights in the same format, and uses all units on every token, or all units of the experts that a router
-picks, experts equally likely. Attention is resident. Whole layers are pinned until the DRAM is spent, since a layer
-that is read at all waits for a first byte; the rest is streamed in the model's own order, in large sequential reads.
-The read buffer is the one of least time. A naive run pins nothing (LLM in a flash, Table 2). Reads and seconds are
-those of compiler/seconds.py.
+picks, experts equally likely. Attention is resident. Whole layers are pinned until the DRAM is spent, since a partly
+read layer still waits for a first byte; the rest is streamed in the model's own order, in large sequential reads. The
+read buffer is the one of least time. A naive run pins nothing (LLM in a flash, Table 2). compiler/seconds.py gives
+reads and seconds.
 """
 
 from collections.abc import Iterator
@@ -38,16 +38,16 @@ def dense_run(
     *,
     naive: bool = False,
 ) -> DenseRun | None:
-    """The fastest dense run of `budget_bytes` of DRAM on `device`; None where not even its buffers fit.
+    """Returns the fastest dense run within `budget_bytes` of DRAM on `device`; None where its buffers alone exceed it.
 
     Args:
-        model: Its shape and tensors.
-        format_name: How weights are stored.
+        model: The model's shape and tensors.
+        format_name: Format of the weights.
         context_length: Tokens that the KV cache holds.
-        budget_bytes: Of DRAM.
-        device: Its law, its pages and its DRAM.
-        kv_cache_format: How keys and values are kept.
-        naive: Pin no unit, whatever room there is.
+        budget_bytes: The DRAM budget.
+        device: The device's law, pages and DRAM.
+        kv_cache_format: Format of keys and values.
+        naive: Pin no unit, regardless of room.
     """
     spec = model.spec
     page_bytes = device.flash.page_bytes.value
@@ -65,7 +65,7 @@ def dense_run(
     used_bytes = int(total * used_share(WHOLE_MLP, spec)) * stream.unit_bytes
     found: list[DenseRun] = []
     for buffer_bytes in sizes:
-        # with room for everything nothing is read, so that no buffer counts
+        # with room for everything nothing is read, so that the buffer's size does not matter
         fits = total * stream.unit_bytes <= room
         pinned = 0 if naive else total if fits else (room - buffer_bytes) // stream.unit_bytes
         reads, read_bytes, flash_s, token_s = stream.token(total - pinned, buffer_bytes)
@@ -84,19 +84,19 @@ def dense_run(
 
 
 def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = False) -> DenseRun | None:
-    """The dense run that an artifact of `model` is compared with: its format and device, the budget of `plan`."""
+    """Returns the dense run that an artifact is compared with: same model, format, device, and budget of `plan`."""
     shape = manifest.families[0].format, plan.context_length, plan.dram_budget_bytes, manifest.device, plan.kv_cache
     return dense_run(model, *shape, naive=naive)
 
 
 def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> int:
-    """Bytes of a build's read buffer: the best dense run's where every neuron is used, else a share of what is free.
+    """Returns the bytes of a build's read buffer: the best dense run's if every neuron is used, else a share.
 
     Args:
-        model: Its shape and tensors.
+        model: The model's shape and tensors.
         sparsity: Families, densities, format, context, KV cache and the DRAM budget count.
-        free_bytes: What resident tensors, predictors, KV cache and bookkeeping leave.
-        device: For its pages, and for its law where the run is dense.
+        free_bytes: The DRAM that resident tensors, predictors, KV cache and bookkeeping leave.
+        device: The device, for its pages, and for its law where the run is dense.
     """
     layers = range(model.spec.num_hidden_layers)
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
@@ -110,7 +110,7 @@ def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceP
 
 
 def _buffer_sizes(least: int, most: int, page_bytes: int) -> Iterator[int]:
-    """Sizes worth trying, whole pages, each half as large again as the one before."""
+    """Yields sizes worth trying, in whole pages, each half as large again as the one before."""
     size = least
     while size <= most:
         yield size
@@ -125,7 +125,7 @@ def _plan(
     kv_cache_format: KvCacheFormat,
     device: DeviceProfile,
 ) -> Plan:
-    """What of a dense run's plan does not depend on its read buffer."""
+    """Builds the parts of a dense run's plan that do not depend on its read buffer."""
     return Plan(
         name="dense",
         method="dense",
@@ -153,13 +153,14 @@ class _Stream:
 
     @property
     def num_units(self) -> int:
-        """Of a layer."""
+        """The number of units of a layer."""
         return num_units(WHOLE_MLP, self.spec)
 
     def token(self, num_streamed: int, buffer_bytes: int) -> tuple[int, int, float, float]:
-        """(reads, bytes, flash seconds, seconds of all layers' requests) of a token that reads so many units.
+        """Returns (reads, bytes, flash seconds, seconds of all layers' requests) of a token that reads `num_streamed`
+        units.
 
-        It reads whole layers, and the last units of one more; layers that read as much take as long.
+        It reads whole layers and the last units of one more; layers that read equally much take equally long.
         """
         layers = self.spec.num_hidden_layers
         used_bytes = int(self.num_units * used_share(WHOLE_MLP, self.spec)) * self.unit_bytes
@@ -176,8 +177,8 @@ class _Stream:
 
 
 def _used_together(spec: ModelSpec) -> list[np.ndarray]:
-    """The sets of units, bool [num_units], that a token may use of a layer, equally likely: all units, or those of
-    experts that lie as far apart as they can, once from each first expert."""
+    """Returns equally likely sets of a layer's units that one token uses, bool [num_units]: all units, or those of
+    experts spaced as far apart as possible, starting once from each expert."""
     experts, units = num_experts(WHOLE_MLP, spec), num_units(WHOLE_MLP, spec)
     step = experts // spec.num_experts_per_tok
     found = []

@@ -1,10 +1,10 @@
-"""Records and arrays on disk, content hashes, and the resumable workspace of a stage.
+"""Saves and loads records and arrays, hashes contents, and keeps the resumable workspace of a stage.
 
 A record is one JSON file; its arrays lie in the folder of the same name without `.json`. Everything is written to a
-temporary name, synced and renamed, so a file that exists is whole. What a stage wrote is held against a digest by the
-stage that loads it: a record carries its own (schemas/sealed.py), and those of its array files. `Workspace.once` is how
-a long stage resumes: Snakemake deletes a failed rule's declared outputs, but not these array files, and beside each
-lies what it was made from and what it holds.
+temporary name, synced and renamed, so a file that exists is whole. A stage checks digests of everything it loads: a
+record contains its own digest (schemas/sealed.py) and those of its array files. `Workspace.once` lets a long stage
+resume: Snakemake deletes a failed rule's declared outputs, but not these array files; a file beside each states its
+inputs' fingerprint and its content's digest.
 """
 
 import errno
@@ -37,13 +37,13 @@ R = TypeVar("R", bound=Record)
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file, read in blocks."""
+    """Returns the hex digest of a file, read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 _HASHING = threading.Lock()
-"""One array file is hashed at a time, so that threads that want the same one do not each read all of it."""
+"""Hash one array file at a time, so that threads that need the same file do not each read all of it."""
 
 
 @functools.lru_cache(maxsize=8192)
@@ -52,14 +52,14 @@ def _content(path: Path, inode: int, size_bytes: int, changed_ns: int) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    """Hex digest of a file; one that this process has hashed and nobody has touched is not read again."""
+    """Returns the hex digest of a file; an unchanged file that this process has hashed is not read again."""
     status = path.stat()
     with _HASHING:
         return _content(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def checked_path(source: ArrayFile) -> Path:
-    """The path of an array file whose content is what its record says.
+    """Returns the path of an array file after checking its content against its record.
 
     Raises:
         ColdpressError: if the file is missing or has changed since its stage ended.
@@ -69,7 +69,7 @@ def checked_path(source: ArrayFile) -> Path:
 
 
 def checked_file(path: Path, sha256: str, record: str) -> Path:
-    """The path of a file that a finished stage left, if its content is what the stage's `record` says.
+    """Returns the path of a finished stage's file after checking its content against `sha256` from `record`.
 
     Raises:
         ColdpressError: if the file is missing or has changed since.
@@ -90,13 +90,13 @@ def checked_file(path: Path, sha256: str, record: str) -> Path:
 
 
 def digest(*parts: str) -> str:
-    """Hex digest of texts; the boundaries between them count."""
+    """Returns the hex digest of texts; the boundaries between them count."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An error of the system that knows only a descriptor, as fsync's does, gets the name of its file."""
+    """Adds the file name to system errors that have only a descriptor, as fsync's do."""
     try:
         yield
     except OSError as error:
@@ -106,7 +106,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings a folder's entries to the disk."""
+    """Syncs a folder's entries to disk."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with naming(folder):
@@ -116,7 +116,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it that are missing, each on the disk before anything lies in it."""
+    """Makes a folder and its missing parents, each synced to disk before anything is put into it."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -125,9 +125,9 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it is synced and renamed to `path`, else removed.
+    """Yields a temporary path beside `path`; on success syncs it and renames it to `path`, else removes it.
 
-    Its folder is synced after it: a record that outlives a power cut finds the arrays that were finished before it.
+    The folder is synced afterwards: a record that survives a power cut finds the arrays that were finished before it.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -139,12 +139,12 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.replace(path)
         sync_folder(path.parent)
     finally:
-        with suppress(OSError):  # it would hide what went wrong; the next run of the job takes it away
+        with suppress(OSError):  # it would hide the first error; the next run of the job removes the file
             temporary.unlink(missing_ok=True)
 
 
 def save_record(record: Record, path: Path) -> None:
-    """Writes `record` as JSON with its paths made relative to `path`'s folder, its digest in the second line."""
+    """Writes `record` as JSON with paths relative to `path`'s folder and the digest in the second line."""
     folder = path.resolve().parent
     data = _map_paths(record.model_dump(mode="json"), lambda value: os.path.relpath(value, folder))
     text = seal(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
@@ -194,7 +194,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
     with replacing(path) as temporary:
         try:
             save_file(contiguous, temporary)
-        except SafetensorError as error:  # it tells of what the system refused in words only
+        except SafetensorError as error:  # it gives the system's error only as text
             told = re.search(r"\(os error (\d+)\)", str(error))
             if told is None:
                 raise
@@ -203,21 +203,21 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
 
 
 def array_file(path: Path) -> ArrayFile:
-    """A finished array file as a record names it."""
+    """Describes a finished array file for a record."""
     return ArrayFile(array_file=str(path.resolve()), sha256=_file_digest(path))
 
 
 def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
-    """The named arrays of a file, or all of them.
+    """Loads the named arrays of a file, or all of them.
 
     Raises:
-        ColdpressError: if the file is missing or damaged, or has no such array.
+        ColdpressError: if the file is missing or damaged, or lacks an array.
     """
     path = checked_path(source)
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in names or file.keys()}
-    except (SafetensorError, OSError) as error:  # what the system refuses, it tells in words only
+    except (SafetensorError, OSError) as error:  # SafetensorError gives the system's error only as text
         raise ColdpressError(
             f"{path}: cannot read the arrays of a finished stage ({clipped(str(error))}); see to its disk, or delete "
             f"{path.parent}.json, then build again"
@@ -225,29 +225,30 @@ def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
 
 
 class Finished(Record):
-    """Beside an array file of a stage that may still be running: `<key>.done.json`."""
+    """The file `<key>.done.json` beside an array file of a stage that may still be running."""
 
     fingerprint: str
-    """Of everything that the arrays were made from."""
+    """Digest of everything that the arrays were made from."""
     sha256: Sha256 | None
-    """Of the array file; None of one whose rows carry checksums, which are checked as they are read."""
+    """Digest of the array file; None if its rows carry checksums, which are checked as they are read."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where a stage keeps its array files: one folder, guarded by a fingerprint of all inputs."""
+    """The folder of a stage's array files, guarded by a fingerprint of all inputs."""
 
     folder: Path
     fingerprint: str
 
     def once(self, key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> ArrayFile:
-        """The array file `key`: the one an interrupted run of the same inputs left, else `make()` saved."""
+        """Returns the array file `key`: the one an interrupted run of the same inputs left, else `make()` saved."""
         return self.current(key) or self.save(key, make())
 
     def record(self, key: str, kind: type[R], make: Callable[[], R]) -> R:
-        """The record beside the array file `key`: the one an interrupted run of the same inputs left, else `make()`.
+        """Returns the record beside the array file `key`: an interrupted run's with the same inputs, else `make()`.
 
-        `make` saves the array file, whose fingerprint then guards both: the record is written after it and goes first.
+        `make` saves the array file, whose fingerprint then guards both: the record is written after it and deleted
+        before it.
         """
         path = self.folder / f"{key}.json"
         if path.exists() and self.current(key):
@@ -264,33 +265,33 @@ class Workspace:
         return self.finish(key)
 
     def begin(self, key: str) -> Path:
-        """Where the array file `key` is to be written, by `replacing`; what was said of an earlier one goes first, on
-        the disk too: with it, the new file would count as whatever the earlier one was."""
+        """Returns the path to write the array file `key` to, by `replacing`; first deletes the mark of an earlier file,
+        on disk too: otherwise the new file would count as the earlier one."""
         if self._done(key).exists():
             self._done(key).unlink()
             sync_folder(self.folder)
         return self.path(key)
 
     def finish(self, key: str) -> ArrayFile:
-        """Says that the array file `key`, which has been written, is whole."""
+        """Marks the array file `key`, which has been written, as whole."""
         found = array_file(self.path(key))
         save_record(Finished(fingerprint=self.fingerprint, sha256=found.sha256), self._done(key))
         return found
 
     def finish_checked_rows(self, key: str) -> None:
-        """As `finish`, of a file that need not be read for it, since its rows carry checksums."""
+        """Does as `finish` for a file whose rows carry checksums, so that it need not be read."""
         save_record(Finished(fingerprint=self.fingerprint, sha256=None), self._done(key))
 
     def path(self, key: str) -> Path:
-        """Where the array file `key` lies."""
+        """Returns the path of the array file `key`."""
         return self.folder / f"{key}.safetensors"
 
     def remove(self, key: str) -> None:
-        """Takes the array file `key` away, if there is one."""
+        """Deletes the array file `key`, if there is one."""
         self.begin(key).unlink(missing_ok=True)
 
     def current(self, key: str) -> ArrayFile | None:
-        """The array file `key` if a run of the same inputs left it whole; one that was damaged since is made again."""
+        """Returns the array file `key` if a run of the same inputs left it whole; None if it was damaged since."""
         done = self._finished(key)
         if done is None:
             return None
@@ -301,7 +302,7 @@ class Workspace:
         return None
 
     def has(self, key: str) -> bool:
-        """Whether a run of the same inputs left the array file `key`; its content is not read."""
+        """Tells whether a run of the same inputs left the array file `key`; does not read its content."""
         return self._finished(key) is not None
 
     def _finished(self, key: str) -> Finished | None:

@@ -1,9 +1,9 @@
-"""One job: loads a stage's inputs, calls its `run`, saves the record that it returns.
+"""Runs one job: loads a stage's inputs, calls its `run`, and saves the returned record.
 
-What a stage takes is read off its `run(config, <records>…, *, layers, work)`: every field of the config record is a
+The signature `run(config, <records>…, *, layers, work)` says what a stage takes: every field of the config record is a
 setting, every other parameter annotated with a record takes a record file (`tuple[Record, ...]` several), `layers` is a
-list of layer numbers, and `work` is the folder of array files beside the output. A `Job` says all of it in values; on a
-command line each is a flag.
+list of layer numbers, and `work` is the folder of array files beside the output. A `Job` holds all of it as values; on
+a command line each is a flag.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from coldpress.schemas.errors import ColdpressError
 
 
 def parameters_of(stage: str) -> dict[str, typing.Any]:
-    """The parameters of a stage's `run` with their annotations, in order."""
+    """Returns the parameters of a stage's `run` with their annotations, in order."""
     run = importlib.import_module(f"coldpress.compiler.stages.{stage}").run
     hints = typing.get_type_hints(run)
     return {name: hints[name] for name in inspect.signature(run).parameters}
 
 
 def record_of(hint: typing.Any) -> tuple[type[Record], bool, bool] | None:
-    """(record class, several, optional) for a parameter that is loaded from a record file, else None."""
+    """Returns (record class, several, optional) for a parameter that is loaded from a record file, else None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [argument for argument in typing.get_args(hint) if argument is not type(None)]
         found = record_of(inner[0])
@@ -47,18 +47,18 @@ def record_of(hint: typing.Any) -> tuple[type[Record], bool, bool] | None:
 
 
 def config_of(stage: str) -> type[Record]:
-    """The record of a stage's settings."""
+    """Returns the record class of a stage's settings."""
     return parameters_of(stage)["config"]
 
 
 def records_of(stage: str) -> dict[str, tuple[type[Record], bool, bool]]:
-    """Parameter -> (record class, several, optional) for each that takes records."""
+    """Returns parameter -> (record class, several, optional) for each parameter that takes records."""
     found = {name: record_of(hint) for name, hint in parameters_of(stage).items() if name != "config"}
     return {name: described for name, described in found.items() if described is not None}
 
 
 def flag(name: str) -> str:
-    """How a setting or a record is called on a command line."""
+    """Returns the command-line flag of a setting or a record."""
     return "--" + name.replace("_", "-")
 
 
@@ -68,21 +68,21 @@ class Job:
 
     stage: str
     settings: Mapping[str, typing.Any]
-    """Fields of the stage's config record; those that are left out have their defaults."""
+    """Fields of the stage's config record; missing fields have their defaults."""
     records: Mapping[str, tuple[Path, ...]]
     """Parameter -> its record files, one or several."""
     output: Path
     layers: tuple[int, ...] = ()
     threads: int = 1
     code: str = ""
-    """Digest of the code that the stage's result hangs on, as the rules know it; empty: of all that it could be."""
+    """Digest of the code that the stage's result depends on, from the rules; empty: computed over all possible code."""
 
 
 def run_job(job: Job) -> Record:
     """Runs a stage and saves its record.
 
     Raises:
-        ColdpressError: if a setting or a record does not fit, or the stage refuses.
+        ColdpressError: if a setting or a record does not fit, or the stage refuses its input.
     """
     parameters = parameters_of(job.stage)
     config = _validated(parameters["config"], job.settings)
@@ -159,7 +159,7 @@ def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> Parser:
 
 
 def _settings_of(kind: type[Record], arguments: argparse.Namespace) -> dict[str, typing.Any]:
-    """Settings from flags: a text is taken as it is where the field takes text, else read as JSON."""
+    """Returns settings from flags: text stays text where the field takes text, else it is read as JSON."""
     values: dict[str, typing.Any] = {}
     for name, described in kind.model_fields.items():
         text = getattr(arguments, name)
@@ -174,7 +174,7 @@ def _settings_of(kind: type[Record], arguments: argparse.Namespace) -> dict[str,
 
 
 def _takes(field: TypeAdapter[typing.Any], text: str) -> bool:
-    """Whether a field takes a text as it is."""
+    """Tells whether a field accepts text unchanged."""
     try:
         field.validate_python(text, strict=True)
     except ValidationError:
@@ -192,7 +192,7 @@ def _validated(kind: type[Record], values: Mapping[str, typing.Any]) -> Record:
 
 
 def _remove_leftovers(output: Path) -> None:
-    """Half-written files of a job that was killed: a job is the only one that writes its record and its folder."""
+    """Deletes half-written files of a killed job: only this job writes its record and its folder."""
     for path in (*output.parent.glob(f".{output.name}.*.tmp"), *output.with_suffix("").rglob(".*.tmp")):
         if path.is_file():
             path.unlink(missing_ok=True)

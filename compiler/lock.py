@@ -1,10 +1,10 @@
-"""One build at a time per folder, by locks that die with their processes.
+"""Allows one build at a time per folder, by locks that end with their processes.
 
-A build holds `.lock` alone, from before snakemake looks at any file until it ends. Its jobs share `.jobs`: after a
-build is killed they run on and write, here or on the nodes of a cluster, and no build begins before the last has ended;
-one that still waited in the cluster's queue refuses to run. What the files say tells who holds them; whether they are
-held, only the system says, so a file that is left means nothing. Snakemake's own lock is such a file: the default
-workflow profile turns it off.
+A build holds `.lock` alone, from before Snakemake looks at any file until it ends. Its jobs share `.jobs`: after a
+build is killed they run on and write, here or on cluster nodes, and no build begins before the last job has ended; a
+job that was still waiting in the cluster's queue refuses to run. The files name their holders; only the system knows
+whether a lock is held, so a leftover file means nothing. Snakemake's own lock is such a file: the default workflow
+profile turns it off.
 """
 
 import errno
@@ -22,14 +22,14 @@ from coldpress.schemas.errors import ColdpressError
 
 LOCK_FILE, JOBS_FILE = ".lock", ".jobs"
 BUILD_VARIABLE = "COLDPRESS_BUILD"
-"""Environment variable by which jobs know the build that they are of: what its lock file says."""
+"""Environment variable that tells jobs their build: the content of its lock file."""
 TELLING_S = 1.0
-"""How long a holder may take to write down who it is."""
+"""Seconds that a holder may take to write its name."""
 
 
 @contextmanager
 def build_lock(folder: Path) -> Iterator[None]:
-    """Holds the build in `folder` within the block.
+    """Holds the build lock of `folder` within the block.
 
     Raises:
         ColdpressError: if another process holds it, or a job of an earlier build still runs.
@@ -52,10 +52,10 @@ def build_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def job_lock(folder: Path, stage: str) -> Iterator[None]:
-    """Shares the lock of the jobs of the build in `folder` within the block.
+    """Shares the job lock of the build in `folder` within the block.
 
     Raises:
-        ColdpressError: if the job is of a build that was ended, and another one has begun since.
+        ColdpressError: if the job's build was ended and another one has begun since.
     """
     with _opened(folder / JOBS_FILE) as jobs:
         with _opened(folder / LOCK_FILE) as build:
@@ -78,7 +78,7 @@ def _opened(file: Path) -> IO[str]:
 
 
 def _locked(file: IO[str], kind: int) -> bool:
-    """Whether the lock was to be had at once."""
+    """Tries to lock a file without waiting; returns whether that succeeded."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -91,7 +91,7 @@ def _locked(file: IO[str], kind: int) -> bool:
 
 
 def _sign(file: IO[str], what: str) -> str:
-    """Adds this process to those that the file names, for other machines too; gives the line."""
+    """Adds this process to the holders that the file names (also for other machines); returns the line."""
     line = json.dumps([what, os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")]) + "\n"
     file.write(line)
     file.flush()
@@ -100,7 +100,7 @@ def _sign(file: IO[str], what: str) -> str:
 
 
 def _holder(file: IO[str]) -> str:
-    """The first of a file's processes that still runs, as a clause; empty if none says so in time."""
+    """Describes the first named process that still runs, in a clause; empty if no holder is named in time."""
     here = socket.gethostname()
     deadline = time.monotonic() + TELLING_S
     while time.monotonic() < deadline:

@@ -1,8 +1,8 @@
-"""What a stage takes of memory, disk and time: the facts that stages count from, and the sums that several share.
+"""Estimates the memory, disk and time of stages: the facts that stages count from, and shared sums.
 
 Every stage module has its own count, `needs(build) -> StageNeeds`, from shapes and settings alone. The rules ask for it
-(`mem_mb`, `runtime`), and `preflight` sums it up. Memory is that of one job, and a job holds one layer at a time. Times
-are for a slow machine: they bound a cluster job, they predict nothing.
+(`mem_mb`, `runtime`), and `preflight` adds it up. Memory is that of one job, and a job holds one layer at a time. Times
+are for a slow machine: they limit a cluster job and predict nothing.
 """
 
 import importlib
@@ -28,47 +28,47 @@ from coldpress.schemas.predictors import matrix_shapes
 from coldpress.schemas.preflight import StageNeeds
 
 START_S = 600
-"""Starting a process, and waiting for a busy file system."""
+"""Seconds to start a process, and to wait for a busy file system."""
 FLOPS_PER_CORE = 8e9
-"""A slow core in float32; calibration of TinyLlama ran at seven times this rate."""
+"""Speed of a slow core in float32; calibration of TinyLlama ran at seven times this rate."""
 DISK_BYTES_PER_S = 20e6
-"""A shared file system on a bad day."""
+"""Rate of a shared file system on a bad day."""
 
 Inputs = Mapping[str, Mapping[str, str]]
-"""Stage of a build -> record parameter -> the stage whose record it takes; the rules say it (rules/common.smk)."""
+"""Stage of a build -> record parameter -> the stage that writes the record, from the rules (rules/common.smk)."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """A build, as far as its needs and its trial depend on it."""
+    """The facts of a build that its needs and its trial depend on."""
 
     PYTHON_BYTES: ClassVar[int] = 150 << 20
     TORCH_BYTES: ClassVar[int] = 500 << 20
-    """A process that has imported numpy, or torch and transformers, before it does anything."""
+    """Memory of an idle process that has imported numpy, or torch and transformers."""
     BLOCK_BYTES: ClassVar[int] = 64 << 20
     """Buffers of fixed size: blocks that are read, encoded, hashed or written at a time."""
     LADDER_SHARE: ClassVar[int] = 3
-    """All sizes of a predictor over its largest: they grow by a third or a half (compiler/stages/predict)."""
+    """All sizes of a predictor over its largest size: they grow by a third or a half (compiler/stages/predict)."""
     OVERHEAD_BYTES: ClassVar[int] = 64 << 20
-    """Of an artifact or an exported file: tokenizer, documents, tables and what the file system adds."""
+    """Extra bytes of an artifact or an exported file: tokenizer, documents, tables, and the file system's own data."""
 
     model: HasShapes
-    """With the activation that `relufy` gives it."""
+    """The model, with the activation that `relufy` gives it."""
     settings: Mapping[str, Mapping[str, Any]]
     """Stage -> its settings."""
     inputs: Inputs
     device: DeviceProfile
     num_tokens: int
-    """Of calibration text."""
+    """Tokens of calibration text."""
     block_tokens: int
     threads: int = 1
-    """Of one job."""
+    """Threads of one job."""
     shards: int = 1
     """Jobs that calibration text is divided among."""
     layers_per_job: int = 1
 
     def has(self, stage: str) -> bool:
-        """Whether a stage is part of the build."""
+        """Tells whether a stage is part of the build."""
         return stage in self.inputs
 
     @property
@@ -83,12 +83,12 @@ class Build:
 
     @property
     def options(self) -> Options:
-        """The selector's own."""
+        """The selector's options."""
         return self.settings["allocate"].get("options", {})
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The selectors that the build may end up with."""
+        """The selectors that the build may choose."""
         return methods_for(self.method, self.model.spec.exact_zeros, self.model.spec.is_mixture)
 
     @property
@@ -98,86 +98,86 @@ class Build:
 
     @property
     def format(self) -> FormatName:
-        """How weights are stored."""
+        """The format of the weights."""
         return self.settings["allocate"]["format"]
 
     @property
     def context_length(self) -> int:
-        """Tokens that the KV cache holds."""
+        """The tokens that the KV cache holds."""
         return self.settings["allocate"]["context_length"]
 
     @property
     def kv_cache(self) -> KvCacheFormat:
-        """How keys and values are stored."""
+        """The format of keys and values."""
         return self.settings["allocate"]["kv_cache"]
 
     @property
     def layers_per_group(self) -> int:
-        """Consecutive layers whose units lie together on flash."""
+        """The number of consecutive layers whose units lie together on flash."""
         return self.settings["allocate"]["layers_per_group"]
 
     @property
     def page_bytes(self) -> int:
-        """Of the device's flash."""
+        """The page size of the device's flash."""
         return self.device.flash.page_bytes.value
 
     @property
     def dram_budget_bytes(self) -> int:
-        """The DRAM that was asked for, in bytes."""
+        """The requested DRAM budget in bytes."""
         shape = (self.format, self.context_length, self.kv_cache)
         return asked_budget_bytes(self.settings["allocate"]["dram_budget"], self.model, *shape, self.page_bytes)
 
     @property
     def density_sources(self) -> set[DensitySource]:
-        """Where the densities of its selectors come from."""
+        """The sources of its selectors' densities."""
         exact = self.model.spec.exact_zeros
         return {load("coldpress.runtime.sparsity", Selector, name).densities(exact) for name in self.methods}
 
     @property
     def counts_again(self) -> bool:
-        """Whether `recalibrate` runs the text through the model once more."""
+        """Tells whether `recalibrate` runs the text through the model once more."""
         return self.has("distill") or self.model.spec.is_mixture or bool(self.density_sources - {"whole", "measured"})
 
     @property
     def weight_bytes(self) -> int:
-        """Of all tensors as they are stored; where only shapes are known, two for each value, as hub models have."""
+        """Stored bytes of all tensors; two per value, as in hub models, where only shapes are known."""
         if isinstance(self.model, Model):
             return sum(file.size_bytes for file in self.model.files if file.name.endswith(".safetensors"))
         return 2 * self.model.num_parameters
 
     @property
     def inner_size(self) -> int:
-        """Values of an MLP's inner activation, of all experts."""
+        """The number of values of an MLP's inner activation, over all experts."""
         return self.model.spec.intermediate_size * self.model.spec.num_experts
 
     @property
     def layer_shapes(self) -> list[tuple[int, ...]]:
-        """Of a layer's tensors; layers have equal shapes."""
+        """Shapes of a layer's tensors; all layers have the same shapes."""
         return [tensor.shape for role, tensor in self.model.tensors.items() if role.startswith("layers.0.")]
 
     @property
     def largest_of_layer(self) -> int:
-        """Values of a layer's largest tensor."""
+        """The number of values of a layer's largest tensor."""
         return max(map(prod, self.layer_shapes))
 
     @property
     def layer_weights_bytes(self) -> int:
-        """A layer's weights in float32, while its largest matrix is read."""
+        """Bytes of a layer's weights in float32, while its largest matrix is read."""
         return 4 * (sum(map(prod, self.layer_shapes)) + self.largest_of_layer)
 
     @property
     def layer_code_bytes(self) -> int:
-        """A layer's weights in the build's format."""
+        """Bytes of a layer's weights in the build's format."""
         return sum(size for role, size in self._codes() if role.startswith("layers."))
 
     @property
     def shared_code_bytes(self) -> list[int]:
-        """The tensors outside the layers in the build's format."""
+        """Bytes of each tensor outside the layers in the build's format."""
         return [size for role, size in self._codes() if not role.startswith("layers.")]
 
     @property
     def gram_bytes(self) -> list[int]:
-        """Of one layer's Gram matrices: of attention's input and its mixed heads; of one MLP's input and inner part."""
+        """Bytes of a layer's Gram matrices: attention's input and mixed heads, and one MLP's input and inner part."""
         spec = self.model.spec
         heads = spec.num_attention_heads * spec.head_dim
         of_mlp = () if spec.is_mixture else (spec.hidden_size, spec.intermediate_size)
@@ -185,18 +185,18 @@ class Build:
 
     @property
     def head_bytes(self) -> int:
-        """The part of the head that runs at a time, while it is read."""
+        """Bytes of the part of the head that runs at a time, while it is read."""
         return 2 * 4 * min(HEAD_ROWS, self.model.spec.vocab_size) * self.model.spec.hidden_size
 
     @property
     def code_bytes(self) -> int:
-        """The whole model in the build's format."""
+        """Bytes of the whole model in the build's format."""
         on_flash = flash_bytes(self.families, self.model.spec, self.format)
         return on_flash + resident_bytes(self.model, self.families, self.format)
 
     @property
     def largest_section_bytes(self) -> int:
-        """Of one family's units in one layer."""
+        """Bytes of the largest family's units in one layer."""
         spec = self.model.spec
         return max(num_units(family, spec) * unit_bytes(family, spec, self.format) for family in self.families)
 
@@ -210,33 +210,33 @@ class Build:
 
     @property
     def predictor_bytes(self) -> int:
-        """Of all predictors in float16, were each as large as PowerInfer's largest (10 % of the model); 0 without."""
+        """Bytes of all predictors in float16, each as large as PowerInfer's largest (10 % of the model); 0 without."""
         return 2 * self.model.num_parameters // 10 if self.has("predict") else 0
 
     @property
     def training_size(self) -> Size:
-        """The model and its text as stages that train see them."""
+        """The model and its text for the stages that train."""
         shapes = {role: tensor.shape for role, tensor in self.model.tensors.items()}
         facts = (self.families, self.block_tokens, self.threads, self.weight_bytes, self.format)
         return Size(self.model.spec, shapes, *facts)
 
     @property
     def training_s(self) -> int:
-        """Seconds of training with the settings that `relufy` and `distill` share, for one update of the weights."""
+        """Seconds of one weight update with the settings that `relufy` and `distill` share."""
         return self.forward_s(6 * self.settings["distill"]["distill_blocks"] * self.block_tokens)
 
     def running_bytes(self, inner_copies: int, hidden_copies: int = 0) -> int:
-        """Float32 activations of one MLP on the blocks that run, as multiples of its inner and outer size."""
+        """Returns the bytes of float32 activations of one MLP on the running blocks, by copies of its two sizes."""
         values = inner_copies * self.inner_size + hidden_copies * self.model.spec.hidden_size
         return 4 * self.threads * self.block_tokens * values
 
     def layer_units(self, families: Iterable[FamilyName]) -> int:
-        """Units of one layer in all of some families."""
+        """Returns the number of units of one layer in all of `families`."""
         return sum(num_units(family, self.model.spec) for family in families)
 
     def statistics_bytes(self, families: Iterable[FamilyName]) -> int:
-        """What a pass over the text leaves on disk: bits and counts of units, MLP inputs of every layer, and the hidden
-        states of two layers; for shards once more."""
+        """Returns the bytes that a pass over the text leaves on disk: bits and counts of units, MLP inputs of every
+        layer, and the hidden states of two layers; twice with shards."""
         counted = list(families)
         spec, tokens, num_blocks = self.model.spec, self.num_tokens, ceil(self.num_tokens / self.block_tokens)
         per_unit = -(-tokens // 8) + 2 * num_blocks + 8
@@ -246,29 +246,29 @@ class Build:
         return whole * (2 if self.shards > 1 else 1)
 
     def forward_s(self, tokens: int) -> int:
-        """Seconds of running tokens through the whole model."""
+        """Returns the seconds to run tokens through the whole model."""
         return ceil(2 * self.model.num_parameters * tokens / (FLOPS_PER_CORE * self.threads))
 
     def compute_s(self, operations: float) -> int:
-        """Seconds of multiplications and additions on one core."""
+        """Returns the seconds of multiplications and additions on one core."""
         return ceil(operations / FLOPS_PER_CORE)
 
     def transfer_s(self, num_bytes: int) -> int:
-        """Seconds of reading or writing bytes."""
+        """Returns the seconds to read or write bytes."""
         return ceil(num_bytes / DISK_BYTES_PER_S)
 
     def _codes(self) -> Iterator[tuple[str, int]]:
-        """(role, bytes) of the first layer's tensors and of those outside the layers."""
+        """Yields (role, bytes) of the first layer's tensors and of those outside the layers."""
         for role, tensor in self.model.tensors.items():
             if role.startswith("layers.0.") or not role.startswith("layers."):
                 yield role, tensor_bytes(role, tensor.shape, self.format)
 
 
 def needs_of(stage: str, build: Build) -> StageNeeds:
-    """What one job of a stage takes, by the stage's own count."""
+    """Returns the needs of one job of a stage, by the stage's own count."""
     return importlib.import_module(f"coldpress.compiler.stages.{stage}").needs(build)
 
 
 def all_needs(build: Build) -> tuple[StageNeeds, ...]:
-    """What each stage of a build takes, in order."""
+    """Returns the needs of each stage of a build, in order."""
     return tuple(needs_of(stage, build) for stage in build.stages)

@@ -1,4 +1,4 @@
-"""The names of the stages, in order; what each of them reads, the rules say (rules/)."""
+"""Names the stages, in order; the rules (rules/) say what each of them reads."""
 
 STAGES = (
     "ingest",

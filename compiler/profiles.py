@@ -1,7 +1,7 @@
-"""Model and device profiles by name: the YAML files of profiles/, read strictly.
+"""Reads model and device profiles by name: the YAML files of profiles/, strictly.
 
 A profile is a file and its file name is its name. Unknown or repeated keys, missing figures and wrong types are refused
-with the file, the place and what was found.
+with the file, the place and the value found.
 """
 
 from pathlib import Path
@@ -15,21 +15,21 @@ from coldpress.schemas.profiles import ModelProfile
 
 PROFILES = Path(coldpress.__file__).parent / "profiles"
 MEASURED_HOST = "host.yaml"
-"""In the build folder: the profile of the machine at hand, as compiler/device/__main__.py measured it."""
+"""Name in the build folder: the profile of this machine, as compiler/device/__main__.py measured it."""
 
 
 def model_names() -> list[str]:
-    """The models that have a profile, sorted."""
+    """Lists the models that have a profile, sorted."""
     return _names(PROFILES / "models")
 
 
 def device_file(name_or_path: str, build_dir: Path) -> Path:
-    """Where a device's profile lies: see `coldpress.runtime.profiles.devices.device_path`.
+    """Finds a device's profile: see `coldpress.runtime.profiles.devices.device_path`.
 
     `host` is the measured profile `<build_dir>/host.yaml` where one exists (compiler/device/__main__.py writes it).
 
     Raises:
-        UnknownNameError: if it is neither a path nor a known name.
+        UnknownNameError: if the argument is neither a path nor a known name.
     """
     if name_or_path == "host" and (build_dir / MEASURED_HOST).is_file():
         return build_dir / MEASURED_HOST
@@ -37,7 +37,7 @@ def device_file(name_or_path: str, build_dir: Path) -> Path:
 
 
 def load_device(path: Path) -> DeviceProfile:
-    """The device profile of a file in YAML or JSON.
+    """Reads the device profile of a file in YAML or JSON.
 
     Raises:
         ColdpressError: if there is no such file or it is not a valid profile.
@@ -46,7 +46,7 @@ def load_device(path: Path) -> DeviceProfile:
 
 
 def load_model(name: str) -> ModelProfile:
-    """A model profile by name.
+    """Reads a model profile by name.
 
     Raises:
         ColdpressError: if there is no such profile or it is not a valid one.

@@ -1,10 +1,10 @@
-"""A folder that takes its name in one step: whatever happens, the visible one is whole: the old one, the new, or none.
+"""Publishes folders in one step: whatever happens, the visible folder is whole: the old one, the new one, or none.
 
-Everything is written into a hidden folder beside the target, synced bottom-up, and then takes the target's name; a
-folder that was there is exchanged, not deleted first. A builder holds a lock on its hidden folder, so that the next one
-can tell the leftovers of a killed run from the work of a running one. `package` writes an artifact this way, and
-`publish` moves it to its final name: it stands in one place at a time, and `standing` finds it. Beside both places lies
-a link to its manifest, wherever that is now: what Snakemake may delete, and miss.
+Everything is written into a hidden folder beside the target, synced bottom-up, and then renamed to the target; an
+existing folder is exchanged, not deleted first. A builder holds a lock on its hidden folder, so that the next builder
+can tell a killed run's leftovers from a running one's work. `package` writes an artifact this way, and `publish` moves
+it to its final name: it is in one place at a time, and `standing` finds it. Beside each place is a link to the
+manifest, wherever that is now: Snakemake may delete the link, or find it missing.
 """
 
 import ctypes
@@ -30,11 +30,11 @@ EXCHANGE_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 @contextmanager
 def publishing(target: Path) -> Iterator[Path]:
-    """Yields an empty folder; when the block ends it takes the place of `target`, when it fails it goes.
+    """Yields an empty folder; replaces `target` by it when the block ends, deletes it when the block fails.
 
     Raises:
-        ColdpressError: if something that is no artifact stands at `target`.
-        OSError: of the file system, such as ENOSPC.
+        ColdpressError: if `target` exists and is not an artifact.
+        OSError: from the file system, such as ENOSPC.
     """
     _refuse_foreign(target)
     make_folder(target.parent)
@@ -51,10 +51,10 @@ def publishing(target: Path) -> Iterator[Path]:
 
 
 def move(folder: Path, target: Path) -> None:
-    """`folder` takes the name `target` in one step; what stood there goes.
+    """Renames `folder` to `target` in one step; deletes an earlier artifact at `target`.
 
     Raises:
-        ColdpressError: if something that is no artifact stands at `target`.
+        ColdpressError: if `target` exists and is not an artifact.
     """
     _refuse_foreign(target)
     remove_leftovers(target)
@@ -62,11 +62,11 @@ def move(folder: Path, target: Path) -> None:
     _replace(folder, target)
     sync_folder(target.parent)
     sync_folder(folder.parent)
-    remove(folder)  # after an exchange, this is what was replaced
+    remove(folder)  # after an exchange, this is the replaced artifact
 
 
 def remove(target: Path) -> None:
-    """Takes a folder away, if there is one: it loses its name in one step, and its files afterwards."""
+    """Deletes a folder, if it exists: it loses its name in one step, and its files afterwards."""
     remove_leftovers(target)
     if target.exists():
         aside = _hidden(target)
@@ -76,7 +76,7 @@ def remove(target: Path) -> None:
 
 
 def point(beside: Path, folder: Path) -> None:
-    """Makes `manifest.json` beside an artifact's place a link to the manifest in `folder`, as old as that."""
+    """Links `manifest.json` beside an artifact's place to the manifest in `folder`, with that file's time."""
     link, manifest = beside.parent / MANIFEST_FILE, folder / MANIFEST_FILE
     temporary = link.with_name(f".{MANIFEST_FILE}.tmp")  # one job at a time writes here
     temporary.unlink(missing_ok=True)
@@ -87,11 +87,10 @@ def point(beside: Path, folder: Path) -> None:
 
 
 def standing(package: Package, *others: Path) -> Path:
-    """Where the artifact of a package stands: where it was written, where the link beside that leads, or in one of
-    `others`.
+    """Returns the artifact's place: where it was written, where the link beside that leads, or one of `others`.
 
     Raises:
-        ColdpressError: if it stands in none of them.
+        ColdpressError: if it is in none of them.
     """
     written = Path(package.folder)
     linked = Path(os.path.realpath(written.parent / MANIFEST_FILE)).parent
@@ -107,7 +106,7 @@ def standing(package: Package, *others: Path) -> Path:
 
 
 def identity(folder: Path) -> str | None:
-    """sha256 of an artifact's manifest; None where there is no artifact."""
+    """Returns the sha256 of an artifact's manifest; None where there is no artifact."""
     manifest = folder / MANIFEST_FILE
     return sha256_of(manifest) if manifest.is_file() else None
 
@@ -121,16 +120,16 @@ def _refuse_foreign(target: Path) -> None:
 
 
 def _hidden(target: Path) -> Path:
-    """A new hidden name beside `target`; not the process id, which builders in two containers may share."""
+    """Returns a new hidden name beside `target`; random, because builders in two containers may share a process id."""
     return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
 
 
 def _create_locked(target: Path) -> tuple[Path, int]:
-    """A hidden folder of this process, and the descriptor that holds its lock."""
+    """Creates a hidden folder of this process; returns it and the descriptor that holds its lock."""
     while True:
         folder = _hidden(target)
         folder.mkdir()
-        try:  # another builder may take it for a leftover before it is locked
+        try:  # another builder may delete it as a leftover before it is locked
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue
@@ -141,10 +140,10 @@ def _create_locked(target: Path) -> tuple[Path, int]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Takes away hidden folders whose builder is gone; a lock that is held by a running one is respected.
+    """Deletes hidden folders whose builder has ended; skips those that a running builder has locked.
 
-    A builder that was killed may have left one that is hidden in memory alone, and visible on the disk: what it renamed
-    is brought there first.
+    A killed builder may have renamed a folder in memory alone, so that on disk it is still visible: the rename is
+    synced first.
     """
     found = sorted(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
     if found:
@@ -164,13 +163,13 @@ def remove_leftovers(target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Brings every folder's entries to the disk, the innermost first; files were synced when they were finished."""
+    """Syncs every folder's entries to disk, the innermost first; files were synced when they were finished."""
     for path, _, _ in os.walk(folder, topdown=False):
         sync_folder(Path(path))
 
 
 def _replace(folder: Path, target: Path) -> None:
-    """`folder` becomes `target`; what was `target` becomes `folder`."""
+    """Puts `folder` in the place of `target`; an old `target` becomes `folder`."""
     while True:
         try:
             if not target.exists():
@@ -181,13 +180,13 @@ def _replace(folder: Path, target: Path) -> None:
         except FileNotFoundError:
             if not folder.exists():
                 raise
-        except OSError as error:  # another builder published in between: next time round there is one to exchange with
+        except OSError as error:  # another builder published in between: the next round exchanges with its folder
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swaps two folders in one step; False where the system or the file system cannot."""
+    """Swaps two folders in one step; returns False where the system or the file system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -200,9 +199,9 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _swap_aside(folder: Path, target: Path) -> None:
-    """Two renames: for a moment there is no artifact, but never a partial one."""
+    """Replaces by two renames: for a moment there is no artifact, but never a partial one."""
     aside = _hidden(target)
     target.rename(aside)
     folder.rename(target)
-    sync_folder(target.parent)  # on the disk, what is deleted next has the visible name until now
+    sync_folder(target.parent)  # before the deletion: on disk, the old folder may still have the visible name
     shutil.rmtree(aside, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The command line that runs an artifact, as a user may paste it into a shell."""
+"""Builds the command line that runs an artifact, ready to paste into a shell."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ PROGRAM = "coldpress-run"
 
 
 def run_command(program: Sequence[str], artifact: str, sample: Sample | None) -> str:
-    """What makes `artifact` write the sample again; without one, what makes it write at all.
+    """Returns the command that makes `artifact` write the sample again; without a sample, one that makes it write.
 
     Args:
-        program: How the runtime is called.
-        artifact: Its folder, as seen from where the command is run.
-        sample: Text that it wrote, with the options.
+        program: The words that call the runtime.
+        artifact: The artifact's folder, as seen from where the command is run.
+        sample: A text that the artifact wrote, with its options.
     """
     command = shlex.join([*program, "generate", artifact])
     if sample is None:

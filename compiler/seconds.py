@@ -1,10 +1,10 @@
-"""The one model of seconds: what requests for units take on a device, under a cache, a read buffer and a gap.
+"""Models seconds, for the whole compiler: the time of requests for units on a device, with a cache, buffer and gap.
 
-`simulated` drives the runtime's own store on simulated flash (runtime/simulate.py), before there is any weight on
-flash: cache, slots, read plan, reading ahead and clock are those of a run. It is the law; whatever judges a choice by
-seconds asks it, or asks `Reading`, the form for searches that count many requests of one family: the same planner and
-the same law of one request, without a store around them. tests/compiler/test_seconds.py holds the two equal, and
-tests/compiler/test_order_cost.py the compiled form that `order` needs.
+`simulated` drives the runtime's own store on simulated flash (runtime/simulate.py) before any weight is on flash:
+cache, slots, read plan, reading ahead and clock are those of a run. It is the law: code that judges a choice by seconds
+calls it, or calls `Reading`, the form for searches that count many requests of one family: the same planner and the
+same law of one request, without a store. tests/compiler/test_seconds.py checks that the two are equal, and
+tests/compiler/test_order_cost.py does so for the compiled form in `order`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,25 +51,24 @@ NO_DIGEST = "0" * 64
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides how long requests take."""
+    """The decisions that determine the time of requests."""
 
     model: HasShapes
     format: FormatName
     device: DeviceProfile
     sections: tuple[Section, ...]
-    """All of flash.img (compiler/sections.py)."""
+    """All sections of flash.img (compiler/sections.py)."""
     plan: Plan
-    """Cache, gap, buffers, and what each part pins. Its parts may be those of some layers, which stand for all."""
+    """Cache, gap, buffers, and pins of each part. The parts may cover some layers only, which then stand for all."""
     order: Mapping[Key, np.ndarray] = field(default_factory=dict)
-    """By a section's first layer and family, int32 [num_units]: the unit at each flash position. The model's own order
-    where there is none."""
+    """By a section's first layer and family, int32 [num_units]: the unit at each flash position. Default: the model's
+    own order."""
     rank: Mapping[Key, np.ndarray] = field(default_factory=dict)
-    """By layer and family, int32 [num_units]: units in the order in which they deserve DRAM. By id where there is
-    none."""
+    """By layer and family, int32 [num_units]: units in the order in which they deserve DRAM. Default: by id."""
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of an artifact that has no file yet."""
+        """The manifest of an artifact without files."""
         spec = self.model.spec
         unit_bytes = {section.family: section.unit_bytes for section in self.sections}
         return Manifest(
@@ -97,7 +96,7 @@ class Setting:
 
     @cached_property
     def artifact(self) -> Artifact:
-        """What the store takes for an open artifact. Simulated flash opens no file, so that there is no folder."""
+        """An open artifact for the store. Simulated flash opens no file, so there is no folder."""
         tables: dict[str, np.ndarray] = {}
         for section in self.sections:
             natural = np.arange(section.num_units, dtype=np.int32)
@@ -109,7 +108,7 @@ class Setting:
 
 
 def requests_of(tokens: Iterable[Mapping[Key, np.ndarray]]) -> list[Event]:
-    """The trace of tokens that ask for these units, ids ascending by layer and family, in the order of the mapping."""
+    """Returns the trace of tokens that request these units, ids ascending, in the order of the mapping's keys."""
     trace: list[Event] = []
     for number, asked in enumerate(tokens, start=1):
         trace += [Event(FETCH, number, layer, family, ids.astype(np.int32)) for (layer, family), ids in asked.items()]
@@ -118,12 +117,12 @@ def requests_of(tokens: Iterable[Mapping[Key, np.ndarray]]) -> list[Event]:
 
 
 def simulated(setting: Setting, trace: Sequence[Event], before: Sequence[Event] = ()) -> RunMetrics:
-    """What a run of `trace` counts, and its modelled seconds; what came `before` it fills caches and is not counted."""
+    """Returns the counts and modelled seconds of a run of `trace`; `before` only fills caches and is not counted."""
     return simulate(setting.artifact, setting.plan, trace, before)
 
 
 def token_seconds(setting: Setting, trace: Sequence[Event], before: Sequence[Event] = ()) -> float:
-    """Modelled seconds of a token of `trace`: its requests, computing, and predictors, of which a plan says the bytes.
+    """Returns modelled seconds of a token of `trace`: its requests, computing, and the plan's predictors.
 
     The requests for the layers of the plan's parts stand for those of all layers.
     """
@@ -139,34 +138,34 @@ def token_seconds(setting: Setting, trace: Sequence[Event], before: Sequence[Eve
 
 
 class Reads(NamedTuple):
-    """What one request reads."""
+    """The reads of one request."""
 
     num_reads: int
     num_bytes: int
-    """Pages and gaps included."""
+    """Bytes read, pages and gaps included."""
     flash_s: float
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How requests for one family of one layer are read: as the store reads them, without a store."""
+    """Plans the reads of one family of one layer as the store does, without a store."""
 
     flash: Flash
-    """With as many reads in flight as the plan has."""
+    """The device's flash, with as many reads in flight as the plan has."""
     units: planner.Strided
     gap_bytes: int
-    """Reads at most this far apart become one."""
+    """Reads join over gaps of at most this many bytes."""
     buffer_bytes: int
-    """The read buffer, at least what one unit may take."""
+    """Bytes of the read buffer: at least those that one unit may take."""
 
     @cached_property
     def room_bytes(self) -> int:
-        """What of the read buffer is read into at a time."""
+        """The part of the read buffer that is read into at a time."""
         page_bytes = self.flash.page_bytes.value
         return room_bytes(self.buffer_bytes, page_bytes, span_bytes(self.units.unit_bytes, page_bytes))
 
     def reads(self, positions: np.ndarray) -> Reads:
-        """What it takes to bring the units at `positions`, integers [k], distinct and ascending flash positions."""
+        """Returns the reads of the units at `positions`, integers [k], distinct and ascending flash positions."""
         page_bytes = self.flash.page_bytes.value
         longest = longest_read_bytes(self.room_bytes, self.units.unit_bytes, page_bytes)
         plan = planner.plan_reads(self.units, positions, page_bytes, self.gap_bytes, longest)
@@ -174,12 +173,12 @@ class Reading:
         return Reads(len(plan.extents), plan.extents.num_bytes, flash_s)
 
     def replay(self, cache: CachePolicy, tokens: Iterable[np.ndarray], num_warm: int = 0) -> Iterator[float]:
-        """Flash seconds of each token, which asks for units whose ids are their flash positions in one request.
+        """Yields flash seconds of each token: one request per token, unit ids are flash positions.
 
         Args:
-            cache: Of the family; it goes on from what it holds.
-            tokens: Per token integers [k], distinct and ascending.
-            num_warm: The first tokens fill the cache, and have no seconds.
+            cache: The family's cache; keeps its present contents.
+            tokens: Integers [k] per token, distinct and ascending.
+            num_warm: The number of first tokens that only fill the cache; they yield no seconds.
         """
         for number, ids in enumerate(tokens):
             missing = ids[~cache.serve(ids)]

@@ -1,9 +1,9 @@
-"""Where units lie in flash.img, and what a run of such an image keeps in DRAM beside weights, caches and buffers.
+"""Computes where units lie in flash.img, and the DRAM that a run keeps beside weights, caches and buffers.
 
-The one place where offsets are made, from shapes alone, so that stages before `layout` count with what it will lay
-out. Sections follow each other by layer group, then family, each from a multiple of 64 KiB, dense inside: padding a 7
-kB bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit of a group holds all its layers'
-parts (ActiveFlow 3, Fig. 9).
+The only place where offsets are made, from shapes alone, so that stages before `layout` count with its results.
+Sections follow each other by layer group, then family, each at a multiple of 64 KiB, dense inside: padding a 7 kB
+bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit of a group holds all its layers' parts
+(ActiveFlow 3, Fig. 9).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from coldpress.schemas.model import ModelSpec
 def make_sections(
     spec: ModelSpec, families: Sequence[FamilyName], format_name: FormatName, layers_per_group: int = 1
 ) -> tuple[Section, ...]:
-    """One section per layer group and family, in that order, each from the next multiple of 64 KiB."""
+    """Returns one section per layer group and family, in that order, each at the next multiple of 64 KiB."""
     found: list[Section] = []
     offset_bytes = 0
     for layers in layer_groups(spec.num_hidden_layers, layers_per_group):
@@ -41,18 +41,18 @@ def make_sections(
 
 
 def image_bytes(sections: Sequence[Section]) -> int:
-    """Of flash.img."""
+    """Returns the bytes of flash.img."""
     return _round_up(sections[-1].offset_bytes + sections[-1].length_bytes)
 
 
 def bookkeeping_bytes(spec: ModelSpec, sections: Sequence[Section], method: str, page_bytes: int) -> int:
-    """What a run of `method` keeps beside weights, KV cache, buffers and units (runtime/plan/bookkeeping.py, before
-    there is an artifact)."""
+    """Returns the bytes that a run of `method` keeps beside weights, KV cache, buffers and units
+    (runtime/plan/bookkeeping.py, before there is an artifact)."""
     return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, kept_arrays(sections, method))
 
 
 def dense_bookkeeping_bytes(spec: ModelSpec, format_name: FormatName, page_bytes: int) -> int:
-    """What a dense run keeps, all of whose units are neurons; its selector, which builds may lack, keeps no array."""
+    """Returns a dense run's bookkeeping. Its units are neurons; its selector, which builds may lack, keeps no array."""
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
     return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, ())
 
@@ -60,14 +60,14 @@ def dense_bookkeeping_bytes(spec: ModelSpec, format_name: FormatName, page_bytes
 def asked_budget_bytes(
     asked: int | str, model: HasShapes, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, page: int
 ) -> int:
-    """A DRAM budget in bytes, for pages of `page` bytes; a percentage is that of weights and KV cache, and what a dense
-    run keeps besides comes on top."""
+    """Returns a DRAM budget in bytes, for pages of `page` bytes; a percentage counts weights and KV cache, and a dense
+    run's bookkeeping comes on top."""
     besides = dense_bookkeeping_bytes(model.spec, format_name, page)
     return budget_bytes(asked, dense_footprint_bytes(model, format_name, context_length, kv_cache), besides)
 
 
 def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:
-    """What the tables will hold of a selector."""
+    """Lists a selector's arrays in the tables."""
     kept = load("coldpress.runtime.sparsity", Selector, method).KEPT
     return [
         SelectorArray.model_validate(

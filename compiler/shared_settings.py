@@ -1,4 +1,4 @@
-"""Settings that several stages take, each declared once; a stage's own record inherits them."""
+"""Declares the settings that several stages share, once each; a stage's own record inherits them."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from coldpress.schemas.families import Method
 
 
 class MethodSetting(Record):
-    """For stages that hang on how active units are found, before `allocate` has written it down."""
+    """For stages that depend on how active units are found, before `allocate` has recorded it."""
 
     method: Annotated[
         Method,
@@ -26,7 +26,7 @@ class MethodSetting(Record):
 
 
 class CacheSetting(Record):
-    """For stages that count on the cache of the runtime."""
+    """For stages that depend on the runtime's cache."""
 
     cache: Annotated[str, Key(plugins="coldpress.runtime.cache")] = Field(
         default="lfu",
@@ -38,7 +38,7 @@ class CacheSetting(Record):
 
 
 class OverpredictionSetting(Record):
-    """For stages that count on how many units predictors name."""
+    """For stages that depend on how many units predictors name."""
 
     overprediction: Annotated[float, Key()] = Field(
         default=1.75, ge=1, description="predicted over true density that predictors keep to where DRAM allows"
@@ -46,7 +46,7 @@ class OverpredictionSetting(Record):
 
 
 class SeedSetting(Record):
-    """For stages that draw."""
+    """For stages that draw random numbers."""
 
     seed: Annotated[int, Key()] = Field(
         default=0, ge=0, description="what everything that is drawn derives from: text, weights, orders"

@@ -1,4 +1,4 @@
-# Names and paths. compiler/workflow checks settings and holds what goes beyond Snakemake's documented interface.
+# Names and paths. compiler/workflow checks settings and contains all code beyond Snakemake's documented interface.
 
 import json
 import os
@@ -18,17 +18,17 @@ checked(around_snakemake.work_in, workflow, FOLDER, CONFIG.target)
 DEVICE = CONFIG.target
 NAME = f"{CONFIG.model.name}-{CONFIG.target}"
 HERE = "true" if around_snakemake.all_jobs_run_here(workflow) else "false"
-# The model that is calibrated: the checkpoint, or what it is with another activation.
+# The model to calibrate: the checkpoint, or its relufied form.
 DENSE = "ingest.json" if CONFIG["relufy"] == "off" else "relufy.json"
-# The model that is compiled: that one, or what distillation made of it.
+# The model to compile: the same one, or the distilled one.
 SOURCE = f"{DEVICE}/distill.json" if CONFIG["distill"] else DENSE
 CHUNKS = settings.chunks(CONFIG)
-# Records that a build may do without.
+# Optional records of a build.
 PREDICTORS = [f"{DEVICE}/size.json"] if settings.needs_predictors(CONFIG) else []
 GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
 IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
 EXPORT = [f"{DEVICE}/export.json"] if CONFIG["export"] else []
-# All that this build, or an earlier one of another format, may have exported.
+# Files that this build, or an earlier one with another format, may have exported.
 EXPORTED = json.dumps([f"{FOLDER}/{DEVICE}/{name}" for name in ("export.json", *settings.exports(NAME))])
 
 
@@ -38,7 +38,7 @@ wildcard_constraints:
 
 
 def inputs_of_rules():
-    """Stage -> parameter -> the stage whose record it takes, of all stages of this build."""
+    """Returns stage -> parameter -> the stage that writes its record, for all stages of this build."""
     return around_snakemake.inputs_of(rules, ["preflight", "publish", "report", *(["export"] if EXPORT else [])])
 
 
@@ -51,12 +51,12 @@ def runtime(stage):
 
 
 def per_chunk(stage):
-    """The records of a layer-wise stage, in the order of layers."""
+    """Returns the records of a layer-wise stage, in the order of layers."""
     return expand(f"{DEVICE}/{stage}/{{chunk}}.json", chunk=CHUNKS)
 
 
 def shards_in(folder, stage):
-    """The records of a stage's shards, which it puts together; none where one job does it all."""
+    """Returns the records of a stage's shards, which the stage joins; none where one job does everything."""
     count = CONFIG["calibration_shards"]
     return expand(os.path.join(folder, f"{stage}-shards", "{shard}.json"), shard=range(count)) if count > 1 else []
 

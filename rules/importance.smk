@@ -1,7 +1,7 @@
 IMATRIX_FILES = inputs.imatrix_files(CONFIG)
 
 
-# Early, so that a file of another model is refused before anything long.
+# Runs early, so that a file of another model is refused before any long job.
 rule importance:
     input:
         inputs.declared(IMATRIX_FILES),

@@ -1,6 +1,6 @@
-# Snakemake takes away declared outputs before a job runs, and an artifact must be whole whenever it can be seen. So the
-# manifest is declared by way of a link to it, which leads to wherever the artifact stands (compiler/publishing.py): what
-# is taken away is the link, and where there is no artifact the link leads nowhere and Snakemake misses its output.
+# Snakemake deletes declared outputs before a job runs, but a visible artifact must be whole. So the declared output is a
+# link to the manifest, wherever the artifact is (compiler/publishing.py): Snakemake deletes only the link, and without
+# an artifact the link is dangling, so that Snakemake finds its output missing.
 rule package:
     input:
         model=SOURCE,

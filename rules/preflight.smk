@@ -1,5 +1,5 @@
-# No stage reads the record, so that a new check is no reason to run a stage again (with ancient(), snakemake 9.27 would
-# miss stages whose settings have changed). It goes first, and alone, by its priority and because it takes all cores.
+# No stage reads the record, so that a new check reruns no stage (with ancient(), Snakemake 9.27 would miss stages whose
+# settings have changed). The job runs first because of its priority, and alone because it takes all cores.
 rule preflight:
     input:
         model="ingest.json",

@@ -1,9 +1,9 @@
-"""gram: X Xᵀ of the inputs of every matrix, which the algorithms of `quantize` that correct errors need (GPTQ, Eq. 1).
+"""gram: computes X Xᵀ of the inputs of every matrix, for error-correcting algorithms of `quantize` (GPTQ, Eq. 1).
 
-Streams the model that is compiled layer by layer over calibration text, each layer seeing what the build's selector
-leaves of its signals: a matrix is rounded for the inputs that it will have. Gives one array file per layer, each with a
-matrix per signal; in memory are one layer's, its weights, and the hidden states of the text. A build has this stage
-only where its algorithm asks for it.
+Streams the compiled model layer by layer over calibration text; each layer sees its signals after the build's selector,
+so that a matrix is rounded for the inputs that it will have. Writes one array file per layer with one matrix per
+signal. Holds one layer's matrices, its weights, and the hidden states of the text. A build has this stage only if its
+algorithm asks for it.
 """
 
 import logging
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TILE_ROWS = 512
-"""Rows of a Gram matrix that one core adds up: a fixed size, so that the number of cores changes no sum."""
+"""Rows of a Gram matrix that one core adds up. The size is fixed, so the number of cores changes no sum."""
 
 
 class GramConfig(ComputeConfig):
@@ -51,16 +51,16 @@ class GramConfig(ComputeConfig):
 def run(
     config: GramConfig, model: Model, corpus: Corpus, sparsity: Sparsity, work: Workspace, threads: int
 ) -> GramMatrices:
-    """The Gram matrices of every layer, over the first calibration blocks.
+    """Computes the Gram matrices of every layer, over the first calibration blocks.
 
     Raises:
-        ColdpressError: if there is no such device.
+        ColdpressError: if torch has no such device.
     """
     blocks = load_arrays(corpus.split("calibration").arrays)["tokens"]
     tokens = blocks[: max(1, config.gram_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
     left_out = not (sparsity.is_whole or load("coldpress.runtime.sparsity", Selector, sparsity.method).EXACT)
-    # of experts tokens are few of each, so their matrices are rounded without (compiler/stages/quantize/gptq.py)
+    # each expert sees few tokens, so experts are rounded without Gram matrices (compiler/stages/quantize/gptq.py)
     roles = ATTENTION_ROLES if model.spec.is_mixture else tuple(INPUT_OF)
     signals: tuple[Signal, ...] = tuple(dict.fromkeys(INPUT_OF[role] for role in roles))
     masks = _Masks(sparsity.families, signals, choice_of(sparsity, model.spec) if left_out else None)
@@ -78,7 +78,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """A layer's weights and Gram matrices, the text's hidden states twice, and the blocks that run."""
+    """Counts a layer's weights and Gram matrices, the text's hidden states twice, and the blocks that run."""
     spec = build.model.spec
     tokens = min(build.settings["gram"]["gram_tokens"], build.num_tokens)
     running = build.running_bytes(8, 12 * spec.num_experts)
@@ -94,15 +94,15 @@ def needs(build: "Build") -> StageNeeds:
 
 @dataclass(frozen=True)
 class _Masks:
-    """What the build's selector leaves of a layer's signals."""
+    """Applies the build's selector to a layer's signals."""
 
     families: tuple[str, ...]
     signals: tuple[Signal, ...]
     choice: Choice | None
-    """None where nothing is left out."""
+    """The selector's choice; None where it leaves out nothing."""
 
     def hooks(self, layer: int, seen: "dict[Signal, Tensor]") -> Hooks:
-        """Hooks that mask the signals of a block and put what is left of `signals`, float32 [T, n], into `seen`."""
+        """Returns hooks that mask the signals of a block and put masked `signals`, float32 [T, n], into `seen`."""
         signals: dict[Signal, None] = dict.fromkeys(self.signals)
         if self.choice is not None:
             signals |= dict.fromkeys(activity_of(family, self.choice.spec) for family in self.families)
@@ -127,7 +127,7 @@ class _Masks:
 def _through(
     stream: LayerStream, layer: int, hidden: "Tensor", masks: _Masks, threads: int
 ) -> "tuple[Tensor, dict[str, np.ndarray]]":
-    """(hidden states after the layer, its Gram matrices by signal), from the hidden states before it.
+    """Returns (hidden states after the layer, its Gram matrices by signal), from the hidden states before it.
 
     As many blocks run at a time as there are cores; then their signals are added to the sums, block after block, a
     tile of rows on each core.

@@ -1,10 +1,10 @@
-"""publish: gives an artifact its final name, if what `verify` found of it is good enough.
+"""publish: gives an artifact its final name, if the figures that `verify` measured are good enough.
 
-The one stage that touches final names. It judges figures against gates, all of which can be set or turned off; that
-they are finite, that reads were as simulated and that DRAM was kept cannot. An artifact that passes moves from where
-`package` wrote it to its final name, in one step (compiler/publishing.py). Of one that misses a gate nothing stands
-under that name: it stays, or is back, where `package` wrote it, and what an earlier build left there is set aside with
-its report and what was exported of it, whole; the sentence says where.
+The only stage that touches final names. It compares figures with gates, which can be set or turned off; three checks
+cannot: figures are finite, reads are as simulated, and DRAM stays within the budget. An artifact that passes moves to
+its final name in one step (compiler/publishing.py). If it misses a gate, nothing stands under that name: the artifact
+stays, or goes back, where `package` wrote it, and an earlier build's artifact under the name is set aside whole, with
+its report and its exported file; the message says where.
 """
 
 import logging
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 EARLIER = "earlier"
-"""Folder beside the artifact for what an earlier build left under its name; a folder in it per identity."""
+"""Folder beside the artifact for an earlier build's results; one folder per identity below it."""
 PositiveFloat = Annotated[float, Field(gt=0)]
 Off = Literal["off"]
 
@@ -61,11 +61,11 @@ class PublishConfig(Record):
 
 
 def run(config: PublishConfig, package: Package, verification: Verification) -> Package:
-    """Publishes what passes; the record says where.
+    """Publishes an artifact that passes; the returned record says where.
 
     Raises:
-        ColdpressError: if the figures are of another artifact, a gate is missed, or something that is no artifact
-            stands at the final name.
+        ColdpressError: if the figures are of another artifact, a gate is missed, or the final name is taken by
+            something that is not an artifact.
         DoesNotFitError: if the run took more DRAM than the budget.
         ArtifactError: if the reader refuses the artifact, naming the place.
     """
@@ -77,8 +77,8 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
     target = Path(config.artifact).absolute()
     reports = tuple(Path(path).absolute() for path in (config.metrics, config.html, *config.exported))
     folder = standing(package, target)
-    manifest = open_artifact(folder).manifest  # one that cannot be read has missed no gate: what stands stays
-    remove_leftovers(target)  # of a run that was killed; what it had to do may be done
+    manifest = open_artifact(folder).manifest  # raises before any gate is judged, so an unreadable one replaces nothing
+    remove_leftovers(target)  # of a killed run
     try:
         check_gates(config, verification, manifest)
     except ColdpressError as error:
@@ -88,9 +88,9 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
         raise type(error)(f"{error}; {clause}") from error
     _log_figures(verification)
     if identity(target) != package.manifest_sha256:
-        _remove(reports)  # they describe what stood there until now
+        _remove(reports)  # they describe the artifact that is replaced now
     if folder.absolute() == target:
-        remove(Path(package.folder))  # what the new one was exchanged for by a run that was killed
+        remove(Path(package.folder))  # the replaced artifact, which a killed run left after the exchange
     else:
         move(folder, target)
     for place in (Path(package.folder), target):
@@ -99,16 +99,16 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
 
 
 def needs(build: "Build") -> StageNeeds:
-    """A move."""
+    """Counts a move."""
     return StageNeeds(stage="publish", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=600)
 
 
 def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) -> None:
-    """Refuses an artifact that is not what it should be; a figure that is not finite passes no gate.
+    """Refuses an artifact whose figures miss a gate; a figure that is not finite passes none.
 
     Raises:
         DoesNotFitError: if the run took more DRAM than the budget.
-        ColdpressError: if the simulation differs, or quality is beyond a gate.
+        ColdpressError: if the simulation differs, or a quality figure misses its gate.
     """
     used, budget = found.run.dram_used_bytes, found.run.dram_budget_bytes
     if used > budget:
@@ -127,7 +127,7 @@ def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) 
 
 
 def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
-    """The user's limit, else the widest of the rounding errors that the formats of the artifact's units may have."""
+    """Returns the user's limit, else the widest rounding error that the formats of the artifact's units allow."""
     if config.max_logit_error is not None:
         return config.max_logit_error
     formats = {entry.format for entry in manifest.families}
@@ -161,11 +161,11 @@ def _expected(bound: str, limit: float | Off) -> str:
 
 
 def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
-    """Leaves no artifact under the final name; says in a clause what became of the one that stood there.
+    """Removes any artifact from the final name; returns a clause that says what became of it.
 
-    The refused one goes back where `package` wrote it; if an earlier build had published it, what describes it, or was
-    exported of it, is set aside. The artifact of another build is set aside whole, first its reports and then the
-    artifact, so that after a kill the next run goes on with what is left.
+    The refused artifact goes back where `package` wrote it; if an earlier build had published it, its report and its
+    exported file are set aside. The artifact of another build is set aside whole, its reports first, so that after a
+    kill the next run can finish the rest.
     """
     found, clause = identity(target), f"nothing is published as {target.name}"
     if found is None:

@@ -1,8 +1,8 @@
-"""All that the workflow needs of Snakemake beyond its documented interface; tests hold it to the pinned version.
+"""Does what the workflow needs of Snakemake beyond its documented interface; tests hold it to the pinned version.
 
-Four things cannot be had with rules alone. Snakemake works in the folder of the model's builds, wherever it is called
-from, so that what it knows of them lies beside them. A lock is held from before it plans until it ends. A folder whose
-results nothing is known of is refused. When a build fails, the sentence of the job that failed comes last.
+Rules alone cannot do four things. Snakemake works in the folder of the model's builds, wherever it is called from, so
+that its metadata lies beside the results. A lock is held from before it plans until it ends. A folder with results but
+without metadata is refused. When a build fails, the sentence of the failed job comes last.
 """
 
 import os
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def checked(function: Callable[..., T], *arguments: Any) -> T:
-    """The function's result; bad input ends Snakemake with one sentence and exit code 2."""
+    """Returns the function's result; bad input ends Snakemake with one sentence and exit code 2."""
     try:
         return function(*arguments)
     except ColdpressError as error:
@@ -39,15 +39,15 @@ def checked(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def start(workflow: Any, root: Path) -> None:
-    """Makes this process and its jobs use the compiler of the Snakefile's checkout, from where the user called.
+    """Makes this process and its jobs use the compiler of the Snakefile's checkout, and records the user's folder.
 
     Args:
-        workflow: Snakemake's.
-        root: Of the coldpress that is imported.
+        workflow: Snakemake's workflow object.
+        root: Folder of the imported coldpress.
     """
     checkout = str(workflow.basedir)
     if root != Path(checkout).resolve():
-        # an editable install wins over PYTHONPATH, and its stages would run unseen instead of these
+        # an editable install wins over PYTHONPATH, so its stages would silently run instead of these
         sys.exit(f"error: {sys.executable} runs the coldpress of {root}; run make env in {checkout}")
     os.environ["COLDPRESS_CHECKOUT"] = checkout  # for profiles/kubernetes
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
@@ -57,31 +57,31 @@ def start(workflow: Any, root: Path) -> None:
 
 
 def is_users(workflow: Any) -> bool:
-    """Whether this is the Snakemake that the user started, and not the one of a job."""
+    """Tells whether the user started this Snakemake, rather than a job."""
     return workflow.exec_mode == ExecMode.DEFAULT
 
 
 def all_jobs_run_here(workflow: Any) -> bool:
-    """Whether every job of the build runs on this machine."""
+    """Tells whether every job of the build runs on this machine."""
     return is_users(workflow) and not workflow.remote_exec
 
 
 def work_in(workflow: Any, folder: Path, target: str) -> None:
-    """Makes the folder of the model's builds the working directory, in spite of --directory; takes its lock for the
-    whole of Snakemake's run, and limits jobs that run side by side to the memory of this machine.
+    """Makes the folder of the model's builds the working directory, in spite of --directory; holds its lock during the
+    whole run of Snakemake, and limits concurrent jobs to the memory of this machine.
 
     Args:
-        workflow: Snakemake's.
-        folder: Of the model's builds.
-        target: The device, and the label, of this build.
+        workflow: Snakemake's workflow object.
+        folder: Folder of the model's builds.
+        target: Device and label of this build.
 
     Raises:
-        ColdpressError: if the folder cannot be made, or nothing is known of the results in it.
+        ColdpressError: if the folder cannot be made, or Snakemake has no metadata for the results in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for link in (folder / target / MANIFEST_FILE, folder / target / "package" / MANIFEST_FILE):
-            if link.is_symlink() and not link.exists():  # the artifact was deleted; such a link ends Snakemake
+            if link.is_symlink() and not link.exists():  # the artifact was deleted; a dangling link crashes Snakemake
                 link.unlink()
         has_results = any(folder.glob("*.json")) or any(folder.glob("*/*.json"))
         if is_users(workflow) and has_results and not (folder / OWN_FOLDER).exists():
@@ -98,9 +98,9 @@ def work_in(workflow: Any, folder: Path, target: str) -> None:
 
 
 def _locked(workflow: Any, folder: Path, execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Snakemake's run, which plans and executes, under the lock of the build; a dry run needs none.
+    """Wraps Snakemake's run, which plans and executes, in the lock of the build; a dry run needs none.
 
-    `onstart` would be too late: what is to be done is decided before, and a run with nothing to do does not call it.
+    `onstart` would be too late: Snakemake plans before it, and a run with nothing to do does not call it.
     """
 
     def run(*, executor_plugin: Any, **others: Any) -> Any:
@@ -114,9 +114,9 @@ def _locked(workflow: Any, folder: Path, execute: Callable[..., Any]) -> Callabl
 
 
 def inputs_of(rules: Any, targets: Sequence[str]) -> Inputs:
-    """Stage -> record parameter -> the stage whose record it takes, for all stages that the targets need.
+    """Returns stage -> record parameter -> the stage that writes the record, for all stages that the targets need.
 
-    A record is called after its stage: <stage>.json, or <stage>/<chunk>.json.
+    A record is named after its stage: <stage>.json, or <stage>/<chunk>.json.
     """
     found: dict[str, dict[str, str]] = {}
     pending = [*targets]
@@ -136,21 +136,21 @@ def _items(rules: Any, stage: str) -> list[tuple[str, Any]]:
 
 
 def _writer(file: str) -> str | None:
-    """The stage that writes a record; None for the shards that a stage puts together itself."""
+    """Returns the stage that writes a record; None for shards, which their own stage joins."""
     path = Path(file)
     return next((name for name in (path.stem, path.parent.name) if name in (*STAGES, "device")), None)
 
 
 class LastWords:
-    """What the user reads last: what the build gave, or why it failed."""
+    """Prints the last lines of a build: its summary, or why it failed."""
 
     def __init__(self, workflow: Any, folder: Path, artifact: Path) -> None:
-        """Begins to listen to Snakemake.
+        """Starts listening to Snakemake.
 
         Args:
-            workflow: Snakemake's.
-            folder: Of the build for a device.
-            artifact: Its final name.
+            workflow: Snakemake's workflow object.
+            folder: Build folder of a device.
+            artifact: Final name of the artifact.
         """
         self._workflow, self._folder, self._artifact = workflow, folder, artifact
         self._before: dict[Path, Mark] = {}
@@ -158,11 +158,11 @@ class LastWords:
         self._ending = Ending(workflow, folder, checked)
 
     def begin(self) -> None:
-        """Jobs are about to start."""
+        """Marks the logs before jobs start."""
         self._before = marks(self._logs())
 
     def built(self) -> None:
-        """All jobs are done."""
+        """Arranges for the summary after all jobs are done."""
         self._ending.built()
 
     def failed(self) -> None:
@@ -175,7 +175,7 @@ class LastWords:
         sys.exit(code)
 
     def _logs(self) -> Mapping[Path, str]:
-        """Log -> rule, of the jobs that are not finished."""
+        """Returns log -> rule for the unfinished jobs."""
         jobs = self._workflow.dag.needrun_jobs()
         return {Path(path).absolute(): job.rule.name for job in jobs for path in job.log}
 

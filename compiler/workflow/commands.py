@@ -1,4 +1,4 @@
-"""The command lines of rules: a stage, its settings, and its rule's named inputs as flags of the same names."""
+"""Builds the command lines of rules: a stage, its settings, and its rule's named inputs as flags of the same names."""
 
 import shlex
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from coldpress.compiler.job import flag, parameters_of
 from coldpress.compiler.workflow.settings import BuildConfig, flags
 
 Parameter = Callable[[Any], str]
-"""A function of wildcards for a rule's `params`."""
+"""A function of the wildcards, for a rule's `params`."""
 
 
 def job(stage: str, more: str = "") -> str:
-    """The shell command of a stage's rule, for Snakemake to fill in.
+    """Returns the shell command of a stage's rule, for Snakemake to fill in.
 
     The rule has `code`, `settings` and `records` among its params, and `layers` where the stage takes layers.
 
     Args:
         stage: A stage's name.
-        more: Flags for paths that are no records.
+        more: Flags for paths that are not records.
     """
     taken = parameters_of(stage)
     words = [
@@ -35,32 +35,32 @@ def job(stage: str, more: str = "") -> str:
 
 
 def records(wildcards: Any, input: Any) -> str:
-    """A rule's named inputs as flags; those that a build does without are left out."""
+    """Returns a rule's named inputs as flags; leaves out inputs that this build does not have."""
     named = ((name, [files] if isinstance(files, str) else list(files)) for name, files in input.items())
     return " ".join(f"{flag(name)} {shlex.join(files)}" for name, files in named if files)
 
 
 def layers(wildcards: Any) -> list[int]:
-    """The layer numbers of a chunk such as 004-007."""
+    """Returns the layer numbers of a chunk such as 004-007."""
     first, last = map(int, wildcards.chunk.split("-"))
     return list(range(first, last + 1))
 
 
 def code(config: BuildConfig, module: str) -> str:
-    """The digest of the code that decides a stage's result in this build: a changed one reruns its rule."""
+    """Returns the digest of the code that decides a stage's result in this build: a changed digest reruns its rule."""
     return stage_digest(module, config.plugins())
 
 
 def settings(config: BuildConfig, stage: str, **facts: Any) -> Parameter:
-    """The settings of a stage as flags, and facts that no user gives: a changed one reruns its rule.
+    """Returns a stage's settings as flags, and internal facts; a changed text reruns the stage's rule.
 
-    A function, since Snakemake would take what stands in braces in a mere text for a wildcard.
+    It is a function, because Snakemake would take braces in a plain text for wildcards.
     """
     text = flags(config, stage, **facts)
     return lambda wildcards: text
 
 
 def shard(config: BuildConfig, stage: str) -> Parameter:
-    """The settings of a job that runs one shard of the text."""
+    """Returns the settings of a job that runs one shard of the text."""
     text, count = flags(config, stage), config["calibration_shards"]
     return lambda wildcards: f"{text} --shard {wildcards.shard} --num-shards {count}"

@@ -1,7 +1,7 @@
-"""Before anything long: a hub model is held against this machine before the first byte of its weights is fetched.
+"""Checks a hub model against this machine before the first byte of its weights is downloaded.
 
-The Snakefile asks for it when a run starts, before any job does. The hub's index gives sizes, licence, and whether the
-commit is there and open to this user; config.json gives shapes; preflight's own sums say what the build will take.
+The Snakefile calls it when a run starts, before any job. The hub's index gives sizes, licence, and whether the commit
+exists and this user may read it; config.json gives shapes; preflight's own sums give the needs of the build.
 """
 
 import sys
@@ -15,24 +15,24 @@ from coldpress.runtime.quantities import show_bytes
 
 
 def announce(config: BuildConfig, inputs: Inputs, threads: int | None) -> None:
-    """Says what will be downloaded, or refuses it; see `check_before_download`."""
+    """Prints what will be downloaded, or refuses it; see `check_before_download`."""
     text = check_before_download(config, inputs, threads)
     if text:
         print(text, file=sys.stderr)
 
 
 def check_before_download(config: BuildConfig, inputs: Inputs, threads: int | None) -> str:
-    """Refuses what would fail after a download; gives a sentence on what will come.
+    """Refuses what would fail after a download; returns a sentence about the download.
 
-    Nothing is asked, and the sentence is empty, for a folder, for a model that was ingested, and with preflight=off.
+    Asks nothing and returns no sentence for a folder, for a model that was already ingested, and with preflight=off.
 
     Args:
-        config: Of the build.
-        inputs: What the rules say of the stages' inputs.
+        config: The build's configuration.
+        inputs: The stages' inputs, from the rules.
         threads: Cores of this machine; None where jobs run on others.
 
     Raises:
-        ColdpressError: if the model cannot be had, or does not fit; the text is one sentence.
+        ColdpressError: if the model is not available or does not fit; the text is one sentence.
     """
     model = config.model
     if model.revision is None or (config.folder / "ingest.json").exists() or config["preflight"] == "off":

@@ -50,7 +50,7 @@ class Ending(logging.Handler):
         atexit.register(print, before + text, flush=True)
 
     def _is_build(self) -> bool:
-        """Whether the user asked for the whole build, and for no part or dry run."""
+        """Tells whether the user asked for the whole build, not for a part or a dry run."""
         asked = self._workflow.dag_settings
         partial = asked.targets - {"all"} or asked.target_jobs or asked.until or asked.omit_from
         return self._workflow.is_main_process and not self._workflow.dryrun and not partial

@@ -1,5 +1,5 @@
-"""Files from outside that a build hangs on, as the rules name them: the checkpoint's, the corpus's and an
-importance matrix."""
+"""Lists the outside files that a build depends on, as the rules name them: the checkpoint, the corpus, an importance
+matrix."""
 
 import os
 from pathlib import Path
@@ -10,30 +10,30 @@ from coldpress.compiler.workflow.settings import BuildConfig
 
 
 def declared(names: list[str]) -> list[str]:
-    """Of the names of files, those that snakemake can be told of: it takes a name in braces for a wildcard,
-    wherever it stands, and writes names into texts."""
+    """Returns the file names that Snakemake can be told of: it takes a name with a brace for a wildcard, wherever it
+    stands, and writes names into texts."""
     return [name for name in names if name.isprintable() and "{" not in name]
 
 
 def stamps(config: BuildConfig, names: list[str]) -> list[tuple[str, int, int]]:
-    """(name, bytes, time in ns) of those that it cannot be told of, for a rule's params."""
+    """Returns (name, bytes, time in ns) of all other files, for a rule's params."""
     others = {name: (config.folder / name).stat() for name in sorted(set(names) - set(declared(names)))}
     return [(name, status.st_size, status.st_mtime_ns) for name, status in others.items()]
 
 
 def checkpoint_files(config: BuildConfig) -> list[str]:
-    """The files of a local checkpoint that the build hangs on; none for a hub model, whose commit says it all."""
+    """Returns the files of a local checkpoint that the build depends on; none for a hub model, fixed by its commit."""
     if config.model.revision is not None:
         return []
     return [config.near(path) for path in checkpoint_paths(Path(config.model.source))]
 
 
 def corpus_files(config: BuildConfig) -> list[str]:
-    """The files of a corpus that is a file or a folder; none for one that has a name."""
+    """Returns the files of a corpus that is a file or a folder; none for a corpus with a name."""
     path = Path(os.path.normpath(config.folder / config["corpus"]))
     return [config.near(file) for file in files.corpus_files(path)]
 
 
 def imatrix_files(config: BuildConfig) -> list[str]:
-    """The importance matrix, if the build has one."""
+    """Returns the importance matrix, if the build has one."""
     return [config["imatrix"]] if config["imatrix"] else []

@@ -1,9 +1,9 @@
-"""What readers see of the keys of `--config`: schemas/json/config.schema.json and the README's table.
+"""Writes the documents about the keys of `--config`: schemas/json/config.schema.json and the README's table.
 
-Both are made from the records that declare the keys (compiler/workflow/keys.py). `python -m
+Both are generated from the records that declare the keys (compiler/workflow/keys.py). `python -m
 coldpress.compiler.workflow.key_documents` tells whether they are up to date; with `--fix` it writes them. They name the
-folders of plug-ins and not the plug-ins, so a new one changes neither; `--options` prints the plug-ins and their own
-keys.
+folders of plug-ins but not the plug-ins, so a new plug-in changes neither; `--options` prints the plug-ins and their
+options.
 """
 
 import argparse
@@ -26,7 +26,7 @@ HEAD = ("| key | what it says, and its values | default |\n", "|---|---|---|\n")
 
 
 def schema() -> str:
-    """The JSON Schema of what `--config`, or the `settings` of a model's profile, may hold."""
+    """Returns the JSON Schema of `--config`, which also holds for the `settings` of a model's profile."""
     properties = {key.name: _property(key) for key in config_keys().values()}
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -40,25 +40,25 @@ def schema() -> str:
 
 
 def table() -> str:
-    """The README's table, one row per key."""
+    """Returns the README's table, one row per key."""
     return "".join([*HEAD, *(_row(key) for key in config_keys().values())])
 
 
 def options_table() -> str:
-    """The same for the plug-ins that there are: a row per option, with the choice that brings it."""
+    """Returns the table of all plug-ins' options: a row per option, with the choices that have it."""
     names = [f"{key.name}: {', '.join(key.names)}\n" for key in config_keys().values() if key.mark.plugins]
     return "".join([*names, "\n", *HEAD, *_option_rows()])
 
 
 def documents() -> dict[Path, str]:
-    """File -> its text as it should be."""
+    """Returns file -> its up-to-date text."""
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     return {SCHEMA: schema(), README: f"{before}{BEGIN}\n{table()}\n{END}{after}"}
 
 
 def _options() -> Iterator[tuple[ConfigKey, str]]:
-    """(key, the choice that brings it, as `method=topk`) of every plug-in's options."""
+    """Yields (key, the choice that has it, such as `method=topk`) for every plug-in's options."""
     for package, named in plugin_keys().items():
         for plugin in plugins.names(package):
             for key in option_keys(package, plugin).values():
@@ -66,7 +66,7 @@ def _options() -> Iterator[tuple[ConfigKey, str]]:
 
 
 def _option_rows() -> list[str]:
-    """A row per option; plug-ins that have the same one share it."""
+    """Returns a row per option; plug-ins with the same option share it."""
     choices: dict[tuple[str, str], list[str]] = {}
     for key, choice in _options():
         choices.setdefault((key.name, _row(key)), []).append(f"`{choice}`")
@@ -83,7 +83,7 @@ def _property(key: ConfigKey) -> dict[str, Any]:
 
 
 def _plugin_words(key: ConfigKey) -> str:
-    """Where the values of a key lie that names a plug-in."""
+    """Says which folder holds the values of a key that names a plug-in."""
     return f"{'`auto` or ' if key.mark.auto else ''}a file of {key.mark.plugins.replace('.', '/')}"
 
 
@@ -95,7 +95,7 @@ def _row(key: ConfigKey) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; 1 if something is out of date."""
+    """Runs the command line; returns 1 if a document is out of date."""
     parser = argparse.ArgumentParser(prog="python -m coldpress.compiler.workflow.key_documents", description=__doc__)
     parser.add_argument("--fix", action="store_true", help="write what is out of date")
     parser.add_argument("--options", action="store_true", help="print the plug-ins and their options, and do no more")

@@ -1,7 +1,7 @@
-"""The keys of `snakemake --config`: found in the records that declare them, and read from what a user typed.
+"""Defines the keys of `snakemake --config`: finds them in the records that declare them, and reads a user's values.
 
 A key is a field marked `Key` in a stage's settings record (schemas/config.py), a field of a plug-in's `OPTIONS`, or one
-of `WorkflowKeys`, for what no single stage decides. compiler/workflow/key_documents.py tells readers of them.
+of `WorkflowKeys`, for decisions that belong to no single stage. compiler/workflow/key_documents.py documents them.
 """
 
 import functools
@@ -22,11 +22,11 @@ from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN, Key, Option
 from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
 
 MAX_SHARDS = 1024
-"""Each is a job, which snakemake plans while it reads the rules."""
+"""The most shards: each is a job, which Snakemake plans while it reads the rules."""
 
 
 class WorkflowKeys(Record):
-    """What is said to the workflow as a whole."""
+    """Keys of the workflow as a whole."""
 
     model: Annotated[str, Key()] = Field(
         default="demo", description="a profile of profiles/models, a folder, or a hub id with `revision`"
@@ -53,7 +53,7 @@ class WorkflowKeys(Record):
 
 
 MAX_VALUE_CHARS = 4096
-"""Of a value: the longest path of Linux."""
+"""Length limit of a value: Linux's longest path."""
 MAX_NUMBER_CHARS = 300
 NOT_IN_PROFILES = ("model", "revision", "device", "label", "build_dir")
 """Keys that a model's profile cannot set."""
@@ -67,16 +67,16 @@ class ConfigKey:
     field: FieldInfo
     mark: Key
     owner: str
-    """Where it is declared, as `coldpress.compiler.stages.order.OrderConfig`."""
+    """The declaring class, such as `coldpress.compiler.stages.order.OrderConfig`."""
 
     @property
     def default(self) -> Any:
-        """The field's own; None where the workflow derives one or leaves the choice to the stage."""
+        """The field's default; None where the workflow derives one or leaves the choice to the stage."""
         return None if self.field.is_required() else self.field.default
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that are its values, if they are names."""
+        """The names that are the key's values, if its values are names."""
         if self.mark.plugins:
             fit = filter(self._fits, _plugins.names(self.mark.plugins))
             return (*([AUTO] if self.mark.auto else []), *fit)
@@ -85,7 +85,7 @@ class ConfigKey:
         return tuple(value for part in self.types for value in part["enum"])
 
     def _fits(self, name: str) -> bool:
-        """Whether a plug-in of this name is one that the field takes."""
+        """Tells whether the field accepts a plug-in of this name."""
         try:
             TypeAdapter(self.field.rebuild_annotation()).validate_python(name)
         except ValidationError:
@@ -100,21 +100,21 @@ class ConfigKey:
 
     @property
     def in_words(self) -> str:
-        """The types of a value, as `a number above 0`."""
+        """The types of a value in words, such as `a number above 0`."""
         return " or ".join(dict.fromkeys(map(_in_words, self.types)))
 
     @property
     def expected(self) -> str:
-        """Which values it takes, in words that complete "expected …"."""
+        """The accepted values, in words that complete "expected …"."""
         if self.names:
             return ", ".join(self.names[:-1]) + (" or " if self.names[1:] else "") + self.names[-1]
         return f"{self.in_words}: {self.field.description}"
 
     def read(self, raw: Any) -> Any:
-        """The value that `raw` means: snakemake hands over `true` as text, 1e3 as 1000.0, a model called 7 as a number.
+        """Returns the value of `raw`: Snakemake passes `true` as text, 1e3 as 1000.0, and a model named 7 as a number.
 
         Raises:
-            ColdpressError: if it means none; the text is one sentence.
+            ColdpressError: if no reading is valid; the text is one sentence.
         """
         if raw is None or raw == "":
             raise ColdpressError(f"config key '{self.name}' has no value; leave it out to take its default")
@@ -134,7 +134,7 @@ class ConfigKey:
 
 @functools.cache
 def config_keys() -> dict[str, ConfigKey]:
-    """Every key but plug-ins' options, by name; a key of several stages is declared in a record that they inherit."""
+    """Returns every key but plug-ins' options, by name; records inherit the keys that several stages share."""
     found: dict[str, ConfigKey] = {}
     for record in (WorkflowKeys, *map(config_of, STAGES)):
         for name, mark in marked(record).items():
@@ -145,19 +145,19 @@ def config_keys() -> dict[str, ConfigKey]:
 
 
 def marked(record: type[Record]) -> dict[str, Key]:
-    """The fields of a settings record that users may give, with their marks."""
+    """Returns the fields of a settings record that users may set, with their marks."""
     found = {name: _mark_of(field, Key) for name, field in record.model_fields.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 
 
 def option_fields(record: type[Record]) -> dict[str, str]:
-    """Field that takes a plug-in's options -> the field that names the plug-in."""
+    """Returns the field that takes a plug-in's options -> the field that names the plug-in."""
     found = {name: _mark_of(field, OptionsOf) for name, field in record.model_fields.items()}
     return {name: mark.field for name, mark in found.items() if mark is not None}
 
 
 def option_keys(package: str, plugin: str) -> dict[str, ConfigKey]:
-    """The options of one plug-in, by name."""
+    """Returns the options of one plug-in, by name."""
     options = _plugins.load_class(package, _plugins.PluginBase, plugin).OPTIONS
     owner = f"{package}.{plugin}"
     return {
@@ -167,7 +167,7 @@ def option_keys(package: str, plugin: str) -> dict[str, ConfigKey]:
 
 
 def plugin_keys() -> dict[str, ConfigKey]:
-    """Package -> the key whose value names its plug-in, and which its options go with: the first that is declared."""
+    """Returns package -> the key whose value names its plug-in; with several, the first declared, which has options."""
     found: dict[str, ConfigKey] = {}
     for key in config_keys().values():
         if key.mark.plugins:
@@ -176,7 +176,7 @@ def plugin_keys() -> dict[str, ConfigKey]:
 
 
 def owners_of(option: str, chosen: Mapping[str, tuple[str, ...]] | None = None) -> list[tuple[str, str]]:
-    """(package, plug-in) for each plug-in that has such an option: of the chosen ones, or of all."""
+    """Returns (package, plug-in) of each plug-in that has such an option: among the chosen ones, or among all."""
     return [
         (package, plugin)
         for package in plugin_keys()
@@ -186,7 +186,7 @@ def owners_of(option: str, chosen: Mapping[str, tuple[str, ...]] | None = None) 
 
 
 def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressError:
-    """The refusal of a key that this build does not have.
+    """Returns the error about a key that this build does not have.
 
     Args:
         name: The key.
@@ -206,7 +206,7 @@ def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressEr
 
 
 def _owner(record: type[Record], field: str) -> str:
-    """The class that declares an inherited field."""
+    """Returns the class that declares an inherited field."""
     owner = next(kind for kind in reversed(record.__mro__) if field in getattr(kind, "__annotations__", {}))
     return f"{owner.__module__}.{owner.__qualname__}"
 
@@ -216,7 +216,7 @@ def _mark_of(field: FieldInfo, kind: type[Any]) -> Any:
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:
-    """`a number above 0 and at most 1` of a JSON Schema."""
+    """Translates a JSON Schema, such as `a number above 0 and at most 1`."""
     if "const" in schema:
         return str(schema["const"])
     kinds = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
@@ -234,7 +234,7 @@ def _in_words(schema: Mapping[str, Any]) -> str:
 
 
 def _check_size(name: str, raw: Any) -> None:
-    """Refuses what is far too long for a value: Python reads and writes whole numbers of some thousand digits only."""
+    """Refuses values that are far too long: Python reads and writes integers of only some thousand digits."""
     if isinstance(raw, int) and abs(raw) >= 10**MAX_NUMBER_CHARS:
         raise ColdpressError(
             f"config key '{name}' is a number of more than {MAX_NUMBER_CHARS} digits; give a smaller one"
@@ -246,7 +246,7 @@ def _check_size(name: str, raw: Any) -> None:
 
 
 def _readings(value: Any) -> list[Any]:
-    """What a raw value may have meant, the likeliest first."""
+    """Returns what a raw value may mean, most likely first."""
     readings = [value]
     if isinstance(value, float) and value.is_integer():
         readings.append(int(value))

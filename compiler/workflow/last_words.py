@@ -17,7 +17,7 @@ Mark = tuple[int, int, int]
 
 
 def marks(logs: Mapping[Path, str]) -> dict[Path, Mark]:
-    """Inode, modification time and size of every log that exists: they change when the log is written again."""
+    """Returns inode, modification time and size of every existing log: they change when the log is written again."""
     found = {}
     for log in logs:
         if log.exists():

@@ -1,4 +1,4 @@
-"""Checks the values of `--config` that may be paths, before anybody opens one: the system refuses some names."""
+"""Checks the values of `--config` that may be paths before anything opens one: the system refuses some names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +8,11 @@ from coldpress.schemas.errors import ColdpressError, clipped
 
 KEYS = ("model", "device", "corpus", "imatrix", "build_dir")
 MAX_NAME_CHARS = 200
-"""Of an artifact: file systems take 255, and a file that is being written has a longer name."""
+"""Length limit of an artifact's name: file systems take 255, and files under construction have longer names."""
 
 
 def check_paths(values: Mapping[str, Any]) -> None:
-    """Refuses names that the system does not take; a path that does not exist is refused where it is needed.
+    """Refuses names that the system does not accept; a missing path is refused where it is needed.
 
     Raises:
         ColdpressError: naming the key; the text is one sentence.
@@ -24,7 +24,7 @@ def check_paths(values: Mapping[str, Any]) -> None:
             Path(values[key]).expanduser().stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except RuntimeError as error:  # of expanduser
+        except RuntimeError as error:  # from expanduser
             raise _refused(key, values[key], "there is no such user, whose folder ~ would be") from error
         except OSError as error:
             raise _refused(key, values[key], f"the system refuses it ({error.strerror})") from error
@@ -33,10 +33,10 @@ def check_paths(values: Mapping[str, Any]) -> None:
 
 
 def check_artifact_name(name: str) -> None:
-    """Refuses a name that is too long for a file.
+    """Refuses an artifact name that is too long for a file.
 
     Raises:
-        ColdpressError: saying what it is made of.
+        ColdpressError: naming the parts of the name.
     """
     if len(name) > MAX_NAME_CHARS:
         raise ColdpressError(

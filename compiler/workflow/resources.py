@@ -1,7 +1,7 @@
-"""What jobs ask Snakemake for: memory and time, by the counts of their stages (compiler/needs.py).
+"""Tells Snakemake the memory and time of jobs, from the counts of their stages (compiler/needs.py).
 
-The counts need the model's shape, which `ingest` writes down. Until then Snakemake shows <TBD> for the stages after it;
-it asks again before it starts a job. `ingest` itself counts from the files that it reads.
+The counts need the model's shape, which `ingest` records. Until then Snakemake shows <TBD> for later stages; it asks
+again before it starts a job. `ingest` itself counts from the files that it reads.
 """
 
 import errno
@@ -26,12 +26,12 @@ Resource = Callable[..., int]
 
 
 def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Resource:
-    """Snakemake's function for the memory of a stage's jobs, in MB of 10**6 bytes.
+    """Returns Snakemake's function for the memory of a stage's jobs, in MB of 10**6 bytes.
 
     Args:
-        config: Of the build.
-        stage: Whose jobs.
-        inputs: Gives what the rules say of the stages' inputs, once all rules are known.
+        config: The build's configuration.
+        stage: The stage of the jobs.
+        inputs: Returns the stages' inputs, once all rules are known.
     """
 
     def asked(wildcards: Any, input: Sequence[str], threads: int) -> int:
@@ -41,7 +41,7 @@ def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Res
 
 
 def runtime(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Resource:
-    """Snakemake's function for the time of a stage's jobs, in minutes; twice as long at the second attempt."""
+    """Returns Snakemake's function for the time of a stage's jobs, in minutes; it grows with every attempt."""
 
     def asked(wildcards: Any, input: Sequence[str], threads: int, attempt: int) -> int:
         return attempt * math.ceil((START_S + _needs(config, stage, inputs, input, threads).runtime_s) / 60)
@@ -64,12 +64,12 @@ def _needs(
     build = Build(model, settings, inputs(), config.device, tokens, block_tokens, threads, *shared)
     try:
         return needs_of(stage, build)
-    except ColdpressError:  # of settings that do not go with the model: `preflight`, which comes first, says it
+    except ColdpressError:  # settings that do not suit the model: `preflight` runs first and refuses them
         return StageNeeds(stage=stage, ram_bytes=Build.TORCH_BYTES, disk_bytes=0, runtime_s=0)
 
 
 def _text(record: Path) -> tuple[int, int] | None:
-    """(tokens, tokens of a block) of calibration text, once there is any."""
+    """Returns (tokens, tokens per block) of the calibration text, once it exists."""
     if not record.exists():
         return None
     blocks = _loaded(record, Corpus, record.stat().st_mtime_ns).split("calibration")
@@ -78,5 +78,5 @@ def _text(record: Path) -> tuple[int, int] | None:
 
 @functools.cache
 def _loaded(record: Path, kind: Any, written_ns: int) -> Any:
-    """A record, read again only when it was written again."""
+    """Loads a record; reads it again only after it was rewritten."""
     return load_record(record, kind)

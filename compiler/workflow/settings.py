@@ -1,8 +1,8 @@
 """Decides what a build does: checks and resolves the values of `snakemake --config` before any DAG exists.
 
-Reads model and device profiles (profiles/) and, of a model that has no profile, its config.json and nothing else; which
-keys there are, and what they take, is compiler/workflow/keys.py's. Returns a `BuildConfig` with nothing left open, from
-which the rules take each stage's settings. Every refusal is one sentence with the nearest name and the known ones.
+Reads model and device profiles (profiles/) and, for a model without a profile, only its config.json;
+compiler/workflow/keys.py defines the keys and their values. Returns a fully resolved `BuildConfig`, from which the
+rules take each stage's settings. Every refusal is one sentence with the nearest name and the known ones.
 """
 
 import json
@@ -54,18 +54,18 @@ from coldpress.schemas.profiles import ModelProfile
 
 ROOT = Path(coldpress.__file__).resolve().parents[1]
 LONGEST_DEFAULT_CONTEXT = 1024
-"""Tokens; a longer context is a choice, because its KV cache is taken from the DRAM budget."""
+"""Tokens; a longer context must be asked for, because its KV cache takes part of the DRAM budget."""
 DEFAULT_CHUNKS = 4
-"""Jobs per layer-wise stage. Not derived from the cores: a cluster job parses the workflow again on another machine,
+"""Jobs per layer-wise stage. Does not depend on the cores: a cluster job parses the workflow again on another machine
 and must find the same chunks."""
 CONFIG_FILE = "config.json"
 RELUFY_OFF = "off"
 SOURCE_FORMAT = "fp16"
-"""What the report compares an artifact's size with, whatever the artifact's format."""
+"""Format of the source in the report's size comparison, whatever the artifact's format."""
 
 
 class ModelReference(Record):
-    """The model that was named: where it comes from, and the facts of its config.json that the DAG hangs on."""
+    """The named model: its origin, and the facts of its config.json that the DAG depends on."""
 
     name: str = Field(pattern=NAME_PATTERN)
     """Profile name, or the last part of the folder or hub id; names the build folder and the artifact."""
@@ -74,14 +74,14 @@ class ModelReference(Record):
     revision: str | None = Field(pattern=REVISION_PATTERN)
     """Commit of a hub model; None for a folder."""
     license: str | None
-    """As the profile says; None leaves it to the model card."""
+    """The profile's licence; None leaves it to the model card."""
     model_type: str
     """A file of compiler/architectures."""
     num_hidden_layers: PositiveCount
     exact_zeros: bool
-    """Whether the MLP's activation is ReLU, so that inactive units are exact zeros."""
+    """Whether the MLP's activation has exact zeros, as ReLU has for inactive units."""
     is_mixture: bool = False
-    """Whether the MLP is several experts, of which a router picks some."""
+    """Whether the MLP consists of several experts, among which a router picks."""
 
 
 @dataclass(frozen=True)
@@ -91,35 +91,35 @@ class BuildConfig:
     model: ModelReference
     device: DeviceProfile
     device_file: Path
-    """The profile that `device` was read from."""
+    """The file that `device` was read from."""
     folder: Path
-    """Of all builds of the model, absolute, without links: where snakemake works and keeps what it knows of them."""
+    """Folder of all builds of the model, absolute, without links: Snakemake's working directory, with its metadata."""
     values: Mapping[str, Any]
-    """Every key but plug-ins' options; None where the stage decides by itself."""
+    """Value of every key but plug-ins' options; None where the stage decides itself."""
     options: Mapping[str, Mapping[str, Any]]
-    """Package -> the options that were given for its chosen plug-in."""
+    """Package -> the options given for its chosen plug-in."""
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a key."""
+        """Returns the value of a key."""
         return self.values[key]
 
     @property
     def target(self) -> str:
-        """Names build folder and artifact: the device, and the label behind a plus, which no device's name holds."""
+        """The name of build folder and artifact: the device, and the label after a plus, which no device's name has."""
         return self.device.name if self["label"] is None else f"{self.device.name}+{self['label']}"
 
     def near(self, path: Path | str) -> str:
-        """An absolute path without links to folders as the rules name it, from the build folder: so that it is the same
-        text wherever snakemake is called, and a tree that moves as a whole rebuilds nothing."""
+        """Returns an absolute path (no links to folders) relative to the build folder, as the rules name it: the text
+        does not depend on where Snakemake is called, and moving the whole tree rebuilds nothing."""
         return os.path.relpath(path, self.folder)
 
     @property
     def checkpoint(self) -> str:
-        """What `ingest` takes: a hub id, or the folder as the rules name it."""
+        """The source for `ingest`: a hub id, or the folder as the rules name it."""
         return self.model.source if self.model.revision else self.near(self.model.source)
 
     def of_stage(self, stage: str) -> dict[str, Any]:
-        """The settings of a stage that users may give, by the fields of its record; what is None is left out."""
+        """Returns the user's settings of a stage by field of its record; leaves out None."""
         record = config_of(stage)
         found = {field: self.values[field] for field in marked(record)}
         for field, named in option_fields(record).items():
@@ -127,7 +127,7 @@ class BuildConfig:
         return {field: value for field, value in found.items() if value is not None}
 
     def plugins(self) -> dict[str, tuple[str, ...]]:
-        """Package -> the plug-ins of it that this build uses."""
+        """Returns package -> the plug-ins that this build uses."""
         found = _chosen(self.values, self.model)
         for package, option in self._named_by_options(found):
             found[package] = (*found[package], option)
@@ -142,7 +142,7 @@ class BuildConfig:
         }
 
     def _named_by_options(self, chosen: Mapping[str, tuple[str, ...]]) -> list[tuple[str, str]]:
-        """(package, plug-in) of the plug-ins that options of others name, as the policy that `linked` builds upon."""
+        """Returns (package, plug-in) of plug-ins named by others' options, such as the policy inside `linked`."""
         return [
             (key.mark.plugins, self.options[package].get(name, key.default))
             for package, plugins in chosen.items()
@@ -153,10 +153,9 @@ class BuildConfig:
 
 
 def resolve(raw: Mapping[str, Any]) -> BuildConfig:
-    """The complete configuration of a build from the raw values of `--config`.
+    """Resolves the raw values of `--config` into the complete configuration of a build.
 
-    A key is taken from the user, else from the model's profile, else it has its default.
-
+    The user's value comes first, then the model's profile, then the default.
     Raises:
         ColdpressError: for an unknown key, name or value; the text is one sentence.
     """
@@ -176,7 +175,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     }
     if values["relufy"] != RELUFY_OFF:
         reference = reference.model_copy(update={"exact_zeros": True})
-    if "corpus" in said:  # the profile's commit and fields are those of the profile's corpus
+    if "corpus" in said:  # the profile's commit and fields belong to the profile's corpus
         values |= {key: said.get(key) for key in ("corpus_revision", "corpus_field")}
     check_dataset(values["corpus"], values["corpus_revision"])
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
@@ -203,12 +202,12 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
 
 
 def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
-    """A stage's settings as its command line takes them, quoted for a shell: a changed setting is a changed text.
+    """Returns a stage's settings as flags, quoted for a shell: a changed setting is a changed text.
 
     Args:
-        config: Of the build.
-        stage: Whose settings.
-        facts: Settings that no user gives, such as paths; those that are None are left out.
+        config: The build's configuration.
+        stage: The stage.
+        facts: Internal settings, such as paths; None is left out.
     """
     given = config.of_stage(stage) | {name: value for name, value in facts.items() if value is not None}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
@@ -216,34 +215,34 @@ def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
 
 
 def of_all_stages(config: BuildConfig) -> dict[str, dict[str, Any]]:
-    """Stage -> its settings, for what stages need and for `preflight`, which tries all that follow it."""
+    """Returns stage -> its settings, for stages' needs and for `preflight`, which tries all later stages."""
     return {stage: config.of_stage(stage) for stage in STAGES}
 
 
 def chunks(config: BuildConfig) -> list[str]:
-    """The chunks of layers, first and last layer of each, as 000-003."""
+    """Returns the chunks of layers by their first and last layer, such as 000-003."""
     num_layers, step = config.model.num_hidden_layers, config["layers_per_job"]
     return [f"{first:03d}-{min(first + step, num_layers) - 1:03d}" for first in range(0, num_layers, step)]
 
 
 def exports(name: str) -> tuple[str, ...]:
-    """The files that `export` may make of an artifact, one for each format."""
+    """Returns the files that `export` may write for an artifact, one for each format."""
     return tuple(f"{name}.{kind}" for kind in _plugins.names("coldpress.compiler.stages.export"))
 
 
 def needs_predictors(config: BuildConfig) -> bool:
-    """Whether the build has predictors."""
+    """Tells whether the build has predictors."""
     methods = methods_for(config["method"], config.model.exact_zeros, config.model.is_mixture)
     return any(_plugins.load("coldpress.runtime.sparsity", Selector, method).NEEDS_PREDICTORS for method in methods)
 
 
 def needs_gram(config: BuildConfig) -> bool:
-    """Whether the build has Gram matrices."""
+    """Tells whether the build has Gram matrices."""
     return _plugins.load("coldpress.compiler.stages.quantize", Algorithm, config["algorithm"]).NEEDS_GRAM
 
 
 def _of_profile(profile: ModelProfile) -> dict[str, Any]:
-    """The settings of a model's profile that are no plug-in's, read as a user's are."""
+    """Reads the settings of a model's profile, except plug-ins' options, as a user's are read."""
     keys = config_keys()
     try:
         for name in set(NOT_IN_PROFILES) & profile.settings.keys():
@@ -254,7 +253,7 @@ def _of_profile(profile: ModelProfile) -> dict[str, Any]:
 
 
 def _profile_options(profile: ModelProfile, chosen: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """What a profile says of the chosen plug-ins; what it says of others waits until they are chosen."""
+    """Returns the profile's options of the chosen plug-ins; ignores those of others."""
     others = profile.settings.keys() - config_keys().keys()
     found = {name: profile.settings[name] for name in others if owners_of(name, chosen)}
     for name in others - found.keys():
@@ -268,14 +267,14 @@ def _in_profile(profile: ModelProfile, error: ColdpressError) -> ColdpressError:
 
 
 def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple[str, ...]]:
-    """Package -> the plug-ins of it that a key names; of an open method its candidates."""
+    """Returns package -> the plug-ins that keys name; for an open method its candidates."""
     named = {package: values[key.name] for package, key in plugin_keys().items()}
     found = {package: () if name is None else (name,) for package, name in named.items()}
     return {**found, "coldpress.runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture)}
 
 
 def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
-    """Package -> the options that were given for its chosen plug-in."""
+    """Returns package -> the options given for its chosen plug-in."""
     found: dict[str, dict[str, Any]] = {package: {} for package in chosen}
     for name, value in raw.items():
         owners = owners_of(name, chosen)
@@ -287,13 +286,13 @@ def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> d
 
 
 def _whole_groups(model: ModelReference, layers_per_group: int) -> int:
-    """Layers of a job, so that there are `DEFAULT_CHUNKS` at most and none cuts a layer group."""
+    """Returns the layers per job: at most `DEFAULT_CHUNKS` jobs, and none cuts a layer group."""
     num_groups = -(-model.num_hidden_layers // layers_per_group)
     return -(-num_groups // DEFAULT_CHUNKS) * layers_per_group
 
 
 def _method(requested: str, model: ModelReference) -> str:
-    """`auto` stays open until `allocate` compares; other requests are checked."""
+    """Checks the requested method; `auto` stays open until `allocate` compares."""
     if requested == AUTO:
         return AUTO
     if _plugins.load("coldpress.runtime.sparsity", Selector, requested).NEEDS_EXACT_ZEROS and not model.exact_zeros:
@@ -313,7 +312,7 @@ def _check_cache(cache: str) -> None:
 
 
 def _find_model(named: str, revision: str | None) -> tuple[ModelProfile | None, ModelReference, int]:
-    """(profile if one has that name, the model, the longest context its config.json allows, in tokens)."""
+    """Returns (profile if one has that name, the model, the longest context its config.json allows, in tokens)."""
     if named in model_names():
         profile = load_model(named)
         return profile, _reference_of(profile, revision), LONGEST_DEFAULT_CONTEXT
@@ -328,7 +327,7 @@ def _find_model(named: str, revision: str | None) -> tuple[ModelProfile | None, 
 
 
 def _imatrix(named: str) -> Path:
-    """The file, without links."""
+    """Returns the file, without links."""
     file = Path(named).expanduser()
     if not file.is_file():
         raise ColdpressError(f"imatrix={named} is no file; give the path of what llama-imatrix wrote, or leave it out")
@@ -379,9 +378,9 @@ def _read_hub(hub_id: str, revision: str | None) -> tuple[ModelReference, int]:
 
 
 def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple[ModelReference, int]:
-    """(the model, its longest context in tokens) from config.json; the rest of it is `ingest`'s to check.
+    """Returns (the model, its longest context in tokens) from config.json; `ingest` checks the rest of the file.
 
-    transformers would fill in what config.json leaves out, but it takes seconds to import.
+    transformers would fill in missing fields, but it takes seconds to import.
     """
     config = read_object(file, MAX_CONFIG_BYTES)
     architecture, believed = checked_config(config)
@@ -400,7 +399,7 @@ def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple
 
 
 def _folder_name(name: str) -> str:
-    """`name` with whatever cannot be part of a file name replaced."""
+    """Replaces all characters of `name` that cannot be part of a file name."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")
     if not re.fullmatch(NAME_PATTERN, safe):
         raise ColdpressError(f"the model's name {name!r} has no letter or digit to name the build folder by; rename it")

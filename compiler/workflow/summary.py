@@ -1,8 +1,8 @@
-"""Prints what a finished build gave, on one screen, from the records in its folder.
+"""Prints the results of a finished build on one screen, from the records in its folder.
 
-The screen says where the artifact is and which one it is, shows text that it wrote, puts its figures beside those of a
-dense build and of the source, and ends with the command that runs it. rules/common.smk has it printed at the end of
-every build (compiler/workflow/ending.py).
+The screen names the artifact and its identity, shows text that it wrote, compares its figures with those of a dense
+build and of the source, and ends with the command that runs it. rules/common.smk prints it at the end of every build
+(compiler/workflow/ending.py).
 """
 
 import math
@@ -57,7 +57,7 @@ def show(folder: Path) -> str:
 
 
 def _written(sample: Sample | None) -> str:
-    """The prompt and its continuation, each under its own name."""
+    """Returns the prompt and its continuation, each under its own heading."""
     if sample is None:
         return ""
     parts = (("prompt", sample.prompt), ("continuation", sample.text))
@@ -69,13 +69,13 @@ def _indented(words: str) -> str:
 
 
 def corpus_of(protocol: Protocol) -> str:
-    """The corpus, which the artifact's identity depends on."""
+    """Names the corpus, which the artifact's identity depends on."""
     own = "; the documentation of this Python, so another Python gives another identity"
     return f"{protocol.corpus}, sha256 {protocol.text_sha256[:12]}{own if protocol.corpus == PYDOC else ''}"
 
 
 def exported(folder: Path, identity: str) -> list[tuple[str, str]]:
-    """A row for the file that `export` made of this artifact, if it made one."""
+    """Returns a row for the exported file of this artifact, if there is one."""
     record = folder / "export.json"
     found = load_record(record, Export) if record.exists() else None
     if found is None or found.artifact_sha256 != identity or not Path(found.file).exists():
@@ -117,7 +117,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
 
 
 def speed_here(metrics: Metrics) -> str:
-    """The measured speed, with its spread where several blocks were decoded."""
+    """Returns the measured speed, with its spread where several blocks were decoded."""
     spread = "; ± is the standard deviation over blocks"
     known = math.isfinite(metrics.tokens_per_s_deviation)
     return (
@@ -127,7 +127,7 @@ def speed_here(metrics: Metrics) -> str:
 
 
 def dense(metrics: Metrics) -> str:
-    """The figures of a dense build in the same DRAM, and how this artifact compares."""
+    """Returns the figures of a dense build in the same DRAM, and how this artifact compares."""
     if metrics.dense is None or metrics.gain_over_dense is None:
         return "a build with method=dense does not fit: its buffers alone exceed the budget"
     run, gain = metrics.dense, metrics.gain_over_dense
@@ -142,7 +142,7 @@ def dense(metrics: Metrics) -> str:
 
 
 def tried(found: Sequence[Tried], budget_bytes: int) -> str:
-    """The methods that `auto` judged, in modelled tokens/s, then those that it skipped, each with the reason."""
+    """Lists the methods that `auto` judged, in modelled tokens/s, then those that it skipped, each with the reason."""
     judged = [f"{entry.method} {1 / entry.token_s:.0f}" for entry in found if entry.token_s]
     skipped = [f"{entry.method} {_why_skipped(entry, budget_bytes)}" for entry in found if entry.skipped is not None]
     return "; ".join([*([f"{', '.join(judged)} tokens/s, estimated"] if judged else []), *skipped])
@@ -155,7 +155,7 @@ def _why_skipped(entry: Tried, budget_bytes: int) -> str:
 
 
 def _runtime() -> list[str]:
-    """The words that call the runtime here: its name where the environment is active, else its path."""
+    """Returns the words that call the runtime here: its name where the environment is active, else its path."""
     beside = Path(sys.executable).with_name(PROGRAM)
     if not beside.is_file():
         return [str(_shown(Path(sys.executable))), "-m", "coldpress.runtime"]
@@ -167,6 +167,6 @@ def _table(lines: list[tuple[str, str]]) -> str:
 
 
 def _shown(path: Path) -> Path:
-    """The path, relative if it lies below the current folder. Keeps links: an environment's interpreter is one."""
+    """Returns the path, relative if below the current folder. Keeps links: an environment's interpreter is one."""
     absolute = path.absolute()
     return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute

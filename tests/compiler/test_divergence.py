@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from coldpress.compiler.stages.verify.divergence import Watch
+from coldpress.compiler.stages.verify.divergence import SourceComparison
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def case():
 
 def watched(source, found, blocks, some=4):
     """Given in pieces, which may end inside a block but hold no last position, as a session gives them."""
-    watch = Watch(source.__getitem__, blocks)
+    watch = SourceComparison(source.__getitem__, blocks)
     rows = found[:, :-1].reshape(-1, found.shape[-1])
     for start in range(0, len(rows), some):
         watch(rows[start : start + some])

@@ -75,7 +75,7 @@ def test_a_token_asks_for_what_calibration_saw_and_guesses_from_the_layer_before
         right = np.isin(before, asked[event.layer, "mlp_in"])
         assert np.isin(event.ids, before).all()
         assert event.ids.size == max(1, -(-before.size // 2))
-        share = preloading.right_share(0.75, run.sparsity.density("mlp_in", event.layer), 0.5)
+        share = preloading.guess_precision(0.75, run.sparsity.density("mlp_in", event.layer), 0.5)
         wanted = max(min(round(share * event.ids.size), right.sum()), event.ids.size - (~right).sum())
         assert np.isin(event.ids, asked[event.layer, "mlp_in"]).sum() == wanted
     assert not [event for event in preloading._token(run, setting, NOTHING, 0, 1) if event.kind == PRELOAD]
@@ -104,7 +104,7 @@ def test_the_surest_of_a_guess_are_right_as_often_as_normal_inputs_say(cosine, d
     alike = np.mean(np.abs(first)[np.abs(second) >= of["2"]] >= of["1"])
     sure = np.argsort(-np.abs(first))[: int(guess * density * size)]
     right = np.mean(np.abs(last[sure]) >= of["3"])
-    assert preloading.right_share(float(alike), density, guess, steps) == pytest.approx(right, abs=0.01)
+    assert preloading.guess_precision(float(alike), density, guess, steps) == pytest.approx(right, abs=0.01)
 
 
 def test_nothing_is_known_of_a_guess_that_nobody_measured(given):
@@ -114,9 +114,9 @@ def test_nothing_is_known_of_a_guess_that_nobody_measured(given):
     assert preloading._shared(run, run.sections[3]) == 0  # mlp_mid: no product of the layer before
     unknown = replace(run, activations=None)
     assert preloading.best(unknown) == (NOTHING, 1.0)
-    assert preloading.right_share(0.0, 0.25, 1.0) == 0
-    assert preloading.right_share(0.2, 0.25, 1.0) == 0.25  # no worse than by chance
-    assert preloading.right_share(0.5, 1.0, 1.0) == preloading.right_share(1.0, 0.25, 0.5) == 1
+    assert preloading.guess_precision(0.0, 0.25, 1.0) == 0
+    assert preloading.guess_precision(0.2, 0.25, 1.0) == 0.25  # no worse than by chance
+    assert preloading.guess_precision(0.5, 1.0, 1.0) == preloading.guess_precision(1.0, 0.25, 0.5) == 1
 
 
 MAP = [

@@ -26,7 +26,7 @@ from coldpress.compiler.stages.verify import (
     run,
 )
 from coldpress.compiler.stages.verify.decoded import Replayed, adapting, decode
-from coldpress.compiler.stages.verify.divergence import Watch
+from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session
@@ -256,7 +256,7 @@ def test_what_several_tokens_at_once_give_is_what_one_by_one_gives(build, monkey
     monkeypatch.setattr(decoded, "MAX_TOKENS", 40)
     blocks = blocks_of_test_text(build.corpus, 64)[:4]
     source = SourceLogits(build.model, blocks)
-    watches = [Watch(source, blocks), Watch(source, blocks)]
+    watches = [SourceComparison(source, blocks), SourceComparison(source, blocks)]
     alone, together = (
         decode(str(build.artifact), build.model, blocks, watch, bool(way)) for way, watch in enumerate(watches)
     )
@@ -273,7 +273,9 @@ def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
     built = build_artifact(tmp_path / "a", Recipe(spec, method="dip_ca"))
     model = describe(spec, tensor_shapes(spec), built.path / "model.safetensors")
     blocks = np.arange(64, dtype=np.int32).reshape(2, 32)
-    found = decode(str(built.path), model, blocks, Watch(lambda block: np.zeros((32, 96), np.float32), blocks), True)
+    found = decode(
+        str(built.path), model, blocks, SourceComparison(lambda block: np.zeros((32, 96), np.float32), blocks), True
+    )
     assert (found.run.num_tokens, found.ladder) == (60, ())
     assert found.simulated_equals_real
 
@@ -325,7 +327,7 @@ def test_agreement_is_with_the_source(build):
     """Whatever the artifact's own dense logits say."""
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
     source = [SourceLogits(build.model, blocks)(block) for block in (0, 1)]
-    watch = Watch(source.__getitem__, blocks)
+    watch = SourceComparison(source.__getitem__, blocks)
     Session(build.artifact).perplexity(blocks, sparse=True, on_logits=watch)
     watched: list[np.ndarray] = []
     Session(build.artifact).perplexity(blocks, sparse=True, on_logits=watched.extend)

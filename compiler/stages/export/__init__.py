@@ -1,8 +1,8 @@
-"""export: the compiled model as a file that another engine loads; a public file of this package is a format.
+"""export: writes the compiled model as a file for another engine; each public file of this package is a format.
 
-Reads the published artifact and nothing else, so that what another engine runs is what our users get: codes as they
-were quantized, after distillation. Tensors are read and written one at a time. Off by default; a model that the other
-engine would run as something else is refused in one sentence.
+Reads only the published artifact, so another engine runs the same weights as our users: the codes as they were
+quantized, after distillation. Reads and writes one tensor at a time. Off by default; a model that the other engine
+would compute differently is refused in one sentence.
 """
 
 import logging
@@ -44,11 +44,11 @@ class ExportConfig(Record):
 
 
 def run(config: ExportConfig, package: Package) -> Export:
-    """Writes the file, whole or not at all; one that stands there is replaced.
+    """Writes the file, whole or not at all; replaces an existing one.
 
     Raises:
         UnknownNameError: if there is no such format.
-        ColdpressError: if the format cannot say what the model is, or the artifact has changed.
+        ColdpressError: if the format cannot describe the model, or the artifact has changed.
         ArtifactError: if the reader refuses the artifact.
     """
     target = load(TARGETS, Target, config.export or "")
@@ -71,7 +71,7 @@ def run(config: ExportConfig, package: Package) -> Export:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """The largest tensor three times in float32; the file is as large as its format says."""
+    """Counts the largest tensor three times in float32; the format gives the file's size."""
     settings, model = build.settings["export"], build.model
     target = load(TARGETS, Target, settings["export"])
     shapes = {role: source.shape for role, source in model.tensors.items()}

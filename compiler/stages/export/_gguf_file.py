@@ -1,4 +1,4 @@
-"""What is in a GGUF file and how it is written; which types there are, and what is exact, is said in gguf.py."""
+"""Decides the contents of a GGUF file and writes it; gguf.py says which types exist and what is exact."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -30,21 +30,21 @@ class Planned:
 
     name: str
     roles: tuple[str, ...]
-    """What it holds; of a mixture the matrices of all experts."""
+    """Roles of the matrices it holds; of a mixture those of all experts."""
     stored: StoredTensor
-    """The first of them; the others are alike."""
+    """How the first role is stored; all others are stored the same way."""
     type: TypeName
     rotated_heads: int
-    """Heads whose rows llama.cpp wants in another order; 0 for most tensors."""
+    """Heads whose rows llama.cpp expects in another order; 0 for most tensors."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows and columns, of several matrices behind their number."""
+        """Rows and columns; several matrices have their number in front."""
         return self.stored.shape if len(self.roles) == 1 else (len(self.roles), *self.stored.shape)
 
     @property
     def copied(self) -> bool:
-        """Whether codes are taken as they are stored."""
+        """Whether codes are copied as they are stored."""
         return (
             self.stored.format is not None
             and self.stored.format == FORMATS.get(self.type)
@@ -53,16 +53,16 @@ class Planned:
 
     @property
     def exact(self) -> bool:
-        """Whether its values are the artifact's."""
+        """Whether its values equal the artifact's."""
         lossless = {("F32", None), ("F16", "fp16")}
         return self.copied or (self.type, self.stored.format) in lossless
 
 
 def write(model: StoredModel, options: Options, path: Path) -> list[str]:
-    """Writes the file; gives the names of the tensors whose values were rounded again.
+    """Writes the file; returns the names of the tensors whose values were rounded again.
 
     Raises:
-        ColdpressError: if llama.cpp has no such architecture, tokenizer or weights.
+        ColdpressError: if llama.cpp has no such architecture or tokenizer, or GGUF no type for the weights.
     """
     architecture = _llama_cpp.architecture_of(model.spec)
     writer = gguf.GGUFWriter(path, architecture.name)
@@ -106,7 +106,7 @@ def _type_of(stored: StoredTensor, options: Options) -> TypeName:
 
 
 def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planned], rounded: list[str]) -> None:
-    """What the file is, where it comes from, and what is not exact in it."""
+    """Adds the file's description, its origin, and what is not exact in it."""
     manifest = model.artifact.manifest
     writer.add_name(manifest.source.name)
     if manifest.source.license:
@@ -132,7 +132,7 @@ def _declare(writer: gguf.GGUFWriter, tensor: Planned) -> None:
 
 
 def _append(writer: gguf.GGUFWriter, matrices: Iterable[np.ndarray]) -> None:
-    """Writes the next tensor, a matrix at a time: all experts of a layer may be many times what fits in memory."""
+    """Writes the next tensor, a matrix at a time: all experts of a layer may exceed memory many times."""
     file = (writer.fout or [])[0]
     writer.write_padding(file, file.tell())
     for matrix in matrices:

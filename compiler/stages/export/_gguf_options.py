@@ -1,4 +1,4 @@
-"""What a GGUF file may hold, and what a user may ask of it; gguf.py says what is exact."""
+"""Lists the types of a GGUF file and the user's options; gguf.py says what is exact."""
 
 from typing import Literal
 
@@ -11,16 +11,16 @@ TypeName = Literal["F32", "F16", "Q8_0", "Q4_0"]
 
 
 FORMATS: dict[TypeName, str] = {"F16": "fp16", "Q8_0": "int8_group32", "Q4_0": "int4_group32"}
-"""The format of ours that has the values and the layout of a type's rows."""
+"""Our format with the same values and row layout as a GGUF type."""
 BLOCK = 32
-"""Values that share a scale in Q8_0 and Q4_0: no row is padded to whole blocks."""
+"""Values that share a scale in Q8_0 and Q4_0. GGUF rows are not padded to whole blocks."""
 
 
 def own_type(role: str, format_name: str) -> TypeName:
-    """The type that has a format's values and layout.
+    """Returns the GGUF type with a format's values and layout.
 
     Raises:
-        ColdpressError: if GGUF has none.
+        ColdpressError: if GGUF has no such type.
     """
     for name, known in FORMATS.items():
         if known == format_name:

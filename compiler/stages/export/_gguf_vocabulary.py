@@ -1,8 +1,8 @@
-"""An artifact's tokenizer.json as GGUF's vocabulary: tokens, their types, scores or merges, and what to split text by.
+"""Translates an artifact's tokenizer.json into GGUF's vocabulary: tokens, types, scores or merges, and text splitting.
 
-llama.cpp has two engines that do what tokenizer.json's BPE does: `gpt2`, on bytes, with merges by rank and one of its
-own expressions to split text; and `llama` (SentencePiece), on characters, which joins whatever neighbours make a token,
-by the token's score. A tokenizer that would give other tokens there is refused: its prompts would be other prompts.
+Two tokenizers of llama.cpp do what tokenizer.json's BPE does: `gpt2`, on bytes, with merges by rank and one of its own
+expressions to split text; and `llama` (SentencePiece), on characters, which joins any neighbours that form a token, by
+the token's score. A tokenizer that would give other tokens there is refused: prompts would change.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ SPLITS = {
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}": ("llama-bpe", True),
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}": ("qwen2", False),
 }
-"""Expression -> (llama.cpp's name for it, whether a whole word that is a token stays whole, whatever merges say)."""
+"""Expression -> (llama.cpp's name for it, whether a whole word that is a token stays whole regardless of merges)."""
 SPACE = "▁"
 METASPACE = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never", "split": False}
 REMEDY = "give gguf_tokenizer=false for a file that takes token ids alone"
@@ -36,7 +36,7 @@ def add(writer: gguf.GGUFWriter, artifact: Artifact) -> None:
     """Adds the vocabulary.
 
     Raises:
-        ColdpressError: if there is none, or llama.cpp would give other tokens.
+        ColdpressError: if the artifact has no tokenizer, or llama.cpp would give other tokens.
     """
     if all(entry.path != TOKENIZER_FILE for entry in artifact.manifest.files):
         raise ColdpressError(f"the artifact has no {TOKENIZER_FILE}; {REMEDY}")
@@ -69,7 +69,7 @@ def _refused(what: str) -> ColdpressError:
 
 
 def _tokens(found: Json, vocab_size: int) -> tuple[list[str], list[int]]:
-    """(text, type) of every id of the model; ids without a token are `unused`."""
+    """Returns (text, type) of every id of the model; ids without a token are `unused`."""
     tokens = [f"[PAD{number}]" for number in range(vocab_size)]
     types = [int(gguf.TokenType.UNUSED)] * vocab_size
     added = {entry["id"]: entry for entry in found.get("added_tokens") or ()}
@@ -91,7 +91,7 @@ def _tokens(found: Json, vocab_size: int) -> tuple[list[str], list[int]]:
 
 
 def _merges(model: Json) -> list[tuple[str, str]]:
-    """Pairs by rank; older files have a pair as one text."""
+    """Returns pairs by rank; older files write a pair as one text."""
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     return [(left, right) for left, right in pairs]
 
@@ -100,7 +100,7 @@ def _merges(model: Json) -> list[tuple[str, str]]:
 
 
 def _split_name(found: Json) -> str:
-    """llama.cpp's name for how text is split before merging."""
+    """Returns llama.cpp's name for the splitting of text before merging."""
     whole, ignores = found.get("pre_tokenizer") or {}, bool(found["model"].get("ignore_merges"))
     normalizer = (found.get("normalizer") or {}).get("type")
     parts = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
@@ -127,7 +127,7 @@ def _expression(part: Json) -> str:
 
 
 def _has_space_prefix(found: Json) -> bool:
-    """Whether a text begins with a space; all spaces become `SPACE`."""
+    """Tells whether a space is put before each text; all spaces become `SPACE`."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prepend = {"type": "Prepend", "prepend": SPACE}
     known = {True: [prepend, replace], False: [replace]}
@@ -139,7 +139,7 @@ def _has_space_prefix(found: Json) -> bool:
         for prefix, expected in known.items():
             if steps == expected:
                 return prefix
-    elif splitting == METASPACE and not steps:  # one that puts a space in front leaves out texts that begin with one
+    elif splitting == METASPACE and not steps:  # only prepend_scheme "never": others skip texts that begin with a space
         return False
     raise _refused(
         f"spaces are treated by {short(normalizer)} and {short(splitting)}, expected '{SPACE}' in their place"
@@ -147,7 +147,7 @@ def _has_space_prefix(found: Json) -> bool:
 
 
 def _scores(model: Json, tokens: list[str], types: list[int]) -> list[float]:
-    """A score per token, the higher the sooner it is made: less than 0, by the rank of its first merge.
+    """Returns a score per token, below 0, by the rank of its first merge; higher scores merge first.
 
     Raises:
         ColdpressError: if merges do not follow from tokens and scores alone.

@@ -1,7 +1,7 @@
-"""What llama.cpp makes of a model: its name for the architecture, the arithmetic that name stands for, shapes, tensors.
+"""Describes llama.cpp's view of a model: names of architecture and tensors, shapes, and the arithmetic they stand for.
 
 Names come from the tables of the package `gguf`. The arithmetic is not in a GGUF file but in llama.cpp's own code
-(src/models/*.cpp, src/llama-model.cpp), so that it is said here, and a model that differs is refused: its file would
+(src/models/*.cpp, src/llama-model.cpp), so it is repeated here, and a model that differs is refused: its file would
 load, and write other text.
 """
 
@@ -33,39 +33,39 @@ MODULES = {
     "down_proj": TENSOR.FFN_DOWN,
     "router": TENSOR.FFN_GATE_INP,
 }
-"""Our names of modules, without their layer."""
+"""Our names of modules, without the layer."""
 STACKED = {
     "gate_proj": TENSOR.FFN_GATE_EXP,
     "up_proj": TENSOR.FFN_UP_EXP,
     "down_proj": TENSOR.FFN_DOWN_EXP,
 }
-"""Those of experts, whose matrices lie in one tensor, one expert's after another's."""
+"""Modules of experts: their matrices are stacked in one tensor."""
 MAX_EXPERTS = 1024
-"""llama.cpp ends where a file has more (LLAMA_MAX_EXPERTS of src/llama-hparams.h)."""
+"""llama.cpp aborts if a file has more (LLAMA_MAX_EXPERTS of src/llama-hparams.h)."""
 FREQUENCIES = "rotary.inv_freq"
 NORMS = ("norm", "input_layernorm", "post_attention_layernorm")
 PRECISION = 4e-7
-"""Relative, of what a float32 frequency says of the base that it was computed from."""
+"""Relative precision with which a float32 frequency determines the base that it was computed from."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One of llama.cpp's."""
+    """An architecture of llama.cpp."""
 
     name: str
     activation: Activation
     gated: bool
     neighbours: bool
-    """Whether dimensions 2i and 2i + 1 of a head are rotated together, and not i and i + head_dim / 2."""
+    """Whether dimensions 2i and 2i + 1 of a head are rotated together, instead of i and i + head_dim / 2."""
     biases: frozenset[str] = frozenset()
-    """Modules that may have one."""
+    """Modules that may have a bias."""
     scaled: bool = False
     """Whether it reads a factor for each frequency."""
     own_head: bool = False
-    """Whether it cannot take the embedding for a head."""
+    """Whether it needs a separate head and cannot reuse the embedding."""
 
     def rotated_heads(self, spec: ModelSpec, role: str) -> int:
-        """The heads of a tensor whose rows are to be reordered; 0 for none."""
+        """Returns the number of heads of a tensor whose rows are to be reordered; 0 for none."""
         heads = {"q_proj": spec.num_attention_heads, "k_proj": spec.num_key_value_heads}
         return heads.get(role.split(".")[-2], 0) if self.neighbours else 0
 
@@ -86,7 +86,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(spec: ModelSpec) -> Architecture:
-    """The architecture of llama.cpp that computes what the model does.
+    """Returns llama.cpp's architecture that computes the same as the model.
 
     Raises:
         ColdpressError: if there is none.
@@ -120,7 +120,7 @@ def architecture_of(spec: ModelSpec) -> Architecture:
 
 
 def roles(model: StoredModel) -> list[tuple[str, ...]]:
-    """The roles of each tensor, one or those of all experts, in the file's order: outside the layers, then layer by
+    """Lists the roles of each tensor (one, or those of all experts) in the file's order: outside the layers, then by
     layer."""
     tensors: dict[tuple[int, str], list[str]] = {}
     for role in model.tensors:
@@ -135,7 +135,7 @@ def _without_expert(module: list[str]) -> list[str]:
 
 
 def tensor_name(architecture: Architecture, role: str) -> str:
-    """llama.cpp's name of a role's tensor, or of the one that all experts' are in.
+    """Returns llama.cpp's name of a role's tensor; all experts share one tensor.
 
     Raises:
         ColdpressError: if the architecture has no such tensor.
@@ -152,7 +152,7 @@ def tensor_name(architecture: Architecture, role: str) -> str:
 
 
 def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows [heads * head_dim, …] with those that are rotated together side by side; as they are where `heads` is 0."""
+    """Moves rows [heads * head_dim, …] that are rotated together side by side; changes nothing where `heads` is 0."""
     if not heads:
         return rows
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
@@ -160,13 +160,13 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def norm_weights(spec: ModelSpec, role: str, values: np.ndarray) -> np.ndarray:
-    """The weights of a norm as llama.cpp has them, from 0, where the model's count from 1; other values as they are."""
+    """Returns a norm's weights for llama.cpp: plus 1 for `layer_norm_1p`, which stores the difference from 1."""
     counts_from_one = spec.norm == "layer_norm_1p" and role.split(".")[-2] in NORMS and role.endswith("weight")
     return values + np.float32(1) if counts_from_one else values
 
 
 def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
-    """The sizes and constants that llama.cpp reads; behind a sliding window it would attend to more than the model."""
+    """Adds the sizes and constants that llama.cpp reads; the context ends at a sliding window, which it ignores."""
     spec = model.spec
     writer.add_vocab_size(spec.vocab_size)
     writer.add_context_length(min(spec.max_position_embeddings, spec.sliding_window or spec.max_position_embeddings))
@@ -193,10 +193,10 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
 
 
 def rope_factors(model: StoredModel) -> dict[str, np.ndarray]:
-    """A factor float32 [rotary_dim / 2] that divides each frequency, where a base alone does not say it.
+    """Returns a factor float32 [rotary_dim / 2] that divides each frequency, where a base alone does not give them.
 
     Raises:
-        ColdpressError: if the architecture reads none.
+        ColdpressError: if the architecture reads no factors.
     """
     frequencies = _frequencies(model)
     base, scale = _rope(model)
@@ -217,7 +217,7 @@ def _frequencies(model: StoredModel) -> np.ndarray:
 
 
 def _rope(model: StoredModel) -> tuple[float, float]:
-    """(base, factor on all frequencies) of a geometric sequence; of another one, the base that its beginning has."""
+    """Returns (base, factor on all frequencies) of a geometric sequence; of others, the base that its beginning has."""
     frequencies = _frequencies(model)
     count, scale = frequencies.size, float(frequencies[0])
     if count == 1:
@@ -231,7 +231,7 @@ def _rope(model: StoredModel) -> tuple[float, float]:
 
 
 def _rounded(base: float) -> Iterator[float]:
-    """The number, the roundest form first: what frequencies in float32 say of it is no more precise."""
+    """Yields the number, roundest form first: float32 frequencies do not determine it more precisely."""
     yield from (float(f"{base:.{digits}g}") for digits in range(1, 10))
 
 

@@ -1,7 +1,7 @@
-"""An artifact's weights by role, one at a time: the codes as they are stored, in natural order.
+"""Reads an artifact's weights by role, one at a time: the stored codes, in natural order.
 
-Units lie on flash in the order that was found for them, several slices in each, several layers in a group, an expert's
-among those of others. The files are mapped, not loaded; their digests are checked before anything is read.
+On flash, units lie in the order that `order` found, several slices in each, several layers in a group, and an expert's
+units among those of others. The files are mapped, not loaded; their digests are checked before anything is read.
 """
 
 from dataclasses import dataclass
@@ -31,19 +31,19 @@ class StoredTensor:
     format: FormatName | None
     """None: float32."""
     by_column: bool = False
-    """Whether a column is what was encoded, as one slice, and not a row."""
+    """Whether slices are columns of the matrix, not rows."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where on flash the slices of one matrix lie."""
+    """The place of a matrix's slices on flash."""
 
     section: Section
     layer: int
     units: range
-    """Whose slices they are: all of the family's, or those of one expert."""
+    """The units that hold the slices: all of the family's, or those of one expert."""
     start_bytes: int
-    """Of the slice in its unit."""
+    """Start of the slice in its unit."""
     stop_bytes: int
 
 
@@ -54,7 +54,7 @@ class StoredModel:
         """Checks the files.
 
         Raises:
-            ColdpressError: if their content is not what the manifest says.
+            ColdpressError: if a file's content does not match the manifest.
         """
         self.artifact, self.spec = artifact, artifact.manifest.model
         self._files = {name: self._mapped(name) for name in (FLASH_FILE, RESIDENT_FILE)}
@@ -88,7 +88,7 @@ class StoredModel:
 
     @cached_property
     def _resident(self) -> dict[str, np.ndarray]:
-        """Views of the mapped file."""
+        """Returns views of the mapped file, by tensor."""
         entry, opened = self.artifact.entry(RESIDENT_FILE), self.artifact.open(RESIDENT_FILE)
         with open(opened, "rb") as file:
             header = tensor_files.read_header(file.fileno(), RESIDENT_FILE, entry.size_bytes)
@@ -99,7 +99,7 @@ class StoredModel:
         }
 
     def codes(self, role: str) -> np.ndarray:
-        """What is stored of a tensor: codes uint8 [slices, slice_bytes], slice i being row or column i, or float32."""
+        """Returns a tensor as stored: codes uint8 [slices, slice_bytes], slice i being row or column i, or float32."""
         if role not in self._places:
             return self._resident[role]
         place = self._places[role]
@@ -118,7 +118,7 @@ class StoredModel:
         return found
 
     def values(self, role: str) -> np.ndarray:
-        """The values of a tensor, float32 in the checkpoint's shape."""
+        """Returns the values of a tensor, float32 in the checkpoint's shape."""
         tensor, codes = self.tensors[role], self.codes(role)
         if tensor.format is None:
             return codes

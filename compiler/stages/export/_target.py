@@ -1,4 +1,4 @@
-"""What a format for another engine is: a file of this package whose class `Plugin` extends `Target`."""
+"""Defines a format for another engine: a file of this package whose class `Plugin` extends `Target`."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ class Target(PluginBase, Generic[OptionsT]):
         """Writes the file; returns the names of the tensors whose values were rounded again.
 
         Raises:
-            ColdpressError: if the other engine would run the model as something else.
+            ColdpressError: if the other engine would compute something else.
         """
 
     @abstractmethod
     def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: OptionsT) -> int:
-        """Bytes of the file's tensors.
+        """Returns the bytes of the file's tensors.
 
         Args:
             shapes: Role -> shape, of all tensors of the model; a tied head is its embedding.
             stored: The build's format.
-            options: The target's own.
+            options: The target's options.
         """

@@ -1,11 +1,11 @@
-"""gguf: the model as one GGUF file, which llama.cpp loads.
+"""gguf: writes the model as one GGUF file, which llama.cpp loads.
 
 F16, Q8_0 and Q4_0 have the values and the layout of `fp16`, `int8_group32` and `int4_group32`: rows that are stored in
-one of these are copied, bit for bit. A matrix whose columns were encoded, since they are read one by one, is decoded
-and encoded again along its input, which rounds 8-bit and 4-bit values a second time; the file names such tensors under
-`coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose rows are no multiple of 32 values long becomes F16.
-All experts of a layer are one tensor of their matrices, named where one of them was rounded. Norms, biases and routers
-are F32, as llama.cpp keeps them. What llama.cpp computes for which architecture is in `_llama_cpp.py`.
+one of these are copied, bit for bit. A matrix encoded by column (so that columns can be read one by one) is decoded and
+encoded again along its input, which rounds 8-bit and 4-bit values a second time; the file lists such tensors under
+`coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose row length is no multiple of 32 becomes F16. All
+experts of a layer form one tensor, which is listed if one of its matrices was rounded. Norms, biases and routers are
+F32, as in llama.cpp's own files. `_llama_cpp.py` knows what llama.cpp computes for which architecture.
 """
 
 from collections.abc import Mapping
@@ -25,27 +25,27 @@ class Plugin(Target[Options]):
     OPTIONS = Options
 
     def write(self, model: StoredModel, options: Options, path: Path) -> list[str]:
-        """Writes the file; gives the names of the tensors whose values were rounded again.
+        """Writes the file; returns the names of the tensors whose values were rounded again.
 
         Raises:
-            ColdpressError: if llama.cpp has no such architecture, tokenizer or weights.
+            ColdpressError: if llama.cpp has no such architecture or tokenizer, or GGUF no type for the weights.
         """
         from coldpress.compiler.stages.export import (
-            _gguf_file,  # with the package gguf, which nobody needs to know the options
+            _gguf_file,  # imported late: it loads the package gguf, which is not needed for the options
         )
 
         return _gguf_file.write(model, options, path)
 
     def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: Options) -> int:
-        """Bytes of the tensors of a file.
+        """Returns the bytes of a file's tensors.
 
         Args:
-            shapes: Role -> shape, of all tensors that a model is made of; a tied head is its embedding.
+            shapes: Role -> shape, of all tensors of the model; a tied head is its embedding.
             stored: The build's format.
             options: How the weights are written.
 
         Raises:
-            ColdpressError: if GGUF has no type for what is to be taken as it is stored.
+            ColdpressError: if a tensor is to be copied and GGUF has no type for it.
         """
         total = 0
         for role, shape in shapes.items():

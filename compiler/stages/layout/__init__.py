@@ -1,8 +1,8 @@
-"""layout: arithmetic only. The offsets of flash.img (compiler/sections.py), and the plan that the runtime follows.
+"""layout: computes the offsets of flash.img (compiler/sections.py) and the runtime's plan; arithmetic only.
 
-Reads the model's shape, what `allocate` granted, how many units `place` pinned, what each collapse gap costs under the
-orders that `order` found, what tokens use (compiler/stages/layout/preloading.py), and the device's page size. What the
-budget leaves is cache (runtime/plan/budget.py, DIP A).
+Reads the model's shape, the budget that `allocate` granted, how many units `place` pinned, what each collapse gap costs
+under the orders that `order` found, what tokens use (compiler/stages/layout/preloading.py), and the device's page size.
+The budget's remainder is cache (runtime/plan/budget.py, DIP A).
 """
 
 from collections import defaultdict
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 EQUAL_SHARE = 0.005
-"""Of the least flash time, by which a collapse gap may be slower and still count as one of the best."""
+"""A collapse gap counts as one of the best if its flash time exceeds the least by at most this share."""
 
 
 class LayoutConfig(CacheSetting):
@@ -67,11 +67,11 @@ def run(
     predictors: Predictors | None,
     activations: Activations | None,
 ) -> Layout:
-    """All offsets, and one plan for the budget that `allocate` divided.
+    """Computes all offsets, and one plan for the budget that `allocate` divided.
 
     Raises:
         UnknownNameError: if there is no such cache policy.
-        ColdpressError: if `preload` is on and there is nothing to read ahead.
+        ColdpressError: if `preload` is on and nothing can be read ahead.
         DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed the
             budget.
     """
@@ -119,11 +119,11 @@ def run(
 
 
 Claims = dict[tuple[int, FamilyName], Claim]
-"""By layer, then family."""
+"""Claims by layer, then family."""
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Arithmetic, and the bits of a layer's units where reading ahead is judged."""
+    """Counts arithmetic, and the bits of a layer's units where reading ahead is judged."""
     bits = build.layer_units(build.families) * build.num_tokens // 4
     return StageNeeds(
         stage="layout", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + bits, disk_bytes=0, runtime_s=3600
@@ -154,13 +154,13 @@ def _parts(claims: Claims, slots: list[int]) -> tuple[PartPlan, ...]:
 
 
 def _ahead(config: LayoutConfig, run: preloading.Run) -> Ahead:
-    """The preload buffer, out of what pinned units leave, and how much of a guess is read."""
+    """Returns the preload buffer, taken from DRAM that pinned units leave, and the share of a guess that is read."""
     if config.preload == "off":
         return NOTHING
     if config.preload == "auto":
         return preloading.chosen(run)
     found, _ = preloading.best(run)
-    if not found.buffer_bytes:  # nobody knows how good the guess is
+    if not found.buffer_bytes:  # the quality of guesses is unknown: assume the usual share
         found = preloading.fitting(run, USUAL_GUESS)
     if not found.buffer_bytes:
         raise ColdpressError(
@@ -172,11 +172,11 @@ def _ahead(config: LayoutConfig, run: preloading.Run) -> Ahead:
 
 
 def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
-    """The gap with the least modelled flash time over all sections; of those within a hair, the nearest to break-even.
+    """Returns the gap with the least modelled flash time over all sections; among near-ties, the nearest to break-even.
 
-    Break-even would be right if a read cost its share of IOPS and of bandwidth one after the other. The
-    device does both at once, so the best gap is where an order's reads and bytes take equally long: `order` tries some.
-    It counts the units that are active; predictors choose more, for which break-even is the safer side.
+    Break-even would be optimal if a read took its share of IOPS and then its share of bandwidth. The device does both
+    at once, so the best gap is where an order's reads and bytes take equally long: `order` tries several. It counts
+    active units; predictors choose more, and for more units break-even is the safer side.
     """
     seconds: dict[int, float] = defaultdict(float)
     for entry in (entry for part in order for entry in part.entries):
@@ -189,7 +189,7 @@ def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
 
 
 def _selector_arrays(sparsity: Sparsity) -> tuple[SelectorArray, ...]:
-    """What the tables will hold of the selector, by layer, family and name."""
+    """Lists the selector's arrays in the tables, by layer, family and name."""
     kept = load("coldpress.runtime.sparsity", Selector, sparsity.method).KEPT
     return tuple(
         SelectorArray.model_validate(
@@ -222,7 +222,7 @@ def _fixed_bytes(model: Model, sparsity: Sparsity, predictors: Predictors | None
 
 
 def _room_bytes(budget_bytes: int, fixed: _Fixed, buffer_bytes: int, claims: Claims) -> int:
-    """What the budget leaves for pinned units and cache slots."""
+    """Returns the bytes that the budget leaves for pinned units and cache slots."""
     room_bytes = budget_bytes - sum(fixed) - buffer_bytes
     pinned_bytes = sum(claim.num_pinned * claim.unit_bytes for claim in claims.values())
     if pinned_bytes > room_bytes:

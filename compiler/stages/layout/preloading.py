@@ -1,8 +1,8 @@
-"""Whether a build reads ahead (ActiveFlow 3), and how much: runs with and without it, compared in modelled seconds.
+"""Decides whether a build reads ahead (ActiveFlow 3), and how much, by modelled seconds with and without it.
 
 Calibration tokens are decoded on the simulated device (compiler/seconds.py) under the build's own plan, placement and
-order. A layer guesses the units of the next section that it uses itself. Where a plan reads only the most certain part
-of a guess, recalibration's measure of how much consecutive layers share says how many of that part are right.
+order. A layer guesses that the next section will use the units that the layer itself uses. Where a plan reads only the
+most certain part of a guess, recalibration's measure of how much consecutive layers share gives that part's precision.
 """
 
 import logging
@@ -33,23 +33,23 @@ from coldpress.schemas.sparsity import Sparsity
 
 LOG = logging.getLogger(__name__)
 WORTH = 0.985
-"""Share of the time without it that a token must not exceed: another text is not the calibration text."""
+"""Reading ahead must bring a token's time below this share: other text differs from the calibration text."""
 WORTH_IN_GROUPS = 0.95
-"""The same where layers are in groups: there the law has been off by up to a twentieth (EXPERIMENTS.md)."""
+"""The same for layers in groups, where the law has been off by up to a twentieth (EXPERIMENTS.md)."""
 GUESSES = (0.5, 0.75, 1.0)
-"""Shares of a guess that are tried: fewer units are more certain, and more units let reads be joined."""
+"""Shares of a guess that are tried: fewer units are more certain; with more units, reads join better."""
 FILLING = 8
-"""Requests that bring all units of a part once, so that caches are full; those that deserve DRAM most come last."""
+"""Requests that together bring every unit of a part once, to fill the caches; the units most worth DRAM come last."""
 WARM_TOKENS, MEASURED_TOKENS = 4, 8
-"""The last calibration tokens: the first of them only bring caches up to date."""
+"""The last calibration tokens: the first of them only fill the caches."""
 QUANTILES = 64
-"""Of a normal distribution's tail, over which the likeness of two layers is integrated."""
+"""Steps of the integral over a normal distribution's tail in `guess_precision`."""
 NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class Run:
-    """What decides how long a token takes."""
+    """The build's decisions that determine a token's time."""
 
     model: Model
     sparsity: Sparsity
@@ -59,12 +59,12 @@ class Run:
     device: DeviceProfile
     activations: Activations | None
     plan: Callable[[Ahead], Plan]
-    """The build's plan if it reads so much ahead."""
+    """Returns the build's plan if it reads ahead by the given amount."""
     free_bytes: int
     """DRAM for units and the preload buffer, without pinned units."""
 
     def setting(self, ahead: Ahead) -> Setting:
-        """The build on its device."""
+        """Returns the build on its device."""
         return Setting(
             self.model, self.sparsity.format, self.device, self.sections, self.plan(ahead), self._orders, self._ranks
         )
@@ -85,7 +85,7 @@ class Run:
 
     @cached_property
     def used(self) -> dict[Key, np.ndarray]:
-        """By layer and family, the units that the last tokens use, bool [num_units, tokens]."""
+        """The units that the last tokens use, by layer and family, bool [num_units, tokens]."""
         assert self.activations is not None
         count = min(self.activations.num_tokens, WARM_TOKENS + MEASURED_TOKENS)
         found: dict[Key, np.ndarray] = {}
@@ -105,7 +105,7 @@ class Run:
 
     @cached_property
     def following(self) -> dict[Key, tuple[Section, Section]]:
-        """By layer and family, its section and the next one, whose units it guesses."""
+        """The section of a layer and family, and the next section, whose units the layer guesses."""
         return {
             (layer, family): (section, after)
             for family in guessed_families(self.sparsity.families)
@@ -115,7 +115,7 @@ class Run:
 
 
 def fitting(run: Run, guess: float) -> Ahead:
-    """What is read ahead of such a share of a guess: as much as flash reads while nothing is asked for."""
+    """Returns the preload buffer for this share of a guess: as much as flash can read while it would be idle."""
     setting = run.setting(NOTHING)
     idle_s = max(bytes_before(setting.manifest, setting.plan).values(), default=0) / run.device.dram_bytes_per_s.value
     reading = Reading(run.sections, setting.plan.parts, run.device.flash, setting.plan.collapse_gap_bytes)
@@ -124,8 +124,8 @@ def fitting(run: Run, guess: float) -> Ahead:
 
 
 def best(run: Run) -> tuple[Ahead, float]:
-    """The fastest reading ahead of those that fit, and its token's time over that without it; `NOTHING` where nothing
-    can be read ahead, or nobody measured how good a guess is."""
+    """Returns the fastest reading ahead that fits, and its token time relative to none; `NOTHING` where nothing can be
+    read ahead or the quality of guesses was not measured."""
     tried = [ahead for guess in GUESSES if (ahead := fitting(run, guess)).buffer_bytes]
     known = any(_shared(run, section) for section in run.sections[1:])
     if not tried or not known:
@@ -138,18 +138,18 @@ def best(run: Run) -> tuple[Ahead, float]:
 
 
 def chosen(run: Run) -> Ahead:
-    """What is read ahead where that is left to the law: nothing where it does not pay."""
+    """Returns the reading ahead for `preload=auto`: none where it does not pay."""
     found, share = best(run)
     return found if share < worth(run.sections) else NOTHING
 
 
 def worth(sections: Sequence[Section]) -> float:
-    """Share of the time without reading ahead that a token must not exceed."""
+    """Returns the share of the time without reading ahead that a token must stay below."""
     return WORTH_IN_GROUPS if any(len(section.layers) > 1 for section in sections) else WORTH
 
 
 def token_s(run: Run, ahead: Ahead) -> float:
-    """Modelled seconds of a token."""
+    """Returns the modelled seconds of a token."""
     setting = run.setting(ahead)
     num_tokens = next(iter(run.used.values())).shape[1]
     num_warm = max(0, min(WARM_TOKENS, num_tokens - 1))
@@ -159,7 +159,7 @@ def token_s(run: Run, ahead: Ahead) -> float:
 
 
 def _filling(run: Run, setting: Setting) -> list[Event]:
-    """Requests for all units, as of tokens from 1 on, and then a new context."""
+    """Requests all units once, as tokens from 1 on, and then begins a new context."""
     found: list[Event] = []
     for number in range(FILLING):
         for layer, family in _parts(run):
@@ -171,7 +171,7 @@ def _filling(run: Run, setting: Setting) -> list[Event]:
 
 
 def _token(run: Run, setting: Setting, ahead: Ahead, token: int, number: int) -> list[Event]:
-    """The requests of a token, the `number`th of the run, and what each layer reads ahead when it has its own units."""
+    """Lists the requests of a token, the `number`th of the run, and what each layer reads ahead after its own units."""
     found: list[Event] = []
     for layer in range(run.model.spec.num_hidden_layers):
         for family in run.sparsity.families:
@@ -193,14 +193,14 @@ def _parts(run: Run) -> list[Key]:
 
 
 def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> np.ndarray:
-    """The most certain share of a layer's own units, int32 ascending: as many of them as `right_share` says are used in
-    the first layer of the section `after`. Which ones is drawn."""
+    """Returns the most certain share of a layer's units, int32 ascending. `guess_precision` says how many of them the
+    next section's first layer uses; which ones is drawn."""
     ids = np.flatnonzero(run.used[layer, after.family][:, token]).astype(np.int32)
     count = max(1, math.ceil(guess * ids.size))
     if count >= ids.size:
         return ids
     right = run.used[after.first_layer, after.family][ids, token]
-    share = right_share(_shared(run, after), run.sparsity.density(after.family, after.first_layer), guess)
+    share = guess_precision(_shared(run, after), run.sparsity.density(after.family, after.first_layer), guess)
     drawn = ids[np.argsort(scattered(ids.size, token), kind="stable")]
     is_right = np.isin(drawn, ids[right])
     num_right = max(min(round(share * count), int(right.sum())), count - int((~right).sum()))
@@ -208,8 +208,7 @@ def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> 
 
 
 def _shared(run: Run, section: Section) -> float:
-    """Share of the units that a token uses of a section's layers that it uses in the layer before each, too; 0 where
-    nobody measured it."""
+    """Returns the mean share of the units of a section's layers that the layer before uses too; 0 if not measured."""
     if run.activations is None or section.family not in guessed_families(run.sparsity.families):
         return 0.0
     if FAMILIES[section.family].axis != "hidden_size" or not section.first_layer:
@@ -220,32 +219,32 @@ def _shared(run: Run, section: Section) -> float:
 
 
 @lru_cache(maxsize=4096)
-def right_share(alike: float, density: float, guess: float, steps: int = 1) -> float:
-    """Share of a guess's surest units that are used, as if two layers' inputs were normal and as alike as measured.
+def guess_precision(overlap: float, density: float, guess: float, steps: int = 1) -> float:
+    """Returns the expected precision of a guess, for jointly normal inputs of two layers with the measured overlap.
 
     Args:
-        alike: Of what one layer uses, what the layer before uses, too; 0 where nobody knows.
-        density: What a layer uses, of all units.
-        guess: Which of the units that the earlier layer uses are read: those with the largest entries.
-        steps: Layers from the one to the other; likeness falls off with every one.
+        overlap: Share of a layer's units that the layer before uses too; 0 if unknown.
+        density: Share of all units that a layer uses.
+        guess: Share of the earlier layer's units that are read: those with the largest entries.
+        steps: Layers between the two; the correlation falls with every one.
     """
-    if density >= 1 or alike >= 1:
+    if density >= 1 or overlap >= 1:
         return 1.0
-    if alike <= density:  # by chance
-        return alike and density
+    if overlap <= density:  # no more than by chance; 0 (unknown) counts as never right
+        return overlap and density
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if _both(middle, density, density) < alike else (low, middle)
+        low, high = (middle, high) if _both(middle, density, density) < overlap else (low, middle)
     return _both(low**steps, density, guess * density)
 
 
-def _both(cosine: float, density: float, surest: float) -> float:
-    """Chance that |y| is of the largest `density` where |x| is of the largest `surest`, x and y standard normal."""
+def _both(cosine: float, density: float, most_certain: float) -> float:
+    """Returns P(|y| in the largest `density` given |x| in the largest `most_certain`), x and y standard normal."""
     least, spread = NORMAL.inv_cdf(1 - density / 2), max(1e-9, (1 - cosine**2) ** 0.5)
     total = 0.0
     for step in range(QUANTILES):
-        x = NORMAL.inv_cdf(1 - surest * (step + 0.5) / QUANTILES / 2)
+        x = NORMAL.inv_cdf(1 - most_certain * (step + 0.5) / QUANTILES / 2)
         below = NORMAL.cdf((least - cosine * x) / spread) - NORMAL.cdf((-least - cosine * x) / spread)
         total += 1 - below
     return total / QUANTILES

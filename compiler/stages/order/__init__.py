@@ -1,11 +1,11 @@
-"""Decides the order of every family's units on flash, layer by layer, from what is active together (Ripple 4).
+"""Decides the order of every family's units on flash, layer by layer, from co-activation (Ripple 4).
 
-Reads packed activation bits, which units `place` pinned, and the device's flash; returns a permutation per layer and
-family with the share of activations that find their flash neighbour active too, and the modelled flash time on the last
-calibration tokens for each collapse gap, from which `layout` takes the plan's. A family that is always used whole has
-nothing to gain and keeps the model's order; experts that are used whole stay whole, and are what is ordered. Layers
-that lie together on flash (`sparsity.layers_per_group`, ActiveFlow 3) share one permutation: their activity is counted
-together, and its cost is the sum over the layers.
+Reads packed activation bits, which units `place` pinned, and the device's flash. Returns a permutation per layer and
+family, the share of activations whose flash neighbour is active too, and the modelled flash time on the last
+calibration tokens for each collapse gap, from which `layout` takes the plan's. A family that is always used whole gains
+nothing and keeps the model's order; if whole experts are used, experts are ordered and their units stay together.
+Layers that lie together on flash (`sparsity.layers_per_group`, ActiveFlow 3) share one permutation: their activity is
+counted together, and the cost of an order is the sum over the layers.
 
 A heuristic is a file of this package whose class `Plugin` extends `Heuristic` (_task.py).
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 SORTED_PAIRS_BYTES = 256 << 20
-"""One run of sorted pairs (compiler/stages/order/_pair_weights.py)."""
+"""Bytes of one run of sorted pairs (compiler/stages/order/_pair_weights.py)."""
 
 
 class OrderConfig(CacheSetting, SeedSetting):
@@ -79,12 +79,12 @@ def run(
     work: Workspace,
     threads: int = 1,
 ) -> Order:
-    """Orders the families of `layers`, `threads` of them side by side; a group of layers is held at a time by each.
+    """Orders the families of `layers` on `threads` threads; each holds the arrays of one group of layers at a time.
 
     Raises:
         UnknownNameError: if there is no such heuristic or cache policy.
-        ColdpressError: if a family that is used in part has no activation bits, flash is no tier of the placement, or
-            `layers` cut a group.
+        ColdpressError: if a partly used family has no activation bits, the placement has no flash tier, or `layers`
+            cut a group.
     """
     heuristic = load("coldpress.compiler.stages.order", Heuristic, config.order)
     load_class("coldpress.runtime.cache", CachePolicy, config.cache)  # refuses an unknown name before the work begins
@@ -99,9 +99,9 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts of pairs, as often as the heuristic says, one run of sorted pairs, and the bits of a family."""
+    """Counts the heuristic's squares of pair counts, one run of sorted pairs, and the bits of a family."""
     spec, families = build.model.spec, build.families
-    whole = build.density_sources == {"whole"}  # then experts are ordered
+    whole = build.density_sources == {"whole"}  # then experts are ordered, not units
     counted = [(num_experts(family, spec), num_units(family, spec)) for family in families]
     paired = max(experts if whole and experts > 1 else units for experts, units in counted)
     squares = load("coldpress.compiler.stages.order", Heuristic, build.settings["order"]["order"]).COUNT_SQUARES
@@ -114,10 +114,10 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def groups_of(sparsity: Sparsity, model: Model, layers: tuple[int, ...]) -> list[range]:
-    """The groups that `layers` are, in their order.
+    """Returns the groups of `layers`, in the order of `layers`.
 
     Raises:
-        ColdpressError: if they cut one.
+        ColdpressError: if `layers` cut a group.
     """
     groups = [group for group in sparsity.groups(model.spec.num_hidden_layers) if set(group) & set(layers)]
     for group in groups:
@@ -143,7 +143,7 @@ class OrderInputs:
 
     @cached_property
     def slots(self) -> dict[tuple[int, FamilyName], int]:
-        """Units that the dynamic cache holds, per layer and family."""
+        """The number of units that the dynamic cache holds, per layer and family."""
         entries = self.placement.layers
         claims = [
             Claim(
@@ -158,17 +158,17 @@ class OrderInputs:
         return {(entry.layer, entry.family): count for entry, count in zip(entries, counts, strict=True)}
 
     def unit_bytes(self, family: FamilyName) -> int:
-        """Bytes of one layer's part of a unit."""
+        """Returns the bytes of one layer's part of a unit."""
         return unit_bytes(family, self.model.spec, self.sparsity.format)
 
     def pinned(self, group: range, family: FamilyName) -> np.ndarray:
-        """bool [num_layers, num_units]: the units that each layer of a group keeps in DRAM."""
+        """Returns bool [num_layers, num_units]: the units that each layer of a group keeps in DRAM."""
         names = [f"{layer}.{family}" for layer in group]
         tiers = load_arrays(self.placement.arrays, *names)
         return np.stack([tiers[name] for name in names]) != self.placement.tiers.index("flash")
 
     def task(self, group: range, family: FamilyName, activity: Activity, size: int = 1) -> Task:
-        """What a heuristic gets to know of one family of a group, `size` consecutive units for one."""
+        """Returns the ordering task of one family of a group; `size` consecutive units count as one."""
         some = replace(activity, bits=np.ascontiguousarray(activity.bits[::size]))
         pinned = self.pinned(group, family)
         demand = Demand(
@@ -182,10 +182,10 @@ class OrderInputs:
         return Task(demand, size * self.unit_bytes(family), self.device.flash, self.config.seed + group[0])
 
     def activity(self, group: range, family: FamilyName) -> Activity:
-        """The layers' bits side by side; all units on one token, where they are always used whole and none has bits.
+        """Returns the layers' bits side by side. If no layer has bits since all are used whole, one token uses all.
 
         Raises:
-            ColdpressError: if a layer that is used in part has none.
+            ColdpressError: if a partly used layer has no bits.
         """
         found = [self._statistics(layer, family) for layer in group]
         has_bits = any(statistics.density is not None for statistics in found)
@@ -205,19 +205,19 @@ class OrderInputs:
         )
 
     def is_whole(self, group: range, family: FamilyName) -> bool:
-        """Whether every layer of a group uses all units on every token."""
+        """Tells whether every layer of a group uses all units on every token."""
         return all(self.sparsity.density(family, layer) >= 1 for layer in group)
 
     def used_together(self, group: range, family: FamilyName) -> int:
-        """How many consecutive units are used on the same tokens: those of an expert, where nothing but the router
-        leaves any out; else 1."""
+        """Returns how many consecutive units are used on the same tokens: an expert's if only the router leaves units
+        out, else 1."""
         share, experts = used_share(family, self.model.spec), num_experts(family, self.model.spec)
         whole = experts > 1 and all(self.sparsity.density(family, layer) == share for layer in group)
         return num_units(family, self.model.spec) // experts if whole else 1
 
 
 def _bits(statistics: FamilyStatistics, num_tokens: int) -> np.ndarray:
-    """Packed activations; ones where a layer that is always used whole has none."""
+    """Returns packed activations; all ones for a layer that is always used whole and has no bits."""
     if statistics.density is not None:
         return load_arrays(statistics.arrays, "bits")["bits"]
     whole = np.packbits(np.ones(num_tokens, bool), bitorder="little")
@@ -225,7 +225,7 @@ def _bits(statistics: FamilyStatistics, num_tokens: int) -> np.ndarray:
 
 
 def thinned(activity: Activity, max_tokens: int) -> Activity:
-    """At most `max_tokens` tokens, in runs of eight that are evenly spread; all where there are no more."""
+    """Thins to at most `max_tokens` tokens, in evenly spread runs of eight; returns shorter activities unchanged."""
     if activity.num_tokens <= max_tokens:
         return activity
     step = -(-activity.num_tokens // max(8, max_tokens))
@@ -236,7 +236,7 @@ def thinned(activity: Activity, max_tokens: int) -> Activity:
 def _order_family(
     inputs: OrderInputs, heuristic: Heuristic, group: range, family: FamilyName, work: Workspace
 ) -> FamilyOrder:
-    """The entry of a group: the one that an interrupted run of the same inputs left, or a new one."""
+    """Returns the entry of a group: the one that an interrupted run of the same inputs left, or a new one."""
     name, chosen = f"{group[0]}.{family}", heuristic
     if inputs.is_whole(group, family):
         chosen = structural.Plugin()
@@ -260,7 +260,7 @@ def _arrange(
     size = inputs.used_together(group, family)
     task = inputs.task(group, family, activity, size)
     arranged = heuristic.arrange(task)
-    # experts stay whole, and as they are many times fewer than units, so is what a heuristic counts of pairs
+    # Experts stay whole. There are far fewer of them than units, so the heuristic's pair counts shrink as much.
     order = (arranged.order[:, None] * size + np.arange(size)).reshape(-1).astype(np.int32)
     of_units = task if size == 1 else inputs.task(group, family, activity)
     costs = of_units.judge_gaps(order)

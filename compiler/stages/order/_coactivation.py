@@ -1,7 +1,7 @@
-"""How often units are active together, exactly, from packed activation bits (Ripple 4.1, Eqs. 1-2).
+"""Counts how often units are active together, exactly, from packed activation bits (Ripple 4.1, Eqs. 1-2).
 
-Reads uint8 [num_units, ceil(num_tokens / 8)], padding bits 0; gives counts, never estimates, and the same ones for any
-number of threads. Three ways, of which `pair_counts` takes the cheaper of the first two:
+Reads uint8 [num_units, ceil(num_tokens / 8)], padding bits 0; counts are exact, and equal for any number of threads.
+There are three methods; `pair_counts` takes the cheaper of the first two:
 
 dense    population counts of the AND of two rows, 64 tokens a word, four rows of each side in registers, in tiles that
          stay in a core's cache; the work is num_units ** 2 / 2 * num_tokens / 64 words
@@ -20,18 +20,18 @@ from coldpress.compiler.compiled import compiled, population_count, trailing_zer
 from coldpress.schemas.errors import ColdpressError
 
 TILE_UNITS = 64
-"""Rows that are compared with as many others at a time."""
+"""Rows that are compared with as many other rows at a time."""
 TILE_WORDS = 512
-"""Words of a row looked at in one go: the rows of a tile fill a quarter of a megabyte, half of them a core's cache."""
+"""Words of a row per step: the rows of a tile fill a quarter of a megabyte, half of a core's cache."""
 WORDS_PER_INCREMENT = 70 if get_host_cpu_features().get("avx512vpopcntdq") else 14
-"""Words that the dense way does in the time of one increment of the sparse one, measured (EXPERIMENTS.md): with and
-without an instruction that counts eight words at once. Either way gives the same counts."""
+"""Words that the dense method handles in the time of one increment of the sparse one, measured (EXPERIMENTS.md): with
+and without an instruction that counts eight words at once. Both methods give the same counts."""
 GPU_TOKENS = 2048
 """Largest count that half precision holds exactly."""
 
 
 def to_words(bits: np.ndarray) -> np.ndarray:
-    """Packed bits as uint64 [num_units, num_words], zero-padded to whole words; equal bits stay equal."""
+    """Returns packed bits as uint64 [num_units, num_words], zero-padded to whole words; equal bits stay equal."""
     num_units, num_bytes = bits.shape
     words = np.zeros((num_units, -(-num_bytes // 8) * 8), np.uint8)
     words[:, :num_bytes] = bits
@@ -39,9 +39,9 @@ def to_words(bits: np.ndarray) -> np.ndarray:
 
 
 def pair_counts(bits: np.ndarray, num_tokens: int, threads: int = 1) -> np.ndarray:
-    """Tokens on which units i < j are both active, at [i, j]; the rest of the square means nothing.
+    """Counts at [i, j] the tokens on which units i < j are both active; the rest of the square is undefined.
 
-    uint16 [num_units, num_units], or uint32 where there are more tokens than that can count: 411 MB for 14,336 units.
+    uint16 [num_units, num_units], or uint32 from 65,536 tokens on: 411 MB (uint16) for 14,336 units.
     """
     num_units = len(bits)
     dense_words = num_units * (num_units + 1) // 2 * -(-num_tokens // 64)
@@ -51,20 +51,20 @@ def pair_counts(bits: np.ndarray, num_tokens: int, threads: int = 1) -> np.ndarr
 
 
 def num_increments(bits: np.ndarray) -> int:
-    """Pairs of units active on a token, over all tokens: the work of the sparse way."""
+    """Counts the pairs of units active on a token, over all tokens: the work of the sparse method."""
     active = _active_units(to_words(bits))
     return int((active * (active - 1) // 2).sum())
 
 
 def dense_pair_counts(bits: np.ndarray, num_tokens: int, threads: int = 1) -> np.ndarray:
-    """`pair_counts` by population counts."""
+    """Computes `pair_counts` by population counts."""
     words, counts = to_words(bits), _empty_counts(len(bits), num_tokens)
     _share(_dense_rows, len(bits), threads, words, counts)
     return counts
 
 
 def sparse_pair_counts(bits: np.ndarray, num_tokens: int, threads: int = 1) -> np.ndarray:
-    """`pair_counts` by increments: unit by unit, so that a row of counts stays in the cache."""
+    """Computes `pair_counts` by increments: unit by unit, so that a row of counts stays in the cache."""
     words, counts = to_words(bits), _empty_counts(len(bits), num_tokens)
     sizes = _active_units(words)
     starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -75,10 +75,10 @@ def sparse_pair_counts(bits: np.ndarray, num_tokens: int, threads: int = 1) -> n
 
 
 def gpu_pair_counts(bits: np.ndarray, num_tokens: int) -> np.ndarray:
-    """`pair_counts` by matrix products on a GPU.
+    """Computes `pair_counts` by matrix products on a GPU.
 
     Raises:
-        ColdpressError: if this machine's torch finds none.
+        ColdpressError: if torch finds no CUDA device.
     """
     import torch
 
@@ -113,7 +113,7 @@ def _share(rows: Any, num_units: int, threads: int, *arguments: np.ndarray) -> N
 
 @compiled
 def _dense_rows(first, last, words, counts):
-    """Counts of the rows from `first` to `last` with all rows behind them, tile by tile."""
+    """Counts the rows from `first` to `last` against themselves and all later rows, tile by tile."""
     n, num_words = words.shape
     for column in range(first, n, TILE_UNITS):
         for start in range(0, num_words, TILE_WORDS):
@@ -124,13 +124,13 @@ def _dense_rows(first, last, words, counts):
 
 @compiled
 def _part(words, row, start):
-    """TILE_WORDS words of a row, or of the last one; a view that begins at 0, since others are read by gathers."""
+    """Returns TILE_WORDS words of a row (at most the last row). A view from 0: the compiler would gather otherwise."""
     return words[min(row, words.shape[0] - 1)][start : start + TILE_WORDS]
 
 
 @compiled
 def _count_block(words, counts, i, j, start):
-    """Adds 4 x 4 counts over some words; rows beyond the last one repeat it, and their counts are left out."""
+    """Adds 4 x 4 counts over some words; rows beyond the last one repeat it, and their counts are dropped."""
     last = words.shape[0] - 1
     a0, a1 = _part(words, i, start), _part(words, i + 1, start)
     a2, a3 = _part(words, i + 2, start), _part(words, i + 3, start)
@@ -170,7 +170,7 @@ def _add_row(counts, i, j, c0, c1, c2, c3):
 
 @compiled
 def _active_units(words):
-    """Active units of each token, int64 [64 * num_words]."""
+    """Counts the active units of each token, int64 [64 * num_words]."""
     sizes = np.zeros(64 * words.shape[1], np.int64)
     for unit in range(words.shape[0]):
         for w in range(words.shape[1]):
@@ -183,7 +183,7 @@ def _active_units(words):
 
 @compiled
 def _list_units(words, places, units):
-    """The active units of each token, ascending; `places` starts as each token's first place in the list."""
+    """Lists the active units of each token, ascending; `places` starts as each token's first place in the list."""
     for unit in range(words.shape[0]):
         for w in range(words.shape[1]):
             word = words[unit, w]

@@ -1,4 +1,4 @@
-"""Who shares most of its tokens with whom: candidates for neighbours on flash."""
+"""Finds the units that share most tokens with a unit: candidates for neighbours on flash."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from coldpress.compiler.compiled import compiled
 
 
 def nearest_friends(counts: np.ndarray, totals: np.ndarray, units: np.ndarray, num_friends: int) -> np.ndarray:
-    """For each of `units` those of `units` it is most like (Jaccard), int32 [m, num_friends], nearest first.
+    """Returns for each of `units` its most similar ones (Jaccard), int32 [m, num_friends], nearest first.
 
-    Friends are indices into `units`; -1 where there are no more. Equally near ones keep the order of ids, roughly: the
-    result is the same each time, and any of them would do.
+    Friends are indices into `units`; -1 where there are no more. Ties keep roughly the order of ids: the result is
+    deterministic, and either friend would do.
 
     Args:
         counts: Co-activation counts [n, n]; only [i, j] with i < j is read.

@@ -4,10 +4,10 @@ Cost of a token in reads: one for each active unit, less what the active unit be
 
     saved(distance) = max(0, 1 - (distance - 1) * gap_cost)
 
-so 1 for a neighbour and nothing from `reach` on, where a read of its own is no dearer than the gap between. A segment
-is taken out and put back at the cut, beside one of its unit's friends, where it saves most. All tokens are looked at
-together, 64 a word: with A_k the tokens whose nearest active unit to the left of a cut is the k-th, B_m the same to the
-right, and U_j, V_j the unions of the first j of them, saved(k + m - 1) = saved(k) + saved(m) - 1 makes the sum over all
+so 1 for a neighbour and nothing from `reach` on, where a separate read costs no more than the gap. A segment is taken
+out and put back at the cut beside one of its unit's friends where it saves most. All tokens are looked at together, 64
+a word: with A_k the tokens whose nearest active unit to the left of a cut is the k-th, B_m the same to the right, and
+U_j, V_j the unions of the first j of them, saved(k + m - 1) = saved(k) + saved(m) - 1 makes the sum over all
 pairs that span the cut linear in reach:
 
     sum over k of saved(k) |A_k & V_(reach+1-k)| + sum over m of (saved(m) - 1) |B_m & U_(reach+1-m)|
@@ -21,20 +21,20 @@ from coldpress.compiler.compiled import compiled, population_count
 
 SCALE = 1 << 20
 LAST_GAIN = 5e-4
-"""A sweep that lowers the cost by a smaller share is the last one of its kind."""
+"""A sweep that lowers the cost by a smaller share than this ends its phase (single units, then segments)."""
 LONGEST_SEGMENT = 3
 MAX_WORDS = 1 << 30
-"""Words of activations that a search may look at: a bound on its time, about a second, the same on every machine.
+"""Words of activations that a search may look at: bounds its time to about a second, equally on every machine.
 One sweep over 14,336 units takes about a quarter of it at 4,096 tokens and a reach of 8."""
 
 
 def gap_step(gap_cost: float) -> int:
-    """`gap_cost` in units of 1 / SCALE read, from 1 to SCALE: what one more unit between two active ones takes away."""
+    """Returns `gap_cost` in units of 1 / SCALE read, from 1 to SCALE: the loss per unit between two active units."""
     return min(SCALE, max(1, round(gap_cost * SCALE)))
 
 
 def improve(words: np.ndarray, order: np.ndarray, friends: np.ndarray, gap_cost: float, visits: np.ndarray) -> float:
-    """Improves `order` in place; returns what that saves over all tokens, in reads.
+    """Improves `order` in place; returns the reads saved over all tokens.
 
     Single units are moved until that hardly helps any more, then segments of up to LONGEST_SEGMENT units.
 
@@ -66,20 +66,20 @@ def improve(words: np.ndarray, order: np.ndarray, friends: np.ndarray, gap_cost:
 
 
 def total_cost(words: np.ndarray, order: np.ndarray, step: int) -> int:
-    """The cost of an order over all tokens, in 1 / SCALE reads."""
+    """Returns the cost of an order over all tokens, in 1 / SCALE reads."""
     active = int(np.bitwise_count(words).sum(dtype=np.int64))
     return SCALE * active - int(_saved_along(words, order, step))
 
 
 @compiled
 def _reach(step, num_units):
-    """Greatest distance that saves something."""
+    """Returns the greatest distance that saves something."""
     return min(num_units, (SCALE + step - 1) // step)
 
 
 @compiled
 def _saved_along(words, order, step):
-    """What each active unit saves by the one before it, summed over all tokens and places."""
+    """Sums over all tokens and places what each active unit saves because of the active unit before it."""
     num_words, reach = words.shape[1], _reach(step, order.size)
     left, total = np.empty(num_words, np.uint64), 0
     for place in range(order.size):
@@ -95,7 +95,7 @@ def _saved_along(words, order, step):
 
 @compiled
 def _unions(words, order, start, length, cut, side, unions):
-    """Unions of the 1, 2, ... nearest units to one side of a cut; returns how many there are.
+    """Fills in the unions of the 1, 2, ... nearest units to one side of a cut; returns how many there are.
 
     Cuts are places of the order without its segment [start, start + length).
     """
@@ -111,7 +111,7 @@ def _unions(words, order, start, length, cut, side, unions):
 
 @compiled
 def _first_active(words, order, start, length, turned, firsts):
-    """The tokens on which each unit of a segment is its first active one, and at [length] those that have none."""
+    """Finds the tokens on which each unit of a segment is the first active one; at [length] the tokens without any."""
     firsts[length, :] = ~np.uint64(0)
     for i in range(length):
         row = words[order[start + length - 1 - i] if turned else order[start + i]]
@@ -122,7 +122,7 @@ def _first_active(words, order, start, length, turned, firsts):
 
 @compiled
 def _spanning(near, num_near, far, num_far, idle, length, step, offset, reach):
-    """One of the two sums over pairs that span a cut: what they save with the segment between, less what without.
+    """Returns one of the two sums over pairs that span a cut: the savings with the segment between, less without it.
 
     `offset` is taken from saved(k): 0 for one side, SCALE for the other.
     """
@@ -140,7 +140,7 @@ def _spanning(near, num_near, far, num_far, idle, length, step, offset, reach):
 
 @compiled
 def _beside(near, num_near, firsts, length, step, reach):
-    """What a segment and the units to one side of it save each other."""
+    """Returns what a segment and the units to one side of it save each other."""
     total = 0
     for k in range(1, num_near + 1):
         for i in range(min(length, reach + 1 - k)):
@@ -153,7 +153,7 @@ def _beside(near, num_near, firsts, length, step, reach):
 
 @compiled
 def _saved_at(words, order, start, length, cut, from_left, from_right, left, right, step):
-    """What putting a segment at a cut saves; less what the units around the cut lose by being further apart."""
+    """Returns what a segment saves at a cut, less what the units around the cut lose by being further apart."""
     reach = left.shape[0] - 1
     num_left = _unions(words, order, start, length, cut, -1, left)
     num_right = _unions(words, order, start, length, cut, 1, right)
@@ -166,7 +166,7 @@ def _saved_at(words, order, start, length, cut, from_left, from_right, left, rig
 
 @compiled
 def _best_cut(words, order, places, friends, unit, start, length, head, left, right, step):
-    """(gain, cut, turned) of the best place for a segment beside a friend of `unit`, its first unit or its last."""
+    """Returns (gain, cut, turned) of the best place beside a friend of `unit`, the segment's first unit or its last."""
     ahead = np.empty((length + 1, words.shape[1]), np.uint64)
     back = np.empty_like(ahead)
     _first_active(words, order, start, length, False, ahead)
@@ -191,7 +191,7 @@ def _best_cut(words, order, places, friends, unit, start, length, head, left, ri
 
 @compiled
 def _move(order, places, start, length, cut, turned):
-    """Carries a move out and keeps `places`, the place of each unit, up to date."""
+    """Carries out a move and keeps `places`, the place of each unit, up to date."""
     segment = order[start : start + length].copy()
     if turned:
         segment = segment[::-1].copy()
@@ -206,7 +206,7 @@ def _move(order, places, start, length, cut, turned):
 
 @compiled
 def _sweep(words, order, places, friends, step, longest, visits, awake):
-    """Tries every unit that is awake once; returns the gain, and who stands near a unit that has moved."""
+    """Tries every awake unit once; returns the gain, and the units near a move, to be tried in the next sweep."""
     n = order.size
     rows = _reach(step, n) + 1
     left, right = np.zeros((rows, words.shape[1]), np.uint64), np.zeros((rows, words.shape[1]), np.uint64)

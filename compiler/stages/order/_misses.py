@@ -1,4 +1,4 @@
-"""Which activations cost a read: those of units that are neither pinned nor in the plan's dynamic cache.
+"""Finds which activations cost a read: those of units that are neither pinned nor in the plan's dynamic cache.
 
 Replays calibration tokens through the runtime's own cache policy (runtime/cache), in the order of the text.
 """
@@ -21,16 +21,16 @@ def read_bits(
     cache_slots: int,
     options: Mapping[str, Any] | None = None,
 ) -> np.ndarray:
-    """The activations that are read from flash, packed like `bits`: uint8 [num_units, ceil(num_tokens / 8)].
+    """Returns the activations that are read from flash, packed like `bits`: uint8 [num_units, ceil(num_tokens / 8)].
 
     Args:
         bits: Packed activations (schemas/activations.py).
         num_tokens: Tokens in `bits`.
         pinned: bool [num_units], always in DRAM.
         cache: A file of runtime/cache.
-        cache_slots: Units it holds beside the pinned ones; it starts empty.
-        options: The policy's own; one that looks at the places of units sees them where their ids say, since the order
-            is what is to be found.
+        cache_slots: Units that the cache holds beside the pinned ones; it starts empty.
+        options: The policy's options. A policy that uses flash positions gets unit ids instead, since the order is not
+            known yet.
     """
     found = bits.copy()
     found[pinned] = 0

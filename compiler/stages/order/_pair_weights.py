@@ -1,4 +1,4 @@
-"""Pair weights other than plain co-activation, as whole numbers, so that Algorithm 1 can sort them by counting."""
+"""Computes pair weights other than plain co-activation, as integers, so that Algorithm 1 can use counting sort."""
 
 import math
 
@@ -10,14 +10,14 @@ HIGHEST = 65535
 
 
 def jaccard(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Tokens with both units over tokens with either, times HIGHEST; uint16 [n, n], meant where i < j."""
+    """Returns tokens with both units over tokens with either, times HIGHEST; uint16 [n, n], defined for i < j."""
     weights = np.zeros(counts.shape, np.uint16)
     _jaccard(counts, totals, weights)
     return weights
 
 
 def lift(counts: np.ndarray, totals: np.ndarray, num_tokens: int) -> np.ndarray:
-    """How much more often than by chance two units meet, P(ij) / (P(i) P(j)), as a whole number: uint16 [n, n].
+    """Returns how much more often than by chance two units meet, P(ij) / (P(i) P(j)), scaled to uint16 [n, n].
 
     A logarithm (linear between powers of two, hence the same on any machine) keeps order and fits the range: from 1 for
     a lift of 1 / num_tokens to HIGHEST for num_tokens; 0 for pairs that never meet.

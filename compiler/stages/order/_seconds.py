@@ -1,10 +1,10 @@
-"""What an order costs: modelled flash seconds of a token, after page rounding and access collapse (Ripple 5.1).
+"""Models what an order costs: flash seconds of a token, after page rounding and access collapse (Ripple 5.1).
 
-`order` counts the seconds of thousands of tokens under many gaps for each order that it tries, so it has a compiled
-form of compiler/seconds.py, for units in a section that begins on a page; tests/compiler/test_order_cost.py holds the
-two equal. The bound on the length of one read is left out: it adds a read per 512 KiB. So is the read buffer, as of
-buffers whose halves hold a longest read. Seconds are coldpress.schemas.device.flash_seconds for each token of each
-layer.
+`order` needs the seconds of thousands of tokens under many gaps for each order that it tries, so this is a compiled
+form of compiler/seconds.py, for units in a section that begins on a page; tests/compiler/test_order_cost.py checks
+that the two agree. It leaves out the bound on the length of one read, which adds a read per 512 KiB, and the limit of
+the read buffer: it assumes that each half holds a longest read. Seconds are coldpress.schemas.device.flash_seconds for
+each token of each layer.
 
 In a group of layers a unit holds a part for each of them, `[unit][layer][slice]`. Every layer reads its own parts,
 which lie a whole unit apart, and the layers follow each other: their seconds add up.
@@ -29,7 +29,7 @@ class Modelled(NamedTuple):
 
 
 def gap_candidates(flash: Flash) -> np.ndarray:
-    """Collapse gaps worth trying, int64 bytes, ascending: whole pages around the break-even gap."""
+    """Returns collapse gaps worth trying, int64 bytes, ascending: whole pages around the break-even gap."""
     page_bytes = flash.page_bytes.value
     pages = flash.break_even_gap_bytes * 2.0 ** (np.arange(-10, 6) / 2) // page_bytes
     return np.unique(np.append(pages.astype(np.int64), 0)) * page_bytes
@@ -44,10 +44,10 @@ def modelled(
     gaps: np.ndarray,
     num_layers: int = 1,
 ) -> list[Modelled]:
-    """The cost of reading `bits` in an order, for each of `gaps`.
+    """Returns the cost of reading `bits` in an order, for each of `gaps`.
 
     Args:
-        bits: uint8 [num_units, num_layers * ceil(num_tokens / 8)], the activations that flash is read for, packed.
+        bits: uint8 [num_units, num_layers * ceil(num_tokens / 8)], packed activations that cause a flash read.
         num_tokens: Tokens in the bits of a layer.
         order: Unit ids by flash position.
         unit_bytes: Bytes of one layer's part of a unit.
@@ -68,7 +68,7 @@ def modelled(
 
 
 def least_seconds(bits: np.ndarray, num_tokens: int, unit_bytes: int, flash: Flash, num_layers: int = 1) -> float:
-    """A lower bound for all orders and gaps: each layer's parts in one read. Arguments as in `modelled`."""
+    """Returns a lower bound for all orders and gaps: each layer's parts in one read. Arguments as in `modelled`."""
     page_bytes = flash.page_bytes.value
     total = 0.0
     for part in np.split(bits, num_layers, axis=1):
@@ -101,7 +101,7 @@ def _count_reads(words, order, where, gaps, reads, read_bytes):
 
 @compiled
 def _add(ends, bit, start, end, gaps, reads, read_bytes):
-    """Adds one more unit of a token: it joins the read before it, or begins another, depending on the gap."""
+    """Adds one more unit of a token: it joins the read before it or begins another, depending on the gap."""
     before = ends[bit]
     ends[bit] = end
     for g in range(gaps.size):

@@ -1,12 +1,12 @@
-"""The best order on text it was not made from: heuristics compete on the last calibration tokens.
+"""Picks the best order on text it was not made from: heuristics compete on the last calibration tokens.
 
-Each is fitted on the tokens before and judged by the modelled flash seconds of what the plan's cache misses, under the
-collapse gap that suits it best. Algorithm 1 as published (ripple) is kept unless another one beats it by MARGIN: what
-noise on a thousand tokens would decide is decided in its favour. Where it wins it is fitted again on all tokens.
+Each is fitted on the earlier tokens and judged by the modelled flash seconds of the plan's cache misses, under the
+collapse gap that suits it best. Algorithm 1 as published (ripple) wins unless another one beats it by MARGIN, so noise
+on a thousand tokens is decided in its favour. If it wins it is fitted again on all tokens.
 
-Candidates are those that have won anywhere (EXPERIMENTS.md): ripple, frequency, misses, and collapse, which starts from
+The candidates have each won somewhere (EXPERIMENTS.md): ripple, frequency, misses, and collapse, which starts from
 misses. There is headroom where DRAM keeps some units and reads are shorter than the gap that costs as much as a read;
-none is left where a layer is read within one latency or the bytes that are needed anyway take longest.
+there is none where a layer is read within one latency or the bytes that are needed anyway take longest.
 """
 
 import numpy as np
@@ -17,19 +17,19 @@ from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 RIPPLE, MISSES, FREQUENCY = ripple.Plugin(), misses.Plugin(), frequency.Plugin()
 LEAST_JUDGED_TOKENS = 64
 MARGIN = 0.02
-"""Share of ripple's seconds that another order must save on the tokens at the end: what another text may take back."""
+"""Share of ripple's seconds that another order must save on the judged tokens: another text may take that much back."""
 
 
 class Plugin(Heuristic):
     """The winner of a contest of heuristics."""
 
     COUNT_SQUARES = 3
-    """Of the tokens to fit on, of what the cache misses of them, and of all tokens."""
+    """Counts of the tokens to fit on, of their cache misses, and of all tokens."""
 
     def arrange(self, task: Task) -> Arranged:
-        """The winner's order.
+        """Returns the winner's order.
 
-        Ripple's without a contest where there are too few tokens to judge by, or where no order at all could beat it by
+        It is ripple's without a contest where too few tokens are left to judge by, or where no order could beat it by
         MARGIN: a layer that is read within one latency, or whose needed bytes take all the time.
         """
         if task.demand.num_judged >= LEAST_JUDGED_TOKENS:
@@ -44,7 +44,7 @@ class Plugin(Heuristic):
 
 
 def _rivals(task: Task) -> dict[str, np.ndarray]:
-    """Orders made without the tokens at the end, which only say how dear a gap is."""
+    """Makes the rivals' orders without the judged tokens, which only tell the cost of a gap."""
     fitting = task.fitting
     start = MISSES.arrange(fitting).order
     gap_bytes = task.judge(start).gap_bytes

@@ -1,8 +1,8 @@
-"""Closest-friend bundling (LLM in a flash, 3.2 and D), an ablation: each unit next to the one it is active with most.
+"""Puts each unit next to its closest friend (LLM in a flash, 3.2 and D): an ablation.
 
-The paper stores every unit with its closest friend and finds that very active units are the friends of almost all
-others, so that they are loaded again and again. On flash without copies the same shows as bundles of one: the friend is
-taken already. Bundles follow each other by id. benchmarks/order.py also counts the paper's own way, with copies.
+The paper stores every unit with the unit it is active with most, and finds that very active units are the friends of
+almost all others and are loaded again and again. On flash without copies the same shows as bundles of one: the friend
+is already placed. Bundles follow each other by id. benchmarks/order.py also measures the paper's way, with copies.
 """
 
 import numpy as np
@@ -12,12 +12,12 @@ from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
 
 class Plugin(Heuristic):
-    """Pairs of closest friends."""
+    """Places pairs of closest friends."""
 
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """The order on flash of all units, pinned or not."""
+        """Returns the order of all units on flash, pinned or not."""
         friends = closest_friends(task.activity.counts)
         order: list[int] = []
         placed = np.zeros(friends.size, bool)
@@ -30,7 +30,7 @@ class Plugin(Heuristic):
 
 
 def closest_friends(counts: np.ndarray) -> np.ndarray:
-    """The unit each unit is active with most, the lowest id of several, int64 [n]; the unit itself where it has none.
+    """Returns the unit that each unit is active with most, int64 [n]: the lowest id on ties, itself if there is none.
 
     Args:
         counts: Co-activation counts [n, n]; only [i, j] with i < j is read.

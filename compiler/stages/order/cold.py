@@ -1,7 +1,7 @@
-"""Algorithm 1 (order/ripple.py) over the units that are left on flash; pinned ones lie behind them.
+"""Runs Algorithm 1 (order/ripple.py) over the units left on flash; pinned units follow them.
 
-Published, it orders all units. The hottest are then in DRAM and leave holes in the middle of every link. In a group of
-layers a unit counts as pinned where all layers pin it.
+The published algorithm orders all units. The hottest are then in DRAM and leave holes in the middle of every link. In a
+group of layers a unit counts as pinned where all layers pin it.
 """
 
 from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
@@ -14,5 +14,5 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """The order on flash; pinned units last, by id."""
+        """Returns the order on flash; pinned units last, by id."""
         return Arranged(task.with_pinned_last(join_links(task.activity.counts, task.demand.left_on_flash)), "cold")

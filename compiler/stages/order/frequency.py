@@ -1,4 +1,4 @@
-"""Frequency order: the most active units first, ties by id. Keeps hot units together without looking at pairs."""
+"""Orders the most active units first, ties by id. Keeps hot units together without looking at pairs."""
 
 import numpy as np
 
@@ -11,5 +11,5 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 0
 
     def arrange(self, task: Task) -> Arranged:
-        """Unit ids by falling activation count."""
+        """Returns unit ids by falling activation count."""
         return Arranged(np.argsort(-task.activity.totals, kind="stable").astype(np.int32), "frequency")

@@ -1,6 +1,6 @@
-"""Algorithm 1 by Jaccard likeness over the units left on flash: two units' common tokens over the tokens of either.
+"""Runs Algorithm 1 by Jaccard similarity over the units left on flash: common tokens over the tokens of either unit.
 
-Plain counts chain hot units with hot units, whatever else they do; normalised ones let cold units of one topic meet.
+Plain counts chain hot units to hot units, whatever else they do; normalized counts let cold units of one topic meet.
 """
 
 from coldpress.compiler.stages.order._pair_weights import jaccard
@@ -12,9 +12,9 @@ class Plugin(Heuristic):
     """Algorithm 1 by Jaccard similarity."""
 
     COUNT_SQUARES = 2
-    """The weights beside the counts."""
+    """The weights and the counts."""
 
     def arrange(self, task: Task) -> Arranged:
-        """The order on flash; pinned units last, by id."""
+        """Returns the order on flash; pinned units last, by id."""
         weights = jaccard(task.activity.counts, task.activity.totals)
         return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "jaccard")

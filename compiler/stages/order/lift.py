@@ -1,6 +1,6 @@
-"""Algorithm 1 by lift over the units left on flash: how much more often than by chance two units are active together.
+"""Runs Algorithm 1 by lift over the units left on flash: how much more often two units meet than by chance.
 
-Lift favours the rarest pairs, whose few common tokens may be chance; it is the other end of what Jaccard is between.
+Lift favours the rarest pairs, whose few common tokens may be chance; Jaccard lies between it and plain counts.
 """
 
 from coldpress.compiler.stages.order._pair_weights import lift
@@ -12,9 +12,9 @@ class Plugin(Heuristic):
     """Algorithm 1 by lift."""
 
     COUNT_SQUARES = 2
-    """The weights beside the counts."""
+    """The weights and the counts."""
 
     def arrange(self, task: Task) -> Arranged:
-        """The order on flash; pinned units last, by id."""
+        """Returns the order on flash; pinned units last, by id."""
         weights = lift(task.activity.counts, task.activity.totals, task.activity.num_columns)
         return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "lift")

@@ -1,8 +1,8 @@
-"""Algorithm 1 over what flash is really read for: the activations that the plan's cache misses, instead of all.
+"""Runs Algorithm 1 over what flash is really read for: the activations that the plan's cache misses, instead of all.
 
-Pinned units are never read and those in the dynamic cache seldom, so their co-activation counts for nothing. It pays
-where the cache answers for most activations, as at the densities of top-k methods, and is about as good as counting all
-of them where few units are active (EXPERIMENTS.md).
+Pinned units are never read and cached ones seldom, so their co-activation does not count. It pays where the cache
+serves most activations, as at the densities of top-k methods, and is about as good as counting all activations where
+few units are active (EXPERIMENTS.md).
 """
 
 from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
@@ -15,6 +15,6 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """The order on flash; pinned units last, by id."""
+        """Returns the order on flash; pinned units last, by id."""
         found = join_links(task.demand.missed.counts, task.demand.left_on_flash)
         return Arranged(task.with_pinned_last(found), "misses")

@@ -4,8 +4,8 @@ Reads activation bits; the distance of two units is 1 - P(ij) (Eq. 3), so pairs 
 count, ties by lower i, then lower j. A pair is skipped when one end is inside a link, or both are in the same one.
 Pairs of count 0 count as well: the graph is complete. The path is written from the end with the lower id.
 
-Counts are small integers, so counting sort takes the place of the priority queue; and since a unit that is inside a
-link never matters again, pairs are sorted in runs of falling count, each among the units that are still free.
+Counts are small integers, so a counting sort replaces the priority queue; and since a unit inside a link never matters
+again, pairs are sorted in runs of falling count, each among the units that are still free.
 """
 
 import numpy as np
@@ -23,32 +23,32 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """The order of all units on flash, pinned or not, as published."""
+        """Returns the order of all units on flash, pinned or not, as published."""
         return Arranged(join_links(task.activity.counts), "ripple")
 
 
 def join_links(counts: np.ndarray, units: np.ndarray | None = None, run_pairs: int = RUN_PAIRS) -> np.ndarray:
-    """Algorithm 1 on weights; ids by position, int32 [n] or [m].
+    """Runs Algorithm 1 on weights; returns ids by position, int32 [n] or [m].
 
     Args:
-        counts: Co-activation counts or other whole weights, unsigned [n, n], of which only [i, j] with i < j is read.
-        units: Ids of the units to order, ascending [m]; without it all of them.
-        run_pairs: Bounds memory and changes nothing else.
+        counts: Co-activation counts or other integer weights, unsigned [n, n]; only [i, j] with i < j is read.
+        units: Ids of the units to order, ascending [m]; all units if None.
+        run_pairs: Bounds memory; does not change the result.
     """
     num_units = len(counts)
     neighbours = np.full((num_units, 2), -1, np.int32)
     if units is not None:
-        neighbours[:, 1] = num_units  # as if inside a link, hence out of the game
+        neighbours[:, 1] = num_units  # marks them as inside a link, so that they are never joined
         neighbours[units, 1] = -1
     parents = np.arange(num_units, dtype=np.int32)
     highest = int(counts.max(initial=0))
     while highest >= 0:
         free = np.flatnonzero(neighbours[:, 1] < 0).astype(np.int32)
         if free.size == 2 and neighbours[free, 0].min(initial=0) >= 0:
-            break  # one path: its two ends are all that is free
+            break  # one path: only its two ends are free
         tally = _tally(counts, free, parents, highest)
         lowest = _run_end(tally, highest, run_pairs)
-        if tally[lowest : highest + 1].sum() > run_pairs:  # one count alone: its pairs come in order by themselves
+        if tally[lowest : highest + 1].sum() > run_pairs:  # a single count: its pairs come in sorted order already
             _join_equal(counts, free, highest, neighbours, parents)
         else:
             first, second = _sorted_pairs(counts, free, parents, tally, lowest, highest)
@@ -58,7 +58,7 @@ def join_links(counts: np.ndarray, units: np.ndarray | None = None, run_pairs: i
 
 
 def _run_end(tally: np.ndarray, highest: int, run_pairs: int) -> int:
-    """The lowest count such that all pairs from there to `highest` fit in a run; at least `highest` itself."""
+    """Returns the lowest count such that all pairs from it to `highest` fit in a run; at least `highest` itself."""
     pairs_from_top = np.cumsum(tally[highest::-1])
     return highest - max(0, int(np.searchsorted(pairs_from_top, run_pairs, side="right")) - 1)
 
@@ -73,7 +73,7 @@ def _root(parents, unit):
 
 @compiled
 def _tally(counts, free, parents, highest):
-    """Pairs of free units of different links by count, int64 [highest + 1]."""
+    """Counts pairs of free units of different links by count, int64 [highest + 1]."""
     tally = np.zeros(highest + 1, np.int64)
     for x in range(free.size):
         i = free[x]
@@ -87,7 +87,7 @@ def _tally(counts, free, parents, highest):
 
 @compiled
 def _sorted_pairs(counts, free, parents, tally, lowest, highest):
-    """The tallied pairs from `highest` to `lowest`: by falling count, then i, then j (a stable counting sort)."""
+    """Sorts the tallied pairs from `highest` to `lowest`: by falling count, then i, then j (a stable counting sort)."""
     places = np.zeros(highest - lowest + 1, np.int64)
     total = 0
     for count in range(highest, lowest - 1, -1):
@@ -136,7 +136,7 @@ def _join_equal(counts, free, count, neighbours, parents):
 
 @compiled
 def _walk(neighbours, num_units):
-    """Unit ids along the path, from its end with the lower id."""
+    """Returns unit ids along the path, from its end with the lower id."""
     order = np.empty(num_units, np.int32)
     current = 0
     while num_units and neighbours[current, 1] >= 0:

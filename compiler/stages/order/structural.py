@@ -1,4 +1,4 @@
-"""Structural order: units as the checkpoint numbers them. The baseline of every comparison of orders."""
+"""Keeps units in the checkpoint's order: the baseline of every comparison of orders."""
 
 import numpy as np
 
@@ -11,5 +11,5 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 0
 
     def arrange(self, task: Task) -> Arranged:
-        """The identity."""
+        """Returns the identity."""
         return Arranged(np.arange(task.num_units, dtype=np.int32), "structural")

@@ -1,9 +1,9 @@
-"""package: the only writer of artifacts. Streams the units to flash.img in flash order, and everything else beside it.
+"""package: writes artifacts; no other stage does. Streams the units to flash.img in flash order, then all other files.
 
-Reads all records of a build; writes the folder that schemas/FORMAT.md describes, into a place that is not its final
-name, and whole or not at all: `verify` works on it there, `publish` names it. Same records, same bytes: nothing depends
-on time, host, path, cores or chunks. The mirror image is runtime/artifact/reader.py, which opens the folder once before
-it can be seen.
+Reads all records of a build; writes the folder that schemas/FORMAT.md describes, whole or not at all, under a temporary
+name: `verify` works on it there, `publish` moves it to its final name. Same records, same bytes: nothing depends on
+time, host, path, cores or chunks. Its counterpart is runtime/artifact/reader.py, which opens the folder once before it
+becomes visible.
 """
 
 import errno
@@ -89,12 +89,12 @@ def run(
     quantized: tuple[Quantized, ...],
     predictors: Predictors | None,
 ) -> Package:
-    """Writes the artifact; one that stands there is replaced, and kept if anything fails.
+    """Writes the artifact; replaces an existing one, and leaves it untouched if anything fails.
 
     Raises:
-        ColdpressError: if the records do not belong together, or something else stands at the path.
+        ColdpressError: if the records do not belong together, or the path is taken by something else.
         DoesNotFitError: if the disk has too little room.
-        ArtifactError: if the reader refuses what was written, naming the field.
+        ArtifactError: if the reader refuses the written artifact, naming the field.
     """
     inputs = Inputs(
         model=model,
@@ -125,7 +125,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Twice the largest section or tensor; the artifact is as large as all codes and predictors."""
+    """Counts twice the largest section or tensor; the artifact is as large as all codes and predictors."""
     held = 2 * max(build.largest_section_bytes, *build.shared_code_bytes)
     disk_bytes = build.code_bytes + build.predictor_bytes + build.OVERHEAD_BYTES
     seconds = 600 + 3 * build.transfer_s(disk_bytes)
@@ -153,11 +153,11 @@ def _check_room(target: Path, layout: Layout) -> None:
 
 
 def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
-    """All files, the manifest last."""
+    """Writes all files, the manifest last."""
     written = Written(folder)
     orders = join_orders(inputs.order)
     page_crc32c = PageChecksums(inputs.layout.page_bytes)
-    with ThreadPoolExecutor(1) as beside:  # a digest cannot be shared by cores, two can
+    with ThreadPoolExecutor(1) as beside:  # one SHA-256 cannot use two cores, two files can
         tensors = beside.submit(_write_tensors, written, inputs)
         _write_image(written, inputs, orders, page_crc32c)
         tensors.result()
@@ -194,7 +194,7 @@ def _write_tensors(written: Written, inputs: Inputs) -> None:
 
 
 def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> Manifest:
-    """The manifest over the files that have been written."""
+    """Builds the manifest of the written files."""
     model, layout, format_name = inputs.model, inputs.layout, inputs.sparsity.format
     unit_bytes = {section.family: section.unit_bytes for section in layout.sections}
     families = tuple(

@@ -1,6 +1,6 @@
-"""The files of an artifact that people and tools read: tokenizer, licence, provenance, and the model card.
+"""Writes the files of an artifact that people and tools read: tokenizer, licence, provenance, and the model card.
 
-All of it is a function of the records and of files' contents: no time, host or path.
+All of them depend only on the records and on file contents: on no time, host or path.
 """
 
 import hashlib
@@ -58,9 +58,9 @@ class Inputs:
 
 
 def input_digests(inputs: Inputs) -> dict[str, str]:
-    """Digests of what the artifact was built from, by content.
+    """Returns the digests of the build's inputs, by content.
 
-    The records' own files are not hashed: they hold paths.
+    The records' own files are not hashed, because they hold paths.
     """
     found = {"text": inputs.corpus.text_sha256, "weights": inputs.model.weights_sha256}
     for blocks in inputs.corpus.splits:
@@ -77,12 +77,12 @@ def input_digests(inputs: Inputs) -> dict[str, str]:
 
 
 def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
-    """The record but for where its arrays lie: the tables hold them, by content."""
+    """Dumps the record without the paths of its arrays: the tables hold the arrays themselves."""
     return sparsity.model_dump(mode="json", exclude={"arrays"})
 
 
 def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
-    """Tokenizer, licences, provenance and README.md; flash.img and resident.safetensors are there already."""
+    """Writes tokenizer, licences, provenance and README.md; flash.img and resident.safetensors exist already."""
     _copy_from_model(written, inputs.model)
     provenance = json.dumps(_provenance(inputs, digests), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written.add(PROVENANCE_FILE, provenance.encode())
@@ -90,7 +90,7 @@ def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -
 
 
 def _copy_from_model(written: Written, model: Model) -> None:
-    """The tokenizer and the licence texts that `ingest` took; what else lies in any folder is nobody's to ship."""
+    """Copies the tokenizer and licence texts that `ingest` took, and nothing else from any folder."""
     for file in model.private_files:
         if file.name in TOKENIZER_FILES:
             written.add(f"tokenizer/{file.name}", _content(model, file))
@@ -145,7 +145,7 @@ def _card(written: Written, inputs: Inputs) -> str:
         keep_trailing_newline=True,
         finalize=_cell,
     )
-    environment.filters["json"] = lambda value: Markup(json.dumps(value))  # which `_cell` leaves as it is
+    environment.filters["json"] = lambda value: Markup(json.dumps(value))  # Markup, so that `_cell` leaves it unchanged
     return environment.get_template("card.md.j2").render(
         model=inputs.model,
         sparsity=inputs.sparsity,
@@ -162,13 +162,13 @@ def _card(written: Written, inputs: Inputs) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A value of the card: a stranger's text on one line, in a table's cell, of characters that can be seen."""
+    """Makes a value safe for a table cell of the card: untrusted text on one line, of visible characters."""
     return printable(value).replace("|", "\\|").replace("<", "&lt;") if type(value) is str else value
 
 
 def _used(inputs: Inputs) -> Iterator[tuple[str, list[float]]]:
-    """Per family, the share of its units that a token uses in each layer: what predictors choose is more than what is
-    active."""
+    """Yields per family the share of its units that a token uses in each layer: the predictors' choice where there are
+    predictors, which is more than the active units."""
     for entry in inputs.sparsity.densities:
         predicted = [layer.predicted_density for layer in inputs.predictors]
         yield entry.family, predicted or list(entry.per_layer)

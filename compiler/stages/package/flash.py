@@ -1,7 +1,7 @@
-"""flash.img, section by section: units gathered from natural order into flash order, densely packed, zeros behind.
+"""Writes flash.img, section by section: units gathered from natural order into flash order, dense, then zero padding.
 
-Units are copied once, from the page cache into the block that will be written; while a section is gathered, the next
-one is read. Every page's CRC32C is taken on the way, from the bytes that are written.
+Units are copied once, from the page cache into the block to write; while one section is gathered, the next one is read.
+Each page's CRC32C is computed from the bytes as they are written.
 """
 
 import logging
@@ -20,20 +20,20 @@ logger = logging.getLogger(__name__)
 
 
 class PageChecksums:
-    """CRC32C of every page of a file whose blocks it sees."""
+    """Computes the CRC32C of every page of a file from its blocks."""
 
     def __init__(self, page_bytes: int) -> None:
-        """`page_bytes` divides every block but the last."""
+        """Takes the page size; `page_bytes` divides every block but the last."""
         self._page_bytes = page_bytes
         self._parts: list[np.ndarray] = []
 
     def __call__(self, block: np.ndarray) -> None:
-        """The next block, uint8 [n]."""
+        """Adds the next block, uint8 [n]."""
         self._parts.append(_native.crc32c_pages(block, self._page_bytes))
 
     @property
     def values(self) -> np.ndarray:
-        """uint32 [num_pages]."""
+        """Returns uint32 [num_pages]."""
         return np.concatenate(self._parts)
 
 
@@ -47,7 +47,7 @@ def write_flash(
 
     Args:
         file: The new image.
-        layout: Its sections, ascending and disjoint.
+        layout: The image's sections, ascending and disjoint.
         units_of: Codes of each layer of a section in natural order, uint8 [num_units, unit_bytes].
         order_of: Unit id at each flash position, int32 [num_units].
 
@@ -72,7 +72,7 @@ def write_flash(
 
 
 def _ask(units_of: Callable[[Section], tuple[MappedArray, ...]], section: Section) -> tuple[MappedArray, ...]:
-    """A section's codes, held against their record and asked for: reading them twice is done beside the writing."""
+    """Checks a section's codes against their record and starts reading them; runs beside the writing."""
     layers = units_of(section)
     for units in layers:
         units.ask()
@@ -80,7 +80,7 @@ def _ask(units_of: Callable[[Section], tuple[MappedArray, ...]], section: Sectio
 
 
 def _append_units(file: HashingFile, layers: tuple[MappedArray, ...], order: np.ndarray) -> None:
-    """Units in the sequence `order`, the layers' parts of each one behind another; a unit may lie across two blocks."""
+    """Appends units in the sequence `order`, the layers' parts of each together; a unit may span two blocks."""
     unit_bytes = layers[0].values.shape[1]
     stride_bytes = len(layers) * unit_bytes
     done = 0
@@ -115,6 +115,6 @@ def _check(section: Section, layers: tuple[MappedArray, ...], order: np.ndarray)
 
 
 def is_permutation(ids: np.ndarray, num_units: int) -> bool:
-    """Whether `ids`, integers, are 0 to num_units - 1, each once."""
+    """Tells whether `ids`, integers, are 0 to num_units - 1, each once."""
     in_range = ids.shape == (num_units,) and ids.min() >= 0 and ids.max() < num_units
     return bool(in_range and np.bincount(ids, minlength=num_units).max() == 1)

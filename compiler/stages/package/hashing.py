@@ -1,10 +1,9 @@
-"""Files of an artifact, written front to back once, with their size and digest taken on the way.
+"""Writes files of an artifact front to back, once, and computes their size and digest on the way.
 
-A file passes through three blocks: while one is filled, the one before it is digested and written, in two threads
-beside (copying, SHA-256 and writing give up the interpreter). Writes go around the page cache where the file system
-lets them, so that no changed pages pile up and the processor copies nothing for the disk; elsewhere each block is sent
-on its way at once. A digest is taken front to back: one core's SHA-256 bounds one file, so files are written side by
-side.
+A file passes through three blocks: while one is filled, two threads hash and write the one before it (copying, SHA-256
+and writing release the interpreter lock). Writes bypass the page cache where the file system allows it, so that no
+dirty pages pile up and the processor copies nothing for the disk; elsewhere each block's transfer starts at once. A
+digest is computed front to back, so one core's SHA-256 bounds one file; files are therefore written side by side.
 """
 
 import errno
@@ -27,13 +26,13 @@ BLOCK_BYTES = 8 << 20
 """Bytes per write, a multiple of every page size."""
 NUM_BLOCKS = 3
 DIRECT_ALIGN_BYTES = 4096
-"""Writes around the page cache are whole multiples of this, from such addresses to such offsets."""
+"""Alignment of writes that bypass the page cache: their address, offset and length are multiples of this."""
 
 OnBlock = Callable[[np.ndarray], None]
 
 
 class HashingFile:
-    """A new file that is appended to."""
+    """A new file to append to."""
 
     def __init__(self, path: Path, on_block: OnBlock | None = None) -> None:
         """Creates `path`, which must not exist; `on_block` sees every block, uint8 [n], in order, in a thread."""
@@ -53,21 +52,21 @@ class HashingFile:
         return self._put_bytes + self._filled
 
     def room(self) -> np.ndarray:
-        """The unfilled part of the current block, uint8 [n], never empty."""
+        """Returns the unfilled part of the current block, uint8 [n], never empty."""
         return self._blocks[0][self._filled :]
 
     def advance(self, num_bytes: int) -> None:
-        """Says that so many bytes of `room` have been filled.
+        """Records that `num_bytes` of `room` have been filled.
 
         Raises:
-            OSError: of the file system, such as ENOSPC; perhaps of an earlier block.
+            OSError: from the file system, such as ENOSPC; possibly caused by an earlier block.
         """
         self._filled += num_bytes
         if self._filled == BLOCK_BYTES:
             self._put()
 
     def write(self, data: np.ndarray | bytes, copied: Callable[[int], None] | None = None) -> None:
-        """Appends C-contiguous `data`; `copied` is told the bytes of each part of at most a block.
+        """Appends C-contiguous `data`; calls `copied` with the bytes of each part of at most a block.
 
         Raises:
             OSError: as `advance`.
@@ -82,22 +81,22 @@ class HashingFile:
             rest = rest[part.size :]
 
     def finish(self) -> str:
-        """Brings the file to the disk and gives its sha256."""
+        """Syncs the file to disk and returns its sha256."""
         self._put()
         while self._pending:
             self._wait()
-        os.truncate(self._descriptor, self.size_bytes)  # the last block was filled up to what can be written directly
+        os.truncate(self._descriptor, self.size_bytes)  # direct writes padded the last block to the alignment
         os.fsync(self._descriptor)
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Releases file and threads, whatever happened before."""
+        """Releases file and threads, after success or failure."""
         self._hasher.shutdown(wait=True)
         self._writer.shutdown(wait=True)
         os.close(self._descriptor)
 
     def _put(self) -> None:
-        """Hands the current block to the threads and takes the next, once it is free."""
+        """Hands the current block to the threads and takes the next one, once it is free."""
         block, filled = self._blocks[0], self._filled
         if not filled:
             return
@@ -118,7 +117,7 @@ class HashingFile:
             self._wait()
 
     def _wait(self) -> None:
-        """For the oldest block that is under way."""
+        """Waits for the oldest pending block."""
         for future in self._pending.popleft():
             future.result()
 
@@ -129,19 +128,19 @@ class HashingFile:
         while data:
             count = os.pwrite(self._descriptor, data, place)
             data, place = data[count:], place + count
-        if not self._direct and hasattr(os, "posix_fadvise"):  # on Linux, DONTNEED begins the transfer of changed pages
+        if not self._direct and hasattr(os, "posix_fadvise"):  # on Linux, DONTNEED starts writing dirty pages back
             os.posix_fadvise(self._descriptor, start, aligned, os.POSIX_FADV_DONTNEED)
 
 
 def _create(path: Path) -> tuple[int, bool]:
-    """(descriptor of the new file, whether its writes go around the page cache)."""
+    """Returns (descriptor of the new file, whether its writes bypass the page cache)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     direct = getattr(os, "O_DIRECT", 0)
     if direct:
         try:
             return os.open(path, flags | direct, 0o666), True
         except OSError as error:
-            if error.errno != errno.EINVAL:  # what a file system says that has no such writes
+            if error.errno != errno.EINVAL:  # file systems without direct writes answer EINVAL
                 raise
             path.unlink(missing_ok=True)
     return os.open(path, flags, 0o666), False
@@ -151,13 +150,13 @@ class Written:
     """The artifact's files so far."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` exists; everything is written below it."""
+        """Takes the artifact's folder, which exists; all files are written below it."""
         self.folder = folder
         self.files: list[ArtifactFile] = []
 
     @contextmanager
     def new(self, name: str, on_block: OnBlock | None = None) -> Iterator[HashingFile]:
-        """A new file below the folder; it is listed once it is whole. Several may be open at once."""
+        """Opens a new file below the folder; lists it once it is whole. Several may be open at once."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         file = HashingFile(path, on_block)
@@ -169,10 +168,10 @@ class Written:
             file.close()
 
     def add(self, name: str, data: bytes) -> None:
-        """A small file as a whole."""
+        """Writes a small file at once."""
         with self.new(name) as file:
             file.write(data)
 
     def size_bytes(self, name: str) -> int:
-        """Size of a listed file."""
+        """Returns the size of a listed file."""
         return next(file.size_bytes for file in self.files if file.path == name)

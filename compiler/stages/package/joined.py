@@ -1,4 +1,4 @@
-"""What goes into an artifact's tensor files, and from which record each tensor comes.
+"""Collects the tensors of an artifact's files from the records.
 
 Checks that the records belong together: one method, one format, every layer once, predictors of these weights.
 """
@@ -29,7 +29,7 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Codes:
-    """The chunks of `quantize` put together."""
+    """The joined chunks of `quantize`."""
 
     algorithm: str
     layers: tuple[LayerCodes, ...]
@@ -39,19 +39,19 @@ class Codes:
 
     @property
     def resident(self) -> tuple[ResidentTensor, ...]:
-        """All tensors that stay in DRAM: what layers share, then layer by layer."""
+        """Lists all tensors that stay in DRAM: the shared ones, then layer by layer."""
         return (*self.shared_resident, *(tensor for layer in self.layers for tensor in layer.resident))
 
     def units(self, section: Section) -> tuple[MappedArray, ...]:
-        """uint8 [num_units, unit_bytes] of each layer of a section, in natural order."""
+        """Maps the codes of each layer of a section, uint8 [num_units, unit_bytes], in natural order."""
         return tuple(MappedArray(self.layers[layer].arrays, f"units.{section.family}") for layer in section.layers)
 
 
 def join_codes(parts: tuple[Quantized, ...], model: Model, format_name: str) -> Codes:
-    """All layers' codes.
+    """Joins the codes of all layers.
 
     Raises:
-        ColdpressError: if a layer is missing or there twice, or chunks differ in algorithm or format.
+        ColdpressError: if a layer is missing or appears twice, or chunks differ in algorithm or format.
     """
     layers = sorted((entry for part in parts for entry in part.layers), key=lambda entry: entry.layer)
     shared = [part for part in parts if part.shared is not None]
@@ -71,7 +71,7 @@ def join_codes(parts: tuple[Quantized, ...], model: Model, format_name: str) -> 
 
 
 def resident_to_write(codes: Codes) -> Iterator[TensorToWrite]:
-    """Every resident tensor under its role."""
+    """Yields every resident tensor under its role."""
     yield from (_stored(tensor, codes.shared, tensor.role) for tensor in codes.shared_resident)
     for layer in codes.layers:
         prefix = f"layers.{layer.layer}."
@@ -90,13 +90,13 @@ def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWri
 
 @dataclass(frozen=True)
 class UnitOrders:
-    """The chunks of `order` put together."""
+    """The joined chunks of `order`."""
 
     entries: dict[tuple[int, str], FamilyOrder]
-    """By first layer and family."""
+    """Orders by first layer and family."""
 
     def order(self, section: Section) -> np.ndarray:
-        """int32 [num_units], the unit at each flash position.
+        """Returns the unit at each flash position, int32 [num_units].
 
         Raises:
             ColdpressError: if no record orders this section.
@@ -109,12 +109,12 @@ class UnitOrders:
 
 
 def join_orders(parts: tuple[Order, ...]) -> UnitOrders:
-    """All sections' orders."""
+    """Joins the orders of all sections."""
     return UnitOrders({(entry.layer, entry.family): entry for part in parts for entry in part.entries})
 
 
 def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
-    """int32 [num_units], a layer's unit ids in the order in which they deserve DRAM.
+    """Returns a layer's unit ids in the order in which they deserve DRAM, int32 [num_units].
 
     Raises:
         ColdpressError: if the placement does not fit the section.
@@ -132,7 +132,7 @@ def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
 def tables_to_write(
     layout: Layout, orders: UnitOrders, placement: Placement, sparsity: Sparsity, page_crc32c: np.ndarray
 ) -> Iterator[TensorToWrite]:
-    """Page checksums, unit orders, ranks, and what the selectors keep."""
+    """Yields page checksums, unit orders, ranks, and the selectors' arrays."""
     yield of_array("page_crc32c", page_crc32c)
     for section in layout.sections:
         yield of_array(f"order.{section.first_layer}.{section.family}", orders.order(section))
@@ -145,7 +145,7 @@ def tables_to_write(
 
 
 def check_predictors(predictors: Predictors, model: Model) -> tuple[LayerPredictor, ...]:
-    """All layers' predictors.
+    """Returns the predictors of all layers.
 
     Raises:
         ColdpressError: if they were fitted to other weights.
@@ -159,7 +159,7 @@ def check_predictors(predictors: Predictors, model: Model) -> tuple[LayerPredict
 
 
 def predictors_to_write(predictors: tuple[LayerPredictor, ...]) -> Iterator[TensorToWrite]:
-    """`<layer>.fc1` and `<layer>.fc2`, uint8 [rows, row_bytes]."""
+    """Yields `<layer>.fc1` and `<layer>.fc2`, uint8 [rows, row_bytes]."""
     for predictor in predictors:
         arrays = load_arrays(predictor.arrays, "fc1", "fc2")
         yield from (of_array(f"{predictor.layer}.{name}", arrays[name]) for name in ("fc1", "fc2"))

@@ -1,10 +1,11 @@
-"""Array files of earlier stages as they lie in the page cache: what is copied from them is copied once.
+"""Maps array files of earlier stages, so that their bytes are copied only once, straight from the page cache.
 
-Mapped pages count as the process's memory, so they are given back on the way; how large an array is does not matter.
-A file that is to be read next is asked for ahead, in one piece, since units are taken from it in flash order. What is
-mapped is what was held against the record: one open file, of that size. Touching mapped bytes that a file has lost ends
-a process by a signal, so its size is asked again before each block: only a file that is cut short while that block is
-being copied, some milliseconds, could still do so. Reading units one by one, which could not, takes four times as long.
+Mapped pages count as the process's memory, so they are released on the way; the size of an array does not matter. The
+next file is requested in one piece ahead of time, since its units are then taken in flash order. The mapped bytes are
+those that were checked against the record: the same open file, of the recorded size. Touching mapped bytes beyond the
+end of a shrunk file kills the process by a signal, so the size is checked again before each block; only a file that
+shrinks in the milliseconds while that block is copied could still do it. Reading unit by unit would be safe but takes
+four times as long.
 """
 
 import math
@@ -23,19 +24,19 @@ from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 
 ASK_BYTES = 128 << 10
-"""Linux reads no more ahead at one request than the device's read-ahead, by default this."""
+"""Bytes per read-ahead request: Linux caps each at the device's read-ahead, which is this by default."""
 RELEASE_BYTES = 128 << 20
-"""Bytes read before pages are given back: more often costs time, since units that are read later share pages."""
+"""Bytes read before pages are released: more often costs time, since later units share the pages."""
 
 
 class MappedArray:
     """One array of a file, read only."""
 
     def __init__(self, source: ArrayFile, name: str) -> None:
-        """Maps the file; its content is read only to be held against its record, once.
+        """Maps the file; reads its content once, only to check it against its record.
 
         Raises:
-            ColdpressError: if the file is missing or damaged, or has no such array.
+            ColdpressError: if the file is missing or damaged, or lacks the array.
         """
         self._path = Path(source.array_file)
         self._file = _opened(self._path)
@@ -53,26 +54,26 @@ class MappedArray:
 
     @property
     def values(self) -> np.ndarray:
-        """The array, of a file that still has its size; valid as long as this object is kept or it is.
+        """The array, after checking the file's size; valid while this object or the array itself is referenced.
 
         Raises:
-            ColdpressError: if the file is shorter or longer by now.
+            ColdpressError: if the file's size has changed.
         """
         if os.fstat(self._file).st_size != self._size_bytes:
             raise self._changed()
         return self._values
 
     def ask(self) -> None:
-        """Has the system read the file into the page cache; for a thread of its own, since it may wait for the disk."""
+        """Reads the file into the page cache. Call it in a separate thread: it may wait for the disk."""
         if hasattr(os, "posix_fadvise"):
             for start in range(0, self._size_bytes, ASK_BYTES):
                 os.posix_fadvise(self._file, start, ASK_BYTES, os.POSIX_FADV_WILLNEED)
 
     def copied(self, num_bytes: int) -> None:
-        """Says that so many bytes have been read; now and then, gives the pages that hold them back.
+        """Records that `num_bytes` more have been read; now and then releases the pages that hold them.
 
         Raises:
-            ColdpressError: as `values`, before more is read.
+            ColdpressError: if the file's size has changed (checked before more is read).
         """
         self._copied_bytes += num_bytes
         if self._copied_bytes >= RELEASE_BYTES and hasattr(mmap, "MADV_DONTNEED"):
@@ -91,7 +92,7 @@ class MappedArray:
     def _changed(self) -> ColdpressError:
         return ColdpressError(
             f"{self._path}: the file has {os.fstat(self._file).st_size} bytes and had {self._size_bytes} when it was "
-            f"held against its record: another program changes it; end that, delete {self._path.parent}.json, then "
+            f"checked against its record: another program changes it; end that, delete {self._path.parent}.json, then "
             "build again"
         )
 

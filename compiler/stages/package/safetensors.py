@@ -1,8 +1,8 @@
-"""safetensors files written as a stream: the header from known shapes, then one tensor after another.
+"""Writes safetensors files as a stream: the header from known shapes, then one tensor after another.
 
-The library's own writer wants all tensors in memory and is not reproducible with several metadata keys; the format
-itself is a length, a JSON header and the bytes. Tensors with larger elements come first, so that each begins on a
-multiple of its element size; among equals, by name.
+The library's writer needs all tensors in memory and is not reproducible with several metadata keys; the format itself
+is a length, a JSON header and the bytes. Tensors with larger elements come first, so that each starts at a multiple of
+its element size; ties go by name.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ class TensorToWrite:
 
 
 def of_array(name: str, array: np.ndarray) -> TensorToWrite:
-    """A tensor that is in memory already."""
+    """Wraps a tensor that is in memory already."""
     return TensorToWrite(name, array.dtype.name, array.shape, lambda: array)
 
 
@@ -35,7 +35,7 @@ def write_tensors(file: HashingFile, tensors: Iterable[TensorToWrite]) -> None:
     """Writes a whole safetensors file, little-endian, without metadata.
 
     Raises:
-        ColdpressError: if a loaded tensor is not of the shape and type that the header says.
+        ColdpressError: if a loaded tensor does not have the shape and type in the header.
     """
     ordered = sorted(tensors, key=lambda tensor: (-np.dtype(tensor.dtype).itemsize, tensor.name))
     header, _ = make_header((tensor.name, tensor.dtype, tensor.shape) for tensor in ordered)

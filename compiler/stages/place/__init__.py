@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 UNIT_RECORD_BYTES = 128
-"""A unit while it is placed: frequency, value, tier, and its share of the solver's rows."""
+"""Bytes per unit while units are placed: frequency, value, tier, and its share of the solver's rows."""
 MAX_BATCH_UNITS = 64
 SINGLE_UNIT_ITEMS = 16384
-"""Models with no more units than this are solved unit by unit; batches only serve the solver's time (6.3.3)."""
+"""Models with at most this many units are solved unit by unit; batches only save solver time (6.3.3)."""
 SHARE_GAP = 1e-3
-"""Near enough to the optimum for comparing shares."""
+"""Relative gap that is close enough to the optimum for comparing shares."""
 
 
 class PlaceConfig(CacheSetting):
@@ -104,8 +104,8 @@ def run(
     """Solves the placement of all layers and families at once.
 
     Raises:
-        ColdpressError: if counts are missing, a name is unknown, or a fast tier is not the faster one.
-        DoesNotFitError: if all tiers together do not hold the model (only where flash is none of them).
+        ColdpressError: if counts are missing, a name is unknown, or a tier is not faster than the next one.
+        DoesNotFitError: if all tiers together do not hold the model (possible only without a flash tier).
     """
     tiers = tiers_named(config.tiers)
     counts = all_counts(model.spec, activations, sparsity)
@@ -137,7 +137,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """A record per unit, and what each token that is replayed uses."""
+    """Counts a record per unit, and the units that each replayed token uses."""
     layers, units = build.model.spec.num_hidden_layers, build.layer_units(build.families)
     tokens = min(MAX_WINDOWS * (WINDOW_TOKENS + WARM_TOKENS), build.num_tokens)
     replayed = 8 * tokens * units * min(MAX_LAYERS, layers)
@@ -148,7 +148,7 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _arrays(pairs: list[tuple[Group, Choice]]) -> dict[str, np.ndarray]:
-    """Tiers and ranks (schemas/placement.py)."""
+    """Returns tiers and ranks (schemas/placement.py) by array name."""
     tiers = {f"{group.layer}.{group.family}": tiers_of(group, choice) for group, choice in pairs}
     return tiers | {f"rank.{group.layer}.{group.family}": rank_of(group, choice) for group, choice in pairs}
 
@@ -161,7 +161,7 @@ def _problem(
     device: DeviceProfile,
     share: float | None,
 ) -> Problem:
-    """The problem with `share` of the units' DRAM as its DRAM tier; None where DRAM is the slowest tier."""
+    """Builds the problem whose DRAM tier is `share` of the units' DRAM; None where DRAM is the slowest tier."""
     tiers = tiers_named(config.tiers)
     num_units = sum(values.size for values in counts.values())
     batch_units = config.batch_units or (1 if num_units <= SINGLE_UNIT_ITEMS else MAX_BATCH_UNITS)
@@ -185,13 +185,13 @@ def _problem(
 def _pinned_share(
     config: PlaceConfig, spec: ModelSpec, activations: Activations, sparsity: Sparsity, device: DeviceProfile
 ) -> tuple[float | None, bool, tuple[PinnedShare, ...]]:
-    """The share of the units' DRAM that is pinned, whether by whole layers, and what it was chosen from."""
+    """Returns the pinned share of the units' DRAM, whether whole layers are pinned, and all shares that were tried."""
     admits = load_class("coldpress.runtime.cache", CachePolicy, config.cache).admits
     if tiers_named(config.tiers)[-1] != "flash":
         return None, False, ()  # nothing is read, so nothing is cached
     if config.pinned_share is not None:
         return config.pinned_share, sparsity.is_whole, ()
-    if not admits or sparsity.is_whole:  # what no policy may use has to be pinned, and what every token uses
+    if not admits or sparsity.is_whole:  # the policy caches nothing, or every token uses every unit: pin all that fits
         return 1.0, sparsity.is_whole, ()
     head, windows = split_tokens(activations.num_tokens)
     counts = head_counts(spec, activations, sparsity, head)
@@ -215,7 +215,7 @@ def _pinned_share(
 
 
 def _experts_are_whole(spec: ModelSpec, sparsity: Sparsity) -> bool:
-    """Whether a token uses all units of the experts that a router picks."""
+    """Tells whether a token uses all units of the experts that a router picks."""
     shares = ((used_share(found.family, spec), found.per_layer) for found in sparsity.densities)
     return spec.is_mixture and all(density == used for used, per_layer in shares for density in per_layer)
 

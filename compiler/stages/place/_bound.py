@@ -1,4 +1,4 @@
-"""An upper bound on the optimum that no solver is needed for, and which choices an optimum can still contain.
+"""Computes an upper bound on the optimum without a solver, and which choices an optimum can still contain.
 
 With a price per byte of every tier (Lagrange multipliers of Eq. 6) the groups no longer depend on each other, and the
 best counts of one group are found exactly by dynamic programming over tiers, C_l included. Whatever the prices, the sum
@@ -16,12 +16,12 @@ MAX_STEPS = 80
 STOP_GAP = 1e-8
 MAX_FLOAT = float(np.finfo(np.float64).max)
 MARGIN = 1e-9
-"""Relative error that sums of floats are allowed to have."""
+"""Relative rounding error that is allowed in sums of floats."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """No solution is worth more than `value`; `prices` per byte and fast tier prove it."""
+    """A proven bound: no solution is worth more than `value`, as `prices` (per byte and fast tier) show."""
 
     value: float
     prices: np.ndarray
@@ -29,7 +29,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Level:
-    """What is open of c_0 + … + c_j of one group: zero or not, and between `low` and `high` where it is not zero."""
+    """The counts c_0 + … + c_j of one group that are still open: zero if `may_be_off`, and `low` to `high`."""
 
     may_be_off: bool
     low: int
@@ -45,19 +45,19 @@ class Level:
 
 
 def _levels(group: Group, prices: np.ndarray) -> list[np.ndarray]:
-    """Per tier j float64 [num_batches + 1]: what c_0 + … + c_j = k adds to value less price."""
+    """Returns per tier j float64 [num_batches + 1]: what c_0 + … + c_j = k adds to value less price."""
     steps = prices - np.append(prices[1:], 0.0)
     batches = np.arange(group.values.size) * float(group.batch_bytes)
     return [gain * group.values - step * batches for gain, step in zip(group.gains, steps, strict=True)]
 
 
 def _least(group: Group, tier: int) -> int:
-    """Fewest batches other than none: Eq. 7, relaxed in that the remainder may count in several tiers."""
+    """Returns the smallest count above 0 that Eq. 7 allows; relaxed: the remainder may count in several tiers."""
     return max(1, group.first_allowed(tier, with_rest=True)) if group.reachable(tier) else group.values.size
 
 
 def _shifted(best: np.ndarray, least: int) -> np.ndarray:
-    """[k] -> the largest of best[: k - least + 1], -inf where there is none."""
+    """Maps [k] to the largest of best[: k - least + 1], -inf where that is empty."""
     out = np.full(best.size, -np.inf)
     if least < best.size:
         out[least:] = np.maximum.accumulate(best[: best.size - least])
@@ -65,7 +65,7 @@ def _shifted(best: np.ndarray, least: int) -> np.ndarray:
 
 
 def _before(group: Group, prices: np.ndarray) -> list[np.ndarray]:
-    """Per tier j: the best value of tiers 0 … j with c_0 + … + c_j = k batches in them."""
+    """Returns per tier j the best value of tiers 0 … j with c_0 + … + c_j = k batches in them."""
     best, found = _start(group), []
     for tier, level in enumerate(_levels(group, prices)):
         best = level + np.maximum(best, _shifted(best, _least(group, tier)))
@@ -74,12 +74,12 @@ def _before(group: Group, prices: np.ndarray) -> list[np.ndarray]:
 
 
 def _start(group: Group) -> np.ndarray:
-    """Before the first tier there are no batches."""
+    """Returns the values before the first tier, where only zero batches are possible."""
     return np.where(np.arange(group.values.size) == 0, 0.0, -np.inf)
 
 
 def _after(group: Group, prices: np.ndarray) -> list[np.ndarray]:
-    """Per tier j: the best value of the tiers behind it where c_0 + … + c_j = k."""
+    """Returns per tier j the best value of all slower fast tiers, given c_0 + … + c_j = k."""
     best = np.zeros(group.values.size)
     found = [best]
     for tier, level in reversed(list(enumerate(_levels(group, prices)))[1:]):
@@ -90,7 +90,7 @@ def _after(group: Group, prices: np.ndarray) -> list[np.ndarray]:
 
 
 def _rest(group: Group, prices: np.ndarray) -> tuple[float, int]:
-    """Best value of the remainder and its tier, without regard to Eq. 7 of the batches."""
+    """Returns the best value of the remainder and its tier; ignores Eq. 7 of the batches."""
     best, best_tier = 0.0, prices.size
     for tier in range(prices.size if group.rest_units else 0):
         value = group.worth[tier] * group.rest_value - prices[tier] * group.rest_bytes
@@ -100,7 +100,7 @@ def _rest(group: Group, prices: np.ndarray) -> tuple[float, int]:
 
 
 def _priced(group: Group, prices: np.ndarray) -> tuple[float, np.ndarray]:
-    """A group's best value less price, and the bytes [tiers] that reach it."""
+    """Returns a group's best value less price, and the bytes [tiers] that reach it."""
     before, (best, rest_tier) = _before(group, prices), _rest(group, prices)
     used, count = np.zeros(prices.size), int(before[-1].argmax())
     best += float(before[-1][count])
@@ -116,7 +116,7 @@ def _priced(group: Group, prices: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def find_bound(problem: Problem) -> Bound:
-    """The lowest bound over all prices, by cutting planes: each evaluation gives a tangent of a convex function.
+    """Finds the lowest bound over all prices by cutting planes: each evaluation gives a tangent of a convex function.
 
     Unknowns are one price per fast tier and, where the slowest tier is bounded too, one premium for leaving it.
     """
@@ -147,14 +147,14 @@ def find_bound(problem: Problem) -> Bound:
 
 
 def _highest_price(group: Group) -> float:
-    """A price per byte at which nothing of the group is worth having."""
+    """Returns a price per byte at which no unit of the group is worth its bytes."""
     of_batch = group.worth[0] * group.values[:2][-1] / group.batch_bytes
     of_rest = group.worth[0] * group.rest_value / max(1, group.rest_bytes)
     return 2 * max(float(of_batch), of_rest, 1e-300)
 
 
 def _lowest_point(slopes: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, float]:
-    """Where the largest of the tangents is lowest in the unit box, and its value there."""
+    """Returns the point in the unit box where the largest of the tangents is lowest, and its value."""
     from scipy.optimize import linprog  # takes a second to import, and this module is read for every dry run
 
     cost = np.append(np.zeros(slopes.shape[1]), 1.0)
@@ -165,7 +165,7 @@ def _lowest_point(slopes: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, 
 
 
 def open_spans(problem: Problem, bound: Bound, slack: float) -> tuple[tuple[Level, ...], ...]:
-    """Per group and fast tier, all counts of solutions that are worth at least `bound.value - slack`."""
+    """Returns per group and fast tier all counts of solutions that are worth at least `bound.value - slack`."""
     slack += MARGIN * (1 + abs(bound.value))
     spans: list[tuple[Level, ...]] = []
     for group in problem.groups:

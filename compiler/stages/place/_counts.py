@@ -1,4 +1,4 @@
-"""Activation counts and traces out of the statistics' packed bits, for all tokens, for the first ones, for the rest.
+"""Reads activation counts and traces from the packed bits: for all tokens, for the first ones, and for the rest.
 
 A family that is always used (density 1) needs no bits: every token counts all its units.
 """
@@ -22,12 +22,12 @@ TAIL_SHARE = 0.25
 """Share of the tokens that is held out: placements are compared on tokens that they were not made from."""
 MAX_LAYERS = 4
 MAX_WINDOWS, WINDOW_TOKENS, WARM_TOKENS = 8, 32, 64
-"""What is replayed at most: evenly spaced layers, and evenly spaced windows of the tokens held out, since a text right
-after those seen is much like them. Before each window come tokens that only bring the cache up to date."""
+"""Limits of a replay: evenly spaced layers, and evenly spaced windows of the held-out tokens, because text directly
+after the tokens already seen is very similar to them. The tokens before each window only fill the cache."""
 
 
 def all_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity) -> Counts:
-    """Counts over all tokens (Eq. 1).
+    """Returns counts over all tokens (Eq. 1).
 
     Raises:
         ColdpressError: if a family has no counts.
@@ -43,7 +43,7 @@ def all_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity) ->
 
 
 def head_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity, num_tokens: int) -> Counts:
-    """Counts over the first `num_tokens` tokens."""
+    """Returns counts over the first `num_tokens` tokens."""
     found: Counts = {}
     for entry in activations.layers:
         for family in sparsity.families:
@@ -59,7 +59,7 @@ def head_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity, n
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive tokens to replay: from `start` to warm up, from `measured` on to count, up to `stop`."""
+    """Consecutive tokens to replay: `start` to `measured` only fill the cache, `measured` to `stop` are counted."""
 
     start: int
     measured: int
@@ -67,7 +67,7 @@ class Window:
 
 
 def split_tokens(num_tokens: int) -> tuple[int, tuple[Window, ...]]:
-    """How many tokens placements are made from, and the windows they are compared on.
+    """Returns the number of tokens that placements are made from, and the windows that they are compared on.
 
     Raises:
         ColdpressError: if there are fewer than two.
@@ -90,12 +90,12 @@ def split_tokens(num_tokens: int) -> tuple[int, tuple[Window, ...]]:
 
 @dataclass(frozen=True)
 class Context:
-    """What the tokens of a window want of one family of one layer."""
+    """The units of one family of one layer that the tokens of a window use."""
 
     ids: tuple[np.ndarray, ...]
-    """Per token the unit ids, int64 ascending."""
+    """Unit ids of each token, int64 ascending."""
     num_warm: int
-    """The first tokens only bring the cache up to date."""
+    """The number of first tokens that only fill the cache."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ class Trace:
 
     @property
     def num_measured(self) -> int:
-        """Tokens that count."""
+        """The number of tokens that are counted."""
         return sum(len(context.ids) - context.num_warm for context in self.contexts)
 
 
 def traces_of(
     spec: ModelSpec, activations: Activations, sparsity: Sparsity, windows: tuple[Window, ...]
 ) -> tuple[Trace, ...]:
-    """Traces of the sampled layers, all their families, in the order of layers."""
+    """Returns the traces of all families of the sampled layers, ordered by layer."""
     layers = activations.layers
     picked = np.unique(np.linspace(0, len(layers) - 1, min(MAX_LAYERS, len(layers))).round().astype(int))
     found: list[Trace] = []
@@ -128,7 +128,7 @@ def traces_of(
 
 
 def _context(part: Window, bits: np.ndarray | None, num_units: int) -> Context:
-    """From packed bits; None: every token wants all units."""
+    """Unpacks a window from packed bits; None: every token uses all units."""
     if bits is None:
         return Context((np.arange(num_units),) * (part.stop - part.start), part.measured - part.start)
     first = part.start // 8

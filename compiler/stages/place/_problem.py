@@ -1,10 +1,10 @@
 """PowerInfer's placement problem (6.3) over batches of units and any number of memory tiers, fastest first.
 
 A group is one family of one layer. Its units, sorted by impact, form batches of equal size (6.3.3) and one remainder.
-Equal batches are interchangeable but for their impact, so some optimum gives the first c_0 batches of a group to the
-fastest tier, the next c_1 to the second, and so on: exchanging two batches that lie otherwise loses nothing (the
-rearrangement inequality) and moves no byte. What is open per group are these counts and the remainder's tier, instead
-of one binary per batch and tier; tests hold this to brute force over the paper's own variables.
+Equal batches differ only in impact, so some optimum gives the first c_0 batches of a group to the fastest tier, the
+next c_1 to the second, and so on: sorting any other arrangement this way loses nothing (the rearrangement inequality)
+and moves no byte. The unknowns per group are these counts and the remainder's tier, instead of one binary per batch
+and tier; tests compare this with brute force over the paper's own variables.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Group:
     unit_bytes: int
     batch_units: int
     min_units: tuple[int, ...]
-    """C_l (Eq. 4) per fast tier: the tier gets none of the group's units or at least so many."""
+    """C_l (Eq. 4) per fast tier: the tier gets none of the group's units, or at least this many."""
     worth: tuple[int, ...]
-    """Per fast tier, descending: what an impact of 1 counts there; (1,) where there is one fast tier (Eq. 2)."""
+    """Weight of an impact of 1 per fast tier, descending; (1,) where there is one fast tier (Eq. 2)."""
     units: np.ndarray
     """int64 [num_units]: unit ids, descending impact, ties by id."""
     values: np.ndarray
@@ -38,12 +38,12 @@ class Group:
 
     @property
     def num_batches(self) -> int:
-        """Full batches."""
+        """The number of full batches."""
         return self.values.size - 1
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of a full batch."""
+        """Bytes of one full batch."""
         return self.batch_units * self.unit_bytes
 
     @property
@@ -57,11 +57,11 @@ class Group:
         return tuple(here - below for here, below in zip(self.worth, (*self.worth[1:], 0), strict=True))
 
     def reachable(self, tier: int) -> bool:
-        """Whether the group has C_l units at all."""
+        """Tells whether the group has at least C_l units."""
         return self.min_units[tier] <= self.units.size
 
     def first_allowed(self, tier: int, with_rest: bool) -> int:
-        """Fewest full batches that reach C_l in a tier, together with the remainder or without it."""
+        """Returns the fewest full batches that reach C_l in a tier, together with the remainder or without it."""
         lacking = self.min_units[tier] - (self.rest_units if with_rest else 0)
         return max(0, -(-lacking // self.batch_units))
 
@@ -94,27 +94,27 @@ class Problem:
 
     @property
     def least_fast_bytes(self) -> int:
-        """What does not fit the slowest tier must be in a faster one, since every unit is in one of them (Eq. 3)."""
+        """Bytes that do not fit the slowest tier and so need a faster one, since every unit is in one tier (Eq. 3)."""
         total = sum(group.units.size * group.unit_bytes for group in self.groups)
         return 0 if self.last_bytes is None else max(0, total - self.last_bytes)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Where a group lies: full batches per fast tier, and the remainder's tier (the number of fast tiers: slowest)."""
+    """A group's tiers: full batches per fast tier, and the remainder's tier (the number of fast tiers: slowest)."""
 
     counts: tuple[int, ...]
     rest_tier: int
 
 
 def nowhere(problem: Problem) -> tuple[Choice, ...]:
-    """All units in the slowest tier."""
+    """Puts all units in the slowest tier."""
     tiers = len(problem.fast_bytes)
     return tuple(Choice((0,) * tiers, tiers) for _ in problem.groups)
 
 
 def tiers_of(group: Group, choice: Choice) -> np.ndarray:
-    """int8 [num_units] by unit id: the tier's index, 0 the fastest."""
+    """Returns int8 [num_units] by unit id: the tier's index, 0 the fastest."""
     tier = np.full(group.units.size, len(choice.counts), np.int8)
     ends = np.cumsum(choice.counts) * group.batch_units
     for number, (count, end) in enumerate(zip(choice.counts, ends.tolist(), strict=True)):
@@ -124,34 +124,34 @@ def tiers_of(group: Group, choice: Choice) -> np.ndarray:
 
 
 def rank_of(group: Group, choice: Choice) -> np.ndarray:
-    """int32 [num_units]: unit ids in the order in which they deserve DRAM, by tier, then falling impact, then id."""
+    """Returns int32 [num_units]: unit ids by claim to DRAM: by tier, then falling impact, then id."""
     return group.units[np.argsort(tiers_of(group, choice)[group.units], kind="stable")].astype(np.int32)
 
 
 def units_of(group: Group, choice: Choice, tier: int) -> int:
-    """Units of the group in a fast tier."""
+    """Counts the group's units in a fast tier."""
     return choice.counts[tier] * group.batch_units + (choice.rest_tier == tier) * group.rest_units
 
 
 def bytes_of(group: Group, choice: Choice) -> int:
-    """Bytes in all fast tiers together."""
+    """Counts the group's bytes in all fast tiers together."""
     return sum(units_of(group, choice, tier) for tier in range(len(choice.counts))) * group.unit_bytes
 
 
 def impact_of(group: Group, choice: Choice) -> int:
-    """Summed impact of all units that are not in the slowest tier."""
+    """Sums the impact of all units outside the slowest tier."""
     return int(group.values[sum(choice.counts)]) + (choice.rest_tier < len(choice.counts)) * group.rest_value
 
 
 def value_of(group: Group, choice: Choice) -> int:
-    """The group's part of the objective (Eq. 2): impacts weighted by their tier's worth."""
+    """Returns the group's part of the objective (Eq. 2): impacts weighted by their tier's worth."""
     levels = np.cumsum(choice.counts).tolist()
     value = sum(gain * int(group.values[level]) for gain, level in zip(group.gains, levels, strict=True))
     return value + (*group.worth, 0)[choice.rest_tier] * group.rest_value
 
 
 def without_idle(group: Group, choice: Choice) -> Choice:
-    """`choice` with the units that never fire in the slowest tier, as far as C_l lets their tiers go without them."""
+    """Moves units that never fire to the slowest tier, unless a faster tier would then fall below C_l."""
     tiers = len(choice.counts)
     rest_tier = tiers if group.rest_value == 0 else choice.rest_tier
     open_busy, counts = int((np.diff(group.values) > 0).sum()), []

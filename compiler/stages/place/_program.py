@@ -1,10 +1,9 @@
-"""What is open of a placement problem as an integer program (Eqs. 2-8), and the way back from its answer.
+"""Writes the open counts of a placement problem as an integer program (Eqs. 2-8), and reads its answer back.
 
-Per group and fast tier there is y_l (Eqs. 7, 8), and the number of batches in this tier and all faster ones: a switch
-u, the least number that is open, and columns for the steps above it. Impacts of steps fall, so their sum is concave and
-may be replaced by an envelope, the least of some of its tangents: steps of one tangent share a column, and the
-program's optimum is still no less than the problem's. The large K of Eq. 8 is the number of batches of the group, the
-smallest that is right.
+Each group has per fast tier y_l (Eqs. 7, 8), and the number of batches in this tier and all faster ones: a switch u,
+the smallest open count, and columns for the steps above it. Impacts of steps fall, so their sum is concave, and the
+least of some of its tangents (an envelope) can replace it: steps of one tangent share a column, and the program's
+optimum is never below the problem's. The large K of Eq. 8 is the group's number of batches, the smallest valid value.
 """
 
 import math
@@ -41,7 +40,7 @@ class Program:
     constraints: list[Constraint] = field(default_factory=list)
 
     def column(self, upper: int, value: int = 0, lower: int = 0) -> int:
-        """Adds a column; gives its number."""
+        """Adds a column; returns its number."""
         self.lower.append(lower)
         self.upper.append(upper)
         self.value.append(value)
@@ -65,7 +64,7 @@ class Solver(PluginBase):
 
     @abstractmethod
     def solve(self, program: Program, gap: float) -> Answer | None:
-        """An answer whose value is within the relative `gap` of the optimum; None if there is no solution.
+        """Returns an answer whose value is within the relative `gap` of the optimum; None if there is no solution.
 
         Raises:
             ColdpressError: if the solver fails.
@@ -74,7 +73,7 @@ class Solver(PluginBase):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a group's decision is found among the columns."""
+    """The columns that hold a group's decision."""
 
     batches: list[Terms]
     """Per fast tier: batches in it and all faster ones."""
@@ -90,7 +89,7 @@ class Placed:
     places: list[_Place]
 
     def choices(self, answer: Answer) -> tuple[Choice, ...]:
-        """What an answer says of every group."""
+        """Translates an answer into a choice for every group."""
         return tuple(_choice(place, answer.columns) for place in self.places)
 
 
@@ -102,11 +101,11 @@ def _choice(place: _Place, columns: tuple[int, ...]) -> Choice:
 
 
 Tangents = tuple[tuple[set[int], ...], ...]
-"""Per group and fast tier, the steps (1: from no batch to one) whose tangents the envelope has."""
+"""Per group and fast tier, the steps (1: from no batch to one) whose tangents are in the envelope."""
 
 
 def first_tangents(problem: Problem, spans: tuple[tuple[Level, ...], ...], error: float) -> Tangents:
-    """Tangents of envelopes that are nowhere more than `error` (of the objective) above what they stand for."""
+    """Picks tangents whose envelope is nowhere more than `error` (of the objective) above the true values."""
     return tuple(
         tuple(
             _tangents_within(group.values, level, error / max(1, gain))
@@ -129,14 +128,14 @@ def _tangents_within(values: np.ndarray, level: Level, error: float) -> set[int]
 
 
 def _envelope(values: np.ndarray, level: Level, steps: Sequence[int]) -> np.ndarray:
-    """int64 [high - low + 1]: the least of the tangents at `steps` for each open count of batches."""
+    """Returns int64 [high - low + 1]: the least of the tangents at `steps` for each open count of batches."""
     ends = np.array(steps)[:, None]
     slopes = values[ends] - values[ends - 1]
     return (values[ends] + slopes * (np.arange(level.low, level.high + 1) - ends)).min(axis=0)
 
 
 def to_program(problem: Problem, spans: tuple[tuple[Level, ...], ...], tangents: Tangents) -> Placed:
-    """The integer program over the open counts of all groups."""
+    """Builds the integer program over the open counts of all groups."""
     program, places = Program(), []
     divisor = math.gcd(*(group.unit_bytes for group in problem.groups))
     sizes: list[Terms] = [[] for _ in problem.fast_bytes]
@@ -178,7 +177,7 @@ def _add_group(program: Program, group: Group, levels: tuple[Level, ...], tangen
 
 
 def _count(program: Program, group: Group, gain: int, level: Level, switch: int, tangents: list[int]) -> Terms:
-    """The batches of tiers up to one: `level.low` with the switch on, and steps, the most valuable ones first."""
+    """Counts the batches in all tiers up to one: `level.low` if the switch is on, then steps by falling value."""
     if not level.may_be_on:
         return []
     envelope = _envelope(group.values, level, tangents)
@@ -192,12 +191,12 @@ def _count(program: Program, group: Group, gain: int, level: Level, switch: int,
 
 
 def _within(place: _Place, tier: int) -> Terms:
-    """Full batches in one tier."""
+    """Returns the number of full batches in one tier as a linear form."""
     return [*place.batches[tier], *(_scaled(place.batches[tier - 1], -1) if tier else [])]
 
 
 def _units(group: Group, place: _Place, tier: int) -> Terms:
-    """Units in one tier."""
+    """Returns the number of units in one tier as a linear form."""
     rest = [(place.rest[tier], group.rest_units)] if group.rest_units else []
     return [*_scaled(_within(place, tier), group.batch_units), *rest]
 

@@ -1,10 +1,10 @@
-"""How much of the units' DRAM is pinned, and how much is left to the dynamic cache: decided by replaying tokens.
+"""Chooses how much of the units' DRAM is pinned and how much is left to the dynamic cache, by replaying tokens.
 
 For each candidate share the placement is made from the first tokens, and the plan's own cache policy (runtime/cache)
-runs over windows of the tokens held out; misses become reads and seconds as compiler/seconds.py says. Units lie in
-natural order, since the order on flash is found after the placement, and requests have a read buffer to themselves; all
-shares are compared under the same order and buffer. Of shares that cost nearly the same the smallest is taken: a cache
-follows a text that differs from the calibration text, pinned units do not.
+runs over windows of the held-out tokens; compiler/seconds.py turns misses into reads and seconds. Units lie in natural
+order, since the order on flash is found after the placement, and requests have the whole read buffer; all shares are
+compared under the same order and buffer. The smallest share that costs nearly the least wins: a cache adapts to a text
+that differs from the calibration text, pinned units do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ of least cost was up to 3.1 % dearer than the best, the smallest of those within
 
 
 def choose_share(tried: Sequence[PinnedShare]) -> float:
-    """The smallest share whose flash time is nearly the least."""
+    """Returns the smallest share whose flash time is nearly the least."""
     least = min(entry.flash_s_per_token for entry in tried)
     return min(entry.share for entry in tried if entry.flash_s_per_token <= NEARLY * least)
 
@@ -45,7 +45,7 @@ def replay(
     device: DeviceProfile,
     traces: tuple[Trace, ...],
 ) -> float:
-    """Modelled flash seconds of a token in all layers, from those that have traces."""
+    """Returns modelled flash seconds of a token over all layers, scaled up from the layers that have traces."""
     pinned = [np.flatnonzero(tiers_of(*pair) < len(problem.fast_bytes)) for pair in _pairs(problem, choices)]
     claims = [
         Claim(sparsity.density(group.family, group.layer), group.units.size, group.unit_bytes, ids.size)
@@ -67,8 +67,8 @@ def replay(
 def whole_layers_seconds(
     problem: Problem, choices: tuple[Choice, ...], sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
 ) -> float:
-    """Modelled flash seconds of a token where some layers are pinned whole, and nothing of the others is cached. An
-    upper bound: units of the layer that is pinned in part count as read."""
+    """Returns modelled flash seconds of a token if some layers are pinned whole and the others are not cached. An upper
+    bound: all units of a partly pinned layer count as read."""
     read = {group.family: 0 for group in problem.groups}
     for group, choice in _pairs(problem, choices):
         read[group.family] += bool((tiers_of(group, choice) == len(problem.fast_bytes)).any())
@@ -91,7 +91,7 @@ def _pairs(problem: Problem, choices: tuple[Choice, ...]) -> list[tuple[Group, C
 
 
 def _reading(group: Group, sparsity: Sparsity, num_layers: int, device: DeviceProfile) -> Reading:
-    """Reads of units in natural order, as far apart as their layer group has layers."""
+    """Describes reads of units in natural order; a unit's stride is the parts of all layers of its group."""
     layers = next(found for found in sparsity.groups(num_layers) if group.layer in found)
     units = Strided(0, group.unit_bytes, len(layers) * group.unit_bytes)
     page_bytes = device.flash.page_bytes.value
@@ -100,7 +100,7 @@ def _reading(group: Group, sparsity: Sparsity, num_layers: int, device: DevicePr
 
 
 def _flash_seconds(cache: CachePolicy, reading: Reading, trace: Trace) -> float:
-    """Of all tokens of a trace that count."""
+    """Sums the modelled flash seconds of a trace's counted tokens."""
     seconds = 0.0
     for context in trace.contexts:
         cache.reset()

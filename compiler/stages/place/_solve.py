@@ -1,8 +1,9 @@
-"""From a placement problem to a placement and its proven distance to the optimum, with the solver of the user's choice.
+"""Solves a placement problem with the user's solver, and proves the result's distance to the optimum.
 
-The solver gets what the bound leaves open. How much that is depends on a solution's value, which is not known before:
-a guess of it is tried first, and if the answer is worse than the guess, what it leaves open is solved for. So every
-choice that was ever left out is worth less than the answer, and the solver's proof is one for the whole problem.
+The solver gets the choices that the bound leaves open. How many depends on a solution's value, which is not known
+beforehand: the search starts from a guess, and if the answer is worse than the guess, it solves again with the choices
+that this answer leaves open. So every choice left out is worth less than the answer, and the solver's proof holds for
+the whole problem.
 """
 
 import math
@@ -17,11 +18,11 @@ FIRST_SLACK = 2e-6
 """Guessed relative distance of the optimum to the bound."""
 GROWTH = 16
 ENVELOPE_GAP = 1e-2
-"""Relative error of the objective that envelopes start with."""
+"""Relative error of the objective that the first envelopes may have."""
 
 
 class Solution(NamedTuple):
-    """A placement, what it is worth, and the proven relative distance of that to the optimum."""
+    """A placement, its value, and the proven relative distance of that value to the optimum."""
 
     choices: tuple[Choice, ...]
     value: int
@@ -29,7 +30,7 @@ class Solution(NamedTuple):
 
 
 def search(problem: Problem, solver: Solver, gap: float) -> Solution:
-    """A placement within the relative `gap` of the optimum.
+    """Finds a placement within the relative `gap` of the optimum.
 
     Raises:
         DoesNotFitError: if the tiers together do not hold the model.
@@ -68,7 +69,7 @@ class _Best(NamedTuple):
 def _best_of(
     problem: Problem, spans: tuple[tuple[Level, ...], ...], solver: Solver, gap: float, scale: float
 ) -> _Best | None:
-    """The best placement within `spans`; envelopes get further tangents where answers lie, until they are exact."""
+    """Finds the best placement within `spans`; adds tangents around the answers until the envelopes are exact there."""
     num_levels = sum(map(len, spans))
     tangents = first_tangents(problem, spans, max(gap, ENVELOPE_GAP) * abs(scale) / num_levels)
     best: _Best | None = None
@@ -89,7 +90,7 @@ def _best_of(
 
 
 def _refine(tangents: Tangents, spans: tuple[tuple[Level, ...], ...], choices: tuple[Choice, ...]) -> bool:
-    """Adds the tangents around each answer; whether there were any to add."""
+    """Adds the tangents around each answer; returns whether any were missing."""
     added = False
     for steps_of, levels, choice in zip(tangents, spans, choices, strict=True):
         count = 0

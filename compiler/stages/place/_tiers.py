@@ -1,8 +1,7 @@
-"""What a device's tiers cost: seconds of a unit (Eq. 5), the least number of units a tier is worth (Eq. 4), weights.
+"""Computes what a device's tiers cost: seconds of a unit (Eq. 5), least units per tier (Eq. 4), and tier weights.
 
-A unit's time in a tier is its bytes over the tier's bandwidth; from flash it is one read of whole pages among
-as many as the queue holds. One synchronization is the accelerator's own, or one flash read's latency where DRAM spares
-it.
+A unit's time in a tier is its bytes over the tier's bandwidth; from flash it is one read of whole pages with the queue
+full. One synchronization is the accelerator's, or, where DRAM saves a flash read, that read's latency.
 """
 
 import itertools
@@ -14,14 +13,14 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.placement import Tier
 
 WORTH_STEPS = 10_000
-"""Weights are integers, so that solvers can agree exactly; this is the fastest tier's."""
+"""Weight of the fastest tier. Weights are integers so that different solvers agree exactly."""
 
 
 def tiers_named(text: str) -> tuple[Tier, ...]:
-    """`dram-flash` and the like: two tiers or more, fastest first.
+    """Parses names such as `dram-flash`: two or more tiers, fastest first.
 
     Raises:
-        ColdpressError: if a name is unknown, or they are not in the order of their speed.
+        ColdpressError: if a name is unknown, or the tiers are not ordered by speed.
     """
     known: tuple[Tier, ...] = get_args(Tier)
     several = (chosen for length in range(2, len(known) + 1) for chosen in itertools.combinations(known, length))
@@ -32,10 +31,10 @@ def tiers_named(text: str) -> tuple[Tier, ...]:
 
 
 def accelerator_of(device: DeviceProfile) -> Accelerator:
-    """The device's accelerator.
+    """Returns the device's accelerator.
 
     Raises:
-        ColdpressError: if it has none.
+        ColdpressError: if the device has none.
     """
     if device.accelerator is None:
         raise ColdpressError(f"device {device.name} has no accelerator; use tiers=dram-flash")
@@ -43,7 +42,7 @@ def accelerator_of(device: DeviceProfile) -> Accelerator:
 
 
 def unit_seconds(tier: Tier, size_bytes: int, device: DeviceProfile) -> float:
-    """T_l^j (Eq. 5): one pass over a unit's weights in a tier."""
+    """Returns T_l^j (Eq. 5): seconds of one pass over a unit's weights in a tier."""
     if tier == "accelerator":
         return size_bytes / accelerator_of(device).bytes_per_s.value
     if tier == "dram":
@@ -54,7 +53,7 @@ def unit_seconds(tier: Tier, size_bytes: int, device: DeviceProfile) -> float:
 
 
 def min_units(size_bytes: int, tiers: tuple[Tier, ...], device: DeviceProfile) -> tuple[int, ...]:
-    """C_l of every tier but the slowest: the least C with C T_fast + T_sync <= C T_slow (Eq. 4), the next tier slow.
+    """Returns C_l of each tier but the slowest: the least C with C T_fast + T_sync <= C T_next (Eq. 4).
 
     Raises:
         ColdpressError: if a tier is not faster than the next one.
@@ -74,7 +73,7 @@ def min_units(size_bytes: int, tiers: tuple[Tier, ...], device: DeviceProfile) -
 
 
 def worth(size_bytes: int, tiers: tuple[Tier, ...], device: DeviceProfile) -> tuple[int, ...]:
-    """Weight of an impact in every tier but the slowest: the seconds it saves there, as a share of the fastest tier's.
+    """Returns an impact's weight per tier but the slowest: the seconds it saves, as a share of the fastest tier's.
 
     With two tiers this is (1,), the paper's own objective (Eq. 2).
     """

@@ -1,9 +1,9 @@
-"""The placement of a dense run: every unit is used on every token, so any unit is worth as much as any other.
+"""Places whole layers, for dense runs: every token uses every unit, so all units are worth the same.
 
-Then what counts is that layers are not read at all: a layer that misses one unit waits for a first byte. Whole layers
-are pinned, the first ones first, and of the next one what still fits; no placement has a larger objective (Eq. 2),
-since all counts are equal and no byte is left that a unit would fit. Of a mixture of experts that are used whole it is
-a candidate: some experts are used more often than others, which other placements and caches make use of.
+Then only layers that are not read at all save time: a layer that misses one unit still waits for its first byte. Layers
+are pinned whole, from the first on, and the next one as far as it fits; no placement has a larger objective (Eq. 2),
+since all counts are equal and the bytes left are too few for a unit. For a mixture whose experts are used whole this is
+one candidate: some experts are used more often than others, which other placements and caches exploit.
 """
 
 from coldpress.compiler.stages.place._problem import Choice, Group, Problem, value_of
@@ -11,7 +11,7 @@ from coldpress.compiler.stages.place._solve import Solution
 
 
 def whole_layers(problem: Problem) -> Solution:
-    """All groups in order, as long as the fast tier has room."""
+    """Pins the groups in order until the fast tier is full."""
     (room,) = problem.fast_bytes
     choices: list[Choice] = []
     for group in problem.groups:
@@ -23,7 +23,7 @@ def whole_layers(problem: Problem) -> Solution:
 
 
 def _filled(group: Group, room: int) -> Choice:
-    """As many batches as fit, and the remainder where the whole group does; none where C_l is not reached (Eq. 7)."""
+    """Takes as many batches as fit, plus the remainder if the whole group fits; none if that is below C_l (Eq. 7)."""
     batches = min(group.num_batches, room // group.batch_bytes)
     whole = batches == group.num_batches and batches * group.batch_bytes + group.rest_bytes <= room
     has_rest = whole and group.rest_units > 0

@@ -1,8 +1,7 @@
-"""The placement program with OR-Tools CP-SAT: integer arithmetic throughout, one thread.
+"""Solves the placement program with OR-Tools CP-SAT: integer arithmetic throughout, one thread.
 
-A second opinion on `pulp_highs`, from a solver that shares nothing with it; tests hold them to the same objective.
-It runs in a process of its own: the wheels of OR-Tools and of highspy carry different HiGHS libraries of one name, and
-whichever is loaded second fails.
+An independent check of `pulp_highs`; tests require the same objective from both. It runs in a separate process: the
+wheels of OR-Tools and of highspy carry different HiGHS libraries under one name, and the second one to load fails.
 """
 
 import functools
@@ -14,10 +13,10 @@ from coldpress.schemas.errors import ColdpressError
 
 
 class Plugin(Solver):
-    """CP-SAT in a process of its own."""
+    """CP-SAT in a separate process."""
 
     def solve(self, program: Program, gap: float) -> Answer | None:
-        """An answer whose value is within the relative `gap` of the optimum; None: there is no solution.
+        """Returns an answer whose value is within the relative `gap` of the optimum; None: there is no solution.
 
         Raises:
             ColdpressError: if the solver fails.
@@ -27,7 +26,7 @@ class Plugin(Solver):
 
 @functools.cache
 def _process() -> ProcessPoolExecutor:
-    """Kept for the next program: loading OR-Tools takes longer than most solutions."""
+    """Starts the process once and keeps it: loading OR-Tools takes longer than most solutions."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 

@@ -1,7 +1,6 @@
-"""The placement program through PuLP with HiGHS, on one thread.
+"""Solves the placement program with HiGHS through PuLP, on one thread.
 
-Reads a `Program`; returns integers and a proven bound. The search ends at a relative gap, never at a time limit, so the
-same program always has the same answer.
+The search ends at a relative gap, never at a time limit, so the same program always has the same answer.
 """
 
 from typing import Any
@@ -10,19 +9,19 @@ from coldpress.compiler.stages.place._program import Answer, Program, Solver
 from coldpress.schemas.errors import ColdpressError
 
 LARGEST_VALUE = 1e5
-"""Objective coefficients are scaled to this, which HiGHS's absolute tolerances are made for."""
+"""Objective coefficients are scaled down to this: HiGHS's absolute tolerances suit values of this size."""
 
 
 class Plugin(Solver):
     """HiGHS through PuLP."""
 
     def solve(self, program: Program, gap: float) -> Answer | None:
-        """An answer whose value is within the relative `gap` of the optimum; None: there is no solution.
+        """Returns an answer whose value is within the relative `gap` of the optimum; None: there is no solution.
 
         Raises:
             ColdpressError: if the solver fails.
         """
-        import pulp  # here, since it loads highspy: see cp_sat
+        import pulp  # imported late: it loads highspy, which clashes with OR-Tools (see cp_sat)
 
         model = pulp.LpProblem("placement", pulp.LpMaximize)
         columns = [

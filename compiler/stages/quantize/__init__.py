@@ -1,10 +1,10 @@
-"""quantize: weights -> codes. Per layer the units of every family in natural order, and the tensors that stay in DRAM.
+"""quantize: encodes weights. Per layer the units of every family in natural order, and the tensors that stay in DRAM.
 
-Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, Gram matrices
-where the algorithm asks for them, and the importance of inputs where the build knows it; gives one array file per layer
-and one for the tensors that all layers share. The algorithm (a file of this package whose class `Plugin` extends
-`Algorithm`, _weights.py) chooses codes; the format (runtime/quantization) says what they mean. Row-column bundling is
-LLM-in-a-flash 3.2: a unit is its slices' bytes one after another.
+Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, Gram matrices if
+the algorithm asks for them, and the importance of inputs if the build has it. Writes one array file per layer and one
+for the tensors that all layers share. The algorithm (a file of this package whose class `Plugin` extends `Algorithm`,
+_weights.py) chooses codes; the format (runtime/quantization) defines their meaning. Row-column bundling is
+LLM-in-a-flash 3.2: a unit's slices lie one after another.
 """
 
 import functools
@@ -55,12 +55,12 @@ def run(
     gram: GramMatrices | None = None,
     importance: Importance | None = None,
 ) -> Quantized:
-    """Codes of `layers`; the chunk that holds layer 0 also quantizes what all layers share.
+    """Encodes `layers`; the chunk that holds layer 0 also encodes the tensors that all layers share.
 
     Raises:
         UnknownNameError: if there is no such algorithm.
-        ColdpressError: if the algorithm needs Gram matrices, and there are none of these weights.
-        CheckpointError: if a value is beyond what the format can hold; the text names the tensor.
+        ColdpressError: if the algorithm needs Gram matrices and none of these weights were given.
+        CheckpointError: if a value is beyond the format's range; the text names the tensor.
     """
     algorithm = load("coldpress.compiler.stages.quantize", Algorithm, config.algorithm)
     if algorithm.NEEDS_GRAM and (gram is None or gram.weights_sha256 != model.weights_sha256):
@@ -85,7 +85,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """The largest matrix and a layer's codes, or what layers share; Gram matrices add to it."""
+    """Counts the largest matrix and a layer's codes, or the shared tensors; and Gram matrices, if there are any."""
     largest = build.largest_of_layer
     grams = build.gram_bytes if build.has("gram") else []
     reading = 4 * 4 * largest + sum(grams) + 2 * max(grams) if grams else (4 + 2) * largest
@@ -126,12 +126,12 @@ def _quantize_layer(
 def _encode_resident(
     algorithm: Algorithm, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: Known
 ) -> dict[str, np.ndarray]:
-    """The tensors under their roles without `prefix`."""
+    """Encodes tensors; returns them by role without `prefix`."""
     return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}
 
 
 def _known(gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
-    """What was measured of a layer's inputs; matrices of one input share a Gram matrix."""
+    """Collects the measurements of a layer's inputs; matrices with the same input share a Gram matrix."""
     signals = load_arrays(gram.layers[layer].arrays) if gram else {}
     grams = {role: signals[signal] for role, signal in INPUT_OF.items() if signal in signals}
     return Known(grams, load_arrays(importance.layers[layer].arrays) if importance else {})

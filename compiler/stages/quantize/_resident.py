@@ -1,7 +1,7 @@
-"""Which tensors stay in DRAM, in the format that the cost model counts them in.
+"""Lists the tensors that stay in DRAM, with the formats that the cost model assumes.
 
-The roles are those that the model has (`Model.tensors`), so biases and q/k norms appear where the architecture has
-them. A head tied to the embeddings is not stored twice; rotary frequencies, which checkpoints do not hold, are added.
+The roles are the model's (`Model.tensors`), so biases and q/k norms appear where the architecture has them. A head tied
+to the embeddings is not stored twice; rotary frequencies, which checkpoints do not hold, are added.
 """
 
 from coldpress.compiler.cost_model import stored_format
@@ -13,7 +13,7 @@ from coldpress.schemas.quantized import ResidentTensor
 def layer_resident(
     model: Model, layer: int, families: tuple[FamilyName, ...], format_name: FormatName
 ) -> tuple[ResidentTensor, ...]:
-    """What one layer keeps in DRAM, sorted by role."""
+    """Lists the tensors that one layer keeps in DRAM, sorted by role."""
     prefix = f"layers.{layer}."
     held: set[MatrixRole] = {piece.role for family in families for piece in slices(family, model.spec)}
     on_flash = {f"{prefix}{name}.weight" for role in held for name in matrices(role, model.spec)}
@@ -22,7 +22,7 @@ def layer_resident(
 
 
 def shared_resident(model: Model, format_name: FormatName) -> tuple[ResidentTensor, ...]:
-    """What all layers share: embeddings, positions, final norm, head, rotary frequencies; sorted by role."""
+    """Lists the tensors that all layers share: embeddings, positions, norm, head, rotary frequencies; by role."""
     shapes = {role: source.shape for role, source in model.tensors.items() if not role.startswith("layers.")}
     if model.spec.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)

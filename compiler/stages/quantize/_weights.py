@@ -1,4 +1,4 @@
-"""What a rounding algorithm is, and what it is given: a matrix as stored slices, read a block at a time.
+"""Defines a rounding algorithm and its input: a matrix as stored slices, read a block at a time.
 
 An algorithm is a file of this package whose class `Plugin` extends `Algorithm`.
 """
@@ -34,12 +34,12 @@ class Weights:
     axis: Axis
     read: Read
     gram: np.ndarray | None = None
-    """Of the matrix's inputs, float32 [n, n] with n its columns; None where it was not asked for or is not known."""
+    """Gram matrix of the matrix's inputs, float32 [n, n] with n its columns; None where not asked for or unknown."""
     importance: np.ndarray | None = None
-    """Mean square of each of the matrix's inputs, float32 [n]; None where it was not asked for or is not known."""
+    """Mean square of each of the matrix's inputs, float32 [n]; None where not asked for or unknown."""
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """All slices, in blocks of BLOCK_BYTES: (which, float32 [n, length])."""
+        """Yields all slices in blocks of BLOCK_BYTES: (range, float32 [n, length])."""
         step = _per_block(self.length)
         for start in range(0, self.count, step):
             stop = min(start + step, self.count)
@@ -49,7 +49,7 @@ class Weights:
 def weights_of(
     model: Model, role: str, axis: Axis, gram: np.ndarray | None = None, importance: np.ndarray | None = None
 ) -> Weights:
-    """The slices along `axis` of a matrix of the model; columns have it whole in memory as long as they are needed."""
+    """Returns the slices along `axis` of a matrix of the model; columns keep the whole matrix in memory while used."""
     rows, columns = model.tensors[role].shape
 
     def whole(start: int, stop: int) -> np.ndarray:
@@ -86,11 +86,11 @@ class Algorithm(PluginBase):
     """Chooses the codes of weights. The base class of all rounding algorithms."""
 
     NEEDS_GRAM: ClassVar[bool] = False
-    """Whether it needs the Gram matrices of the inputs (`gram`)."""
+    """Whether the algorithm needs the Gram matrices of the inputs (`gram`)."""
 
     @abstractmethod
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Codes of all slices, uint8 [n, nbytes(length)].
+        """Returns the codes of all slices, uint8 [n, nbytes(length)].
 
         Raises:
             ColdpressError: if a value or a scale is beyond the format's range.

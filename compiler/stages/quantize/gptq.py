@@ -1,11 +1,11 @@
-"""gptq: rounds a matrix input by input and lets those that are still to come make up for the error (GPTQ, Algorithm 1).
+"""gptq: rounds a matrix input by input and lets later inputs correct the error (GPTQ, Algorithm 1).
 
-With X the calibration inputs and H = X Xᵀ from `gram`, the loss is tr(D H Dᵀ) of what rounding changes, D. Inputs are
-taken in their natural order, in blocks; the part of an error that later inputs can undo is spread over them by the
-rows of the upper Cholesky factor U of H⁻¹. Scales are those of the formats' groups of 32 along a slice: a row's group
-takes its scale when its first input is reached, a column's groups when the column is, from the values as they then are.
-It is the one that loses the least at once: an error at input j costs its square over U_jj² (Eq. 2). Matrices whose
-inputs are not calibrated, embeddings, the head and experts, are rounded to nearest, by importance where that is known.
+With X the calibration inputs and H = X Xᵀ from `gram`, the loss is tr(D H Dᵀ), where D is the change by rounding.
+Inputs are processed in natural order, in blocks; the rows of the upper Cholesky factor U of H⁻¹ spread the correctable
+part of an error over later inputs. Scales belong to the formats' groups of 32 along a slice: a row's group gets its
+scale when its first input is reached, a column's groups when the column is, from the corrected values at that time. The
+scale with the least immediate loss is taken: an error at input j costs its square over U_jj² (Eq. 2). Matrices without
+calibrated inputs (embeddings, the head, experts) are rounded to nearest, by importance where it is known.
 """
 
 import logging
@@ -24,7 +24,7 @@ from coldpress.schemas.families import FormatName
 GROUP = rtn.GROUP
 LOG = logging.getLogger(__name__)
 BLOCK = 128
-"""Inputs whose errors are kept before the rest of the matrix hears of them (GPTQ, step 2)."""
+"""Inputs per block: errors inside a block reach the rest of the matrix when the block is done (GPTQ, step 2)."""
 DAMPING = 0.01
 """Share of the mean diagonal of H that is added to it (GPTQ, step 3)."""
 MOST_DAMPING = 1.0
@@ -36,28 +36,28 @@ class Plugin(Algorithm):
     NEEDS_GRAM = True
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Codes of all slices, uint8 [n, nbytes(length)].
+        """Returns the codes of all slices, uint8 [n, nbytes(length)].
 
         Raises:
-            ColdpressError: if a value or a scale is beyond float16, or the Gram matrix is not one of such inputs.
+            ColdpressError: if a value or a scale is beyond float16, or the Gram matrix does not fit the inputs.
         """
         if weights.gram is None:
             return rtn.Plugin().quantize(weights, format_name)
-        kept = load("coldpress.runtime.quantization", Format, format_name)
+        codec = load("coldpress.runtime.quantization", Format, format_name)
         whole = np.concatenate([values for _, values in weights.blocks()])
         by_input = np.ascontiguousarray(whole.T) if weights.axis == "row" else whole
         factor = error_factor(weights.gram)
-        rounded, scales = _round(by_input, factor, weights.axis == "row", kept)
+        rounded, scales = _round(by_input, factor, weights.axis == "row", codec)
         if weights.axis == "row":
             rounded, scales = np.ascontiguousarray(rounded.T), np.ascontiguousarray(scales.T)
-        return kept.pack(rounded, scales)
+        return codec.pack(rounded, scales)
 
 
 def error_factor(gram: np.ndarray) -> np.ndarray:
-    """The upper triangular U with Uᵀ U = (H + damping)⁻¹, float32 [n, n].
+    """Returns the upper triangular U with Uᵀ U = (H + damping)⁻¹, float32 [n, n].
 
-    With A upper triangular and H = A Aᵀ, which is Cholesky's factorization read backwards, U is A⁻¹. An input that
-    never occurred is coupled to none.
+    With A upper triangular and H = A Aᵀ (Cholesky's factorization in reverse order of inputs), U is A⁻¹. An input that
+    never occurred affects no other.
 
     Raises:
         ColdpressError: if H is not positive definite with any damping.
@@ -82,14 +82,14 @@ def error_factor(gram: np.ndarray) -> np.ndarray:
     )
 
 
-def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, kept: Format) -> tuple[np.ndarray, np.ndarray]:
-    """(what codes will say, float32 [inputs, outputs]; scales [groups, outputs] along inputs, else [inputs, groups]).
+def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Format) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (decoded values float32 [inputs, outputs]; scales [groups, outputs] along inputs, else [inputs, groups]).
 
     Args:
         values: Weights float32 [inputs, outputs]; overwritten.
-        factor: As `error_factor` gives it.
+        factor: The result of `error_factor`.
         along_inputs: Whether a group is 32 inputs of one output, rather than 32 outputs of one input.
-        kept: The format.
+        codec: The format that encodes values.
     """
     inputs, outputs = values.shape
     rounded, scales = np.empty_like(values), []
@@ -100,19 +100,19 @@ def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, kept: For
         for at in range(start, stop):
             if along_inputs and at % GROUP == 0:
                 group = slice(at, at + GROUP)
-                scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], kept))
+                scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], codec))
             elif not along_inputs:
-                scales.append(_scales_of_slice(values[at], kept))
+                scales.append(_scales_of_slice(values[at], codec))
             scale = scales[-1] if along_inputs else np.repeat(scales[-1], GROUP)[:outputs]
-            rounded[at] = kept.nearest(values[at], scale)
+            rounded[at] = codec.nearest(values[at], scale)
             errors[at - start] = (values[at] - rounded[at]) / factor[at, at]
             values[at + 1 : stop] -= factor[at, at + 1 : stop, None] * errors[at - start]
         values[stop:] -= factor[start:stop, stop:].T @ errors
     return rounded, np.stack(scales)
 
 
-def _scales_of_slice(values: np.ndarray, kept: Format) -> np.ndarray:
-    """Scales float32 [groups] of one slice float32 [length]; a last group that is not whole is filled up with zeros."""
+def _scales_of_slice(values: np.ndarray, codec: Format) -> np.ndarray:
+    """Returns scales float32 [groups] of a slice float32 [length]; a partial last group is padded with zeros."""
     whole = np.zeros(-(-values.size // GROUP) * GROUP, np.float32)
     whole[: values.size] = values
-    return best_scales(whole.reshape(-1, GROUP), np.ones((1, GROUP), np.float32), kept)
+    return best_scales(whole.reshape(-1, GROUP), np.ones((1, GROUP), np.float32), codec)

@@ -1,9 +1,9 @@
-"""rtn: round to nearest. Every value takes the nearest code of its group, on its own; no calibration data.
+"""rtn: rounds to nearest. Every value takes the nearest code of its group; no calibration data.
 
 The baseline that DIP 6.3 compares against; the formats' own `encode` is exactly this rounding. Where the importance of
-inputs is known, a group's scale is the one that loses the least output: an error of a weight is priced by the mean
-square of the input that it meets. All values of a column meet the same one, so there the least squared error counts. A
-slice is encoded on its own, so the size of a block changes no byte.
+inputs is known, a group takes the scale that loses the least output: the price of a weight's error is the mean square
+of the weight's input. All values of a column share one input, so there the least squared error decides. Slices are
+encoded independently, so the size of a block changes no byte.
 """
 
 import numpy as np
@@ -22,32 +22,32 @@ class Plugin(Algorithm):
     """Round to nearest."""
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Codes of all slices, uint8 [n, nbytes(length)].
+        """Returns the codes of all slices, uint8 [n, nbytes(length)].
 
         Raises:
             ColdpressError: if a value or a scale is beyond float16.
         """
-        kept = load("coldpress.runtime.quantization", Format, format_name)
-        prices = None if weights.importance is None or not kept.SCALE_SIGNS else _prices(weights, weights.importance)
-        codes = np.empty((weights.count, kept.nbytes(weights.length)), np.uint8)
+        codec = load("coldpress.runtime.quantization", Format, format_name)
+        prices = None if weights.importance is None or not codec.SCALE_SIGNS else _prices(weights, weights.importance)
+        codes = np.empty((weights.count, codec.nbytes(weights.length)), np.uint8)
         for part, values in weights.blocks():
-            codes[part] = kept.encode(values) if prices is None else _encode_by(prices, values, kept)
+            codes[part] = codec.encode(values) if prices is None else _encode_by(prices, values, codec)
         return codes
 
 
 def _prices(weights: Weights, importance: np.ndarray) -> np.ndarray:
-    """Of an error of each value of a slice, float32 [1, groups, 32], 0 behind the slice's end."""
+    """Returns the price of an error of each value of a slice, float32 [1, groups, 32], 0 beyond the slice's end."""
     prices = np.zeros((1, -(-weights.length // GROUP), GROUP), np.float32)
     along = np.ones(1, np.float32) if weights.axis == "column" else importance
-    prices.reshape(-1)[: weights.length] = np.resize(along, weights.length)  # a matrix is a slice of all its rows
+    prices.reshape(-1)[: weights.length] = np.resize(along, weights.length)  # axis "matrix": repeats for every row
     return prices
 
 
-def _encode_by(prices: np.ndarray, values: np.ndarray, kept: Format) -> np.ndarray:
-    """Codes uint8 [n, nbytes(length)] of float32 [n, length]."""
+def _encode_by(prices: np.ndarray, values: np.ndarray, codec: Format) -> np.ndarray:
+    """Encodes float32 [n, length] as codes uint8 [n, nbytes(length)]."""
     count, length = values.shape
     whole = np.zeros((count, prices.shape[1], GROUP), np.float32)
     whole.reshape(count, -1)[:, :length] = values
     each = np.broadcast_to(prices, whole.shape).reshape(-1, GROUP)
-    scales = best_scales(whole.reshape(-1, GROUP), each, kept).reshape(count, -1)
-    return kept.pack(kept.nearest(values, np.repeat(scales, GROUP, axis=1)[:, :length]), scales)
+    scales = best_scales(whole.reshape(-1, GROUP), each, codec).reshape(count, -1)
+    return codec.pack(codec.nearest(values, np.repeat(scales, GROUP, axis=1)[:, :length]), scales)

@@ -1,8 +1,8 @@
-"""report: one self-contained HTML page about the finished artifact, and metrics.json, its figures.
+"""report: writes one self-contained HTML page about the finished artifact, and metrics.json with its figures.
 
-Reads the records of the stages whose decisions the figures show, and what `verify` measured; measures nothing itself.
-The speed on the device is the simulator's, and a dense run in the same DRAM stands beside it (design, section 6). The
-page works offline: inline styles, inline SVG, no scripts, no links.
+Reads the records of the stages whose decisions the figures show, and the measurements of `verify`; measures nothing
+itself. The speed on the device is the simulator's, and the page compares it with a dense run in the same DRAM (design,
+section 6). The page works offline: inline styles, inline SVG, no scripts, no links.
 """
 
 from pathlib import Path
@@ -53,7 +53,7 @@ def run(
     package: Package,
     verification: Verification,
 ) -> Metrics:
-    """Writes the page to `config.html` and gives the figures.
+    """Writes the page to `config.html` and returns the figures.
 
     Raises:
         ColdpressError: if the verification is of another artifact.
@@ -84,7 +84,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """The figures of all layers, and the bits of one."""
+    """Counts the figures of all layers, and the bits of one."""
     bits = build.layer_units(build.families) * build.num_tokens // 4
     return StageNeeds(
         stage="report", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + bits, disk_bytes=0, runtime_s=3600

@@ -1,7 +1,7 @@
-"""Charts as inline SVG that follows the page's colours, light or dark. The only place that imports matplotlib.
+"""Draws charts as inline SVG in the page's colours, light or dark. The only place that imports matplotlib.
 
 Text stays text, and colours are CSS variables: matplotlib draws in placeholder colours that are replaced afterwards.
-The result is a function of its data alone: fixed id salt, no date, no creator.
+The result depends on its data alone: fixed id salt, no date, no creator.
 """
 
 import io
@@ -21,7 +21,7 @@ CURVE_POINTS = 160
 
 
 def per_layer(label: str, series: Mapping[str, Mapping[int, float]], percent: bool = True) -> str:
-    """Lines over layer numbers: {name: {layer: value}}."""
+    """Draws lines over layer numbers: {name: {layer: value}}."""
 
     def draw(axes: Any) -> None:
         for colour, (name, values) in zip(cycle(SERIES), series.items(), strict=False):
@@ -38,7 +38,7 @@ def per_layer(label: str, series: Mapping[str, Mapping[int, float]], percent: bo
 
 
 def stacked(label: str, series: Mapping[str, Sequence[float]], layers: Sequence[int]) -> str:
-    """Bars over layer numbers, shares stacked: {name: share per layer}."""
+    """Draws stacked bars of shares over layer numbers: {name: share per layer}."""
 
     def draw(axes: Any) -> None:
         below = np.zeros(len(layers))
@@ -55,7 +55,7 @@ def stacked(label: str, series: Mapping[str, Sequence[float]], layers: Sequence[
 
 
 def line(across: str, up: str, points: Mapping[float, float]) -> str:
-    """One line through points {x: y}, from zero up."""
+    """Draws one line through points {x: y}; the vertical axis starts at zero."""
 
     def draw(axes: Any) -> None:
         places = sorted(points)
@@ -68,7 +68,7 @@ def line(across: str, up: str, points: Mapping[float, float]) -> str:
 
 
 def waterfall(across: str, bars: Sequence[tuple[str, float, float, bool]]) -> str:
-    """Bars from the top down: (name, figure before the step, figure after it, whether the step is kept)."""
+    """Draws bars from the top down: (name, figure before the step, figure after it, whether the step is kept)."""
     labels = {
         (True, True): "faster",
         (False, True): "slower, but later steps need it",
@@ -94,7 +94,7 @@ def waterfall(across: str, bars: Sequence[tuple[str, float, float, bool]]) -> st
 
 
 def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
-    """Activation frequency over rank, both logarithmic, where a power law is a straight line (PowerInfer Fig. 5)."""
+    """Draws activation frequency over rank, both logarithmic: a power law is a straight line (PowerInfer Fig. 5)."""
 
     def draw(axes: Any) -> None:
         for colour, (name, values) in zip(cycle(SERIES), curves.items(), strict=False):
@@ -112,7 +112,7 @@ def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
 
 
 def _svg(label: str, draw: Callable[[Any], None]) -> str:
-    """Draws on new axes and gives an <svg> element; `label` is its accessible name."""
+    """Draws on new axes and returns an <svg> element; `label` is its accessible name."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -148,7 +148,7 @@ def _svg(label: str, draw: Callable[[Any], None]) -> str:
 
 
 def _clean(svg: str, label: str) -> str:
-    """The <svg> element alone, with variables for colours and no ids but those that are used."""
+    """Returns the <svg> element alone, with variables for colours and only the ids that are used."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
@@ -156,7 +156,7 @@ def _clean(svg: str, label: str) -> str:
     svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, variable)
-    svg = re.sub(r" font-family: [^;\"]*;?", "", svg)  # the page's own
+    svg = re.sub(r" font-family: [^;\"]*;?", "", svg)  # the page's font applies
     svg = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # would apply to the page
     box = re.search(r'viewBox="[^"]*"', svg)
     opening = f'<svg class="chart" role="img" aria-label="{label}" {box[0] if box else ""}>'

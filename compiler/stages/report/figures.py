@@ -41,7 +41,7 @@ class InDram:
 
     dram_bytes: int
     tokens_per_s: float
-    """By the device's law."""
+    """Modelled by the device's law."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class HotOverlap:
 def make_metrics(
     model: Model, device: DeviceProfile, sparsity: Sparsity, layout: Layout, package: Package, found: Verification
 ) -> Metrics:
-    """metrics.json."""
+    """Returns the figures of metrics.json."""
     run, plan = found.run, layout.largest_plan
     return Metrics(
         model=model.name,
@@ -151,7 +151,7 @@ def budget_parts(spec: ModelSpec, layout: Layout) -> tuple[BudgetPart, ...]:
 
 
 def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[FrequencyCurve, ...]:
-    """One curve per layer and family that was counted."""
+    """Returns one curve per layer and family that was counted."""
     return tuple(
         FrequencyCurve(layer, statistics.family, np.sort(_counts(statistics))[::-1] / activations.num_tokens)
         for layer, statistics in _counted(activations, sparsity)
@@ -159,7 +159,7 @@ def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[Freq
 
 
 def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverlap, ...]:
-    """One overlap per layer and family that was counted by context (ActiveFlow Fig. 6 shows this for channels)."""
+    """Returns one overlap per layer and family counted by context (ActiveFlow Fig. 6 shows this for channels)."""
     found: list[HotOverlap] = []
     for layer, statistics in _counted(activations, sparsity):
         arrays = load_arrays(statistics.arrays)
@@ -180,14 +180,14 @@ def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverl
 
 
 def _hottest(counts: np.ndarray) -> np.ndarray:
-    """bool [num_units], true for the HOT_UNITS most active units; of equal ones the lower unit counts as hotter."""
+    """Returns bool [num_units], true for the HOT_UNITS most active units; on ties the lower unit counts as hotter."""
     hot = np.zeros(counts.size, bool)
     hot[np.argsort(-counts.astype(np.int64), kind="stable")[: max(1, round(HOT_UNITS * counts.size))]] = True
     return hot
 
 
 def _mean_overlap(hot: np.ndarray, parts: np.ndarray) -> float:
-    """Mean, over the rows of counts [num_parts, num_units], of the share of `hot` that is hottest in the row too."""
+    """Returns the mean, over rows of counts [num_parts, num_units], of the share of `hot` that is hottest there too."""
     return float(np.mean([(hot & _hottest(counts)).sum() / hot.sum() for counts in parts]))
 
 
@@ -196,7 +196,7 @@ def _counts(statistics: FamilyStatistics) -> np.ndarray:
 
 
 def _counted(activations: Activations, sparsity: Sparsity) -> Iterator[tuple[int, FamilyStatistics]]:
-    """Families that the artifact has on flash, where a density was known when they were counted."""
+    """Yields the families on flash whose density was known when they were counted."""
     families = {densities.family for densities in sparsity.densities}
     for entry in activations.layers:
         for statistics in entry.families:
@@ -205,7 +205,7 @@ def _counted(activations: Activations, sparsity: Sparsity) -> Iterator[tuple[int
 
 
 def structural_adjacency(activations: Activations, sparsity: Sparsity) -> dict[tuple[int, FamilyName], float]:
-    """Share of activations whose neighbour in the model's own order is active too; `order` improves on it."""
+    """Returns the share of activations whose neighbour in the model's own order is active too; `order` improves it."""
     return {
         (layer, statistics.family): adjacent_share(load_arrays(statistics.arrays, "bits")["bits"])
         for layer, statistics in _counted(activations, sparsity)

@@ -1,4 +1,4 @@
-"""Renders the HTML page: one file, no links, no scripts. Adds words and charts to the numbers of `_figures`."""
+"""Renders the HTML page: one file, no links, no scripts. Adds words and charts to the numbers of `figures`."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -31,7 +31,7 @@ from coldpress.schemas.layout import Layout, placed_parts
 from coldpress.schemas.metrics import Metrics, RunMetrics, Verification
 
 COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
-"""Of the table that answers whether the artifact pays."""
+"""Columns of the table that answers whether the artifact pays."""
 DENSE = "dense"
 ORIGINAL: FormatName = "fp16"
 WHOLE_FORMATS: tuple[FormatName, ...] = ("int8_group32", "int4_group32")
@@ -39,7 +39,7 @@ WHOLE_FORMATS: tuple[FormatName, ...] = ("int8_group32", "int4_group32")
 
 
 def render(metrics: Metrics, inputs: Inputs) -> str:
-    """The page."""
+    """Renders the page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -105,7 +105,7 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
 
 
 def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
-    """The sentences below the first heading."""
+    """Returns the sentences below the first heading."""
     found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device.flash)]
     if metrics.method != DENSE and inputs.sparsity.is_whole:
         found.insert(1, "Nothing is pruned at this budget: every token uses every unit.")
@@ -120,7 +120,7 @@ def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
 
 
 def _verdict(metrics: Metrics) -> str:
-    """Whether sparsity pays, in a sentence."""
+    """Says whether sparsity pays, in one sentence."""
     gain = metrics.gain_over_dense
     if gain is None:
         return "A dense run does not fit this budget: its buffers alone exceed it."
@@ -135,7 +135,7 @@ def _verdict(metrics: Metrics) -> str:
 
 
 def _quality(metrics: Metrics) -> str:
-    """The artifact's loss of quality, in a sentence."""
+    """Describes the artifact's loss of quality in one sentence."""
     ratio = with_error(metrics.ppl_ratio, metrics.ppl_ratio_error, 4)
     return (
         f"Its perplexity is {ratio} times the original's, on {metrics.num_measured_blocks} of "
@@ -144,7 +144,7 @@ def _quality(metrics: Metrics) -> str:
 
 
 def _limit(run: RunMetrics, flash: Flash) -> str:
-    """The bottleneck of the simulated speed, in a sentence."""
+    """Names the bottleneck of the simulated speed in one sentence."""
     flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
     whole = f"of {1000 * run.modelled_s / run.num_tokens:.3g} ms of a token"
     if dram_ms >= flash_ms:
@@ -159,7 +159,7 @@ def _limit(run: RunMetrics, flash: Flash) -> str:
 
 
 def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
-    """Rows for this artifact, a dense build in the same DRAM, and the whole model in DRAM, format by format."""
+    """Returns rows for this artifact, a dense build in the same DRAM, and the whole model in DRAM, format by format."""
     rows = [
         (
             f"this artifact, {metrics.method}",
@@ -186,7 +186,7 @@ def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
 
 
 def _whole(metrics: Metrics, inputs: Inputs, format_name: FormatName) -> tuple[str, ...]:
-    """The row of the whole model in DRAM: the source in fp16, and this artifact's weights in other formats."""
+    """Returns the row of the whole model in DRAM: the source in fp16, this artifact's weights in other formats."""
     original = format_name == ORIGINAL
     found = _in_dram(inputs, format_name)
     perplexity = "not measured"
@@ -199,7 +199,7 @@ def _whole(metrics: Metrics, inputs: Inputs, format_name: FormatName) -> tuple[s
 
 
 def _in_dram(inputs: Inputs, format_name: FormatName) -> InDram:
-    """The whole model in DRAM: the original keeps its KV cache in fp16, other formats as the artifact does."""
+    """Models the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
     plan = inputs.layout.largest_plan
     kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
     return all_in_dram(inputs.model, format_name, plan.context_length, kept, inputs.device)

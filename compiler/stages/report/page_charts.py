@@ -1,4 +1,4 @@
-"""Chooses the charts of the page and writes their captions; `_figures` has the numbers, `_charts` draws."""
+"""Chooses the charts of the page and writes their captions; `figures` has the numbers, `charts` draws."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -50,11 +50,11 @@ class Chart:
     svg: str
     caption: str
     legend: tuple[tuple[str, str], ...] = ()
-    """Names in the drawing that need a sentence, and the sentence."""
+    """(name in the drawing, sentence that explains it)."""
 
 
 def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
-    """The charts whose numbers exist, in the order of the stages."""
+    """Yields the charts whose numbers exist, in the order of the stages."""
     if inputs.verification.ladder:
         yield _ladder_chart(inputs.verification.ladder)
     yield _density_chart(inputs)

@@ -1,4 +1,4 @@
-"""The page's part about activation predictors: size and quality layer by layer, and their cost."""
+"""Writes the page's part about activation predictors: size and quality layer by layer, and their cost."""
 
 import math
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ class PredictorPart:
     sentence: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    """One per layer that has a predictor."""
+    """One row per layer that has a predictor."""
     charts: tuple[Chart, ...]
 
 
 def predictor_part(inputs: Inputs) -> PredictorPart | None:
-    """None where no layer has a predictor."""
+    """Returns the part, or None if no layer has a predictor."""
     found = inputs.predictors
     if found is None or not found.layers:
         return None
@@ -43,7 +43,7 @@ def predictor_part(inputs: Inputs) -> PredictorPart | None:
 
 
 def decode_share(inputs: Inputs) -> float:
-    """Share of a token's simulated time on the device that reading the predictors' weights from DRAM takes."""
+    """Returns the share of a token's simulated time that reading the predictors' weights from DRAM takes."""
     run, predictors = inputs.verification.run, inputs.predictors
     token_s = run.modelled_s / run.num_tokens
     scored = scored_bytes(inputs.model.spec, predictors.layers if predictors else ())
@@ -85,7 +85,7 @@ def _quality_chart(layers: tuple[LayerPredictor, ...]) -> Chart:
 
 
 def _bytes_chart(found: Predictors) -> Chart:
-    """The loss of quality with predictors of other sizes (LLM in a flash B)."""
+    """Draws the loss of quality with predictors of other sizes (LLM in a flash B)."""
     if found.ppl_without is None:
         raise ValueError("sizes of predictors were tried and the perplexity without predictors was not")
     lost = {

@@ -1,10 +1,10 @@
 """verify: opens an unpublished artifact with the runtime that will run it, and compares it with its source.
 
-It checks every byte (hashes, pages, layout: runtime/artifact/reader.py and runtime/artifact/integrity.py have the
-rules). Then it decodes test text token by token through selector, cache and flash, as in use, and measures perplexity,
-divergence from the source, and reads. The source is the checkpoint that the build began with, so that the loss by
-`relufy` and `distill` counts; dense logits are compared with those of the packed weights. All figures go into the
-record, block by block, with a short text that the artifact writes; `publish` judges them.
+Checks every byte (hashes, pages, layout: the rules are in runtime/artifact/reader.py and
+runtime/artifact/integrity.py). Then decodes test text token by token through selector, cache and flash, as in use, and
+measures perplexity, divergence from the source, and reads. The source is the checkpoint that the build began with, so
+the figures include the loss by `relufy` and `distill`; dense logits are compared with those of the packed weights. The
+record holds all figures, block by block, and a short text that the artifact writes; `publish` judges them.
 """
 
 import logging
@@ -21,7 +21,7 @@ from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.decoded import decode
-from coldpress.compiler.stages.verify.divergence import Watch
+from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
-"""Parameters times tokens that are decoded where nobody says how many: all of the default test text for models of up to
-two billion parameters, a thousand tokens for seven billion; estimated at a quarter of an hour on two cores."""
+"""Parameters times tokens that are decoded by default: all of the default test text for models of up to two billion
+parameters, a thousand tokens for seven billion; estimated at a quarter of an hour on two cores."""
 WORK_ONE_BY_ONE = 400_000_000_000
 """Parameters times tokens up to which all tokens are decoded one by one: about a minute on two cores."""
 FEWEST_BLOCKS = 4
-"""Blocks that are decoded however large the model is: fewer say too little of their own error."""
+"""Blocks that are decoded even for the largest models: fewer blocks give a poor estimate of their own error."""
 COUNTED_OF_MIXTURES = 0.99
-"""Share of tokens that count as dense logits' error in a mixture of experts: of 2,048 one had two experts with logits
-0.00001 apart, and was off by 30 times what any other was, in fp16 (EXPERIMENTS.md)."""
+"""Quantile of the dense logits' errors that counts for a mixture of experts: among 2,048 tokens, one had two experts
+with router logits 0.00001 apart, and its error was 30 times any other's, in fp16 (EXPERIMENTS.md)."""
 LOGIT_BYTES = 32
-"""Per logit of a block: the source's and the artifact's in float32, three copies in float64."""
+"""Bytes per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
 SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
-"""Greedily, a model of four million parameters soon repeats itself."""
+"""The sample is drawn, not greedy: greedily, a model of four million parameters soon repeats itself."""
 
 
 class VerifyConfig(Record):
@@ -72,14 +72,14 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
 
     Args:
         config: How much text is decoded.
-        model: Whose weights were packed.
-        original: The checkpoint as the user gave it; the same unless `relufy` or `distill` ran.
-        corpus: Test text.
+        model: The model whose weights were packed.
+        original: The checkpoint as the user gave it; equal to `model` unless `relufy` or `distill` ran.
+        corpus: Source of the test text.
         package: The artifact.
 
     Raises:
-        ArtifactError: if it is damaged, naming the place.
-        ColdpressError: if it does not stand where it was written.
+        ArtifactError: if the artifact is damaged, naming the place.
+        ColdpressError: if the artifact is not where it was written.
     """
     folder = str(standing(package))
     artifact = open_artifact(folder)
@@ -90,7 +90,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
     source = SourceLogits(original, blocks)
     packed = source if model == original else SourceLogits(model, blocks)
-    watch = Watch(source, blocks)
+    watch = SourceComparison(source, blocks)
     decoded = decode(folder, model, blocks, watch, blocks.size * model.num_parameters > WORK_ONE_BY_ONE)
     compared = compare(source, packed, folder, blocks)
     found = _quality(decoded.quality.block_nll, compared)
@@ -116,7 +116,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
 
 
 def needs(build: "Build") -> StageNeeds:
-    """The DRAM budget, a layer's weights or a part of the head, and one block's logits in float64."""
+    """Counts the DRAM budget, a layer's weights or a part of the head, and one block's logits in float64."""
     logits = LOGIT_BYTES * build.block_tokens * build.model.spec.vocab_size
     held = build.dram_budget_bytes + max(build.layer_weights_bytes, build.head_bytes) + logits
     seconds = 7200 + build.transfer_s(4 * build.weight_bytes)
@@ -126,7 +126,7 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _quality(nll_artifact: tuple[float, ...], compared: "Compared") -> dict[str, Any]:
-    """The perplexities of the record, each with its error, and the blocks that they come from."""
+    """Returns the record's perplexities, each with its error, and the blocks that they come from."""
     source, artifact, dense = map(np.array, (compared.nll_source, nll_artifact, compared.nll_dense))
     (ppl_source, source_error), (ppl_artifact, artifact_error) = perplexity(source), perplexity(artifact)
     return {
@@ -146,17 +146,17 @@ def _quality(nll_artifact: tuple[float, ...], compared: "Compared") -> dict[str,
 
 
 def num_measured(config: VerifyConfig, block_tokens: int, num_parameters: int) -> int:
-    """How many test blocks of `block_tokens` are decoded: as many as was said, or as a model of this size allows."""
+    """Returns the number of test blocks to decode: as `test_tokens` says, or as many as a model of this size allows."""
     if config.test_tokens is not None:
         return max(1, config.test_tokens // block_tokens)
     return max(FEWEST_BLOCKS, AFFORDABLE_WORK // num_parameters // block_tokens)
 
 
 def blocks_of_test_text(corpus: Corpus, context_length: int) -> np.ndarray:
-    """The blocks of test text, int32 [num_blocks, at most `context_length`].
+    """Returns the blocks of test text, int32 [num_blocks, at most `context_length`].
 
     Raises:
-        ColdpressError: if a block is too short for a token to be decoded and predicted.
+        ColdpressError: if blocks are too short to decode and predict a token.
     """
     tokens = load_arrays(corpus.split("test").arrays, "tokens")["tokens"][:, :context_length]
     if tokens.shape[1] < 3:
@@ -168,7 +168,7 @@ def blocks_of_test_text(corpus: Corpus, context_length: int) -> np.ndarray:
 
 
 def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
-    """The text that the figures depend on."""
+    """Describes the text that the figures depend on."""
     blocks = corpus.split("test")
     return Protocol(
         corpus=corpus.name,
@@ -181,23 +181,23 @@ def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
 
 @dataclass(frozen=True)
 class Compared:
-    """The artifact against its source."""
+    """Figures of the artifact against its source."""
 
     nll_source: tuple[float, ...]
     """Mean nats per token of each block."""
     nll_dense: tuple[float, ...]
-    """Alike, of the artifact's dense logits."""
+    """The same for the artifact's dense logits."""
     max_logit_error: float
 
 
 def compare(
     source: Callable[[int], np.ndarray], packed: Callable[[int], np.ndarray], folder: str, blocks: np.ndarray
 ) -> Compared:
-    """Dense logits of the artifact against those of the weights in it, and how well each predicts.
+    """Compares the artifact's dense logits with those of the packed weights, and measures how well each predicts.
 
     Args:
         source: Block -> the source's logits, float32 [block_tokens, vocab_size].
-        packed: Alike, those of the weights that were packed.
+        packed: The same for the packed weights.
         folder: The artifact.
         blocks: int32 [num_blocks, block_tokens].
     """
@@ -213,14 +213,14 @@ def compare(
         nll_source.append(sum_nll(of_source[:-1], block[1:]) / (len(block) - 1))
         nll_dense.append(sum_nll(found[:-1], block[1:]) / (len(block) - 1))
     counted = COUNTED_OF_MIXTURES if session.artifact.manifest.model.is_mixture else 1.0
-    error = np.quantile(errors, counted, method="higher") / np.max(largest)  # both hand on NaN
+    error = np.quantile(errors, counted, method="higher") / np.max(largest)  # both propagate NaN
     return Compared(tuple(nll_source), tuple(nll_dense), float(error))
 
 
 def write_sample(folder: str, block: np.ndarray) -> Sample | None:
-    """What the artifact continues the first words of a test block with, int32 [block_tokens]; None without a tokenizer.
+    """Continues the first words of a test block, int32 [block_tokens], with the artifact; None without a tokenizer.
 
-    The prompt is encoded as a user's is: the same text, options and artifact give the same continuation.
+    The prompt is encoded like a user's: the same text, options and artifact give the same continuation.
     """
     session = Session(folder)
     codec = TextCodec.of(session.artifact)
@@ -243,16 +243,16 @@ def write_sample(folder: str, block: np.ndarray) -> Sample | None:
 
 
 def first_words(text: str) -> str:
-    """On one line, without the last word, which may be cut, and without what is no text."""
+    """Returns the text on one line, without its last word, which may be cut off, and without unprintable characters."""
     words = "".join(char if char.isprintable() else " " for char in text).split()
     return " ".join(words[:-1] or words)
 
 
 class SourceLogits:
-    """Block -> the source's logits, float32 [block_tokens, vocab_size].
+    """Maps a block to the source's logits, float32 [block_tokens, vocab_size].
 
-    transformers runs one layer at a time over all blocks, once; what stays in memory are the hidden states after the
-    last one, so that a block's logits can be asked for more than once.
+    transformers runs one layer at a time over all blocks, once; only the last hidden states stay in memory, so that a
+    block's logits can be computed more than once.
     """
 
     def __init__(self, model: Model, blocks: np.ndarray) -> None:
@@ -263,5 +263,5 @@ class SourceLogits:
         self._hidden = self._stream.last_hidden(blocks.astype(np.int64))
 
     def __call__(self, block: int) -> np.ndarray:
-        """The logits of one block."""
+        """Returns the logits of one block."""
         return self._stream.head(self._hidden[block : block + 1])[0].numpy()

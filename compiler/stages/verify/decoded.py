@@ -1,11 +1,11 @@
-"""Test text decoded through selector, cache and flash, and whether simulated flash makes of its first tokens what the
-run made of them."""
+"""Decodes test text through selector, cache and flash, and checks that simulated flash makes the same decisions for its
+first tokens."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.compiler.stages.verify.divergence import Watch
+from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.ladder import climb
 from coldpress.runtime.generate.likelihood import Quality
 from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
@@ -16,38 +16,38 @@ from coldpress.schemas.metrics import LadderStep, RunMetrics
 from coldpress.schemas.model import Model
 
 MAX_TOKENS = 128
-"""Decoded tokens that are compared: past the point where a cache is full and evicts, and what the store was asked for
-fits in memory."""
+"""Decoded tokens that are compared: enough for caches to fill and evict, and few enough for the recorded requests to
+fit in memory."""
 FEWEST_TOKENS = 2
-"""Of a ladder: half of them fill the caches."""
+"""The fewest tokens for a ladder: half of them fill the caches."""
 DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes", "prefill_reads", "prefill_read_bytes")
-"""What must not depend on whether flash is real or simulated; the digest over all extents joins them."""
+"""Figures that must be equal for real and simulated flash; the digest over all extents joins them."""
 
 
 class Replayed:
-    """A session whose first tokens can be held against simulated flash."""
+    """A session whose first tokens can be compared with simulated flash."""
 
     def __init__(self, folder: str, flash: str = DEFAULT_FLASH) -> None:
-        """Opens the artifact; `session` is to run once, with this as its `on_logits`."""
+        """Opens the artifact; run `session` once, with this object as its `on_logits`."""
         self._recorder = Recorder(max_tokens=MAX_TOKENS)
         self.session = Session(folder, recorder=self._recorder, flash=flash, modelled=True)  # for the report
         self._decisions: dict[str, object] = {}
         self._done = False
 
     def __call__(self, logits: np.ndarray) -> None:
-        """Keeps what has been decided until now, unless the last of these tokens is behind."""
+        """Updates the recorded decisions, until the last of the compared tokens is decoded."""
         if not self._done:
             self._decisions = _decisions(self.session.store.metrics(self._recorder.num_tokens, 0.0, 0.0, 0.0))
             self._done = self._recorder.full
 
     def equals(self) -> bool:
-        """Whether hits, misses, evictions, bytes and the extents of all reads are the same."""
+        """Tells whether hits, misses, evictions, bytes and the extents of all reads equal the simulation's."""
         simulated = simulate(self.session.artifact, self.session.plan, self._recorder.events)
         return self._decisions == _decisions(simulated)
 
     def ladder(self, model: Model) -> tuple[LadderStep, ...]:
-        """What each mechanism brings to them; nothing where other settings would have had other requests. `model` is
-        the one that was packed."""
+        """Returns the gain of each mechanism on these tokens; none if other settings would change the requests. `model`
+        is the packed model."""
         if self.session.decoder.sees_residency or self._recorder.num_tokens < FEWEST_TOKENS:
             return ()
         return climb(self.session.artifact, self.session.plan, self._recorder.events, model)
@@ -55,28 +55,28 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What decoding test text through the store gave."""
+    """Results of decoding test text through the store."""
 
     quality: Quality
     run: RunMetrics
-    """Of tokens that were decoded one by one."""
+    """Metrics of the tokens that were decoded one by one."""
     simulated_equals_real: bool
     ladder: tuple[LadderStep, ...]
-    """What each mechanism brings to the tokens that were compared."""
+    """The gain of each mechanism on the compared tokens."""
     tokens_per_s: tuple[float, ...]
     """Measured speed of `run`, block by block."""
 
 
-def decode(folder: str, model: Model, blocks: np.ndarray, watch: Watch, some_at_once: bool) -> Decoded:
-    """Decodes all blocks, with each token's own units.
+def decode(folder: str, model: Model, blocks: np.ndarray, watch: SourceComparison, some_at_once: bool) -> Decoded:
+    """Decodes all blocks, each token with its own units.
 
     Args:
         folder: The artifact.
-        model: Whose weights it has.
+        model: The model whose weights the artifact has.
         blocks: int32 [num_blocks, block_tokens].
-        watch: Sees all logits.
-        some_at_once: Only the first `MAX_TOKENS` go one by one and tell what a run takes; then several tokens share a
-            pass, which reads what any of them uses once. Not where the choice of units sees what is in DRAM.
+        watch: Receives all logits.
+        some_at_once: Decodes only the first `MAX_TOKENS` one by one, to measure a run; then several tokens share a
+            pass, which reads each unit used by any of them once. Ignored if the selector sees what is in DRAM.
     """
     replayed = Replayed(folder)
     session = replayed.session
@@ -98,14 +98,14 @@ def decode(folder: str, model: Model, blocks: np.ndarray, watch: Watch, some_at_
 
 
 def adapting(folder: str, blocks: np.ndarray) -> Replayed:
-    """A run of a plan that adapts to what reads cost, in modelled seconds: measured ones are never the same again."""
+    """Runs a plan that adapts to the cost of reads, in modelled seconds, since measured ones never repeat."""
     replayed = Replayed(folder, flash="simulated")
     replayed.session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
     return replayed
 
 
 def first_of(blocks: np.ndarray) -> np.ndarray:
-    """So much of the first blocks that `MAX_TOKENS` are decoded one by one: of a block all but the first and last."""
+    """Cuts the first blocks to `MAX_TOKENS` tokens decoded one by one: all but the first and last of a block."""
     return blocks[: -(-MAX_TOKENS // (blocks.shape[1] - 2)), : MAX_TOKENS + 2]
 
 

@@ -1,9 +1,9 @@
-"""How far an artifact's next tokens are from its source's on the same text, where perplexity says little.
+"""Measures how far an artifact's next tokens are from its source's on the same text, where perplexity says little.
 
-The figures of llama.cpp's KL statistics: Kullback-Leibler divergence of the artifact's distribution from the source's
-(mean, 99.9th percentile, largest), the root mean square of the change of the true token's probability, and how often
-both find the same token likeliest. Errors are those of a mean over blocks (compiler/block_statistics.py): the tokens of
-one block are not independent of each other, as llama.cpp takes them to be.
+The figures are llama.cpp's KL statistics: Kullback-Leibler divergence of the artifact's distribution from the source's
+(mean, 99.9th percentile, largest), the root mean square change of the true token's probability, and how often both
+give the highest probability to the same token. Errors are those of a mean over blocks (compiler/block_statistics.py),
+because the tokens of one block are not independent, which llama.cpp assumes.
 """
 
 import math
@@ -18,19 +18,19 @@ from coldpress.compiler.block_statistics import standard_error
 from coldpress.schemas.metrics import Divergence
 
 RARE = 99.9
-"""Percentile of the divergence that stands for the worst tokens without hanging on a single one."""
+"""Percentile of the divergence that stands for the worst tokens without depending on a single one."""
 
 
 @dataclass
-class Watch:
-    """Holds every row of logits of a run over `blocks` against the source's row of the same token.
+class SourceComparison:
+    """Compares the logits of a run over `blocks` with the source's, token by token.
 
-    It is called with the logits of consecutive positions, float32 [some, vocab_size], in order, all positions of a
+    Call it with the logits of consecutive positions, float32 [any number, vocab_size], in order, all positions of a
     block but the last (runtime/generate/session.py: `Session.perplexity`).
     """
 
     source: Callable[[int], np.ndarray]
-    """Block -> the source's logits, float32 [block_tokens, vocab_size]; asked for once for each block, in order."""
+    """Maps a block to the source's logits, float32 [block_tokens, vocab_size]; called once for each block, in order."""
     blocks: np.ndarray
     """int [num_blocks, block_tokens]."""
     kld: list[float] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Watch:
     _expected: np.ndarray | None = None
 
     def __call__(self, logits: np.ndarray) -> None:
-        """Takes down what these rows differ in."""
+        """Records the divergence of these rows."""
         for row in logits:
             block, position = divmod(len(self.kld), self.blocks.shape[1] - 1)
             if position == 0:
@@ -54,11 +54,11 @@ class Watch:
                 self.delta_p.append(float(np.exp(q[target]) - np.exp(p[target])))
 
     def top1_agreement(self) -> tuple[float, float]:
-        """Share of tokens whose likeliest successor is the source's, and its error."""
+        """Returns the share of tokens whose most likely successor is the source's, and its error."""
         return _mean_of(self._by_block(self.same))
 
     def divergence(self) -> Divergence:
-        """The figures over all blocks."""
+        """Returns the figures over all blocks."""
         kld = self._by_block(self.kld)
         mean, error = _mean_of(kld)
         mean_square, square_error = _mean_of(self._by_block(self.delta_p) ** 2)
@@ -77,6 +77,6 @@ class Watch:
 
 
 def _mean_of(values: np.ndarray) -> tuple[float, float]:
-    """Mean of [num_blocks, n], and the standard error of that mean over blocks."""
+    """Returns the mean of [num_blocks, n], and the standard error of that mean over blocks."""
     of_block = values.mean(axis=1)
     return float(of_block.mean()), standard_error(of_block)

@@ -4,8 +4,8 @@ The first steps are dense runs of the model (compiler/dense_run.py), as in LLM i
 from a layout of their own, attention resident. `naive` pins nothing, and reads before it computes; `hybrid` is the
 dense run that the whole report compares with. The other steps are the artifact on the real store with simulated flash
 (runtime/simulate.py), for the requests that `verify` recorded, so that the figures depend on no machine. The first half
-of the recorded tokens fills the caches and is not counted. Ordering is a step of its own here: the steps before it have
-the same units in the model's own order.
+of the recorded tokens fills the caches and is not counted. Ordering is a separate step here: in the steps before it,
+units lie in the model's own order.
 """
 
 from collections.abc import Sequence
@@ -28,25 +28,25 @@ DENSE = "dense"
 UNMODELLED = "+io_uring"
 """A step whose gain only a real machine shows."""
 OVERLAP = "+overlap"
-"""The second step here: all others overlap reading and computing, as the dense run does that they are compared with."""
+"""The second step here: all later steps overlap reading and computing, like the dense run they are compared with."""
 FIRST_OF_FLASH = "+collapse"
-"""Beginning of the name of the step that ordering comes before: first units that are used together are put together,
-then the gaps between them are read (Ripple 4 and 5)."""
+"""How the name of the step after ordering begins: first units that are used together are placed together, then the gaps
+between them are read (Ripple 4 and 5)."""
 
 
 @dataclass(frozen=True)
 class Placed(ladder.Setting):
-    """A setting, and what lies on flash."""
+    """A setting, and the layout of units on flash."""
 
     ordered: bool
-    """Whether the artifact's units lie as it has them, or in the model's own order."""
+    """Whether units lie in the artifact's order, or in the model's own."""
     dense: DenseRun | None = None
     """A dense run of the model instead of the artifact."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Figures of a decoded token."""
+    """Mean figures of a decoded token."""
 
     tokens_per_s: float
     reads: float
@@ -55,16 +55,16 @@ class Simulated:
 
 
 def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) -> tuple[LadderStep, ...]:
-    """The steps up to `plan`, each beside the best before it; none where the plan uses every unit.
+    """Returns the steps up to `plan`, each beside the best step before it; none where the plan uses every unit.
 
-    Where the budget holds no dense run, the ladder begins with the selector.
+    The ladder begins with the selector if no dense run fits the budget.
 
     Args:
         artifact: The artifact that the trace was recorded from.
-        plan: The last step's. Its selector must not see what is in DRAM: under another plan it would make other
-            requests than the recorded ones.
+        plan: The plan of the last step. Its selector must not see what is in DRAM: under another plan it would make
+            requests that were not recorded.
         trace: The requests of decoding two tokens or more under `plan`.
-        model: Whose weights the artifact has.
+        model: The model whose weights the artifact has.
     """
     if plan.method == DENSE or all(part.density >= 1 for part in plan.parts):
         return ()
@@ -94,9 +94,9 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) 
 
 
 def _steps(artifact: Artifact, plan: Plan, model: Model) -> tuple[str, Placed, list[tuple[str, ladder.Change]]]:
-    """The first step and its name, and the steps behind it."""
+    """Returns the first step's name and setting, and the steps after it."""
     start, changes = ladder.steps(artifact.manifest, plan)
-    # what is guessed is in the trace only where the plan reads ahead
+    # the trace holds guessed units only where the plan reads ahead
     unknown = (UNMODELLED,) if plan.preload_buffer_bytes else (UNMODELLED, "+preload")
     overlap = next(change for change in changes if change[0] == OVERLAP)
     (_, select), *others = [change for change in changes if change[0] not in (*unknown, OVERLAP, "hybrid")]
@@ -124,25 +124,25 @@ def _sparse(setting: ladder.Setting) -> Placed:
 
 
 def streamed(run: DenseRun, flash: str, units_bytes: int) -> Simulated:
-    """A token of a dense run of a model whose units take so many bytes."""
+    """Returns the figures of a token of a dense run; `units_bytes`: bytes of all units of the model."""
     seconds = run.flash_s + run.dram_s if flash == ladder.SERIAL else run.token_s
     return Simulated(1 / seconds, run.reads_per_token, run.flash_bytes_per_token, run.pinned_bytes / units_bytes)
 
 
 def structural(artifact: Artifact) -> Artifact:
-    """The artifact with all units in the model's own order on flash; for simulated flash only."""
+    """Puts all units of the artifact in the model's own order on flash; for simulated flash only."""
     orders = {name: np.sort(table) for name, table in artifact.tables.items() if name.startswith("order.")}
     return replace(artifact, tables={**artifact.tables, **orders})
 
 
 def simulated(artifact: Artifact, setting: ladder.Setting, trace: Sequence[Event]) -> Simulated:
-    """A token of the trace's second half under this setting."""
+    """Simulates the trace's second half under this setting; returns the figures of a token."""
     plan = setting.plan
     asked = [event for event in trace if plan.preload_buffer_bytes or event.kind != PRELOAD]
     half = max(event.token for event in asked) // 2
     first, then = ([event for event in asked if (event.token > half) == later] for later in (False, True))
     found = simulate(artifact, plan, then, before=first)
-    # without overlap a request is read, and then computed with
+    # without overlap, computing starts when the whole request has been read
     serial = setting.flash == ladder.SERIAL
     seconds = found.modelled_flash_s + found.modelled_dram_s if serial else found.modelled_s
     count = found.num_tokens
