@@ -1,4 +1,7 @@
-"""Types of the native core, for type checkers; runtime/native/src/module.cpp is its source."""
+"""Types of the native core for type checkers.
+
+The bindings are in runtime/native/src/module.cpp and bind_products.cpp; runtime/kernels documents the products.
+"""
 
 import numpy as np
 

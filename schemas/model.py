@@ -1,12 +1,12 @@
-"""What a causal LM is, in the project's words: the shape (`ModelSpec`) and where its tensors lie (`Model`).
+"""Records that describe a causal LM: its shape (`ModelSpec`), and where its tensors are stored (`Model`).
 
 Tensors are named by role, with Hugging Face's module names and no prefix:
 `embed_tokens.weight`, `embed_positions.weight`, `norm.weight`, `norm.bias`, `lm_head.weight`, `rotary.inv_freq`, and
 per layer `layers.<i>.{input_layernorm,post_attention_layernorm,post_feedforward_layernorm,q_norm,k_norm,q_proj,k_proj,
 v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,bias}`. compiler/architectures/<model_type>.py translates the names
-of architectures that spell them otherwise or fuse them. A two-matrix MLP (OPT) has `up_proj` and `down_proj` only. In a
+of architectures that use other names or fuse matrices. A two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a
 mixture of experts the MLP's matrices are `layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
-`layers.<i>.router.weight`. Which two norms a layer has follows from `norm_placement`, see `block_norms`.
+`layers.<i>.router.weight`. `norm_placement` determines which two norms a layer has, see `block_norms`.
 """
 
 from typing import Literal, Self
@@ -16,16 +16,16 @@ from pydantic import Field, model_validator
 from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
 
 Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh"]
-"""The function of the gate, or of up in an MLP without one. `relu2` is relu(x)**2 (So et al. 2021); with `drelu` it is
-relu, and up passes a relu, too: relu(gate) * relu(up) (Bamboo, TurboSparse); `fatrelu` is x from a threshold on and 0
-below (Kurtz et al. 2020)."""
+"""The activation of the gate, or of up in an MLP without a gate. `relu2` is relu(x)**2 (So et al. 2021); `drelu`
+applies relu to both, relu(gate) * relu(up) (Bamboo, TurboSparse); `fatrelu` is x at or above a threshold and 0 below
+(Kurtz et al. 2020)."""
 EXACT_ZEROS: frozenset[Activation] = frozenset(("relu", "relu2", "drelu", "fatrelu"))
-"""Those that are exactly zero for part of their inputs, so that leaving out units need not cost anything."""
+"""Activations that are exactly zero for part of their inputs, so that units can be left out without any error."""
 MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The matrices of a layer."""
 AttentionKind = Literal["full_attention", "sliding_attention"]
-"""What a layer's attention sees: all positions before a token, or the last `sliding_window` of them. Hugging Face's
-words (`layer_types`)."""
+"""The positions that a layer's attention sees: all up to the token's own, or the last `sliding_window` of them. Hugging
+Face's names (`layer_types`)."""
 ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_ROLES: tuple[MatrixRole, ...] = ("gate_proj", "up_proj", "down_proj")
 
@@ -44,19 +44,19 @@ class ModelSpec(Record):
     max_position_embeddings: PositiveCount
     hidden_act: Activation
     activation_threshold: float = Field(default=0.0, ge=0)
-    """Of `fatrelu`; 0 with others."""
+    """The threshold of `fatrelu`; 0 for other activations."""
     gated_mlp: bool
     num_experts: PositiveCount = 1
-    """MLPs of a layer, of which a router picks some; 1 where there is no router."""
+    """Experts of a layer, among which a router chooses; 1 without a router."""
     num_experts_per_tok: PositiveCount = 1
-    """How many it picks for a token: those of its largest logits, whose softmax weighs what they give."""
+    """Experts that the router picks for a token: those with the largest logits, whose softmax weights their outputs."""
     norm: Literal["rms_norm", "layer_norm", "layer_norm_1p"]
     """With `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
     norm_placement: Literal["before", "after"] = "before"
-    """Where the norms of attention and MLP are: x + f(norm(x)), or x + norm(f(x)) (OLMo 2)."""
+    """Position of the norms of attention and MLP: x + f(norm(x)), or x + norm(f(x)) (OLMo 2)."""
     qk_norm: Literal["head", "width"] = "head"
-    """Where a layer has `q_norm` and `k_norm`: over each head alone (Qwen3), or over all heads together (OLMo 2)."""
+    """If a layer has `q_norm` and `k_norm`: over each head separately (Qwen3), or over all heads together (OLMo 2)."""
     position: Literal["rotary", "learned"]
     rotary_dim: Count
     """Leading dimensions of each head that are rotated; 0 with learned positions."""
@@ -65,9 +65,9 @@ class ModelSpec(Record):
     position_offset: Count = 0
     """Added to a position before the learned table is read (OPT: 2)."""
     sliding_window: PositiveCount | None = None
-    """Positions that attention sees at most, the token's own included; None for all."""
+    """Most positions that attention sees, including the token's own; None for all."""
     layer_types: Many[AttentionKind] = ()
-    """The kind of attention of each layer, where they differ; empty where all layers are alike."""
+    """The kind of attention of each layer; empty if all layers have the same kind."""
     tie_word_embeddings: bool
     bos_token_id: Count | None = None
     eos_token_ids: Many[Count] = ()
@@ -83,28 +83,28 @@ class ModelSpec(Record):
         return self
 
     def window_of(self, layer: int) -> int | None:
-        """Positions that the attention of a layer sees at most, the token's own included; None for all."""
+        """Returns the most positions that a layer's attention sees, including the token's own; None for all."""
         is_full = bool(self.layer_types) and self.layer_types[layer] == "full_attention"
         return None if is_full else self.sliding_window
 
     @property
     def exact_zeros(self) -> bool:
-        """Whether units of the MLP are inactive by exact zeros."""
+        """Whether inactive units of the MLP are exactly zero."""
         return self.hidden_act in EXACT_ZEROS
 
     @property
     def is_mixture(self) -> bool:
-        """Whether the MLP is several experts, of which a token uses some."""
+        """Whether the MLP consists of several experts, of which each token uses a few."""
         return self.num_experts > 1
 
     @property
     def activated_up(self) -> bool:
-        """Whether up passes the activation as the gate does."""
+        """Whether the activation is applied to up as well as to the gate."""
         return self.hidden_act == "drelu"
 
 
 def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
-    """The shape of a role's tensor, as `layers.3.q_proj.weight` or, the same for all layers, `q_proj.weight`."""
+    """Returns the shape of the tensor `role`, with a layer (`layers.3.q_proj.weight`) or without (`q_proj.weight`)."""
     *_, module, kind = role.split(".")
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
@@ -129,9 +129,9 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
 
 
 def block_norms(spec: ModelSpec) -> tuple[str, str]:
-    """The modules of a layer's norms, of attention and of the MLP, by Hugging Face's names.
+    """Returns Hugging Face's names of a layer's two norms: attention's, and the MLP's.
 
-    `post_attention_layernorm` stands behind attention in both placements: before the MLP, or on attention's output.
+    `post_attention_layernorm` comes after attention in both placements: before the MLP, or on attention's output.
     """
     if spec.norm_placement == "before":
         return "input_layernorm", "post_attention_layernorm"
@@ -139,14 +139,14 @@ def block_norms(spec: ModelSpec) -> tuple[str, str]:
 
 
 def matrices(role: MatrixRole, spec: ModelSpec) -> tuple[str, ...]:
-    """A layer's matrices of a role, as `down_proj`; of the MLP's every expert has its own, as `experts.3.down_proj`."""
+    """Returns the names of a layer's matrices with a role: `down_proj`, or one per expert, as `experts.3.down_proj`."""
     if not spec.is_mixture or role not in MLP_ROLES:
         return (role,)
     return tuple(f"experts.{expert}.{role}" for expert in range(spec.num_experts))
 
 
 class TensorSource(Record):
-    """Where a role's values lie: a tensor of a safetensors file, or consecutive rows of a fused one."""
+    """Where a role's values are stored: a tensor of a safetensors file, or consecutive rows of a fused tensor."""
 
     file: str
     """Path of the safetensors file; absolute in memory."""
@@ -158,7 +158,7 @@ class TensorSource(Record):
 
 
 class SourceFile(Record):
-    """A file of the checkpoint, by content."""
+    """A file of the checkpoint, identified by its content."""
 
     name: str
     size_bytes: Count
@@ -171,15 +171,15 @@ class DistillationPoint(Record):
     step: Count
     """Updates before it."""
     loss: float | None
-    """Mean over the steps since the evaluation before; None of the first."""
+    """Mean over the steps since the previous evaluation; None for the first."""
     validation_kl: float
-    """Nats per token of validation text, from the dense model."""
+    """Divergence from the dense model on validation text, nats per token."""
     validation_penalty: float = 0.0
-    """What is added to it where there is a penalty."""
+    """Penalty that is added to the divergence; 0 without one."""
 
     @property
     def validation_loss(self) -> float:
-        """What the choice of weights goes by."""
+        """The loss by which weights are chosen."""
         return self.validation_kl + self.validation_penalty
 
 
@@ -190,11 +190,11 @@ class Distillation(Record):
     curve: Many[DistillationPoint]
     """The weights come from its lowest point."""
     share: Share = 1.0
-    """Of the way from the source's weights to those, where the weights are."""
+    """Position of the final weights between the source's weights (0) and the distilled ones (1)."""
 
 
 class Model(Record):
-    """What `ingest`, `relufy` and `distill` give: a checked checkpoint."""
+    """A checked checkpoint, the result of `ingest`, `relufy` and `distill`."""
 
     spec: ModelSpec
     name: str
@@ -208,13 +208,13 @@ class Model(Record):
     tensors: dict[str, TensorSource]
     files: tuple[SourceFile, ...]
     private_files: tuple[SourceFile, ...] = ()
-    """What else lies in `folder` but weights: configuration and tokenizer."""
+    """The other files in `folder`: configuration and tokenizer."""
     license_files: tuple[SourceFile, ...] = ()
-    """Licence texts that `ingest` took: they lie in `folder`, and every artifact of the model carries them."""
+    """Licence texts that `ingest` found: they are in `folder`, and every artifact of the model contains them."""
     weights_sha256: Sha256
     """Digest over the weight files' names and digests: the identity of the weights."""
     num_parameters: PositiveCount
     relufication: Distillation | None = None
-    """Of what `relufy` trained; its recipe is the new activation."""
+    """How `relufy` trained the model; the recipe is the new activation."""
     distillation: Distillation | None = None
-    """Of what `distill` trained."""
+    """How `distill` trained the model."""

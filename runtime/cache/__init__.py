@@ -16,22 +16,22 @@ __all__ = ["CachePolicy", "Known", "make", "read_choice", "show_choice"]
 
 
 def make(name: str, options: Mapping[str, Any], known: Known) -> CachePolicy:
-    """An empty cache of the policy `name`.
+    """Makes an empty cache with the policy `name`.
 
     Raises:
         UnknownNameError: if there is no such policy, or it has no such option.
-        ColdpressError: if an option does not fit, or the policy needs requests to come that `known` does not have.
+        ColdpressError: if an option's value is invalid, or the policy needs future requests and `known` has none.
     """
     plugin = plugins.load_class("coldpress.runtime.cache", CachePolicy, name)
     return plugin(known, plugins.options_of(plugin, options))
 
 
 def read_choice(text: str) -> tuple[str, Options]:
-    """Parses `NAME` or `NAME:OPTION=VALUE:...`, as `window:window_tokens=3`, into the policy's name and its options.
+    """Parses `NAME` or `NAME:OPTION=VALUE:...`, for example `window:window_tokens=3`, into a policy and its options.
 
     Raises:
         UnknownNameError: if there is no such policy, or it has no such option.
-        ColdpressError: if a part is not of the form OPTION=VALUE, or a value does not fit.
+        ColdpressError: if a part does not have the form OPTION=VALUE, or a value is invalid.
     """
     name, *parts = text.split(":")
     plugin, options = plugins.load_class("coldpress.runtime.cache", CachePolicy, name), Options()

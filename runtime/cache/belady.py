@@ -1,8 +1,8 @@
-"""The cache that knows all requests to come (Belady 1966, cited by DIP 5.1): a bound for the others, in simulations.
+"""Belady's policy, which knows all future requests (Belady 1966, cited by DIP 5.1): a bound for simulations.
 
-After a request the cache holds those units, of its own and of the request's, that are wanted again soonest, so no cache
-of that size misses fewer. To be that bound it may evict units that the current request has just used, which a policy
-of a real run may not: their rows are in use.
+After a request the cache holds the units, among those cached before and those just read, that are wanted again soonest,
+so no cache of the same size has fewer misses. To reach this bound it may evict units that the current request has just
+used. A policy of a real run may not, because their rows are in use.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ class Plugin(CachePolicy):
         """See `CachePolicy`.
 
         Raises:
-            ColdpressError: if the requests to come are not known.
+            ColdpressError: if the future requests are not known.
         """
         super().__init__(known, options)
         if known.requests is None:
@@ -32,9 +32,9 @@ class Plugin(CachePolicy):
                 "`coldpress-run simulate`, or choose another cache"
             )
         self._following = np.full(known.num_units, NEVER)
-        """The next request for each unit, counted from 0."""
+        """Number of the next request for each unit, counted from 0."""
         self._again = [np.empty(0, np.int64)] * len(known.requests)
-        """By request: when each of its units is requested again."""
+        """By request: the number of the next request for each of its units."""
         for number in range(len(known.requests) - 1, -1, -1):
             ids = known.requests[number]
             self._again[number] = self._following[ids]
@@ -44,7 +44,7 @@ class Plugin(CachePolicy):
         """See `CachePolicy`.
 
         Raises:
-            ValueError: if another request was to come.
+            ValueError: if the request is not the one that was announced.
         """
         number = self._request
         if number >= len(self._again) or self._again[number].size != ids.size:
@@ -58,5 +58,5 @@ class Plugin(CachePolicy):
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
         old = np.flatnonzero(self._cached)
         victims = old[np.argsort(-self._following[old], kind="stable")][: candidates.size]
-        # Along both lists victims return ever sooner and candidates ever later, so the exchanges that pay come first.
+        # Victims come latest-wanted first and candidates soonest-wanted first, so profitable exchanges form a prefix.
         return victims[self._following[candidates[: victims.size]] < self._following[victims]]

@@ -1,9 +1,9 @@
 """Contextual LFU with independent counters (ActiveFlow 4.2): evicts the unit used least often in this context.
 
-Every unit of the layer has a counter, cached or not; all start at zero with each context (`reset`). Missing units are
-admitted by falling count, and each takes the place of the least used cached unit if it has been used at least as often:
-of two with equal counts the one just used wins, as in the paper's Fig. 12. Victims of equal counts go by age, then by
-lower id.
+Every unit of the layer has a counter, cached or not; each context starts all counters at zero (`reset`). Missing units
+are admitted by falling count. Each replaces the least used cached unit if it has been used at least as often: of two
+units with equal counts the one just used wins, as in the paper's Fig. 12. Victims with equal counts are evicted oldest
+first, then lowest id first.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from coldpress.runtime.cache._policy import CachePolicy, Known
 from coldpress.schemas.base import Record
 
 SHORTEST = np.iinfo(np.int16).min
-"""The least int16: numpy sorts 16-bit numbers in linear time, so counts are sorted as such where they fit."""
+"""The least int16: numpy sorts 16-bit numbers in linear time (radix sort), so counts that fit are sorted as int16."""
 
 
 class Plugin(CachePolicy):
@@ -29,7 +29,7 @@ class Plugin(CachePolicy):
         return super().touch(ids)
 
     def reset(self) -> None:
-        """A new context: all counters are zero."""
+        """Begins a new context: sets all counters to zero."""
         self._uses[:] = 0
 
     def _wanted(self, ids: np.ndarray) -> np.ndarray:
@@ -41,16 +41,16 @@ class Plugin(CachePolicy):
         return self._least_used(self._evictable(), count)
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
-        # A unit used more often than the first, most used candidate never has to go.
+        # The first candidate is the most used one, so units used more often than it cannot be evicted.
         may_go = self._cached & (self._uses <= self._uses[candidates[0]]) & (self._last_request < self._request)
         victims = self._least_used(np.flatnonzero(may_go), candidates.size)
-        # Victims' counts rise and candidates' fall, so the exchanges that pay come first.
+        # Victims' counts rise and candidates' counts fall, so profitable exchanges form a prefix.
         return victims[self._uses[candidates[: victims.size]] >= self._uses[victims]]
 
     def _least_used(self, old: np.ndarray, count: int) -> np.ndarray:
-        """The first `count` units to evict of `old`, ascending ids, in order."""
+        """Returns the first `count` units of `old` (ids, ascending) to evict, in order."""
         uses = self._uses[old]
-        if old.size > count:  # sort only the units with no more uses than the last one that has to go
+        if old.size > count:  # sort only the units with at most the last victim's count
             last = np.partition(uses, count - 1)[count - 1]
             old, uses = old[uses <= last], uses[uses <= last]
         return old[np.lexsort((self._last_request[old], uses))][:count]

@@ -1,9 +1,9 @@
-"""Linking-aligned admission over another policy (Ripple 5.2): scattered units are admitted as usual, runs less often.
+"""Linking-aligned admission over another policy (Ripple 5.2): admits scattered units as usual, and runs less often.
 
-A run is `linked_run` or more units of one request whose places on flash follow each other. Caching a run takes much
-room and saves a single read, and once a part of it is evicted the rest is read in pieces. So where others would have to
-be evicted for it, a run is admitted with the probability `linked_admission`, whole or not at all. Where there is room,
-every unit is admitted. The base policy chooses which units to evict.
+A run is `linked_run` or more units of one request that are adjacent on flash. Caching a run takes much room and saves a
+single read, and after a part of it is evicted, its units are read in pieces. So if a run needs evictions, it is
+admitted, as a whole, with the probability `linked_admission`. If there is free room, every unit is admitted. The base
+policy chooses which units to evict.
 """
 
 from typing import Annotated
@@ -45,7 +45,7 @@ class Plugin(CachePolicy):
     OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:
-        """See `CachePolicy`. The base policy keeps the books, so this class sets up none."""
+        """See `CachePolicy`; the base policy records the cached units, so this does not call `super().__init__`."""
         plugin = _plugins.load_class("coldpress.runtime.cache", CachePolicy, options.linked_over)
         self._base = plugin(known, _plugins.options_of(plugin, {}))
         self._position, self._options = known.position, options
@@ -71,13 +71,16 @@ class Plugin(CachePolicy):
         if not ids.size:
             return self._base.admit(ids)
         refused = self._draw()[np.searchsorted(self._requested, ids)]
-        # Units of refused runs still fill free room: nothing is evicted for them.
+        # Units of refused runs still fill free room, because nothing is evicted for them.
         room = max(0, self._base.num_free - int(np.count_nonzero(~refused)))
         refused[np.flatnonzero(refused)[:room]] = False
         return self._base.admit(ids[~refused])
 
     def _draw(self) -> np.ndarray:
-        """bool [k]: which units of the current request belong to a run that is refused."""
+        """Draws which runs are refused; returns bool [k]: which units of the current request belong to such a run.
+
+        Runs are found in the whole request, hits included.
+        """
         places = self._position[self._requested]
         along = np.argsort(places)
         begins = np.diff(places[along], prepend=-2) > 1

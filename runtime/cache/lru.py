@@ -1,8 +1,8 @@
 """Least recently used: evicts the unit whose last request is longest ago; of several, the lowest id.
 
-Units of one request count as used in the order of their ids, which makes this the textbook policy fed one id at a time,
-except that the current request is protected (runtime/cache/_policy.py). Requests wait in a queue; victims are those
-units of the oldest request that no later one wanted. So a request costs time in its own size, not in the family's.
+Units of one request count as used in the order of their ids, so this is the textbook policy fed one id at a time,
+except that the current request is protected (runtime/cache/_policy.py). Requests wait in a queue; victims are the units
+of the oldest request that no later request wanted. So the time of a request depends on its size, not on the family's.
 """
 
 from collections import deque
@@ -13,8 +13,8 @@ from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
 from coldpress.schemas.base import Record
 
 LONGEST_QUEUE = 2
-"""Bound on the queue, as a multiple of the family's units: it would grow for ever where nothing is evicted. At least
-half of a queue that reaches it was wanted again, so that cleaning it up makes room."""
+"""Bound on the ids in the queue, as a multiple of the family's units: without evictions the queue would grow for ever.
+At least half the ids of a queue this long were requested again later, so that cleaning it up always makes room."""
 
 
 class Plugin(CachePolicy):
@@ -24,7 +24,7 @@ class Plugin(CachePolicy):
         """See `CachePolicy`."""
         super().__init__(known, options)
         self._queue: deque[tuple[int, np.ndarray]] = deque()
-        """Number of a request and its units, oldest first. Units that a later request wanted may be left out."""
+        """Number of each request and its units, oldest first. Units that a later request wanted may be left out."""
         self._num_queued, self._most_queued = 0, LONGEST_QUEUE * known.num_units
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
@@ -52,5 +52,5 @@ class Plugin(CachePolicy):
         return np.concatenate(found)
 
     def _still(self, request: int, ids: np.ndarray) -> np.ndarray:
-        """The units of a request that are cached and that no later request wanted."""
+        """Returns the units of a request that are cached and that no later request wanted."""
         return ids[self._cached[ids] & (self._last_request[ids] == request)]

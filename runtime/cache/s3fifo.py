@@ -1,13 +1,14 @@
 """S3-FIFO: a small queue for units that may be wanted only once, a main queue for units that were wanted again.
 
 Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), Algorithm 1. A missing unit enters the small
-queue, or the main queue if it left the small one lately. The small queue has `small_share` of the room. A unit at its
-end that was used twice since it entered moves on to the main queue; other units are evicted and remembered, as many as
-the main queue holds. A unit at the end of the main queue that was used since it entered goes back to the start with one
-use less. Units of one request enter in the order of their ids; units of the current request are passed over.
+queue, or the main queue if it left the small one recently. The small queue has `small_share` of the room. The oldest
+unit of the small queue moves to the main queue if it was used twice since it entered; otherwise it is evicted and
+remembered. As many evicted units are remembered as the main queue holds. The oldest unit of the main queue goes back to
+the end of the queue with one use less if it has uses left; otherwise it is evicted. Units of one request enter in the
+order of their ids; units of the current request are skipped.
 
 The paper takes units from the queues one at a time. Here queues are arrays, and a few passes over them find all units
-that one-at-a-time eviction would take: the order follows from uses and places alone.
+that one-at-a-time eviction would take, because the order depends only on uses and places.
 """
 
 import numpy as np
@@ -19,13 +20,13 @@ from coldpress.schemas.base import Record
 MOST_USES = 3
 """The paper's counter has two bits."""
 MOST_LEFT = 1 << 30
-"""Departures counted before the count starts anew, far below the range of int32."""
+"""Departures counted before the count restarts, far below the range of int32."""
 MOVES_ON = 2
-"""Uses in the small queue with which a unit moves on to the main one."""
+"""Uses in the small queue that move a unit to the main one."""
 
 
 class Options(Record):
-    """The small queue."""
+    """The size of the small queue."""
 
     small_share: float = Field(default=0.1, gt=0, lt=1, description="share of the slots that the small queue has")
 
@@ -41,14 +42,17 @@ class Plugin(CachePolicy):
         self._small_share = options.small_share
         self._share(known.capacity)
         self._small, self._main = NOTHING, NOTHING
-        """Ids, oldest first."""
+        """Ids in each queue, oldest first."""
         self._uses = np.zeros(known.num_units, np.int8)
         self._left = np.full(known.num_units, -1, np.int32)
-        """Number of each unit's departure from the small queue, counted over all units; -1 if it is not remembered."""
+        """Number of each unit's departure from the small queue, counted over all units; -1 if not remembered.
+
+        Stands for the paper's ghost queue: a unit is in it if its number is among the last `_num_remembered`.
+        """
         self._num_left = 0
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Counts the uses of what is cached; see `CachePolicy`."""
+        """Counts the uses of cached units; see `CachePolicy`."""
         cached = ids[self._cached[ids]]
         self._uses[cached] = np.minimum(self._uses[cached] + 1, MOST_USES)
         return super().touch(ids)
@@ -56,7 +60,7 @@ class Plugin(CachePolicy):
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `CachePolicy`."""
         admitted, evicted = super().admit(ids)
-        # Remembered are the last `_num_remembered` departures: the paper's ghost queue, without a queue.
+        # Admission follows eviction, so the departures of this very call already push older ones out of the memory.
         known = (self._left[admitted] >= 0) & (self._left[admitted] >= self._num_left - self._num_remembered)
         self._left[admitted] = -1
         self._uses[admitted] = 0
@@ -88,10 +92,10 @@ class Plugin(CachePolicy):
         return found
 
     def _pass_small(self, count: int) -> np.ndarray:
-        """Takes units from the small queue until it fits its room or `count` units are evicted; returns these."""
+        """Takes units from the small queue until it fits its room or `count` units are evicted; returns the evicted."""
         places = self._places(self._small)[: max(0, self._small.size - self._room)]
         goes = self._uses[self._small[places]] < MOVES_ON
-        # The pass ends with the unit that makes the count of evicted units full.
+        # One-at-a-time eviction would stop at the `count`-th evicted unit, and leave the units behind it untouched.
         places = places[: np.searchsorted(np.cumsum(goes), count) + 1]
         units, goes = self._small[places], goes[: places.size]
         self._small = np.delete(self._small, places)
@@ -102,8 +106,8 @@ class Plugin(CachePolicy):
     def _pass_main(self, count: int) -> np.ndarray:
         """Evicts the first `count` units of the main queue, going through it round by round.
 
-        A unit with n uses left survives n rounds, so units are evicted by uses, then by place. The last evicted unit
-        tells how often each other unit was passed, and each pass takes one use.
+        A unit with n uses left survives n rounds, so units are evicted by uses, then by place. The place and the uses
+        of the last evicted unit tell how often each other unit was passed; each pass takes one use.
         """
         places = self._places(self._main)
         units = self._main[places]
@@ -115,18 +119,19 @@ class Plugin(CachePolicy):
         stays = np.ones(units.size, bool)
         stays[order] = False
         passed = np.arange(units.size) <= last
-        """Passed in the last round; the others were passed last in the round before, if there was one."""
+        """bool: passed in the last round; the other units were last passed in the round before, if there was one."""
         self._uses[units[stays]] = (uses - rounds - passed)[stays]
         moved = passed | (rounds > 0)
+        # A passed unit goes to the end, so the units passed in the last round come after those of the round before.
         behind = [units[stays & moved & ~passed], units[stays & passed]]
         self._main = np.concatenate([np.delete(self._main, places[~stays | moved]), *behind])
         return units[order]
 
     def _empty_small(self, count: int) -> np.ndarray:
-        """Evicts the first `count` units of the small queue, for when the main one has none left to evict.
+        """Evicts the first `count` units of the small queue, when the main queue has no unit left to evict.
 
-        A unit used often enough would move on to the main queue and be the only one there that may be evicted, so it is
-        evicted at once, and not remembered.
+        A unit used often enough would move to the main queue and be the only unit there that may be evicted, so it is
+        evicted at once. It is not remembered, because units evicted from the main queue are not.
         """
         places = self._places(self._small)[:count]
         units = self._small[places]
@@ -135,12 +140,12 @@ class Plugin(CachePolicy):
         return units
 
     def _places(self, queue: np.ndarray) -> np.ndarray:
-        """Places in a queue of the units that are not part of the current request, ascending."""
+        """Returns the places in a queue of the units that are not in the current request, ascending."""
         return np.flatnonzero(self._last_request[queue] < self._request)
 
     def _remember(self, gone: np.ndarray) -> np.ndarray:
-        """Numbers the departures of units, in order; returns them."""
-        if self._num_left > MOST_LEFT:  # start anew, with the departures that are still remembered
+        """Numbers the departures of units, in order; returns the units."""
+        if self._num_left > MOST_LEFT:  # renumber from 0, beginning with the departures that are still remembered
             self._left = np.maximum(self._left - (self._num_left - self._num_remembered), -1)
             self._num_left = self._num_remembered
         self._left[gone] = self._num_left + np.arange(gone.size, dtype=np.int32)

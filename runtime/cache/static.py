@@ -1,4 +1,4 @@
-"""Static: the pinned units and no others (PowerInfer 5.2, 6); every other unit is read each time it is used."""
+"""Static: caches only the pinned units (PowerInfer 5.2, 6); every other unit is read each time it is used."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from coldpress.runtime.cache._policy import CachePolicy
 
 
 class Plugin(CachePolicy):
-    """Admits nothing, whatever its capacity."""
+    """Admits nothing, even if it has room."""
 
     admits = False
 

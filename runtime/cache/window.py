@@ -1,10 +1,10 @@
 """Sliding window: units used by the last tokens stay in DRAM (LLM in a flash 3.1).
 
 The window has `window_tokens` tokens, or fewer if their units do not fit: whole tokens leave, oldest first, until there
-is room for the units that the current token misses. A unit leaves with the last token in the window that used it. A
+is room for the units that the current token misses. A unit leaves with the newest token in the window that used it. A
 token's units are never evicted for other units of the same token. Tokens decoded together enter together, as the newest
-(5.2: the window follows the accepted tokens). A window that is never full holds no more than an LRU cache of the same
-size; it saves memory for other uses.
+(5.2: the window follows the accepted tokens). A window that is never full holds no more units than an LRU cache of the
+same size would.
 """
 
 from collections import deque
@@ -16,8 +16,8 @@ from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
 from coldpress.schemas.base import PositiveCount, Record
 
 MOST_LISTED = 2
-"""Bound on the ids that a long window lists, as a multiple of the family's units. At least half of a list that reaches
-it was used by newer tokens, too, so that cleaning it up makes room."""
+"""Bound on the ids that a long window lists, as a multiple of the family's units. At least half the ids of a list this
+long were also used by newer tokens, so that cleaning it up always makes room."""
 
 
 class Options(Record):
@@ -40,7 +40,7 @@ class Plugin(CachePolicy):
         """Number of the newest token that used each unit, counted from 1; the current token has the next number."""
         self._current: list[np.ndarray] = []
         self._window: deque[tuple[int, np.ndarray]] = deque()
-        """Number of a token and the ids that it used, oldest first. Ids that newer tokens used may be left out."""
+        """Number of each token and the ids that it used, oldest first. Ids that newer tokens used may be left out."""
         self._num_listed, self._most_listed = 0, MOST_LISTED * known.num_units
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ class Plugin(CachePolicy):
         return np.concatenate(found)
 
     def _leaves(self) -> np.ndarray:
-        """Takes the oldest token out; returns its units that no newer token used."""
+        """Removes the oldest token; returns its units that no newer token used."""
         token, used = self._window.popleft()
         self._num_listed -= used.size
         gone = self._still(token, used)
@@ -83,5 +83,5 @@ class Plugin(CachePolicy):
         return gone
 
     def _still(self, token: int, used: np.ndarray) -> np.ndarray:
-        """The units of a token that are cached and that no newer token used."""
+        """Returns the units of a token that are cached and that no newer token used."""
         return used[self._cached[used] & (self._last_token[used] == token)]

@@ -30,13 +30,13 @@ ERF_DENOMINATOR = (
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """`x` [..., n] over the root of its mean square, times `weight` [n]."""
+    """Divides `x` [..., n] by the root of its mean square and multiplies by `weight` [n]."""
     mean_square = np.add.reduce(x * x, axis=-1, keepdims=True) / np.float32(x.shape[-1])
     return x / np.sqrt(mean_square + np.float32(eps)) * weight
 
 
 def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.ndarray:
-    """`x` [..., n] less its mean, over its standard deviation, times `weight` [n], plus `bias` [n]."""
+    """Normalizes `x` [..., n] by its mean and standard deviation, multiplies by `weight` [n] and adds `bias` [n]."""
     centred = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
     return rms_norm(centred, weight, eps) + bias
 
@@ -47,14 +47,14 @@ def _silu(x: np.ndarray) -> np.ndarray:
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """The error function, float32."""
+    """Returns the error function of `x`, float32 [...]."""
     x = np.clip(x, -4, 4)
     square = x * x
     return x * _polynomial(ERF_NUMERATOR, square) / _polynomial(ERF_DENOMINATOR, square)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
-    """Horner's scheme, highest power first."""
+    """Evaluates a polynomial by Horner's scheme; the coefficient of the highest power comes first."""
     total = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         total = total * x + np.float32(coefficient)
@@ -75,7 +75,7 @@ def _relu(x: np.ndarray) -> np.ndarray:
 
 
 def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray], np.ndarray]:
-    """The activation function of that name, float32 [...] -> float32 [...]; `threshold` is that of `fatrelu`."""
+    """Returns the activation function `name`, float32 [...] -> float32 [...]; only `fatrelu` uses `threshold`."""
     functions: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
         "relu": _relu,
         "relu2": lambda x: np.square(_relu(x)),
@@ -89,13 +89,13 @@ def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray
 
 
 def rotary_tables(positions: np.ndarray, inv_freq: np.ndarray, scaling: float) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin, float32 [T, 1, R / 2] each, for `positions` [T] and frequencies `inv_freq` float32 [R / 2]."""
+    """Returns cos and sin, float32 [T, 1, R / 2] each, for `positions` [T] and `inv_freq` float32 [R / 2]."""
     angles = positions.astype(np.float32)[:, None, None] * inv_freq
     return np.cos(angles) * np.float32(scaling), np.sin(angles) * np.float32(scaling)
 
 
 def rotate(x_THD: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Rotary positions on the leading R dimensions of each head; dimensions i and i + R / 2 form a pair."""
+    """Rotates the leading R dimensions of each head by its position; dimensions i and i + R / 2 form a pair."""
     half = cos.shape[-1]
     first, second, rest = x_THD[..., :half], x_THD[..., half : 2 * half], x_THD[..., 2 * half :]
     return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)

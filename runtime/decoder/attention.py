@@ -1,9 +1,10 @@
-"""Attention of a decoder layer and the cache of its keys and values, for one token or a chunk of consecutive ones.
+"""Attention of a decoder layer, for one token or a chunk of consecutive tokens of each sequence.
 
-Covers what the supported architectures differ in: grouped queries, biases, norms of q and k before rotation (of each
-head as in Qwen3, or of all heads together as in OLMo 2), rotary or no positions, sliding windows in all layers or some.
-Like the MLP it knows roles and slices only: matrices whose columns are the units of a family are added up from blocks
-(ActiveFlow 2.1, TEAL), the others are resident. Shape letters: T tokens, N hidden_size, H heads, D head_dim.
+Covers the differences among the supported architectures: grouped queries, biases, norms of q and k before rotation
+(over each head as in Qwen3, or over all heads together as in OLMo 2), rotary or no positions, sliding windows in all
+layers or only in some. Like the MLP it knows roles and slices only: products with matrices whose columns are units of a
+family are summed from blocks (ActiveFlow 2.1, TEAL); the other matrices are resident. Shape letters: T tokens, N
+hidden_size, H heads, D head_dim.
 """
 
 from collections.abc import Sequence
@@ -28,18 +29,18 @@ OUTPUT: tuple[MatrixRole, ...] = ("o_proj",)
 
 
 class Attention:
-    """One layer's attention: what of it is resident, and what comes in blocks."""
+    """One layer's attention: its resident matrices, and the families whose units come in blocks."""
 
     def __init__(self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident) -> None:
         """Takes the resident tensors of `layer`.
 
         Raises:
-            ArtifactError: if one of its matrices is in two families, or in one that is not made of columns.
+            ArtifactError: if two families hold one matrix, or a family holds it by rows instead of columns.
         """
         prefix = f"layers.{layer}."
         self._layer, self._spec = layer, spec
         found = [FAMILIES[name] for name in families if set(FAMILIES[name].roles) & set(ATTENTION_ROLES)]
-        # what takes the input comes before what takes the mixed heads
+        # o_proj takes the mixed heads, so its family is requested after those of q, k and v
         found.sort(key=lambda family: family.roles == OUTPUT)
         on_flash = [piece for family in found for piece in slices(family.name, spec)]
         if len({piece.role for piece in on_flash}) != len(on_flash) or any(p.axis != "column" for p in on_flash):
@@ -53,18 +54,18 @@ class Attention:
             if role in ATTENTION_ROLES
         }
         self.widths = {family.name: widths_of(family.name, spec) for family in found}
-        """Of each family on flash, rows of each of its matrices."""
+        """By family on flash: the number of rows of each of its matrices."""
         self.requests = tuple((layer, family.name) for family in found)
-        """The families whose units an input asks for, in order."""
+        """The parts whose units each token requests, in order."""
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in ATTENTION_ROLES}
         self._q_norm, self._k_norm = (resident.optional_vector(f"{prefix}{name}_norm.weight") for name in "qk")
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "AttentionWork":
-        """Begins on the input after the norm, float32 [T, hidden_size]; keys and values will enter the caches."""
+        """Begins work on the normed input, float32 [T, hidden_size]; the work appends to the tokens' KV caches."""
         return AttentionWork(self, x_TN, tokens)
 
     def mix(self, projected: dict[MatrixRole, np.ndarray], tokens: Tokens) -> np.ndarray:
-        """The mixed heads, float32 [T, H * D], from the outputs of q, k and v."""
+        """Computes the mixed heads, float32 [T, H * D], from the outputs of q, k and v, and fills the KV caches."""
         queries = self._heads(projected["q_proj"], self._q_norm, tokens.rotary)
         keys = self._heads(projected["k_proj"], self._k_norm, tokens.rotary)
         values = self._heads(projected["v_proj"], None, None)
@@ -79,17 +80,20 @@ class Attention:
     def projected(
         self, roles: Sequence[MatrixRole], x_TN: np.ndarray, parts: Sequence[slice]
     ) -> dict[MatrixRole, np.ndarray]:
-        """Outputs of those of the matrices that are resident, biases added."""
+        """Returns the outputs of the resident matrices among `roles`, biases added."""
         return {role: self._matrices[role].apply(x_TN, parts) for role in roles if role in self._matrices}
 
     def _append(self, span: Span, keys: np.ndarray, values: np.ndarray) -> None:
-        """Writes keys and values, float32 [tokens, kv_heads, head_dim], behind what the span's cache holds."""
+        """Appends keys and values, float32 [tokens, kv_heads, head_dim], to the span's cache.
+
+        The cache's length stays as it is until the pass has gone through all layers (`Decoder._forward`).
+        """
         place = slice(span.cache.length, span.cache.length + span.num_tokens)
-        for kept, given in ((span.cache.keys, keys), (span.cache.values, values)):
-            if kept.dtype == np.uint8:
-                encode_heads(given, kept[self._layer, place])
+        for cached, new in ((span.cache.keys, keys), (span.cache.values, values)):
+            if cached.dtype == np.uint8:
+                encode_heads(new, cached[self._layer, place])
             else:
-                self._append_halves(given, kept[self._layer, place])
+                self._append_halves(new, cached[self._layer, place])
 
     def _append_halves(self, values: np.ndarray, place: np.ndarray) -> None:
         with np.errstate(over="raise"):
@@ -102,7 +106,10 @@ class Attention:
                 ) from error
 
     def _attend(self, span: Span, queries: np.ndarray) -> np.ndarray:
-        """float32 [tokens, heads, head_dim]: each token sees what comes before it in its sequence, and itself."""
+        """Attends causally within the span's sequence; float32 [tokens, heads, head_dim].
+
+        Few tokens are computed one by one, so that each has the bits that it has alone.
+        """
         keys, values = span.cache.keys[self._layer], span.cache.values[self._layer]
         length, window = span.cache.length, self._spec.window_of(self._layer)
         if span.num_tokens > FEW_TOKENS:
@@ -111,14 +118,14 @@ class Attention:
         return np.stack(list(each))
 
     def with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
-        """`values` plus the bias, where the model has one."""
+        """Adds the bias of `role` to `values` if the model has one."""
         bias = self._biases[role]
         return values if bias is None else values + bias
 
     def _heads(
         self, x: np.ndarray, norm: np.ndarray | None, rotary: tuple[np.ndarray, np.ndarray] | None
     ) -> np.ndarray:
-        """[T, H * D] -> [T, H, D], normed and rotated, contiguous."""
+        """Splits [T, H * D] into heads [T, H, D], normed and rotated, contiguous."""
         if norm is not None and self._spec.qk_norm == "width":
             x = rms_norm(x, norm, self._spec.norm_eps)
         x_THD = x.reshape(len(x), -1, self._spec.head_dim)
@@ -133,7 +140,7 @@ class AttentionWork:
     experts = None
 
     def __init__(self, attention: Attention, x_TN: np.ndarray, tokens: Tokens) -> None:
-        """Computes what resident matrices give."""
+        """Computes the outputs of resident matrices."""
         self._attention, self._x_TN, self._tokens = attention, x_TN, tokens
         self._projected = attention.projected(INPUTS, x_TN, tokens.parts)
         self._columns: dict[str, ColumnSums] = {}
@@ -158,14 +165,14 @@ class AttentionWork:
         return self._projected["o_proj"]
 
     def _mix(self) -> np.ndarray:
-        """The mixed heads; keys and values enter the caches, once."""
+        """Returns the mixed heads; the first call also appends keys and values to the caches."""
         if self._mixed is None:
             self._finish_columns()
             self._mixed = self._attention.mix(self._projected, self._tokens)
         return self._mixed
 
     def _finish_columns(self) -> None:
-        """The outputs whose columns were all added."""
+        """Adds the biases to the sums of columns, which are complete now."""
         for columns in self._columns.values():
             for role, total in columns.sums.items():
                 self._projected[role] = self._attention.with_bias(role, total)

@@ -1,9 +1,9 @@
-"""Blocks of units in memory: what the arithmetic of a layer works on, dense in the prefill and sparse when decoding.
+"""Blocks of units in memory, with which a layer computes: all units in the prefill, chosen units when decoding.
 
-A block is some units of one family whose bytes are in memory; where they come from (a sequential pass over flash, or
-the store's slots) and which units they are is decided elsewhere. A layer's attention and its MLP are `Sublayer`s: each
-gives `Work` on its input, which asks for one family's units after the other. Shape letters: T tokens, N values of a
-slice, K units of a block, M rows of a matrix.
+A block holds units of one family whose bytes are in memory. Other modules decide which units these are, and where they
+come from (a sequential pass over flash, or the store's slots). A layer's attention and its MLP are `Sublayer`s: each
+begins `Work` on its input, which requests the units of one family after the other. Shape letters: T tokens, N values of
+a slice, K units of a block, M rows of a matrix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,14 +33,15 @@ class Units:
     format: FormatName
     parts: Mapping[MatrixRole, tuple[int, int, int]]
     activations: ActivationFormat = "fp32"
-    """What a decoded token's input is rounded to."""
+    """The format that a decoded token's input is rounded to."""
     _layouts: dict[int, tuple["Inner", mlp.Layout]] = field(default_factory=dict, compare=False)
 
     def layout(self, inner: "Inner") -> mlp.Layout:
-        """The same as the kernel takes it; made once for each `inner`, of which there is one per layer."""
+        """Returns the units' layout as the kernel takes it, cached by `inner`, which is one object per layer."""
         found = self._layouts.get(id(inner))
         if found is None:
-            found = self._layouts[id(inner)] = inner, self._layout(inner)  # with `inner`, so that its id stays its own
+            # holds `inner`, so that no other object gets its id
+            found = self._layouts[id(inner)] = inner, self._layout(inner)
         return found[1]
 
     def _layout(self, inner: "Inner") -> mlp.Layout:
@@ -58,7 +59,7 @@ class Units:
 
 
 def units_of(family: FamilyFormat, spec: ModelSpec, activations: ActivationFormat = "fp32") -> Units:
-    """Where the slices lie inside a unit: one after another, each encoded on its own."""
+    """Computes where the slices lie inside a unit: one after another, each encoded separately."""
     nbytes = plugins.load("coldpress.runtime.quantization", Format, family.format).nbytes
     parts: dict[MatrixRole, tuple[int, int, int]] = {}
     offset = 0
@@ -70,7 +71,7 @@ def units_of(family: FamilyFormat, spec: ModelSpec, activations: ActivationForma
 
 
 class Block(Protocol):
-    """Some units in memory."""
+    """Units of one family in memory."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -78,41 +79,44 @@ class Block(Protocol):
         ...
 
     def some(self, chosen_K: np.ndarray) -> "Block":
-        """Those units alone, bool [K]."""
+        """Returns a block of the chosen units only, bool [K]."""
         ...
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
-        """Each unit's slice times `x`: float32 [T, N] -> float32 [T, K]."""
+        """Multiplies each unit's slice by `x`: float32 [T, N] -> float32 [T, K]."""
         ...
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
-        """The units' slices, weighted and summed: float32 [T, K] -> float32 [T, N]."""
+        """Sums the units' slices, weighted by `c_TK`: float32 [T, K] -> float32 [T, N]."""
         ...
 
     def mlp(self, inner: "Inner", x_TN: np.ndarray, terms: "Terms") -> np.ndarray:
-        """The units' share of the MLP's output: float32 [T, N] -> float32 [T, N]."""
+        """Computes the units' contribution to the MLP's output: float32 [T, N] -> float32 [T, N]."""
         ...
 
 
 class Work(Protocol):
-    """A sublayer at work on one input: for each of its `requests`, in order, first `signal`, then `add` for every block
-    of the units, and `result` at last."""
+    """A sublayer at work on one input.
+
+    The caller goes through the sublayer's `requests` in order: `signal` first, then `add` for every block of units.
+    After the last request it calls `result`.
+    """
 
     @property
     def experts(self) -> np.ndarray | None:
-        """The experts that each token uses, bool [T, E]; None where there are none."""
+        """The experts that each token uses, bool [T, E]; None if the sublayer has no experts."""
         ...
 
     def signal(self, key: Key) -> np.ndarray:
-        """What the selector of a family chooses by, float32 [T, n]."""
+        """Returns the signal from which the family's selector chooses, float32 [T, n]."""
         ...
 
     def add(self, key: Key, block: Block) -> None:
-        """Adds what some units of the family contribute."""
+        """Adds the contribution of a block of the family's units."""
         ...
 
     def result(self) -> np.ndarray:
-        """The output, float32 [T, hidden_size]."""
+        """Returns the sublayer's output, float32 [T, hidden_size]."""
         ...
 
 
@@ -121,32 +125,33 @@ class Sublayer(Protocol):
 
     @property
     def requests(self) -> tuple[Key, ...]:
-        """The parts whose units an input asks for, in order."""
+        """The parts whose units each token requests, in order."""
         ...
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> Work:
-        """Begins on the input after the norm, float32 [T, hidden_size], with what is resident."""
+        """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         ...
 
 
 @dataclass(frozen=True)
 class Inner:
-    """How a unit's inner activation is made of its slices: the product of what is not None, and of a factor."""
+    """How a unit's inner activation is computed from its slices: the product of the rows that are not None, and of a
+    factor."""
 
     gate: MatrixRole | None
-    """The row that is activated."""
+    """The row whose product goes through the activation."""
     up: MatrixRole | None
-    """The row that it is multiplied with."""
+    """The row whose product multiplies the gate's."""
     activation: Activation
     threshold: float
-    """That of `fatrelu`."""
+    """Used by `fatrelu` only."""
     activated_up: bool
     """Whether `up` goes through the activation, too."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What goes with the units of a block; None where there is nothing."""
+    """The biases and factors of a block's units; None if they have none."""
 
     gate_bias_K: np.ndarray | None
     up_bias_K: np.ndarray | None
@@ -154,7 +159,7 @@ class Terms:
 
 
 def step_by_step(block: Block, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
-    """`Block.mlp` from the block's other products."""
+    """Computes `Block.mlp` from `dot` and `axpy`: in the prefill, and in formats without a fused kernel."""
     act = activation(inner.activation, inner.threshold)
     values_TK = np.ones((len(x_TN), block.ids.size), np.float32) if terms.factors_TK is None else terms.factors_TK
     if inner.gate is not None:
@@ -171,13 +176,13 @@ def _with_bias(values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class StreamedBlock:
-    """Units as they follow each other on flash: `codes` uint8 [K, unit_bytes]. Any number of tokens."""
+    """Consecutive units on flash, as the dense pass reads them: `codes` uint8 [K, unit_bytes]. Any number of tokens."""
 
     ids: np.ndarray
     codes: np.ndarray
     units: Units
     parts: Sequence[slice] = matmul.WHOLE
-    """Tokens whose sums have the bits that they have without the others."""
+    """Token ranges that must give the same bits alone and together."""
 
     def some(self, chosen_K: np.ndarray) -> "StreamedBlock":
         """See `Block`."""
@@ -200,9 +205,9 @@ class StreamedBlock:
 
 @dataclass(frozen=True)
 class SlotBlock:
-    """Units where the store keeps or read them: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes].
+    """Units in the store's slots or read buffer: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes].
 
-    Each token uses its own units in their order here, so that its sums have the bits that they have alone.
+    Each token sums over only the units that it uses, in the order of `ids`, so its sums have the same bits as alone.
     """
 
     ids: np.ndarray
@@ -210,7 +215,7 @@ class SlotBlock:
     memory: np.ndarray
     units: Units
     own_TK: np.ndarray | None = None
-    """bool: which units each token uses, None for all; for the others `dot` gives 0, and `axpy` leaves them out."""
+    """bool: which units each token uses; None for all. For unused units `dot` returns 0, and `axpy` skips them."""
 
     def some(self, chosen_K: np.ndarray) -> "SlotBlock":
         """See `Block`."""
@@ -256,28 +261,28 @@ class SlotBlock:
 
 
 class ColumnSums:
-    """Products of matrices whose columns are a family's units with `x`, whose entry i goes with unit i; no bias."""
+    """Products of `x` with matrices whose columns are a family's units: entry i of `x` multiplies unit i; no bias."""
 
     def __init__(self, widths: Mapping[MatrixRole, int], x_TN: np.ndarray) -> None:
-        """Zeros.
+        """Begins with sums of zero.
 
         Args:
-            widths: Rows of each matrix.
+            widths: Number of rows of each matrix.
             x_TN: The family's signal, float32 [T, N].
         """
         self._x_TN = x_TN
         self.sums: dict[MatrixRole, np.ndarray] = {
             role: np.zeros((len(x_TN), width), np.float32) for role, width in widths.items()
         }
-        """float32 [T, M] of each role."""
+        """By role, float32 [T, M]."""
 
     def add(self, block: Block) -> None:
-        """Adds the block's columns, each times its entry."""
+        """Adds the block's columns, each multiplied by its entry of `x`."""
         chosen = np.ascontiguousarray(self._x_TN[:, block.ids])
         for role, total in self.sums.items():
             total += block.axpy(role, chosen)
 
 
 def widths_of(family: str, spec: ModelSpec) -> dict[MatrixRole, int]:
-    """Rows of each matrix whose columns are units of a family."""
+    """Returns the number of rows of each matrix whose columns are units of a family."""
     return {piece.role: role_shape(spec, f"{piece.role}.weight")[0] for piece in slices(family, spec)}

@@ -1,10 +1,10 @@
 """One decoder for every supported architecture, driven by the manifest's ModelSpec. numpy and the kernels, no torch.
 
-`prefill` is dense: layer after layer, the units streamed from flash in sequential blocks, each block used for a
-whole chunk of tokens. `decode` is sparse: for each layer and family the selector picks units and the store brings them
-(design, section 5), for one token or for several at once, which share the reads. Both run the same layers; they differ
-in where the bytes of units come from: `_prefill_layer` and `_decode_layer`, which is the loop that runtime/README.md
-tells. Shape letters: T tokens, N hidden_size, V vocab_size.
+`prefill` is dense: layer after layer, units stream from flash in sequential blocks, and each block serves a whole chunk
+of tokens. `decode` is sparse: for each layer and family the selector picks units and the store brings them (design,
+section 5), for one token or for several at once, which share the reads. Both run the same layers with units from
+different sources: `_prefill_layer`, and `_decode_layer`, the loop that runtime/README.md explains. Shape letters: T
+tokens, N hidden_size, V vocab_size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,12 +34,12 @@ from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import ModelSpec, block_norms
 
 PREFILL_CHUNK_TOKENS = 256
-"""Tokens that share one pass over the flash; bounds the prefill's activations, whatever the prompt's length."""
+"""Tokens that share one pass over flash; bounds the memory of the prefill's activations for prompts of any length."""
 
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm with its tensors; bias None is RMSNorm's."""
+    """A norm with its tensors; `bias` is None for RMSNorm."""
 
     weight: np.ndarray
     bias: np.ndarray | None
@@ -69,7 +69,7 @@ class _Layer:
 
 
 class Decoder:
-    """A model with a KV cache for each of its sequences: one, or the several of a batch."""
+    """A model with a KV cache for each of its sequences: one, or several in a batch."""
 
     def __init__(
         self,
@@ -78,16 +78,16 @@ class Decoder:
         selection: Selection,
         activations: ActivationFormat = "fp32",
     ) -> None:
-        """Takes the resident tensors; `begin` must come before the first token.
+        """Takes the resident tensors; call `begin` before the first token.
 
         Args:
             artifact: The open artifact.
             store: Its units, under the plan to run with.
             selection: The selector of every layer and family, for decoding.
-            activations: What a decoded token's vectors are rounded to in products with quantized rows.
+            activations: The format that a decoded token's vectors are rounded to in products with quantized rows.
 
         Raises:
-            ArtifactError: if a file is damaged, or the families do not make a layer.
+            ArtifactError: if a file is damaged, or a layer cannot be computed from the families.
         """
         self.spec: ModelSpec = artifact.manifest.model
         self._store, self._selection = store, selection
@@ -124,18 +124,18 @@ class Decoder:
         return self._caches[0].length
 
     def begin(self, context_length: int) -> None:
-        """Starts a new sequence of at most `context_length` tokens; its KV cache is allocated here.
+        """Starts a new sequence of at most `context_length` tokens and allocates its KV cache.
 
         Raises:
-            DoesNotFitError: if the plan's budget counts on fewer tokens.
+            DoesNotFitError: if the plan's budget has room for fewer tokens.
         """
         self.begin_batch([context_length])
 
     def begin_batch(self, context_lengths: Sequence[int]) -> None:
-        """Starts new sequences, numbered from 0, of at most so many tokens each, at least one sequence.
+        """Starts one sequence for each of `context_lengths`, numbered from 0, of at most that many tokens each.
 
         Raises:
-            DoesNotFitError: if the plan's budget counts on fewer tokens.
+            DoesNotFitError: if the plan's budget has room for fewer tokens.
         """
         self._check_room(context_lengths)
         if [cache.context_length for cache in self._caches] != list(context_lengths):
@@ -146,17 +146,17 @@ class Decoder:
         self._store.reset()
 
     def renew(self, sequence: int, context_length: int) -> None:
-        """Starts another sequence of at most `context_length` tokens in the place of one that has ended.
+        """Replaces a sequence that has ended by a new one of at most `context_length` tokens.
 
         Raises:
-            DoesNotFitError: if the plan's budget counts on fewer tokens.
+            DoesNotFitError: if the plan's budget has room for fewer tokens.
         """
         lengths = [cache.context_length for cache in self._caches]
         self._check_room([*lengths[:sequence], context_length, *lengths[sequence + 1 :]])
         self._caches[sequence] = self._new_cache(context_length)
 
     def end_batch(self) -> None:
-        """Gives back the KV caches of all sequences."""
+        """Frees the KV caches of all sequences."""
         self._caches[:] = [self._new_cache(0)]
 
     def _check_room(self, context_lengths: Sequence[int]) -> None:
@@ -170,14 +170,14 @@ class Decoder:
             )
 
     def kv_cache_bytes(self, num_tokens: int) -> int:
-        """What the keys and values of so many tokens take."""
+        """Returns the bytes of the keys and values of `num_tokens` tokens."""
         return kv_cache_bytes(self.spec, num_tokens, self._kv_cache)
 
     def check_context(self, context_length: int) -> None:
-        """Refuses a longer sequence than the plan counts on.
+        """Refuses a sequence longer than the plan's context.
 
         Raises:
-            DoesNotFitError: saying so.
+            DoesNotFitError: if `context_length` exceeds the plan's.
         """
         plan = self._store.plan
         if context_length > plan.context_length:
@@ -187,11 +187,11 @@ class Decoder:
             )
 
     def end(self, sequence: int) -> None:
-        """Gives back the KV cache of a sequence, to which nothing can be appended any more."""
+        """Frees the KV cache of a sequence; no token can be appended to it afterwards."""
         self._caches[sequence] = self._new_cache(0)
 
     def prefill(self, tokens: np.ndarray) -> np.ndarray:
-        """Appends `tokens` densely; their logits.
+        """Appends `tokens` densely and returns their logits.
 
         Args:
             tokens: int [T], at least one.
@@ -200,22 +200,24 @@ class Decoder:
             float32 [T, V].
 
         Raises:
-            ColdpressError: if a token is no id of the vocabulary, or the context is full.
+            ColdpressError: if a token is outside the vocabulary, or the context is full.
         """
         chunks = [self._head.apply(hidden_TN) for _, hidden_TN in self._prefill_chunks([tokens], [0])]
         return np.concatenate(chunks)
 
     def prefill_last(self, tokens: np.ndarray, sequence: int = 0) -> np.ndarray:
-        """Appends `tokens` densely; the logits of the last one only, float32 [V]. Raises as `prefill`."""
+        """Appends `tokens` densely and returns the last one's logits, float32 [V]. Raises as `prefill`."""
         return self.prefill_each([tokens], [sequence])[0]
 
     def prefill_each(self, prompts: Sequence[np.ndarray], sequences: Sequence[int]) -> np.ndarray:
-        """Appends a prompt to each of several sequences densely. Prompts that fit into one chunk of tokens share a pass
-        over flash; each has the logits that it has alone, to the bit.
+        """Appends a prompt to each of several sequences densely.
+
+        Prompts that fit into one chunk of tokens share a pass over flash; each has the same logits as alone, bit for
+        bit.
 
         Args:
             prompts: int [T] each, at least one token.
-            sequences: Their B sequences, distinct.
+            sequences: The B sequences of the prompts, distinct.
 
         Returns:
             Logits of each prompt's last token, float32 [B, V].
@@ -227,31 +229,31 @@ class Decoder:
         for pieces, hidden_TN in self._prefill_chunks(prompts, sequences):
             ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
             last_BN[[piece.prompt for piece in pieces]] = hidden_TN[ends]  # a later chunk of the prompt replaces it
-        give_back_heap()  # of activations: a decoded token needs far less room
+        give_back_heap()  # the prefill's activations: a decoded token needs far less memory
         return self._head.apply(last_BN)
 
     def decode(self, token: int) -> np.ndarray:
-        """Appends one token through the selector and the store; its logits, float32 [V]. Raises as `prefill`."""
+        """Appends one token sparsely and returns its logits, float32 [V]. Raises as `prefill`."""
         return self.decode_many(np.array([token]))[0]
 
     def decode_many(self, tokens: np.ndarray, num_kept: int | None = None) -> np.ndarray:
         """Appends T tokens in one causal pass.
 
-        Each token computes with the units that the selector picks for it alone; units that several use are read once.
-        Logits are those of one token after the other: bit for bit where everything is in DRAM, else up to the rounding
-        of sums, whose terms come in the order in which units arrive.
+        Each token uses only the units that the selector picks for it; units that several tokens use are read once. The
+        logits equal those of decoding one token after the other: bit for bit if all units are in DRAM, otherwise up to
+        rounding, because sums add units in the order of their arrival.
 
         Args:
             tokens: int [T], at least one and at most FEW_TOKENS.
-            num_kept: For drafts, and then `accept` has to follow: the cache admits the units of the first so many
-                tokens only. None where all tokens stand.
+            num_kept: For drafts, whose caller must call `accept` next: the cache admits only units of the first
+                `num_kept` tokens. None if no token is a draft.
 
         Returns:
             float32 [T, V].
 
         Raises:
-            ColdpressError: as `prefill`; or if there are more tokens, or several under a selector that sees what is in
-                DRAM, which would pick other units for them than one after the other.
+            ColdpressError: as `prefill`; or if there are too many tokens, or several under a selector that sees which
+                units are in DRAM, and would pick other units for the tokens together than one after the other.
         """
         self._check_together(len(tokens))
         spans = [Span(self._caches[0], len(tokens))]
@@ -261,12 +263,13 @@ class Decoder:
         return self._head.apply(hidden_TN)
 
     def decode_each(self, tokens: np.ndarray, sequences: Sequence[int]) -> np.ndarray:
-        """Appends one token to each of several sequences, in one pass through the layers. Units that several tokens use
-        are read once, and each token has the logits that it has alone, as in `decode_many`.
+        """Appends one token to each of several sequences, in one pass through the layers.
+
+        Units that several tokens use are read once; each token has the same logits as alone, as in `decode_many`.
 
         Args:
             tokens: int [B], at least one and at most FEW_TOKENS.
-            sequences: Their B sequences, distinct.
+            sequences: The B sequences of the tokens, distinct.
 
         Returns:
             float32 [B, V].
@@ -281,23 +284,23 @@ class Decoder:
         return self._head.apply(hidden_BN)
 
     def accept(self, num_standing: int, num_tokens: int) -> None:
-        """Ends a pass of `num_tokens` with drafts: the first `num_standing` stand, the others are taken back."""
+        """Ends a pass of `num_tokens` with drafts: accepts the first `num_standing` and takes back the others."""
         self._store.end_tokens(num_standing)
         self.roll_back(self.length - num_tokens + num_standing)
 
     def roll_back(self, length: int) -> None:
-        """Takes back the tokens behind the first `length`; the next ones replace them."""
+        """Takes back all tokens after the first `length`; the next tokens overwrite them in the KV cache."""
         if not 0 <= length <= self.length:
             raise ValueError(f"length is {length}, the KV cache has {self.length} tokens")
         self._caches[0].length = length
 
     @property
     def sees_residency(self) -> bool:
-        """Whether the choice of units depends on what is in DRAM."""
+        """Whether the choice of units depends on which units are in DRAM."""
         return self._selection.sees_residency
 
     def check_many(self) -> None:
-        """Refuses several tokens at once where that would change their units; see `Selection.check_many`."""
+        """Refuses several tokens at once if that would change their units; see `Selection.check_many`."""
         self._selection.check_many()
 
     def _check_together(self, num_tokens: int) -> None:
@@ -309,7 +312,7 @@ class Decoder:
     def _prefill_chunks(
         self, prompts: Sequence[np.ndarray], sequences: Sequence[int]
     ) -> Iterator[tuple[list["PromptChunk"], np.ndarray]]:
-        """The chunks of prompts that share a pass, and its hidden states, float32 [T, N]."""
+        """Runs the passes of several prompts; yields the chunks of each pass and its hidden states, float32 [T, N]."""
         if not all(map(len, prompts)):
             raise ColdpressError("the prompt has no tokens, expected at least one; give a prompt")
         for pieces in packed(list(map(len, prompts))):
@@ -327,11 +330,11 @@ class Decoder:
         parts: Sequence[slice] = (),
         num_kept: int | None = None,
     ) -> np.ndarray:
-        """The hidden states of `tokens` after the last norm, one span after the other: float32 [T, N].
+        """Takes `tokens` through all layers; returns hidden states after the last norm, span by span, float32 [T, N].
 
         Args:
             tokens: int [T].
-            spans: The sequences that they are of.
+            spans: The sequences of the tokens.
             through: Takes hidden states through a layer.
             parts: Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only).
             num_kept: See `decode_many`.
@@ -348,12 +351,12 @@ class Decoder:
         together = Tokens(spans, rotary, parts, num_kept)
         for layer in self._layers:
             x_TN = through(layer, x_TN, together)
-        for span in spans:
+        for span in spans:  # only now: a pass that fails leaves the sequences as they were
             span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
 
     def _decode_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """The loop: the selector picks units, the store brings them, and the kernels compute with them."""
+        """Takes hidden states through a layer: the selector picks units, the store brings them, kernels use them."""
         inputs: dict[FamilyName, np.ndarray] = {}
         for norm, sublayer in layer.sublayers:
             h_TN = self._into(norm, x_TN)
@@ -362,37 +365,37 @@ class Decoder:
                 signal, residency = work.signal(key), self._store.residency(key)
                 chosen = self._selection.select(key, signal, residency, work.experts)
                 ids, used_TU = union(chosen, residency.present.size)
-                # what is in memory comes first, and the kernels run while the rest is read
+                # units in memory come first, so the kernels run while the rest is read
                 for batch in self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept)):
                     used_TK = None if used_TU is None else used_TU[:, batch.ids]
                     work.add(key, SlotBlock(batch.ids, batch.slots, batch.rows, self._units[key[1]], used_TK))
                 inputs[key[1]] = h_TN
             x_TN = x_TN + self._out_of(norm, work.result())
-        if self._store.ahead.enabled:  # only now: this layer's own units came first
+        if self._store.ahead.enabled:  # only now, so that guessed reads do not delay this layer's own
             self._store.ahead.layer_done(layer.number, inputs, self._choose)
         return x_TN
 
     def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """The dense pass: all units, in flash order, whichever experts they belong to."""
+        """Takes hidden states through a layer densely: with all units of all experts, in flash order."""
         for norm, sublayer in layer.sublayers:
             work = sublayer.begin(self._into(norm, x_TN), tokens)
             for key in sublayer.requests:
-                work.signal(key)
+                work.signal(key)  # prepares the sums; the dense pass makes no choice from the signal
                 for ids, codes in self._store.stream(key):
                     work.add(key, StreamedBlock(ids, codes, self._units[key[1]], tokens.parts))
             x_TN = x_TN + self._out_of(norm, work.result())
         return x_TN
 
     def _into(self, norm: _Norm, x_TN: np.ndarray) -> np.ndarray:
-        """What a sublayer reads: the hidden states, normed where the norm is before it."""
+        """Returns a sublayer's input: the hidden states, normed if the norm comes before the sublayer."""
         return norm.apply(x_TN) if self.spec.norm_placement == "before" else x_TN
 
     def _out_of(self, norm: _Norm, y_TN: np.ndarray) -> np.ndarray:
-        """What is added to the hidden states: a sublayer's result, normed where the norm is behind it (OLMo 2)."""
+        """Returns what is added to the hidden states: the sublayer's result, normed if the norm follows it (OLMo 2)."""
         return y_TN if self.spec.norm_placement == "before" else norm.apply(y_TN)
 
     def _choose(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
-        """What a layer would choose for another layer's input; see `coldpress.runtime.store.ahead.Choose`."""
+        """Chooses a layer's units from another layer's input; see `coldpress.runtime.store.ahead.Choose`."""
         layer, family = key
         mlp, experts_TE = self._layers[layer].mlp, None
         if isinstance(mlp, Experts) and FAMILIES[family].signal == "mlp_input":
@@ -400,10 +403,10 @@ class Decoder:
         return self._selection.select(key, signal_TN, residency, experts_TE), signal_TN
 
     def check_tokens(self, tokens: np.ndarray) -> None:
-        """Refuses what is no id of the vocabulary.
+        """Refuses ids outside the vocabulary.
 
         Raises:
-            ColdpressError: naming the first one.
+            ColdpressError: naming the first such id.
         """
         unknown = tokens[(tokens < 0) | (tokens >= self.spec.vocab_size)]
         if unknown.size:
@@ -422,14 +425,14 @@ class Decoder:
 
 
 def _kept(ids: np.ndarray, used_TU: np.ndarray | None, num_kept: int | None) -> np.ndarray | None:
-    """The units of `ids` that the first `num_kept` tokens use; None for all."""
+    """Returns the units of `ids` that the first `num_kept` tokens use; None for all."""
     if num_kept is None or used_TU is None:
         return None
     return ids[used_TU[:num_kept, ids].any(axis=0)]
 
 
 def packed(lengths: Sequence[int]) -> Iterator[list[PromptChunk]]:
-    """Packs prompts of so many tokens into passes: each is cut into chunks as if alone, and short chunks share one."""
+    """Packs prompts of the given lengths into passes: cuts each into chunks as if alone; short chunks share a pass."""
     pieces, num_tokens = list[PromptChunk](), 0
     for prompt, length in enumerate(lengths):
         for start in range(0, length, PREFILL_CHUNK_TOKENS):

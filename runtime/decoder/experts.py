@@ -1,10 +1,10 @@
-"""The MLP of a layer that is a mixture of experts, over blocks of units of all of them.
+"""The MLP of a layer that is a mixture of experts, over blocks of units of all experts.
 
-A resident router chooses some experts for each token; a token uses units of those alone, and each expert's output is
-weighed by the softmax of the chosen logits (Jiang et al. 2024, section 2.1). Gate and up may be resident, a matrix of
-each expert; down is on flash. A selector chooses each expert's inputs separately, and entries of the inner activation
-have their expert's weight. Shape letters: T tokens, N hidden_size, F intermediate_size, K units of a block, E
-experts, U units of a family, an expert's after another's.
+A resident router chooses a few experts for each token. A token uses only units of these experts, and weights each
+expert's output by the softmax of the chosen logits (Jiang et al. 2024, section 2.1). Gate and up may be resident, with
+one matrix per expert; down is on flash. A selector chooses each expert's inputs separately; each entry of the inner
+activation is multiplied by its expert's weight. Shape letters: T tokens, N hidden_size, F intermediate_size, K units of
+a block, E experts, U units of a family, the units of one expert after those of another.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from coldpress.schemas.families import slices
 from coldpress.schemas.model import MatrixRole, ModelSpec, matrices
 
 OF_ALL = dict[MatrixRole, np.ndarray]
-"""Outputs of gate and up, float32 [T, E, F], 0 for experts that a token does not use."""
+"""The outputs of gate and up, float32 [T, E, F], 0 for experts that a token does not use."""
 
 
 class Experts:
-    """One layer's router, what of the experts is resident, and what comes in blocks."""
+    """One layer's router and resident experts' matrices, and the families whose units come in blocks."""
 
     def __init__(self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident) -> None:
         """Takes the resident matrices of `layer`.
@@ -56,25 +56,28 @@ class Experts:
         }
         """The roles of each family over the inputs."""
         self.requests = tuple((layer, family.name) for family in (*inputs, *inner))
-        """The families whose units an input asks for, in order."""
+        """The parts whose units each token requests, in order."""
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "ExpertsWork":
-        """Begins on the input after the norm, float32 [T, hidden_size], with what is resident."""
+        """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return ExpertsWork(self, x_TN, tokens.parts)
 
     def route(self, x_TN: np.ndarray, parts: Sequence[slice] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """The experts that each token uses, bool [T, E], and their weights, float32 [T, E]."""
+        """Returns the experts that each token uses, bool [T, E], and their weights, float32 [T, E]."""
         return routed(self._router.apply(x_TN, parts), self._spec.num_experts_per_tok)
 
     def input_signal(self, family: str, x_TN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the selector of a family over the input sees, float32 [T, n], and the experts of each token, bool
+        """Returns the signal of a family that is chosen by the input, float32 [T, n], and each token's experts, bool
         [T, E]."""
         chosen_TE, _ = self.route(x_TN)
         return per_expert(x_TN, chosen_TE) if family in self.inputs else x_TN, chosen_TE
 
     def known(self, x_TN: np.ndarray, chosen_TE: np.ndarray, parts: Sequence[slice]) -> OF_ALL:
-        """Outputs of resident matrices. Few tokens have the bits that each has alone, so an expert multiplies only the
-        tokens that use it; of more tokens it multiplies all, since their bits depend on who is multiplied together."""
+        """Returns the outputs of resident matrices.
+
+        Each of few tokens has the same bits as alone, so an expert multiplies only the tokens that use it. With more
+        tokens, bits depend on which tokens are multiplied together, so an expert multiplies all of them.
+        """
         known: OF_ALL = {}
         for role, each in self._matrices.items():
             known[role] = np.zeros((*chosen_TE.shape, self._spec.intermediate_size), np.float32)
@@ -87,7 +90,7 @@ class Experts:
         return known
 
     def inner_signal(self, x_TN: np.ndarray, known: OF_ALL, weights_TE: np.ndarray) -> np.ndarray:
-        """What the inner family's selector sees."""
+        """Returns the signal of the inner family's selector, float32 [T, n]."""
         kind, values_TEF = self.inner.signal, np.float32(1)
         if kind == "mlp_input":
             return x_TN
@@ -101,8 +104,8 @@ class Experts:
         return values_TEF.reshape(len(x_TN), -1)
 
     def factors(self, signal: np.ndarray, weights_TE: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """What units' own values are multiplied by, float32 [T, K]: the rest of the inner activation, and the expert's
-        weight, which is 0 where a token does not use it."""
+        """Returns the factors of the units' products, float32 [T, K]: the rest of the inner activation, times the
+        expert's weight, which is 0 if a token does not use the expert."""
         weights_TK = weights_TE[:, ids // self._spec.intermediate_size]
         if self.inner.signal == "mlp_input":
             return weights_TK
@@ -113,7 +116,7 @@ class ExpertsWork:
     """Experts at work on one input; see `coldpress.runtime.decoder.blocks.Work`."""
 
     def __init__(self, layer: Experts, x_TN: np.ndarray, parts: Sequence[slice]) -> None:
-        """Routes the tokens, and computes what resident matrices give."""
+        """Routes the tokens, and computes the outputs of resident matrices."""
         self._layer, self._x_TN = layer, x_TN
         self.experts, self._weights_TE = layer.route(x_TN, parts)
         self._known = layer.known(x_TN, self.experts, parts)
@@ -149,13 +152,17 @@ class ExpertsWork:
 
 
 def per_expert(x_TN: np.ndarray, chosen_TE: np.ndarray) -> np.ndarray:
-    """The input once for each expert, 0 for those that a token does not use: float32 [T, E * N]."""
+    """Repeats the input for each expert, with 0 for experts that a token does not use: float32 [T, E * N]."""
     return (x_TN[:, None] * chosen_TE[..., None]).reshape(len(x_TN), -1)
 
 
 def routed(logits_TE: np.ndarray, num_chosen: int) -> tuple[np.ndarray, np.ndarray]:
-    """The experts of the largest logits, bool [T, E], ties going to the lower number, and the softmax of those logits,
-    float32 [T, E], 0 for the others (Jiang et al. 2024, section 2.1)."""
+    """Chooses the experts with the largest logits and computes their softmax (Jiang et al. 2024, section 2.1).
+
+    Returns:
+        The chosen experts, bool [T, E], where ties go to the lower number; and their weights, float32 [T, E], 0 for the
+        other experts.
+    """
     order = np.argsort(-logits_TE, axis=1, kind="stable")[:, :num_chosen]
     chosen_TE = np.zeros(logits_TE.shape, bool)
     np.put_along_axis(chosen_TE, order, True, axis=1)

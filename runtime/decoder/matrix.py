@@ -1,6 +1,6 @@
-"""Resident tensors in use: quantized rows applied to activations, or read row by row.
+"""Resident tensors: matrices that multiply activations straight from their codes, tables read row by row, vectors.
 
-Holds the codes as they lie in DRAM (uint8 [M, row_bytes]) with their format; no matrix is ever decoded as a whole.
+A matrix stays in DRAM as codes (uint8 [M, row_bytes]) with their format; it is never decoded as a whole.
 Shape letters: T tokens, N input values, M rows.
 """
 
@@ -27,13 +27,13 @@ class Matrix:
     bias: np.ndarray | None
     """float32 [M], added to every product."""
     activations: ActivationFormat = "fp32"
-    """What a decoded token's input is rounded to."""
+    """The format that a decoded token's input is rounded to."""
 
     def apply(self, x_TN: np.ndarray, parts: Sequence[slice] = ()) -> np.ndarray:
-        """`x` times the transposed matrix, plus the bias: float32 [T, N] -> float32 [T, M].
+        """Multiplies `x` by the transposed matrix and adds the bias: float32 [T, N] -> float32 [T, M].
 
-        Up to FEW_TOKENS the product of each token has the bits that it has alone. Of `parts`, which cover the tokens,
-        each has the bits that it has alone.
+        Each of up to FEW_TOKENS tokens has the same bits as alone. With `parts`, which cover the tokens, each range is
+        bit-identical to computing it alone.
         """
         if len(parts) < 2:
             return self._product(x_TN)
@@ -42,6 +42,7 @@ class Matrix:
         for part in parts:
             if part not in few:
                 y_TM[part] = self._product(x_TN[part])
+        # short ranges are computed together, in groups of at most FEW_TOKENS: their tokens' bits do not depend on that
         places = np.concatenate([np.arange(part.start, part.stop) for part in few] or [np.empty(0, int)])
         for start in range(0, places.size, FEW_TOKENS):
             of_few = places[start : start + FEW_TOKENS]
@@ -59,7 +60,7 @@ class Matrix:
         return y_TM if self.bias is None else y_TM + self.bias
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
-        """The rows `ids` int [T], decoded: float32 [T, N]."""
+        """Decodes the rows `ids` int [T]: float32 [T, N]."""
         codes = self.codes[ids]
         if self.format is None:
             return codes
@@ -67,7 +68,7 @@ class Matrix:
 
 
 class Resident:
-    """The resident tensors of an artifact by role; the reader has checked that all are there, in the model's shapes."""
+    """The resident tensors of an artifact by role; the reader has checked that none is missing or misshapen."""
 
     def __init__(
         self,
@@ -75,21 +76,21 @@ class Resident:
         tensors: Iterable[ResidentTensor],
         activations: ActivationFormat = "fp32",
     ) -> None:
-        """`arrays` as the reader gives them, `tensors` as the manifest describes them; `activations` of matrices."""
+        """Takes the reader's `arrays` and the manifest's `tensors`; `activations` is the format of matrices' inputs."""
         self._arrays = arrays
         self._activations: ActivationFormat = activations
         self._tensors = {tensor.role: tensor for tensor in tensors}
 
     def vector(self, role: str) -> np.ndarray:
-        """A norm's weight, a bias or frequencies: float32 [n]."""
+        """Returns a norm's weight, a bias or the frequencies: float32 [n]."""
         return self._arrays[role]
 
     def optional_vector(self, role: str) -> np.ndarray | None:
-        """The same; None where the model has none."""
+        """Returns the vector as `vector`; None if the model has none."""
         return self._arrays.get(role)
 
     def matrix(self, name: str) -> Matrix:
-        """`<name>.weight` with `<name>.bias`, if there is one."""
+        """Returns `<name>.weight` with `<name>.bias`, if there is one."""
         tensor = self._tensors[f"{name}.weight"]
         bias = self.optional_vector(f"{name}.bias")
         return Matrix(self._arrays[tensor.role], tensor.shape[-1], tensor.format, bias, self._activations)

@@ -1,8 +1,9 @@
-"""The MLP of a decoder layer over blocks of units, whatever families they are of: it knows roles and slices only.
+"""The MLP of a decoder layer over blocks of units of any families: it knows roles and slices only.
 
-Columns of the gate and the up projection are added up for the selected inputs; rows of them, and columns of the down
-projection, belong to one entry of the inner activation. A matrix that no family holds is resident. Mixtures of experts
-are in runtime/decoder/experts.py. Shape letters: T tokens, N hidden_size, F intermediate_size, K units of a block.
+Units over the inputs are columns of gate and up; the MLP sums the columns of the selected inputs. Units over the inner
+activation are rows of gate and up and columns of down, which belong to one entry of it. A matrix that is in no family
+is resident. Mixtures of experts are in runtime/decoder/experts.py. Shape letters: T tokens, N hidden_size, F
+intermediate_size, K units of a block.
 """
 
 from collections.abc import Sequence
@@ -24,11 +25,11 @@ NEEDED: dict[Signal, tuple[MatrixRole, ...]] = {
     "mlp_up": ("up_proj",),
     "mlp_inner": ("gate_proj", "up_proj"),
 }
-"""Matrices that must be known before a signal is, in an MLP with a gate."""
+"""Matrices whose outputs each signal is computed from, in an MLP with a gate."""
 
 
 class Mlp:
-    """One layer's MLP: what of it is resident, and what comes in blocks."""
+    """One layer's MLP: its resident matrices, and the families whose units come in blocks."""
 
     def __init__(self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident) -> None:
         """Takes the resident matrices and the biases of `layer`.
@@ -58,30 +59,30 @@ class Mlp:
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in MLP_ROLES}
         self._has_biases = any(bias is not None for bias in self._biases.values())
         self.widths = {family.name: widths_of(family.name, spec) for family in self._inputs}
-        """Of each family over the inputs, rows of each of its matrices."""
+        """By family over the inputs: the number of rows of each of its matrices."""
         if self.inner is None:
             self._down = matrices["down_proj"]
         else:
             self.form = inner_of(self.inner.signal, spec)
         self.requests = tuple((layer, family.name) for family in (*self._inputs, *inner))
-        """The families whose units an input asks for, in order."""
+        """The parts whose units each token requests, in order."""
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "MlpWork":
-        """Begins on the input after the norm, float32 [T, hidden_size], with what is resident."""
+        """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return MlpWork(self, x_TN, tokens.parts)
 
     def known(self, x_TN: np.ndarray, parts: Sequence[slice]) -> dict[MatrixRole, np.ndarray]:
-        """Outputs of the gate and the up projection that are resident, float32 [T, F]."""
+        """Returns the outputs of gate and up, as far as they are resident, float32 [T, F]."""
         known: dict[MatrixRole, np.ndarray] = {role: matrix.apply(x_TN, parts) for role, matrix in self._projections}
         return known
 
     def inner_signal(self, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
-        """What the inner family's selector sees."""
+        """Returns the signal of the inner family's selector, float32 [T, n]."""
         assert self.inner is not None
         return self._signal(self.inner.signal, x_TN, known)
 
     def terms(self, signal: np.ndarray, ids: np.ndarray) -> Terms:
-        """What goes with units `ids` of the inner family."""
+        """Returns the biases and factors of units `ids` of the inner family."""
         assert self.inner is not None
         factors = None if self.inner.signal == "mlp_input" else signal[:, ids]
         if not self._has_biases:
@@ -89,11 +90,11 @@ class Mlp:
         return Terms(self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids), factors)
 
     def down(self, known: dict[MatrixRole, np.ndarray], parts: Sequence[slice]) -> np.ndarray:
-        """The output where the down projection is resident."""
+        """Computes the output if the down projection is resident, float32 [T, N]."""
         return self._down.apply(self._combine(known.get("gate_proj"), known["up_proj"]), parts)
 
     def _signal(self, kind: Signal, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
-        """What the inner family's selector sees."""
+        """Computes a signal from the input or the outputs of gate and up."""
         if kind == "mlp_input":
             return x_TN
         if kind == "mlp_up":
@@ -110,7 +111,7 @@ class Mlp:
         return self._act(up) if gate is None else self._act(gate) * self._act_up(up)
 
     def with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
-        """`values` plus the bias, where the model has one."""
+        """Adds the bias of `role` to `values` if the model has one."""
         bias = self._biases[role]
         return values if bias is None else values + bias
 
@@ -121,7 +122,7 @@ class MlpWork:
     experts = None
 
     def __init__(self, mlp: Mlp, x_TN: np.ndarray, parts: Sequence[slice]) -> None:
-        """Computes what resident matrices give."""
+        """Computes the outputs of resident matrices."""
         self._mlp, self._x_TN, self._parts = mlp, x_TN, parts
         self._known = mlp.known(x_TN, parts)
         self._columns: dict[str, ColumnSums] = {}
@@ -151,7 +152,7 @@ class MlpWork:
         return self._mlp.with_bias("down_proj", self._y_TN)
 
     def _outputs(self) -> dict[MatrixRole, np.ndarray]:
-        """The gate and the up projection as far as they are known whole, float32 [T, F]."""
+        """Returns the outputs of gate and up that are complete, float32 [T, F]."""
         for columns in self._columns.values():
             for role, total in columns.sums.items():
                 self._known[role] = self._mlp.with_bias(role, total)
@@ -159,18 +160,18 @@ class MlpWork:
 
 
 def mlp_families(names: Sequence[str], spec: ModelSpec) -> tuple[list[Family], list[Family]]:
-    """The families of these that are an MLP's: those over its inputs, those over its inner activation."""
+    """Returns the MLP's families among `names`: first those over its inputs, then those over its inner activation."""
     own = [FAMILIES[name] for name in names if any(piece.role in MLP_ROLES for piece in slices(name, spec))]
     return [each for each in own if each.axis == "hidden_size"], [each for each in own if each.axis != "hidden_size"]
 
 
 def held_roles(names: Sequence[str], spec: ModelSpec) -> list[MatrixRole]:
-    """The roles of an MLP's matrices that are resident where these families are on flash."""
+    """Returns the roles of the MLP's matrices that are resident if these families are on flash."""
     return [role for role in resident_roles(names, spec) if role in MLP_ROLES]
 
 
 def inner_of(signal: Signal, spec: ModelSpec) -> Inner:
-    """What of the inner activation units have rows for; the rest of it is the signal."""
+    """Returns the rows from which units compute their inner activation; the signal supplies the other factors."""
     gate: MatrixRole = "gate_proj" if spec.gated_mlp else "up_proj"
     known = NEEDED[signal]
     return Inner(
@@ -187,7 +188,8 @@ def _as_it_is(values: np.ndarray) -> np.ndarray:
 
 
 def computable(inputs: list[Family], inner: list[Family], spec: ModelSpec) -> bool:
-    """Every matrix in one place, at most one family over the inner activation, its signal known before its units."""
+    """Whether an MLP can be computed: each matrix is in at most one family, at most one family is over the inner
+    activation, and its signal is known before its units are requested."""
     roles = [role for family in (*inputs, *inner) for role in family.roles]
     if len(set(roles)) != len(roles) or len(inner) > 1:
         return False

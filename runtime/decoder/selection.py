@@ -1,7 +1,7 @@
-"""The selector of a run: one method for all layers and families, checked against what the artifact can give it.
+"""The selector of a run: one method for all layers and families, checked against the artifact.
 
-Reads what the method declares (runtime/sparsity: CHOOSES, NEEDS_PREDICTORS, NEEDS_EXACT_ZEROS) and the arrays that the
-artifact keeps for the plan. `dense` runs any artifact; another method runs those that were laid out for it.
+Uses the method's declarations (runtime/sparsity: CHOOSES, NEEDS_PREDICTORS, NEEDS_EXACT_ZEROS) and the arrays that the
+artifact stores for the plan. `dense` runs any artifact; other methods run artifacts with families they can choose from.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def check_selector(name: str, manifest: Manifest) -> None:
 
     Raises:
         UnknownNameError: if there is no such method.
-        ColdpressError: saying what the method lacks.
+        ColdpressError: if the artifact lacks something that the method needs; the message says what.
     """
     known = plugins.names(PACKAGE)
     if name not in known:
@@ -52,7 +52,7 @@ class Selection:
     """A method with its arrays for every layer and family of an artifact."""
 
     def __init__(self, artifact: Artifact, plan: Plan) -> None:
-        """Takes what was fitted for the plan; a method that is not the artifact's own is fitted to the densities alone.
+        """Takes the arrays fitted for the plan; a method without arrays in the artifact is fitted to densities only.
 
         Raises:
             ColdpressError: as `check_selector`, or if the method cannot be fitted without calibration.
@@ -66,22 +66,22 @@ class Selection:
         }
 
     def _fitted(self, artifact: Artifact, plan: Plan, part: PartPlan, num_units: int) -> dict[str, np.ndarray]:
-        kept = artifact.selector_arrays(plan, part.layer, part.family)
-        if kept is None:
+        arrays = artifact.selector_arrays(plan, part.layer, part.family)
+        if arrays is None:
             options = plugins.options_of(self._method, plan.options)
-            kept = self._method.fit(num_units, part.density, {}, options)
-        return kept | (_predictor_arrays(artifact, part.layer) if self._method.NEEDS_PREDICTORS else {})
+            arrays = self._method.fit(num_units, part.density, {}, options)
+        return arrays | (_predictor_arrays(artifact, part.layer) if self._method.NEEDS_PREDICTORS else {})
 
     def select(
         self, key: Key, signal_Tn: np.ndarray, residency: Residency, experts_TE: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """The ids that each token uses, int32 ascending.
+        """Returns the ids that each token uses, int32 ascending.
 
         Args:
             key: Layer and family.
             signal_Tn: float32 [T, n].
             residency: Where the units are.
-            experts_TE: bool [T, E]: the experts that each token uses, where units are theirs.
+            experts_TE: bool [T, E]: the experts that each token uses; None if units do not belong to experts.
         """
         arrays = self._arrays[key]
         if experts_TE is None:
@@ -90,10 +90,10 @@ class Selection:
         return [select_of(self._method, signal, arrays, residency, experts) for signal, experts in pairs]
 
     def check_many(self) -> None:
-        """Refuses to choose for several tokens at once where that would not be the choice for one after the other.
+        """Refuses to choose for several tokens at once if the selector's choice depends on the cache.
 
         Raises:
-            ColdpressError: saying so.
+            ColdpressError: if choosing one token after the other could give other units.
         """
         if self.sees_residency:
             raise ColdpressError(
@@ -104,12 +104,15 @@ class Selection:
 
 
 def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """The units that any of some tokens uses, int32 ascending, and which token uses which, bool [T, num_units]; None
-    for one token, which uses all of them.
+    """Merges the units of several tokens.
 
     Args:
         chosen: Ids of each token, int32 ascending.
-        num_units: Ids are below it.
+        num_units: Units of the part; ids are below it.
+
+    Returns:
+        The ids that at least one token uses, int32 ascending; and which token uses which unit, bool [T, num_units], or
+        None for a single token, which uses all of them.
     """
     if len(chosen) == 1:
         return chosen[0], None
@@ -120,7 +123,7 @@ def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.
 
 
 def _predictor_arrays(artifact: Artifact, layer: int) -> dict[str, np.ndarray]:
-    """Nothing for a layer without a predictor."""
+    """Returns the arrays of a layer's predictor; none for a layer without one, whose tokens use all units."""
     found = artifact.predictors.get(layer)
     if found is None:
         return {}

@@ -1,4 +1,4 @@
-"""The tokens of one pass through the layers: the sequences they belong to, and the caches of keys and values."""
+"""The tokens of one pass through the layers, the sequences they belong to, and the KV caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,11 @@ from coldpress.schemas.model import ModelSpec
 
 @dataclass
 class KvCache:
-    """Keys and values of all layers, [num_hidden_layers, context, kv_heads, head_dim], filled to `length`: float16, or
-    uint8 of int8_group32, whose last axis is a head's bytes."""
+    """Keys and values of all layers, filled up to `length`.
+
+    Each is float16 [num_hidden_layers, context, kv_heads, head_dim], or uint8 with a head's int8_group32 bytes as the
+    last axis.
+    """
 
     keys: np.ndarray
     values: np.ndarray
@@ -27,15 +30,15 @@ class KvCache:
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive tokens of one sequence among those of a pass: the next ones behind what its cache holds."""
+    """Consecutive tokens of one sequence in a pass; they follow the tokens in its cache."""
 
     cache: KvCache
-    """Of all layers; its `length` is for the caller to advance, once the pass is through all layers."""
+    """The sequence's cache; the caller advances its `length` after the pass has gone through all layers."""
     num_tokens: int
 
 
 def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> KvCache:
-    """An empty cache for `context_length` tokens."""
+    """Allocates an empty cache for `context_length` tokens."""
     width, dtype = (spec.head_dim, np.float16) if kind == "fp16" else (head_bytes(spec.head_dim, kind), np.uint8)
     shape = (spec.num_hidden_layers, context_length, spec.num_key_value_heads, width)
     return KvCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
@@ -43,7 +46,7 @@ def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAUL
 
 @dataclass(frozen=True)
 class Tokens:
-    """Consecutive tokens of one or several sequences, which go through the layers together."""
+    """Consecutive tokens of one or more sequences, which go through the layers together."""
 
     spans: Sequence[Span]
     rotary: tuple[np.ndarray, np.ndarray] | None
@@ -51,4 +54,4 @@ class Tokens:
     parts: Sequence[slice] = ()
     """Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only)."""
     num_kept: int | None = None
-    """The cache keeps the units of the first so many tokens; None for all."""
+    """The cache admits only units of the first `num_kept` tokens; None for all tokens."""

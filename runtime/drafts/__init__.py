@@ -1,8 +1,8 @@
 """Drafts: guesses of the next tokens, which the model then checks in one pass (LLM in a flash 5.2).
 
-A file is a draft that needs no model; its class `Plugin` extends `Draft`. A wrong draft costs reads, never a token:
-tokens that are not the model's own choice are taken back (runtime/generate/speculation.py). A second artifact as a
-draft is in runtime/generate/draft_model.py.
+A file is a draft that needs no model; its class `Plugin` extends `Draft`. A wrong draft costs reads, but never changes
+the text: tokens that the model itself would not choose are taken back (runtime/generate/speculation.py).
+runtime/generate/draft_model.py drafts with a second artifact.
 """
 
 from abc import abstractmethod
@@ -17,13 +17,13 @@ Propose = Callable[[Sequence[int], int], list[int]]
 
 
 class Drafting(Protocol):
-    """What a run needs of a draft, with a model or without."""
+    """A draft as a run uses it, with or without a model."""
 
     def drafting(self, context_length: int) -> AbstractContextManager[Propose]:
         """Begins a new sequence of at most `context_length` tokens, which ends when the context is closed.
 
         Raises:
-            ColdpressError: if it cannot begin one now.
+            ColdpressError: if the draft cannot begin a sequence now.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""Prompt lookup: proposes what followed the last tokens at an earlier place in the prompt or in the generated text.
+"""Prompt lookup: proposes the tokens that followed the last tokens earlier in the prompt or in the generated text.
 
-Reads tokens alone. It looks for the last MOST tokens first, then for fewer, and takes the latest place; fewer than
-LEAST tokens say too little to pay for a check. The method is Saxena's prompt lookup decoding (2023), akin to the
-retrieval from text that LLM in a flash names (REST, He et al. 2023).
+Needs only tokens. It looks for the last MOST tokens first, then for fewer, and takes the latest place; matches of fewer
+than LEAST tokens predict too little to pay for a check. The method is Saxena's prompt lookup decoding (2023), similar
+to the retrieval from text that LLM in a flash names (REST, He et al. 2023).
 """
 
 from collections.abc import Generator, Sequence
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from coldpress.runtime.drafts import Draft, Propose
 
 MOST, LEAST = 4, 2
-"""Tokens at the end of the text that are looked for."""
+"""Most and fewest tokens at the end of the text that are looked for."""
 
 
 class Plugin(Draft):

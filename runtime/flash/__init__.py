@@ -1,4 +1,4 @@
-"""The seam between decisions and devices: everything above it is shared by real and simulated runs.
+"""Ways of reading flash.img, one per file. Real and simulated runs differ only here; they share all code that decides.
 
 A file has one class `Plugin`, which extends `Flash` and is made for one open artifact.
 """
@@ -16,10 +16,10 @@ from coldpress.runtime.plugins import PluginBase
 
 @dataclass(frozen=True)
 class Landing:
-    """Units to copy from the read buffer to their slots, as soon as their pages have been checked."""
+    """Units to copy from the read buffer to their slots as soon as their pages have been checked."""
 
     offsets: np.ndarray
-    """int64 [m], ascending: bytes from the start of the memory that is read into."""
+    """int64 [m], ascending: bytes from the start of the buffer."""
     slots: np.ndarray
     """int32 [m]."""
     rows: np.ndarray
@@ -27,7 +27,7 @@ class Landing:
 
 
 class Ticket(Protocol):
-    """Reads under way. A read that fails is tried once more, while the caller waits."""
+    """Reads in flight. A read that fails is tried once more, while the caller waits."""
 
     def wait(self, count: int) -> None:
         """Returns when the first `count` extents are in memory.
@@ -39,22 +39,22 @@ class Ticket(Protocol):
         ...
 
     def finish(self) -> float:
-        """Waits until all extents are in memory; returns the seconds that callers waited, or on a modelled device the
+        """Waits until all extents are in memory. Returns the seconds that callers waited, or on a modelled device the
         seconds that the device takes. Raises as `wait`."""
         ...
 
     def abandon(self) -> float:
-        """Waits until nothing is written to the memory any more, even if reads fail; returns seconds as `finish`."""
+        """Waits until no read writes to the memory any more, even if reads fail; returns seconds as `finish`."""
         ...
 
 
 class Reader(Protocol):
-    """What a store needs of a device."""
+    """A device as a store uses it."""
 
     moves_data: bool
-    """False if reads leave the memory as it was, so that copying from it would be wasted."""
+    """False if reads do not write to memory, so that copying from it would be wasted."""
     direct: bool
-    """Whether reads bypass the page cache; False means that memory outside the budget holds copies."""
+    """Whether reads bypass the page cache; if not, memory outside the budget holds copies."""
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Ticket:
         """Begins to read `extents`, one after another, into `into` (uint8, at least their bytes).
@@ -85,7 +85,7 @@ class Flash(PluginBase):
             queue_depth: Reads in flight at once.
 
         Raises:
-            ColdpressError: if this machine cannot read in this way.
+            ColdpressError: if this machine does not support this way of reading.
         """
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """Reads of flash.img that bypass the page cache, many in flight, with every page checked against its checksum.
 
-The page cache would keep copies of the weights in DRAM behind the budget's back, so the file is opened with O_DIRECT.
-Where the file system refuses that, `direct` is False, a warning is logged and read pages are handed back to the kernel
-at once. The native core issues reads on up to `queue_depth` threads (LLM-in-a-flash 4: parallel reads; Ripple 2.2:
-queue depth).
+The page cache would keep copies of the weights in DRAM outside the budget, so the file is opened with O_DIRECT. If the
+file system refuses O_DIRECT, `direct` is False, a warning is logged, and the kernel is told at once to drop the pages
+that were read. The native core issues reads on up to `queue_depth` threads (LLM in a flash 4: parallel reads; Ripple
+2.2: queue depth).
 """
 
 import errno
@@ -22,7 +22,7 @@ from coldpress.runtime.flash import Flash, Landing
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.manifest import FLASH_FILE
 
-MAX_THREADS = 32  # more waiting threads than this cost more than they bring, whatever the device's queue depth
+MAX_THREADS = 32  # more waiting threads cost more than they gain, at any queue depth of the device
 
 
 class Plugin(Flash):
@@ -64,7 +64,7 @@ class Plugin(Flash):
     def read_arguments(
         self, extents: Extents, into: np.ndarray
     ) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, np.ndarray]:
-        """The native core's arguments for these reads, except for how many are in flight and where units land."""
+        """Returns the native core's arguments for these reads, except the queue depth and the landing."""
         return (
             self._file,
             extents.offsets.astype(np.uint64),
@@ -95,10 +95,10 @@ class Plugin(Flash):
 
 
 class Reading:
-    """Reads under way; see `coldpress.runtime.flash.Ticket`."""
+    """Reads in flight; see `coldpress.runtime.flash.Ticket`."""
 
     def __init__(self, flash: Plugin, extents: Extents, into: np.ndarray, landing: Landing | None) -> None:
-        """Begins them."""
+        """Begins the reads."""
         self._flash, self._extents, self._into, self._landing = flash, extents, into, landing
         self._reads = flash.start(extents, into, landing)
         self._waited_s, self._finished = 0.0, False
@@ -115,7 +115,7 @@ class Reading:
         """See `coldpress.runtime.flash.Ticket`.
 
         Raises:
-            CorruptPageError: naming the page and what lies there.
+            CorruptPageError: naming the page and the sections that lie there.
             DeviceError: if the device fails twice.
         """
         if not self._finished:
@@ -138,7 +138,7 @@ class Reading:
 
 
 def landed(landing: Landing | None) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """A landing as the native core takes it; None if no unit lands."""
+    """Converts a landing to the native core's form; None if no unit lands."""
     return (landing.offsets, landing.slots, landing.rows) if landing and landing.slots.size else None
 
 
@@ -165,7 +165,7 @@ def _open(artifact: Artifact, page_bytes: int) -> tuple[int, bool]:
 
 
 def _open_direct(artifact: Artifact, page_bytes: int) -> int:
-    """Opens with O_DIRECT and reads a page at an offset: some file systems only then refuse, or want larger pages."""
+    """Opens with O_DIRECT and reads a page at an offset: some file systems refuse only then, or need larger pages."""
     opened = artifact.open(FLASH_FILE, os.O_DIRECT)
     try:
         os.preadv(opened, [_native.aligned_buffer(page_bytes).data], page_bytes)

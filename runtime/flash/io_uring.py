@@ -1,9 +1,9 @@
-"""The reads of direct.py, handed to the kernel through io_uring instead of by threads that sleep in `pread`.
+"""The reads of direct.py, submitted through io_uring instead of by threads that sleep in `pread`.
 
-One thread of the native core keeps up to `queue_depth` reads in flight and checks each page while the others are being
-read, so that a deep queue costs neither threads nor a context switch for every read. Bytes, checks and failures are
-those of direct.py. Where the kernel refuses io_uring (before Linux 5.6, by a sysctl, or by the filter of a container)
-this is an error, because the user has asked for it by name.
+One thread of the native core keeps up to `queue_depth` reads in flight and checks each page while others are being
+read, so that a deep queue costs neither threads nor a context switch per read. Bytes, checks and failures are the same
+as in direct.py. If the kernel refuses io_uring (before Linux 5.6, by a sysctl, or by a container's filter), this is an
+error, because the user has asked for io_uring by name.
 """
 
 import os
@@ -21,7 +21,7 @@ class Plugin(direct.Plugin):
     """One thread that reads through io_uring."""
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
-        """As direct.py; `queue_depth` is not bounded, since it costs no threads.
+        """Opens the file as direct.py does; `queue_depth` is not bounded, because it costs no threads.
 
         Raises:
             ColdpressError: if the kernel refuses io_uring.

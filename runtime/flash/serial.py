@@ -1,7 +1,6 @@
 """The reads of direct.py without overlap: the caller waits until all of them are in memory.
 
-The baseline for overlapping reads with computing: a runtime that first loads and then computes (ActiveFlow 7.3,
-Fig. 16).
+This is the baseline without overlap: a runtime that first loads and then computes (ActiveFlow 7.3, Fig. 16).
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
-"""Flash that only counts time: the seconds that the artifact's device profile gives for a set of reads.
+"""Flash that only models time: the seconds that the artifact's device profile gives for a set of reads.
 
-It moves no data, so that a trace can be replayed without touching flash.img. With `data`, a second device supplies the
-real bytes, so that text can be generated as if on the modelled device.
+It moves no data, so that a trace can be replayed without reading flash.img. With `data`, a second device supplies the
+real bytes, so that a run can generate text in the modelled device's time.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ class Modelled:
     """Reads that take the seconds of a model; see `coldpress.runtime.flash.Ticket`."""
 
     def __init__(self, flash: "Plugin", seconds: float, data: Ticket | None) -> None:
-        """Reads that `flash` works on until they are finished or abandoned."""
+        """Adds reads to `flash`, which works on them until they are finished or abandoned."""
         self._flash, self._seconds, self._data = flash, seconds, data
         flash.tickets.add(self)
 
@@ -44,12 +44,12 @@ class Plugin(Flash):
     """The flash of an artifact's device profile."""
 
     def __init__(self, artifact: Artifact, queue_depth: int, data: Reader | None = None) -> None:
-        """A modelled device.
+        """Models the device of the artifact's profile.
 
         Args:
             artifact: Its manifest holds the device profile.
-            queue_depth: Reads in flight that the runtime issues; the device's own depth bounds them.
-            data: A device that supplies the bytes, if they are wanted.
+            queue_depth: Reads in flight that the runtime issues; the device's own queue depth bounds them.
+            data: A device that supplies the bytes; None for reads without data.
         """
         self._flash = artifact.manifest.device.flash.issuing(queue_depth)
         self._data = data
@@ -58,8 +58,7 @@ class Plugin(Flash):
         self._num_reads = self._num_bytes = 0
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Modelled:
-        """See `coldpress.runtime.flash.Reader`; the seconds are those that these reads add to the reads still under
-        way."""
+        """See `coldpress.runtime.flash.Reader`; the seconds are the time that these reads add to those in flight."""
         if not self.tickets:
             self._num_reads = self._num_bytes = 0
         before_s = self._busy_s()

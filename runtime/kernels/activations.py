@@ -1,8 +1,9 @@
-"""What products with quantized rows take of their vector: its float32 values, or whole numbers in groups of 32.
+"""The formats of vectors in products with quantized rows: float32 values, or whole numbers in groups of 32.
 
-`int16` and `int8` round each group of 32 values to multiples of a scale of its own, the largest magnitude to 32512 or
-127, so that a group's product with codes is a sum of whole numbers, which processors have instructions for. Formats
-that have no whole-number codes (fp16), or that the native core does not know, take float32 all the same.
+`int16` and `int8` round each group of 32 values to multiples of the group's scale, so that the largest magnitude
+becomes 32512 or 127. A group's product with codes is then a sum of whole numbers, for which processors have
+instructions.
+Formats without whole-number codes (fp16), or unknown to the native core, always take float32.
 """
 
 from typing import Literal
@@ -15,28 +16,28 @@ ActivationFormat = Literal["fp32", "int16", "int8"]
 ACTIVATIONS: tuple[ActivationFormat, ...] = ("fp32", "int16", "int8")
 DEFAULT_ACTIVATIONS: ActivationFormat = "fp32"
 BITS: dict[ActivationFormat, int] = {"fp32": 0, "int16": 16, "int8": 8}
-"""As the native core is told."""
+"""The native core's argument for each format."""
 LARGEST: dict[ActivationFormat, int] = {"int16": 32512, "int8": 127}
-"""What a group's largest magnitude becomes. 32512 = 256 * 127: two bytes with a sign each."""
+"""The whole number of a group's largest magnitude. 32512 = 256 * 127: the sum of two signed bytes, one times 256."""
 SMALLEST_PEAK = np.float32(1e-30)
-"""Groups of smaller values are zeros: the inverse of their scale is beyond float32."""
+"""Groups whose largest magnitude is smaller become zeros: the inverse of their scale would overflow float32."""
 GROUP = 32
-"""Values that share a scale; the last group is filled up with zeros."""
+"""Values that share a scale; the last group is padded with zeros."""
 ROUNDED_FORMATS = ("int8_group32", "int4_group32")
-"""Formats of rows for which the vector is rounded."""
+"""Formats of rows whose products round the vector."""
 
 
 def activation_format(name: str) -> ActivationFormat:
-    """The format of that name.
+    """Returns the activation format `name`.
 
     Raises:
-        UnknownNameError: if there is none.
+        UnknownNameError: if there is no such format.
     """
     return known_name("activation format", name, ACTIVATIONS)
 
 
 def reference_rounded(x: np.ndarray, fmt: str, activations: ActivationFormat) -> np.ndarray:
-    """float64 [n]: what products with rows of `fmt` take `x` float32 [n] for; a group that is not finite is NaN."""
+    """Rounds `x` float32 [n] as products with rows of `fmt` do: float64 [n]; a group that is not finite is NaN."""
     if activations == "fp32" or fmt not in ROUNDED_FORMATS:
         return x.astype(np.float64)
     most = np.float32(LARGEST[activations])

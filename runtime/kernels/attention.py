@@ -1,9 +1,9 @@
 """Causal attention over a key and value cache, with grouped queries and an optional sliding window.
 
 The cache is in fp16, or in int8_group32. `attend` is one decoding step; `attend_prefill` takes many consecutive
-positions, in blocks of queries. The query at position p sees the positions up to p, of which the last `window` where
-there is a window: Hugging Face's convention. Softmax is stable and in float32. Query heads share key heads in
-consecutive groups.
+positions, in blocks of queries. The query at position p sees the positions up to p, with a window only the last
+`window` of them, its own included: Hugging Face's convention. Softmax subtracts the maximum and is in float32. Query
+heads share key heads in consecutive groups.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from coldpress.runtime.quantization import int8_group32
 
 INT8 = int8_group32.Plugin()
 SCORES_BYTES = 4 << 20
+"""Bound on the scores of a block of queries, so that memory does not grow with the square of a prompt's length."""
 
 
 def attend(
@@ -27,14 +28,14 @@ def attend(
     scale: float | None = None,
     num_threads: int = 0,
 ) -> np.ndarray:
-    """float32[heads, head_dim]: attention of the query at position length - 1.
+    """Computes attention of the query at position length - 1: float32[heads, head_dim].
 
     Args:
         q: float32[heads, head_dim], after rotation.
-        keys, values: contiguous, the first `length` positions are filled: float16[context, kv_heads, head_dim], or
+        keys, values: contiguous, with the first `length` positions filled: float16[context, kv_heads, head_dim], or
             uint8[context, kv_heads, bytes], each head's values in int8_group32.
-        length: number of positions, the query's own included.
-        window: positions seen at most, the query's own included; None for all.
+        length: number of positions, including the query's.
+        window: most positions that a query sees, including its own; None for all.
         scale: factor of the scores; None for 1 / sqrt(head_dim).
         num_threads: 0 for the process's default; no bit of the result depends on it.
 
@@ -60,14 +61,14 @@ def attend_prefill(
     window: int | None = None,
     scale: float | None = None,
 ) -> np.ndarray:
-    """float32[tokens, heads, head_dim]: attention of the last `tokens` of `length` positions.
+    """Computes attention of the last `tokens` of `length` positions: float32[tokens, heads, head_dim].
 
     Args:
         q: float32[tokens, heads, head_dim], after rotation; query t is at position length - tokens + t.
         keys, values, length, window, scale: as in `attend`.
 
-    Memory beyond arguments and result: the scores of a block of queries (SCORES_BYTES, or one query's) and the float32
-    keys and values of one key head over the positions that the block sees.
+    Memory besides arguments and result: the scores of a block of queries (SCORES_BYTES, or one query's scores) and the
+    float32 keys and values of one key head over the positions that the block sees.
 
     Raises:
         ValueError: if shapes disagree or `length` is not inside the context.
@@ -84,7 +85,7 @@ def attend_prefill(
         hidden = _hidden(positions[first:], positions[seen_from:], window)
         for head in range(keys.shape[1]):
             share = slice(head * group, (head + 1) * group)
-            # [queries of the block, group, head_dim] -> rows, so that both products are single calls of BLAS
+            # [queries of the block, group, head_dim] -> rows, so that each of the two products is one BLAS call
             rows = np.ascontiguousarray(q[block, share]).reshape(-1, head_dim) * np.float32(_scale(q, scale))
             k, v = (_floats(cache[seen, head], head_dim) for cache in (keys, values))
             mixed = _softmax_times(rows, k, v, np.repeat(hidden, group, axis=0))
@@ -100,7 +101,7 @@ def reference_attend(
     window: int | None = None,
     scale: float | None = None,
 ) -> np.ndarray:
-    """What `attend` computes, in numpy."""
+    """Computes `attend` in numpy."""
     group = q.shape[0] // keys.shape[1]
     seen = slice(_first_seen(length - 1, window), length)
     k, v = (np.repeat(_reference_floats(cache[seen], q.shape[1]), group, axis=1) for cache in (keys, values))
@@ -110,12 +111,12 @@ def reference_attend(
 
 
 def _floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
-    """float32 [positions, head_dim] of one head."""
+    """Decodes one head: float32 [positions, head_dim]."""
     return decode_rows(cache, head_dim, "int8_group32") if cache.dtype == np.uint8 else cache.astype(np.float32)
 
 
 def _reference_floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
-    """float32 [positions, kv_heads, head_dim]."""
+    """Decodes all heads: float32 [positions, kv_heads, head_dim]."""
     if cache.dtype == np.float16:
         return cache.astype(np.float32)
     rows = np.ascontiguousarray(cache).reshape(-1, cache.shape[2])

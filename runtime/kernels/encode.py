@@ -1,4 +1,4 @@
-"""Keys and values of tokens to the codes of an int8 KV cache, written where the cache keeps them."""
+"""Encodes keys and values of tokens straight into an int8 KV cache."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ from coldpress.runtime.quantization._groups import FLOAT16_MAX
 
 
 def encode_heads(values: np.ndarray, out: np.ndarray) -> None:
-    """Writes the heads of tokens into `out`, bit for bit what the format's `encode` gives.
+    """Writes the heads of tokens into `out`, with the same bits as the format's `encode`.
 
     Args:
         values: float32[tokens, kv_heads, head_dim], contiguous.
-        out: uint8[tokens, kv_heads, bytes], contiguous; what it holds after an error means nothing.
+        out: uint8[tokens, kv_heads, bytes], contiguous; its contents are undefined after an error.
 
     Raises:
         ColdpressError: if a group's scale is beyond float16.
@@ -20,10 +20,10 @@ def encode_heads(values: np.ndarray, out: np.ndarray) -> None:
         TypeError: if an array has another dtype or is not contiguous.
     """
     if not _native.encode_int8(values, out) < FLOAT16_MAX + 16:
-        reference_encode_heads(values, out)  # says what is wrong
+        reference_encode_heads(values, out)  # raises the error, with the offending value
 
 
 def reference_encode_heads(values: np.ndarray, out: np.ndarray) -> None:
-    """What `encode_heads` writes, in numpy."""
+    """Computes `encode_heads` in numpy."""
     tokens, heads, head_dim = values.shape
     out[:] = int8_group32.Plugin().encode(values.reshape(-1, head_dim)).reshape(tokens, heads, -1)

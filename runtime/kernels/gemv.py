@@ -1,4 +1,4 @@
-"""A resident matrix times one vector, straight from its bytes: the dense projections of a decoding step."""
+"""Multiplies a resident matrix by one vector, straight from its bytes: the dense projections of a decoding step."""
 
 import numpy as np
 
@@ -16,15 +16,15 @@ def gemv(
     num_threads: int = 0,
     activations: ActivationFormat = "fp32",
 ) -> np.ndarray:
-    """float32[rows]: matrix times x.
+    """Multiplies the matrix by x: float32[rows].
 
     Args:
-        matrix: uint8[rows, row_bytes], each row a slice of `length` values; rows may lie apart.
+        matrix: uint8[rows, row_bytes], each row a slice of `length` values; rows need not be adjacent.
         length: values in a row.
         fmt: name of the storage format.
         x: float32[length].
         num_threads: 0 for the process's default; no bit of the result depends on it.
-        activations: what x is rounded to first (runtime/kernels/activations.py).
+        activations: format that x is rounded to first (runtime/kernels/activations.py).
 
     Raises:
         ValueError: if a length or the format does not fit the matrix.
@@ -40,7 +40,7 @@ def gemv(
 def gemv_each(
     matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, activations: ActivationFormat = "fp32"
 ) -> np.ndarray:
-    """float32[tokens, rows]: the matrix, read once, times each of few vectors; bit for bit what `gemv` gives of each.
+    """Multiplies the matrix, read once, by a few vectors: float32[tokens, rows]; each has the same bits as in `gemv`.
 
     Args:
         matrix, length, fmt: as in `gemv`.
@@ -58,5 +58,5 @@ def gemv_each(
 
 
 def reference_gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
-    """What `gemv` computes, in numpy."""
+    """Computes `gemv` in numpy."""
     return reference_decode_rows(matrix, length, fmt) @ x

@@ -1,12 +1,13 @@
-"""Which units to read together, by what they matter and what a device takes to read them; all in flash order.
+"""Chooses which units to read together, by their importance and by a device's reading time; all in flash order.
 
-A read costs something besides its bytes, so the units between two that are wanted may cost less than a second read
-(Ripple 5.1). Of all sets of intervals the best one is looked for: the most importance, less a price per second. A
-device works on reads and on bytes at once and takes as long as the larger of the two needs
-(`coldpress.schemas.device.flash_seconds`), so what a read or a byte costs hangs on which of them is short. For every
-mix of the two, costs add up, and a pass of two states over the units finds the best intervals exactly; halving closes
-in on the mix at which both take equally long, and what was worth most on the way, under the law itself, is taken. A
-third bound is the first byte's time: within it more is read for nothing.
+A read costs time besides its bytes, so reading the units between two wanted ones may cost less than a second read
+(Ripple 5.1). The search maximizes importance less a price per second over all sets of intervals. A device handles
+operations and bytes at the same time and takes as long as the slower of the two
+(`coldpress.schemas.device.flash_seconds`), so the cost of one more read or byte depends on which of them limits. A
+maximum of two sums is hard to optimize, but a weighted mix of them adds up unit by unit, and a dynamic program with two
+states (reading or not) finds the best intervals for a mix exactly. Bisection approaches the mix at which both sums are
+equal; among all intervals tried, the ones that are best under the device's real law win. A third bound is the time to
+the first byte: within it, further reads are free.
 """
 
 from collections.abc import Callable
@@ -17,37 +18,37 @@ import numpy as np
 from coldpress.runtime import _native
 
 STEPS = 7
-"""Mixes tried: the last is within a hundredth of where both bounds are equal."""
+"""Mixes tried: the last is within a hundredth of the mix at which both bounds are equal."""
 LEAST_PRICE = 1e-260
-"""No gain over it is too large for a number of 64 bits."""
+"""Least price to divide by: a float32 gain over it still fits float64."""
 LEAST_STEPS = 8
-"""Prices tried where less is worth reading than the least time allows."""
+"""Lower prices tried if the intervals worth their price take less than the least time."""
 FLOAT32_MAX = np.finfo(np.float32).max
 
 
 class Times(NamedTuple):
-    """What reading takes besides units, counted in what the bytes of one unit take."""
+    """The times of reading besides the units themselves; the time of one unit's bytes is 1."""
 
     own: float
-    """Of a read, however short."""
+    """Time of one read operation, however short."""
     edge: float
-    """Of the bytes of a read that belong to no unit: pages' ends. Negative where what lies between two units counts as
-    theirs, and a read has none behind the last."""
+    """Time of a read's bytes outside its units: the ends of pages. Negative if the bytes between two units count as
+    part of them, because a read has none after its last unit."""
     least: float
-    """Of a request, however little it reads: the first byte's."""
+    """Least time of a request, however little it reads: the time to the first byte."""
 
 
 def best_intervals(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
-    """The units to read, bool [T, num_units].
+    """Chooses the units to read, bool [T, num_units].
 
-    A request takes the largest of `reads * own`, `units + reads * edge` and `least`, which it takes in any case: that
-    the first byte's time is saved where nothing at all is read is no choice here. Passes are linear in the units.
+    A request takes the largest of `reads * own`, `units + reads * edge` and `least`. The search always counts `least`:
+    it does not consider saving the first byte's time by reading nothing. Its passes are linear in the units.
 
     Args:
-        gain: Importance of each unit, float32 [T, num_units] in flash order, 0 where a unit is in DRAM already: it is
-            used whether or not a read brings it, and a read that runs over it pays for its bytes.
-        price: Of the time, in the measure of `gain`.
-        times: Of reads.
+        gain: Importance of each unit, float32 [T, num_units] in flash order; 0 for a unit in DRAM, which is used
+            without a read, although a read that runs over it pays for its bytes.
+        price: Price of the time of one unit's bytes, in the measure of `gain`.
+        times: The device's times.
 
     Raises:
         TypeError: if `gain` has another dtype or is not contiguous.
@@ -62,17 +63,18 @@ def best_intervals(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
 
 
 def reference_best_intervals(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
-    """What `best_intervals` computes, in numpy."""
+    """Computes `best_intervals` in numpy."""
     return _filled(gain, price, times, lambda gain, price: _at_any_time(gain, price, times))
 
 
 def _filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarray, float], np.ndarray]) -> np.ndarray:
-    """What `at` finds best at a price without a least time, and where it takes less, what that time is best used for.
+    """Returns the intervals that `at` finds at a price; if they take less than the least time, fills that time best.
 
-    All that is read within the least time costs the same, so the price falls until it is used up.
+    Everything read within the least time costs the same, so bisection lowers the price until the time is used up.
+    `at` itself knows no least time.
     """
     chosen = at(gain, price)
-    chosen[_sums(gain, chosen) < price * (_time(chosen, times) - times.least)] = False  # worth less than nothing
+    chosen[_sums(gain, chosen) < price * (_time(chosen, times) - times.least)] = False  # not worth their price
     rows = np.flatnonzero(_time(chosen, times) < times.least)
     if not rows.size or price <= 0:
         return chosen
@@ -80,6 +82,7 @@ def _filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarr
     low, high = np.zeros(rows.size), np.full(rows.size, float(price))
     for _ in range(LEAST_STEPS):
         middle = np.maximum((low + high) / 2, LEAST_PRICE)
+        # `at` takes one price for all tokens, so each token's own price divides its gains instead
         tried = at(np.minimum(part / middle[:, None], FLOAT32_MAX).astype(np.float32), 1.0)
         time = _time(tried, times)
         worth = _sums(part, tried) - price * np.maximum(times.least, time)
@@ -90,18 +93,18 @@ def _filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarr
 
 
 def _time(chosen: np.ndarray, times: Times) -> np.ndarray:
-    """What reads and bytes take, float64 [T]."""
+    """Returns the larger of the times of operations and of bytes, float64 [T]."""
     reads = np.count_nonzero(chosen[:, 1:] & ~chosen[:, :-1], axis=1) + np.count_nonzero(chosen[:, :1], axis=1)
     return np.maximum(reads * times.own, np.count_nonzero(chosen, axis=1) + reads * times.edge)
 
 
 def _sums(gain: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Gains of what is chosen, float64 [T]."""
+    """Sums the gains of the chosen units, float64 [T]."""
     return (gain * chosen).sum(axis=1, dtype=np.float64)
 
 
 def _at_any_time(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
-    """The native choice: each step for all tokens at once."""
+    """Computes the native core's choice, each step for all tokens at once; knows no least time."""
     low, high, best = np.zeros(len(gain)), np.ones(len(gain)), np.full(len(gain), -np.inf)
     chosen = np.zeros(gain.shape, bool)
     for _ in range(STEPS):
@@ -110,7 +113,8 @@ def _at_any_time(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
         tried = intervals_at(gain, price * (1 - mix), np.maximum(0.0, read_cost))
         starts = np.count_nonzero(tried[:, 1:] & ~tried[:, :-1], axis=1) + tried[:, 0]
         reads, size = starts * times.own, np.count_nonzero(tried, axis=1) + starts * times.edge
-        sums = np.cumsum(np.where(tried, gain, 0), axis=1, dtype=np.float64)[:, -1]  # one after another
+        # a cumulative sum adds in order, as the native core does, so both have the same bits
+        sums = np.cumsum(np.where(tried, gain, 0), axis=1, dtype=np.float64)[:, -1]
         worth = sums - price * np.maximum(reads, size)
         better = worth > best
         chosen[better], best = tried[better], np.maximum(worth, best)
@@ -119,15 +123,21 @@ def _at_any_time(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
 
 
 def intervals_at(gain: np.ndarray, unit_cost: np.ndarray, read_cost: np.ndarray) -> np.ndarray:
-    """The intervals with the largest sum of gains less costs, float64 [T] per unit and per read; exactly.
+    """Finds the intervals with the largest sum of gains less costs, exactly, by dynamic programming over the units.
 
-    Between equal sums what reads fewer units wins.
+    Args:
+        gain: float32 [T, num_units] in flash order.
+        unit_cost: Cost of each unit read, float64 [T].
+        read_cost: Cost of each interval, float64 [T].
+
+    Returns:
+        bool [T, num_units]; of equal sums the one that reads fewer units.
     """
     num_tokens, num_units = gain.shape
     net = np.ascontiguousarray(gain.T, dtype=np.float64) - unit_cost
     reading, idle = np.full(num_tokens, -np.inf), np.zeros(num_tokens)
-    started = np.empty((num_units, num_tokens), bool)  # the best way to be reading here begins here
-    stopped = np.empty((num_units + 1, num_tokens), bool)  # the best way to be idle before unit i was reading i - 1
+    started = np.empty((num_units, num_tokens), bool)  # the best way to be reading unit i begins with it
+    stopped = np.empty((num_units + 1, num_tokens), bool)  # the best way to be idle before unit i read unit i - 1
     stopped[0] = False
     for unit in range(num_units):
         started[unit] = idle - read_cost >= reading
@@ -135,6 +145,7 @@ def intervals_at(gain: np.ndarray, unit_cost: np.ndarray, read_cost: np.ndarray)
         stopped[unit + 1] = reading > idle
         idle = np.where(stopped[unit + 1], reading, idle)
     chosen = np.zeros((num_units, num_tokens), bool)
+    # walk back from the end: a unit is read from where its interval stopped to where it started
     on = stopped[num_units].copy()
     for unit in range(num_units - 1, -1, -1):
         chosen[unit] = on

@@ -1,9 +1,9 @@
-"""A quantized matrix times many vectors at once: prefill, and perplexity over blocks of tokens.
+"""Multiplies a quantized matrix by many vectors at once: for the prefill, and for perplexity over blocks of tokens.
 
-The native core decodes weights a piece at a time, each once for all vectors (8 MB of them at a time), and multiplies
-them while they are near. A product's bits depend neither on threads nor on the vectors beside its own. Memory beyond
-arguments and result is bounded by those 8 MB, and 1 kB a vector, however large the matrix; in formats that the native
-core does not know, by BLOCK_BYTES for the decoded block, and a partial result.
+The native core decodes weights a piece at a time, once for all vectors (8 MB of vectors at a time), and multiplies them
+while they are in the processor's cache. A product's bits depend neither on threads nor on the other vectors. Memory
+besides arguments and result is bounded by these 8 MB and 1 kB per vector, for a matrix of any size; in formats that the
+native core does not know, by BLOCK_BYTES for the decoded block, and a partial result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ WHOLE = (slice(None),)
 
 
 def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0) -> np.ndarray:
-    """uint8[rows, row_bytes] -> float32[rows, length], bit for bit what the format's `decode` gives.
+    """Decodes uint8[rows, row_bytes] to float32[rows, length], with the same bits as the format's `decode`.
 
     Raises:
         ValueError, TypeError: as `coldpress.runtime.kernels.gemv.gemv`.
@@ -40,15 +40,16 @@ def matmul(
     parts: Sequence[slice] = WHOLE,
     num_threads: int = 0,
 ) -> np.ndarray:
-    """float32[tokens, rows] = x times the matrix's transpose.
+    """Multiplies x by the matrix's transpose: float32[tokens, rows].
 
     Args:
-        matrix: uint8[rows, row_bytes], each row a slice of `length` values; rows may lie apart.
+        matrix: uint8[rows, row_bytes], each row a slice of `length` values; rows need not be adjacent.
         length: values in a row.
         fmt: name of the storage format.
-        x: float32[tokens, length], copied where it does not lie together.
-        parts: its rows, one behind the other, that have the bits which they have alone. In formats that the native core
-            does not know each is a product of its own, since those of numpy hang on how many rows there are.
+        x: float32[tokens, length], copied if it is not contiguous.
+        parts: consecutive ranges of x's rows that must give the same bits alone and together. Only formats that the
+            native core does not know need them: numpy's products depend on the number of rows, so each range is
+            multiplied separately.
         num_threads: 0 for the process's default; no bit of the result depends on it.
 
     Raises:
@@ -69,11 +70,11 @@ def matmul_t(
     parts: Sequence[slice] = WHOLE,
     num_threads: int = 0,
 ) -> np.ndarray:
-    """float32[tokens, length] = c times the matrix: its rows are columns of the projection, as units store `down`.
+    """Multiplies c by the matrix: float32[tokens, length]. Its rows are columns of a projection, as units store `down`.
 
     Args:
         matrix, length, fmt, parts, num_threads: as in `matmul`.
-        c: float32[tokens, rows], copied where it does not lie together.
+        c: float32[tokens, rows], copied if it is not contiguous.
 
     Raises:
         ValueError, TypeError: as `coldpress.runtime.kernels.gemv.gemv`.
@@ -86,7 +87,7 @@ def matmul_t(
 
 
 def reference_decode_rows(matrix: np.ndarray, length: int, fmt: str) -> np.ndarray:
-    """What `decode_rows` computes, in numpy."""
+    """Computes `decode_rows` in numpy."""
     codec = load("coldpress.runtime.quantization", Format, fmt)
     return codec.decode(matrix[:, : codec.nbytes(length)], length)
 
@@ -94,7 +95,7 @@ def reference_decode_rows(matrix: np.ndarray, length: int, fmt: str) -> np.ndarr
 def reference_matmul(
     matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, parts: Sequence[slice] = WHOLE
 ) -> np.ndarray:
-    """What `matmul` computes, in numpy, in the type of `x`, a block of rows at a time."""
+    """Computes `matmul` in numpy, in the type of `x`, a block of rows at a time."""
     out = np.empty((x.shape[0], matrix.shape[0]), x.dtype)
     for rows in _blocks(matrix.shape[0], length):
         block = reference_decode_rows(matrix[rows], length, fmt)
@@ -106,7 +107,7 @@ def reference_matmul(
 def reference_matmul_t(
     matrix: np.ndarray, length: int, fmt: str, c: np.ndarray, parts: Sequence[slice] = WHOLE
 ) -> np.ndarray:
-    """What `matmul_t` computes, in numpy, in the type of `c`, a block of rows at a time."""
+    """Computes `matmul_t` in numpy, in the type of `c`, a block of rows at a time."""
     out = np.zeros((c.shape[0], length), c.dtype)
     for rows in _blocks(matrix.shape[0], length):
         block = reference_decode_rows(matrix[rows], length, fmt)

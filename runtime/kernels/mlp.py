@@ -1,7 +1,8 @@
-"""The MLP of selected units in one call: rows of the gate's and the up projection's, activation, columns of down.
+"""Computes the MLP of selected units in one call: rows of gate and up, the activation, columns of down.
 
-Each unit's slices are read while they are near, and a unit whose inner activation is exactly zero is not read further
-(PowerInfer 5.4). What a family does not hold is either computed before and given as factors, or is not there at all.
+A unit's slices are read while they are in the processor's cache, and the rest of a unit whose inner activation is
+exactly zero is skipped (PowerInfer 5.4). Projections that the family does not hold are computed before and passed as
+factors, or the model does not have them.
 """
 
 from collections.abc import Callable
@@ -17,31 +18,31 @@ from coldpress.schemas.model import Activation
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the slices lie inside a unit, all of one length, and what is done with them."""
+    """Where the slices, all of one length, lie inside a unit, and which activation is applied."""
 
     gate_offset: int | None
-    """Byte of the slice that is activated; None where units have none."""
+    """First byte of the gate's slice, whose product goes through the activation; None if units have none."""
     up_offset: int | None
-    """Byte of the slice that it is multiplied with; None where units have none."""
+    """First byte of the slice whose product multiplies the gate's; None if units have none."""
     down_offset: int
     length: int
     """Values in a slice."""
     fmt: str
     activation: Activation
     threshold: float
-    """That of `fatrelu`."""
+    """Used by `fatrelu` only."""
     activated_up: bool
-    """Whether the second one goes through the activation, too."""
+    """Whether the product of the slice at `up_offset` also goes through the activation."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What goes with each unit k of a selection: float32[k], None where there is nothing."""
+    """Biases and factors of the k units of a selection: float32[k] each, None if there are none."""
 
     gate_bias: np.ndarray | None = None
     up_bias: np.ndarray | None = None
     factors: np.ndarray | None = None
-    """What the inner activation is multiplied with."""
+    """Multiply the inner activation."""
 
 
 def mlp_rows(
@@ -53,16 +54,16 @@ def mlp_rows(
     num_threads: int = 0,
     activations: ActivationFormat = "fp32",
 ) -> np.ndarray:
-    """float32[length]: the sum over units of their inner activation times their down column.
+    """Sums, over units, the inner activation times the down column: float32[length].
 
     Args:
-        store: uint8[num_slots, unit_bytes]; units may lie apart.
+        store: uint8[num_slots, unit_bytes]; units need not be adjacent.
         slots: int32[k], in any order, repeats allowed.
-        layout: of the units; its format is one of NATIVE_FORMATS.
+        layout: layout of the units; its format must be one of NATIVE_FORMATS.
         x: float32[length].
-        terms: of the selection.
+        terms: biases and factors of the selected units.
         num_threads: 0 for the process's default; no bit of the result depends on it.
-        activations: what x is rounded to first (runtime/kernels/activations.py).
+        activations: format that x is rounded to first (runtime/kernels/activations.py).
 
     Raises:
         ValueError: if a slot, an offset, a length, the format or the activation is out of range.
@@ -100,11 +101,11 @@ def reference_mlp_rows(
     act: Callable[[np.ndarray], np.ndarray],
     activations: ActivationFormat = "fp32",
 ) -> np.ndarray:
-    """What `mlp_rows` computes, in numpy: float64[length]; `act` is the activation function of that name."""
-    taken = reference_rounded(x, layout.fmt, activations)
+    """Computes `mlp_rows` in numpy: float64[length]; `act` is the function of `layout.activation`."""
+    rounded = reference_rounded(x, layout.fmt, activations)
 
     def projected(offset: int, bias: np.ndarray | None, activated: bool) -> np.ndarray:
-        values = reference_rows(store, slots, offset, layout.length, layout.fmt) @ taken
+        values = reference_rows(store, slots, offset, layout.length, layout.fmt) @ rounded
         values = values if bias is None else values + bias
         return act(values) if activated else values
 

@@ -1,8 +1,8 @@
-"""Products with selected rows of a store of units, straight from their bytes.
+"""Multiplies by selected rows of a store of units, straight from their bytes.
 
-Row k is the slice that begins at byte `offset` of the unit in slot `slots[k]`. `dot_rows` gives up and gate projections
-(rows of W times x), `axpy_rows` the down projection (columns of W times coefficients): LLM in a flash 3.2, row-column
-bundling. Reads nothing but the selected rows.
+Row k is the slice that begins at byte `offset` of the unit in slot `slots[k]`. `dot_rows` computes gate and up
+projections (rows of W times x), `axpy_rows` the down projection (columns of W times coefficients): LLM in a flash 3.2,
+row-column bundling. Both read only the selected rows.
 """
 
 import numpy as np
@@ -24,17 +24,17 @@ def dot_rows(
     num_threads: int = 0,
     activations: ActivationFormat = "fp32",
 ) -> np.ndarray:
-    """float32[k]: row k times x.
+    """Multiplies each selected row by x: float32[k].
 
     Args:
-        store: uint8[num_slots, unit_bytes]; the bytes of a unit lie together, units may lie apart.
+        store: uint8[num_slots, unit_bytes]; a unit's bytes are contiguous, units need not be adjacent.
         slots: int32[k], in any order, repeats allowed.
-        offset: byte of the unit where the slice begins.
+        offset: byte of the unit at which the slice begins.
         length: values in the slice.
         fmt: name of the storage format.
         x: float32[length].
         num_threads: 0 for the process's default; no bit of the result depends on it.
-        activations: what x is rounded to first (runtime/kernels/activations.py).
+        activations: format that x is rounded to first (runtime/kernels/activations.py).
 
     Raises:
         ValueError: if a slot, the offset, a length or the format is out of range.
@@ -56,7 +56,7 @@ def axpy_rows(
     coefficients: np.ndarray,
     num_threads: int = 0,
 ) -> np.ndarray:
-    """float32[length]: the sum over k, in order, of coefficients[k] times row k; arguments as in `dot_rows`.
+    """Sums coefficients[k] times row k, in the order of k: float32[length]; arguments as in `dot_rows`.
 
     Args:
         coefficients: float32[k].
@@ -74,18 +74,18 @@ def axpy_rows(
 def reference_dot_rows(
     store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, x: np.ndarray
 ) -> np.ndarray:
-    """What `dot_rows` computes, in numpy; not by BLAS, whose sum of a row may depend on the number of rows."""
+    """Computes `dot_rows` in numpy, without BLAS, whose sum over a row may depend on the number of rows."""
     return np.einsum("kj,j->k", reference_rows(store, slots, offset, length, fmt), x)
 
 
 def reference_axpy_rows(
     store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, coefficients: np.ndarray
 ) -> np.ndarray:
-    """What `axpy_rows` computes, in numpy."""
+    """Computes `axpy_rows` in numpy."""
     return np.einsum("k,kj->j", coefficients, reference_rows(store, slots, offset, length, fmt))
 
 
 def reference_rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str) -> np.ndarray:
-    """float32[k, length]: the selected rows, decoded."""
+    """Decodes the selected rows: float32[k, length]."""
     codec = load("coldpress.runtime.quantization", Format, fmt)
     return codec.decode(store[slots, offset : offset + codec.nbytes(length)], length)

@@ -1,7 +1,7 @@
-"""Storage formats of weights, one per file: codes from float32 values, and back.
+"""Storage formats of weights, one per file: encode float32 values as codes, and decode them.
 
-A file has one class `Plugin`, which extends `Format`; formats of groups of 32 values with one scale extend
-`GroupFormat` (runtime/quantization/_groups.py), which leaves them their levels and the layout of a group's bytes.
+A file has one class `Plugin`, which extends `Format`; formats with one scale per group of 32 values extend
+`GroupFormat` (runtime/quantization/_groups.py), and define only the levels and the layout of a group's bytes.
 """
 
 from abc import abstractmethod
@@ -16,13 +16,13 @@ class Format(PluginBase):
     """How slices of weights (rows or columns of a matrix) are stored. The base class of all formats."""
 
     MAX_LOGIT_ERROR: ClassVar[float]
-    """Error of dense logits, as a share of the largest logit, that rounding to this format does not explain: twice and
-    more what small real models have (EXPERIMENTS.md)."""
+    """Error of dense logits, as a share of the largest logit, above which rounding to this format is not the cause: at
+    least twice the error of small real models (EXPERIMENTS.md)."""
     MAX_WEIGHT_ERROR: ClassVar[float]
     """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns."""
     SCALE_SIGNS: ClassVar[tuple[int, ...]] = ()
-    """Signs of a scale that a search has to try: (1, -1) where there is one more level on one side, (1,) where levels
-    are symmetric, () in a format without scales."""
+    """Signs of a scale that a search must try: (1, -1) if one side has one more level, (1,) if levels are symmetric, ()
+    in a format without scales."""
 
     @abstractmethod
     def nbytes(self, length: int) -> int:
@@ -46,12 +46,12 @@ class Format(PluginBase):
 
     @abstractmethod
     def finite(self, codes: np.ndarray) -> bool:
-        """Whether codes uint8 [n, nbytes(length)] decode to finite values; found without decoding, if possible."""
+        """Whether codes uint8 [n, nbytes(length)] decode to finite values; checks without decoding if possible."""
 
     def scales(self, values: np.ndarray) -> np.ndarray:
-        """The scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
+        """Computes the scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
 
-        For algorithms that choose codes by themselves (compiler/stages/quantize); 1 in a format without scales.
+        For algorithms that choose codes (compiler/stages/quantize); 1 in a format without scales.
 
         Raises:
             ColdpressError: if a scale is beyond the format's range.
@@ -59,10 +59,10 @@ class Format(PluginBase):
         return np.ones(len(values), np.float32)
 
     def nearest(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """The nearest float32 [..., n] that codes can say under given `scales`, which broadcast against `values`."""
+        """Rounds `values` to the nearest float32 [..., n] that codes can represent under `scales`, which broadcast."""
         rows = values.reshape(-1, values.shape[-1])
         return self.decode(self.encode(rows), values.shape[-1]).reshape(values.shape)
 
     def pack(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Codes uint8 [n, nbytes(length)] of what `nearest` gave, float32 [n, length], under `scales` [n, groups]."""
+        """Encodes results of `nearest`, float32 [n, length], under `scales` [n, groups]: uint8 [n, nbytes(length)]."""
         return self.encode(values)

@@ -1,4 +1,4 @@
-"""What the formats share: whole groups of 32 values per slice, and work in blocks of bounded memory.
+"""Shared code of the formats: groups of 32 values with a scale, and work in blocks of bounded memory.
 
 A slice of `length` values is stored as ceil(length / 32) groups, each a float16 scale and its codes. The last group is
 padded with zeros, so that every group begins with a scale and a kernel needs no other code path for a slice's end.
@@ -24,9 +24,9 @@ FLOAT16_MAX = 65504.0
 class GroupFormat(Format):
     """Groups of 32 whole numbers, called levels, and a float16 scale each; value = level * scale.
 
-    A subclass says which levels there are and how the stored bytes of a group are packed. By default levels have one
-    more on the negative side: the value of largest magnitude becomes LOWEST, whatever its sign, so the scale may be
-    negative. Every level is stored as the unsigned number level - LOWEST.
+    A subclass defines the levels and how a group's bytes are packed. By default there is one more negative level than
+    positive ones: the value of largest magnitude, of either sign, becomes LOWEST, so the scale may be negative. Every
+    level is stored as the unsigned number level - LOWEST.
     """
 
     LOWEST: ClassVar[int]
@@ -34,28 +34,28 @@ class GroupFormat(Format):
     HIGHEST: ClassVar[int]
     """The greatest level."""
     CODE_BYTES: ClassVar[int]
-    """Bytes of a group beside its scale."""
+    """Bytes of a group without its scale."""
     SCALE_SIGNS = (1, -1)
 
     @abstractmethod
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
-        """Stored numbers uint8 [..., 32] -> bytes uint8 [..., CODE_BYTES]."""
+        """Packs stored numbers uint8 [..., 32] into bytes uint8 [..., CODE_BYTES]."""
 
     @abstractmethod
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:
         """The inverse of `pack_bits`: uint8 [..., CODE_BYTES] -> uint8 [..., 32]."""
 
     def group_scale(self, values: np.ndarray) -> np.ndarray:
-        """The scale of each group before its rounding to float16: float32 [..., n] -> float32 [..., 1]."""
+        """Computes each group's scale before it is rounded to float16: float32 [..., n] -> float32 [..., 1]."""
         peak = np.abs(values).argmax(axis=-1)[..., None]  # the first of equal ones, as in llama.cpp
         return np.take_along_axis(values, peak, axis=-1) / np.float32(self.LOWEST)
 
     def rounded(self, ratios: np.ndarray) -> np.ndarray:
-        """Values over their scale, float32 [...], rounded to levels, as they are stored: uint8 [...]."""
+        """Rounds values divided by their scale, float32 [...], to levels as stored: uint8 [...]."""
         return np.minimum((ratios + np.float32(0.5 - self.LOWEST)).astype(np.uint8), self.HIGHEST - self.LOWEST)
 
     def stored(self, levels: np.ndarray) -> np.ndarray:
-        """Levels, whole float32 [...], as they are stored: uint8 [...]."""
+        """Converts levels, whole float32 [...], to stored numbers uint8 [...]."""
         return (levels - np.float32(self.LOWEST)).astype(np.uint8)
 
     def levels(self, q: np.ndarray) -> np.ndarray:
@@ -63,7 +63,7 @@ class GroupFormat(Format):
         return q.astype(np.float32) + np.float32(self.LOWEST)
 
     def nbytes(self, length: int) -> int:
-        """Bytes of one slice of `length` values; the last group is padded with zeros."""
+        """Returns the bytes of one slice of `length` values; the last group is padded with zeros."""
         return groups(length) * self._group_bytes
 
     def encode(self, values: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ class GroupFormat(Format):
         return bool(((codes[:, 1 :: self._group_bytes] & 0x7C) != 0x7C).all())
 
     def scales(self, values: np.ndarray) -> np.ndarray:
-        """The scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
+        """Computes the scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
 
         Raises:
             ColdpressError: if a scale is beyond float16.
@@ -99,11 +99,11 @@ class GroupFormat(Format):
         return float16(self.group_scale(values)[..., 0], self.name()).astype(np.float32)
 
     def nearest(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """The nearest float32 [..., n] that codes can say under given `scales`, which broadcast against `values`."""
+        """Rounds `values` to the nearest float32 [..., n] that codes can represent under `scales`, which broadcast."""
         return self._nearest_level(values, scales) * scales
 
     def pack(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Codes uint8 [n, nbytes(length)] of what `nearest` gave, float32 [n, length], under `scales` [n, groups]."""
+        """Encodes results of `nearest`, float32 [n, length], under `scales` [n, groups]: uint8 [n, nbytes(length)]."""
         q = self.stored(self._nearest_level(padded(values), scales[:, :, None]))
         return self._joined(q, scales.astype("<f2")).reshape(len(values), -1)
 
@@ -112,7 +112,7 @@ class GroupFormat(Format):
         return SCALE_BYTES + self.CODE_BYTES
 
     def _nearest_level(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Levels, float32 like `values`, whose products with the scales are nearest; 0 where a scale is 0."""
+        """Returns the levels, float32 like `values`, whose products with the scales are nearest; 0 for a scale of 0."""
         return np.clip(np.rint(values * inverse(scales)), self.LOWEST, self.HIGHEST)
 
     def _encode(self, values: np.ndarray, codes: np.ndarray) -> None:
@@ -122,7 +122,7 @@ class GroupFormat(Format):
         codes[...] = self._joined(self.rounded(x * inverse(scale)), stored).reshape(codes.shape)
 
     def _joined(self, q: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Groups uint8 [n, groups, bytes] of stored numbers uint8 [n, groups, 32] and scales float16 [n, groups]."""
+        """Joins stored numbers uint8 [n, groups, 32] and scales float16 [n, groups]: uint8 [n, groups, bytes]."""
         out = np.empty((*scales.shape, self._group_bytes), np.uint8)
         out[:, :, :SCALE_BYTES] = scales[:, :, None].view(np.uint8)
         out[:, :, SCALE_BYTES:] = self.pack_bits(q)
@@ -137,7 +137,7 @@ class GroupFormat(Format):
 
 
 def groups(length: int) -> int:
-    """Number of groups in a slice of `length` values."""
+    """Returns the number of groups in a slice of `length` values."""
     return -(-length // GROUP)
 
 
@@ -148,7 +148,7 @@ def blocks(count: int, length: int) -> Iterator[slice]:
 
 
 def padded(values: np.ndarray) -> np.ndarray:
-    """float32[n, length] -> float32[n, groups, 32], zeros behind the last value."""
+    """Splits float32[n, length] into groups float32[n, groups, 32], padded with zeros."""
     count, length = values.shape
     if length % GROUP == 0:
         return values.reshape(count, groups(length), GROUP)
@@ -182,13 +182,13 @@ def decode_blocks(
 
 
 def float16(scales: np.ndarray, name: str) -> np.ndarray:
-    """float16 of the same shape, rounded to nearest even.
+    """Rounds to float16 of the same shape, to nearest even.
 
     Raises:
         ColdpressError: if a number is beyond float16 (its largest is 65504); `name` is the format's.
     """
     peak = float(np.abs(scales).max(initial=0.0))
-    if not peak < FLOAT16_MAX + 16:  # the first number that rounds to infinity; also true of NaN
+    if not peak < FLOAT16_MAX + 16:  # the smallest number that rounds to infinity; `not <` also refuses NaN
         raise ColdpressError(
             f"cannot encode in {name}: found a value or scale of magnitude {peak:g}, float16 holds at most "
             f"{FLOAT16_MAX:.0f}; check the checkpoint's weights"
@@ -197,7 +197,7 @@ def float16(scales: np.ndarray, name: str) -> np.ndarray:
 
 
 def inverse(scale: np.ndarray) -> np.ndarray:
-    """1 / scale, float32, and 0 where that overflows: such a scale is 0 in float16, so its group decodes to zeros."""
+    """Returns 1 / scale, float32, or 0 if it overflows: such a scale is 0 in float16, so its group decodes to zeros."""
     with np.errstate(divide="ignore", over="ignore"):
         quotient = np.float32(1) / scale
     return np.where(np.isfinite(quotient), quotient, np.float32(0))

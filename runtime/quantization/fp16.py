@@ -9,8 +9,8 @@ from coldpress.runtime.quantization._groups import decode_blocks, encode_blocks,
 class Plugin(Format):
     """Two bytes per value."""
 
-    MAX_LOGIT_ERROR = 0.01  # small real models have a fifth of it at most
-    MAX_WEIGHT_ERROR = 0.001  # trained models have 0.0002 at most
+    MAX_LOGIT_ERROR = 0.01  # small real models have at most a fifth of it
+    MAX_WEIGHT_ERROR = 0.001  # trained models have at most 0.0002
 
     def nbytes(self, length: int) -> int:
         """Bytes of one slice of `length` values."""

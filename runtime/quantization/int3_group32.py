@@ -17,11 +17,11 @@ class Plugin(GroupFormat):
 
     LOWEST, HIGHEST = -4, 3
     CODE_BYTES = 3 * GROUP // 8
-    MAX_LOGIT_ERROR = 1.0  # small real models have half of it at most
-    MAX_WEIGHT_ERROR = 0.45  # trained models have 0.22 at most
+    MAX_LOGIT_ERROR = 1.0  # small real models have at most half of it
+    MAX_WEIGHT_ERROR = 0.45  # trained models have at most 0.22
 
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
-        """The low two bits of four values to a byte, then the high bits of eight."""
+        """Packs the low two bits of four values per byte, then the high bits of eight values per byte."""
         codes = np.zeros((*q.shape[:-1], self.CODE_BYTES), np.uint8)
         for index in range(4):
             codes[..., :LOW_BYTES] |= (q[..., 8 * index : 8 * index + 8] & 3) << (2 * index)

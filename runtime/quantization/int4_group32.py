@@ -15,11 +15,11 @@ class Plugin(GroupFormat):
 
     LOWEST, HIGHEST = -8, 7
     CODE_BYTES = GROUP // 2
-    MAX_LOGIT_ERROR = 0.8  # small real models have half of it at most
-    MAX_WEIGHT_ERROR = 0.3  # trained models have 0.1 at most
+    MAX_LOGIT_ERROR = 0.8  # small real models have at most half of it
+    MAX_WEIGHT_ERROR = 0.3  # trained models have at most 0.1
 
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
-        """Values 0..15 in the low nibbles, 16..31 in the high ones."""
+        """Packs values 0..15 into the low nibbles and values 16..31 into the high ones."""
         return q[..., : GROUP // 2] | (q[..., GROUP // 2 :] << 4)
 
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:

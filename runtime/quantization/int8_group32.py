@@ -14,21 +14,21 @@ class Plugin(GroupFormat):
 
     LOWEST, HIGHEST = -127, 127
     CODE_BYTES = GROUP
-    MAX_LOGIT_ERROR = 0.1  # small real models have a fifth of it at most
-    MAX_WEIGHT_ERROR = 0.02  # trained models have 0.006 at most
-    SCALE_SIGNS = (1,)  # levels are symmetric, so a negative scale says nothing new
+    MAX_LOGIT_ERROR = 0.1  # small real models have at most a fifth of it
+    MAX_WEIGHT_ERROR = 0.02  # trained models have at most 0.006
+    SCALE_SIGNS = (1,)  # levels are symmetric, so a negative scale adds nothing
 
     def group_scale(self, values: np.ndarray) -> np.ndarray:
-        """The largest magnitude over 127."""
+        """Divides each group's largest magnitude by 127."""
         return np.abs(values).max(axis=-1, keepdims=True) / np.float32(127)
 
     def rounded(self, ratios: np.ndarray) -> np.ndarray:
-        """Rounded half away from zero, as llama.cpp does."""
-        whole = np.trunc(ratios)  # ratios - whole is exact, which trunc(ratios + 0.5) is not just below one half
+        """Rounds half away from zero, as llama.cpp does."""
+        whole = np.trunc(ratios)  # ratios - whole is exact; trunc(ratios + 0.5) would be wrong just below one half
         return self.stored(whole + np.where(np.abs(ratios - whole) >= 0.5, np.sign(ratios), np.float32(0)))
 
     def stored(self, levels: np.ndarray) -> np.ndarray:
-        """Levels in two's complement."""
+        """Stores levels in two's complement."""
         return levels.astype(np.int8).view(np.uint8)
 
     def levels(self, q: np.ndarray) -> np.ndarray:

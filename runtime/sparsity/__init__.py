@@ -1,8 +1,8 @@
 """Selectors: which units a token uses. One file per selector.
 
 A file has one class `Plugin`, which extends `Selector`. Calibration, distillation, evaluation, search, simulation and
-the runtime all use this class, so that what the compiler measures is what the runtime does. A selector has no state:
-what it needs at run time are arrays, which `fit` makes once for each family of each layer.
+the runtime all use this class, so that the compiler measures exactly the choice that the runtime makes. A selector has
+no state: `fit` makes the arrays that it needs at run time, once for each family of each layer.
 """
 
 from abc import abstractmethod
@@ -20,11 +20,11 @@ from coldpress.schemas.layout import Plan
 from coldpress.schemas.model import ModelSpec
 
 DensitySource = Literal["whole", "measured", "budget", "capped", "divided"]
-"""Where densities come from. `whole`: every unit. `measured`: the share that is not exactly zero. `budget`: what the
-user says or the DRAM budget allows (ActiveFlow 4.1), the same in every family. `capped`: as `budget`, at most the share
-that is not exactly zero. `divided`: as `budget`, divided among the families by the selector."""
+"""Where densities come from. `whole`: every unit. `measured`: the share that is not exactly zero. `budget`: the user's
+density, or the one that the DRAM budget allows (ActiveFlow 4.1), the same in every family. `capped`: as `budget`, but
+at most the share that is not exactly zero. `divided`: as `budget`, divided among the families by the selector."""
 OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
-"""A selector's own options; of a selector that is loaded by name, any."""
+"""The record of a selector's options; `Any` for a selector loaded by name."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Kept:
 
     dtype: str
     length: int | None = 1
-    """None: one entry per unit."""
+    """Number of entries; None for one entry per unit."""
 
     def shape(self, num_units: int) -> tuple[int, ...]:
-        """The array's shape for a family of `num_units` units."""
+        """Returns the array's shape for a family of `num_units` units."""
         return (num_units if self.length is None else self.length,)
 
     def __str__(self) -> str:
-        """Type and shape, for sentences."""
+        """Describes type and shape, for messages."""
         return f"{self.dtype} [{'one per unit' if self.length is None else self.length}]"
 
 
@@ -49,13 +49,13 @@ class Residency:
     """Where the units of one family of one layer are when a token selects among them."""
 
     present: np.ndarray
-    """bool [num_units]: in DRAM, so that using it reads nothing."""
+    """bool [num_units]: whether the unit is in DRAM, so that using it needs no read."""
     position: np.ndarray
-    """int32 [num_units]: the unit's place on flash, in the order of its section."""
+    """int32 [num_units]: the unit's place on flash, within its section."""
 
 
 class ReadingOptions(Record):
-    """The option of a selector whose choice is not exact: it may use units that cost no read."""
+    """The option of a selector that is not exact: a token may use further units that cost no read."""
 
     use_read_units: bool = Field(
         default=False,
@@ -64,33 +64,33 @@ class ReadingOptions(Record):
 
 
 class Selector(plugins.PluginBase, Generic[OptionsT]):
-    """Chooses the units of a token. The base class of all selectors; its constants have the usual values."""
+    """Chooses the units of a token. The base class of all selectors; its constants are the defaults."""
 
     CHOOSES: ClassVar[tuple[str, ...]]
-    """The families that it can choose from."""
+    """The families that the selector can choose from."""
     KEPT: ClassVar[Mapping[str, Kept]] = {}
-    """The arrays of `fit` that the artifact's tables keep, with the type and shape that the reader checks."""
+    """The arrays of `fit` that are stored in the artifact, with the dtype and shape that the reader checks."""
     NEEDS_PREDICTORS: ClassVar[bool] = False
     """Whether each layer needs a predictor network (`predict`, `size`)."""
     NEEDS_EXACT_ZEROS: ClassVar[bool] = False
-    """Whether it only works for models whose activation is exactly zero for part of its inputs."""
+    """Whether the selector only works for models whose activation is exactly zero for part of its inputs."""
     EXACT: ClassVar[bool] = False
-    """Whether the units that it leaves out would have added nothing."""
+    """Whether the units that the selector leaves out would add exactly nothing."""
     MISSED_SHARE: ClassVar[float] = 0.0
-    """Share of the active units that it may miss; distillation leaves them out, too."""
+    """Share of the active units that the selector may miss; distillation leaves out this share, too."""
     SEES_RESIDENCY: ClassVar[bool] = False
-    """Whether its choice depends on which units are in DRAM."""
+    """Whether the choice depends on which units are in DRAM."""
 
     @abstractmethod
     def families(self, spec: ModelSpec, options: OptionsT) -> tuple[str, ...]:
-        """The families that an artifact made for this selector keeps on flash.
+        """Returns the families that an artifact made for this selector keeps on flash.
 
         Raises:
-            ColdpressError: if the options do not make sense together, or not for this model.
+            ColdpressError: if the options contradict each other or do not fit this model.
         """
 
     def densities(self, exact_zeros: bool) -> DensitySource:
-        """Where densities come from, for a model with or without exact zeros."""
+        """Returns where densities come from, for a model with or without exact zeros."""
         return "budget"
 
     @property
@@ -99,36 +99,36 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         return self.densities(exact_zeros=True) == "whole"
 
     def divide(self, density: float, spec: ModelSpec, options: OptionsT) -> dict[str, float]:
-        """The density of each family, so that the MLP's, counted by weights, is `density`."""
+        """Divides `density` among the families, so that the MLP's density, counted by weights, is `density`."""
         return dict.fromkeys(self.families(spec, options), density)
 
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: OptionsT
     ) -> dict[str, np.ndarray]:
-        """The arrays of one family of one layer.
+        """Computes the arrays for one family of one layer.
 
         Args:
             num_units: Units of the family.
-            density: Share of them that a token uses.
-            statistics: What calibration counted of the family (schemas/activations.py), except arrays that grow with
-                the text; `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source;
+            density: Share of the units that a token uses.
+            statistics: Calibration's counts for the family (schemas/activations.py), except arrays that grow with the
+                text; `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source;
                 `read_units` float64 [3], the costs of `coldpress.runtime.kernels.intervals.Times`; `resident_share`
-                float64 [1], the share of the family that DRAM will hold. Empty where the selector runs another method's
+                float64 [1], the share of the family that DRAM will hold. Empty if the selector runs another method's
                 artifact.
-            options: Its `OPTIONS`.
+            options: A record of the selector's `OPTIONS`.
 
         Raises:
-            ColdpressError: if `statistics` lacks what it needs.
+            ColdpressError: if `statistics` lacks an array that the selector needs.
         """
         return {}
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Ids of the units that one token uses, int32, distinct, ascending.
+        """Chooses the units that one token uses: ids, int32, distinct, ascending.
 
         Args:
-            signal: The family's signal (schemas/families.py), float32 [n]; it is not changed.
-            arrays: What `fit` gave.
-            residency: Of all units of the family.
+            signal: The family's signal (schemas/families.py), float32 [n]; the selector must not change it.
+            arrays: The arrays from `fit`.
+            residency: Where all units of the family are.
         """
         return np.flatnonzero(self.select_many(signal[None], arrays)[0]).astype(np.int32)
 
@@ -139,23 +139,23 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         residency: Residency,
         experts: np.ndarray,
     ) -> np.ndarray:
-        """As `select`, for a mixture: only units of the experts that the router picked, bool [num_experts]."""
+        """Chooses as `select`, for a mixture, only units of the experts that the router picked, bool [num_experts]."""
         ids = self.select(signal, arrays, residency)
         return ids[experts[ids // (residency.present.size // experts.size)]]
 
     @abstractmethod
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The same decision for many tokens: float32 [T, num_units] -> bool [T, num_units].
+        """Makes the same decision for many tokens: float32 [T, num_units] -> bool [T, num_units].
 
         `activity` is the family's activity (schemas/families.py), which has an entry per unit. A selector whose signal
-        has none (a predictor) returns its training target here. One that sees residency decides as if DRAM were empty
-        and every unit lay on flash in the order of ids.
+        is not per unit (a predictor) returns its training target. A selector that sees residency decides as if DRAM
+        were empty and units lay on flash in the order of their ids.
         """
 
     def by_scores(self, scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The units that scores of a predictor network choose: float32 [T, n] -> bool [T, n]; `size` judges by it.
+        """Chooses units by the scores of a predictor network: float32 [T, n] -> bool [T, n]; the stage `size` uses it.
 
-        Only a selector with NEEDS_PREDICTORS has scores. They are of all units that a token may use, and of no others.
+        Only a selector with NEEDS_PREDICTORS has scores. There is one score for each unit that a token may use.
         """
         raise NotImplementedError(f"the selector {self.name()} has no predictors, so no scores")
 
@@ -167,13 +167,13 @@ def select_of(
     residency: Residency,
     experts: np.ndarray | None,
 ) -> np.ndarray:
-    """Ids of the units that one token uses, int32 ascending; in a mixture among its `experts`, bool [num_experts]."""
+    """Chooses a token's units, int32 ids ascending; in a mixture only units of its `experts`, bool [num_experts]."""
     if experts is None:
         return selector.select(signal, arrays, residency)
     return selector.select_among(signal, arrays, residency, experts)
 
 
 def uses_read_units(plan: Plan) -> bool:
-    """Whether a token of the plan also uses units that are in DRAM, or that the reads for its own units bring."""
+    """Whether a token also uses all units in DRAM and all units that its reads bring, under this plan."""
     options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", Selector, plan.method), plan.options)
     return bool(getattr(options, "use_read_units", False))

@@ -1,7 +1,7 @@
-"""The magnitude that a given share of a signal's entries reaches, from calibration's histogram (TEAL 3, DIP 3.1).
+"""Computes thresholds from calibration's histogram of a signal's magnitudes (TEAL 3, DIP 3.1).
 
-Reads `magnitude_histogram` and `magnitude_edges` (schemas/activations.py), which one pass over the text fills; they
-give the threshold of every density.
+Reads `magnitude_histogram` and `magnitude_edges` (schemas/activations.py), which one pass over the text fills and which
+give the threshold for every density.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,17 @@ SMALLEST = np.finfo(np.float32).smallest_subnormal
 
 
 def threshold(statistics: Mapping[str, np.ndarray], density: float) -> np.float32:
-    """The t for which the share `density` of all entries has |signal| >= t; magnitudes spread evenly inside a bin.
+    """Returns the t for which a share `density` of all entries has |signal| >= t.
 
-    Never zero: an entry that is exactly zero adds nothing, whatever the density.
+    Assumes that magnitudes are spread evenly inside a bin. The result is never zero, because an entry that is exactly
+    zero adds nothing at any density.
 
     Args:
-        statistics: The family's, with a histogram whose first bin has the zeros.
+        statistics: The family's statistics, with a histogram whose first bin counts the zeros.
         density: Share of the entries, above 0.
 
     Raises:
-        ColdpressError: if there is no histogram, as in an artifact of another method.
+        ColdpressError: if there is no histogram, for example in an artifact of another method.
     """
     counts, edges, above = _above(statistics)
     wanted = density * above[0]
@@ -41,7 +42,7 @@ def threshold(statistics: Mapping[str, np.ndarray], density: float) -> np.float3
 
 
 def draws(statistics: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """Magnitudes float32 of `shape`, drawn from the histogram that calibration counted; the same ones every time.
+    """Draws magnitudes, float32 of `shape`, from calibration's histogram, with a fixed seed.
 
     Raises:
         ColdpressError: as `threshold`.
@@ -55,7 +56,8 @@ def draws(statistics: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.nd
 
 
 def _above(statistics: Mapping[str, np.ndarray]) -> tuple[Floats, Floats, Floats]:
-    """Entries of each bin float64 [num_bins]; its edges, and the entries from each edge on, float64 [num_bins + 1]."""
+    """Returns the entries per bin, float64 [num_bins]; and the bins' edges and the number of entries at or above each
+    edge, both float64 [num_bins + 1]."""
     if "magnitude_histogram" not in statistics:
         raise ColdpressError(
             "a threshold needs the magnitudes that calibration counts, which an artifact of another method does not "

@@ -1,8 +1,8 @@
-"""What pruning by one vector of the gated MLP has in common: `gate`, `up` and `glu` (DIP 3.2), `cats` and the ReLUs.
+"""Shared code for pruning by one vector of the gated MLP: `gate`, `up` and `glu` (DIP 3.2), `cats` and the ReLUs.
 
-Some matrices of the MLP compute the vector that decides. A runtime has to compute with those in full, so they stay in
-DRAM and only the other matrices lie on flash. As an oracle, the same choice also leaves out the matrices that decide:
-a bound for tables of quality, which no artifact can run.
+One or two matrices of the MLP compute the deciding vector. A runtime must compute them in full, so they stay in DRAM
+and only the other matrices are on flash. As an oracle, the same choice also leaves out the deciding matrices: a bound
+for tables of quality, which no artifact can run.
 """
 
 from typing import ClassVar
@@ -16,7 +16,7 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Options(ReadingOptions):
-    """Whether the choice is to be built, or only to be judged."""
+    """Whether the choice is built into an artifact or only evaluated."""
 
     oracle: bool = Field(
         default=False,
@@ -25,22 +25,22 @@ class Options(ReadingOptions):
 
 
 def beside_gate(spec: ModelSpec) -> tuple[str, ...]:
-    """The family that is left on flash where the gate decides: up and down; in a model without a gate, down."""
+    """Returns the family on flash if the gate decides: up and down; in a model without a gate, down."""
     return ("up_down",) if spec.gated_mlp else ("mlp_mid",)
 
 
 class PartOfGlu(TopK[Options]):
-    """Top-k on a vector that some of the MLP's matrices give."""
+    """Top-k on a vector that one or two of the MLP's matrices compute."""
 
     OPTIONS = Options
     GATED: ClassVar[str]
-    """The family on flash where the model has a gate; without one it is `mlp_mid`, the down projection's columns."""
+    """The family on flash if the model has a gate; without a gate it is `mlp_mid`, the down projection's columns."""
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """The family of the matrices that do not decide.
+        """Returns the family of the matrices that do not decide.
 
         Raises:
-            ColdpressError: if it is to be an oracle.
+            ColdpressError: if the option `oracle` is set.
         """
         if options.oracle:
             raise ColdpressError(

@@ -1,8 +1,8 @@
 """CATS: the units whose |act(gate)| reaches the threshold of their layer (contextually aware thresholding, DIP 6.1).
 
-Reads act(gate), whose matrix stays in DRAM, as `gate` does. A token uses as many units as reach the threshold, which
-calibration's magnitudes give for a density, where `gate` takes a fixed number. In a model without a gate it reads the
-inner activation.
+Reads act(gate), whose matrix stays in DRAM, like `gate`. But `gate` takes a fixed number of units, while here a token
+uses all units that reach the threshold, computed for a density from calibration's magnitudes. In a model without a gate
+it reads the inner activation.
 """
 
 from coldpress.runtime.sparsity import ReadingOptions
@@ -18,5 +18,5 @@ class Plugin(Threshold[ReadingOptions]):
     OPTIONS = ReadingOptions
 
     def families(self, spec: ModelSpec, options: ReadingOptions) -> tuple[str, ...]:
-        """Up and down; without a gate, down."""
+        """Returns up and down; without a gate, down."""
         return beside_gate(spec)

@@ -28,7 +28,7 @@ class Plugin(Selector[Options]):
     EXACT = True
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """The families that the option names.
+        """Returns the families that the option names.
 
         Raises:
             ColdpressError: if a family is unknown, or two of them hold the same matrix.

@@ -1,9 +1,9 @@
 """DIP, dynamic input pruning: the largest |x| of the MLP's inputs, then the largest |GLU~(x)| (DIP Eqs. 7-8).
 
 Reads the MLP's input for `mlp_in`, whose units are columns of gate and up; for `mlp_mid`, columns of down, it reads the
-inner activation that the pruned inputs give. The user asks for the density of the whole MLP, counted over its matrices;
-inputs and inner activation have different shares in it. The paper fits that rule to a search (B.1): the logit of the
-inputs' density is a linear function of the logit of the MLP's.
+inner activation, as computed from the pruned inputs. The user sets the density of the whole MLP, counted over its
+matrices; inputs and inner activation get different densities. The paper fits the rule to a search (B.1): the logit of
+the inputs' density is a linear function of the logit of the MLP's density.
 """
 
 import math
@@ -20,14 +20,14 @@ from coldpress.schemas.families import slices
 from coldpress.schemas.model import ModelSpec
 
 SLOPE, OFFSET = 1.01, 0.22
-"""logit(density of the inputs) = SLOPE * logit(density of the MLP) + OFFSET: the line through the best of a search
-(EXPERIMENTS.md); the paper does not print its own."""
+"""logit(density of the inputs) = SLOPE * logit(density of the MLP) + OFFSET: a line fitted to the best points of our
+search (EXPERIMENTS.md), because the paper does not print its coefficients."""
 LEAST = 0.02
-"""Least density of a part."""
+"""Least density of a family."""
 
 
 class Options(ReadingOptions):
-    """How the MLP's density is divided; by the paper's rule if neither option is given."""
+    """How the MLP's density is divided; by a rule of the paper's form if neither option is given."""
 
     input_density: Annotated[float | None, Key(default="by the rule that a search gave")] = Field(
         default=None, gt=0, le=1, description="share of the MLP's inputs that a token uses"
@@ -41,23 +41,23 @@ DipOptionsT = TypeVar("DipOptionsT", bound=Options)
 
 
 class Dip(TopK[DipOptionsT]):
-    """Top-k with a density for the inputs and another one for the inner activation."""
+    """Top-k with separate densities for the inputs and the inner activation."""
 
     CHOOSES = ("mlp_in", "mlp_mid")
     OPTIONS = Options
 
     def families(self, spec: ModelSpec, options: DipOptionsT) -> tuple[str, ...]:
-        """The inputs of the MLP's matrices."""
+        """Returns the families of the inputs of the MLP's matrices."""
         return ("mlp_in", "mlp_mid")
 
     def densities(self, exact_zeros: bool) -> DensitySource:
-        """A choice, divided between the two families."""
+        """Divides the chosen density between the two families."""
         return "divided"
 
     def divide(self, density: float, spec: ModelSpec, options: DipOptionsT) -> dict[str, float]:
-        """Density of each family, so that the MLP's, by the weights of its matrices, is `density`.
+        """Returns each family's density, so that the MLP's density, counted by weights, is `density`.
 
-        With both options given, `density` plays no part.
+        If both options are given, `density` has no effect.
 
         Raises:
             ColdpressError: if the given option leaves no density between 0 and 1 for the other family.
@@ -83,7 +83,7 @@ class Plugin(Dip[Options]):
 
 
 def _by_rule(density: float, weight: float) -> float:
-    """The inputs' density (B.1), bounded so that the inner activation's lies between LEAST and 1."""
+    """Returns the inputs' density (B.1), bounded so that the inner activation's is between LEAST and 1."""
     if density >= 1:
         return 1.0
     wanted = 1 / (1 + math.exp(-SLOPE * math.log(density / (1 - density)) - OFFSET))

@@ -1,8 +1,8 @@
 """DIP-CA: dynamic input pruning that prefers units in DRAM (DIP 5.2, Eq. 10, Algorithm 1).
 
-Reads what `dip` reads, and which units the cache holds when a token comes to a layer: the magnitudes of all other units
-count `gamma` times before the largest are taken. With gamma = 1 this is `dip`; with gamma = 0 a token reads nothing
-that the cache could replace. The paper takes 0.2 in all models and layers, tuned on validation text.
+Reads the signals of `dip`, and which units the cache holds when a token reaches a layer: the magnitudes of all other
+units are multiplied by `gamma` before the largest are chosen. With gamma = 1 this is `dip`; with gamma = 0 a token
+prefers any non-zero unit in DRAM to a read. The paper uses 0.2 in all models and layers, tuned on validation text.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from coldpress.runtime.sparsity import Kept, Residency, dip
 from coldpress.runtime.sparsity.topk import TopK
 
 NEVER = 1e-200
-"""Stands for gamma = 0: below any ratio of two float32, yet it keeps the order among units that are not in DRAM."""
+"""Replaces gamma = 0: smaller than any ratio of two float32, yet it keeps the order among units not in DRAM."""
 
 
 class Options(dip.Options):
-    """DIP's options, and how much a unit counts that is not in DRAM."""
+    """DIP's options, and the weight of units that are not in DRAM."""
 
     gamma: float = Field(
         default=0.2, ge=0, le=1, description="factor on the magnitude of what is not in DRAM (DIP Eq. 10)"
@@ -36,15 +36,15 @@ class Plugin(dip.Dip[Options]):
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
     ) -> dict[str, np.ndarray]:
-        """`num_selected` int32 [1] and `gamma` float32 [1]."""
+        """Computes `num_selected` int32 [1] and `gamma` float32 [1]."""
         arrays = super().fit(num_units, density, statistics, options)
         return arrays | {"gamma": np.array([options.gamma], np.float32)}
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Ids of the k largest scores of `signal` float32 [num_units], int32 [k] ascending.
+        """Chooses the k largest scores of `signal` float32 [num_units]: ids, int32 [k] ascending.
 
-        Eq. 10 also divides by the largest magnitude, for a threshold that holds for all tokens; the k largest are the
-        same.
+        Eq. 10 also divides by the largest magnitude, so that one threshold serves all tokens; this does not change the
+        k largest.
         """
         weight = np.where(residency.present, 1.0, max(float(arrays["gamma"][0]), NEVER))
         return super().select(np.abs(signal) * weight, arrays, residency)

@@ -1,8 +1,8 @@
-"""FATReLU: of the units that a ReLU leaves, only those that reach a threshold (LLM in a flash C.5; Kurtz et al. 2020).
+"""FATReLU: the units of a ReLU model whose activation reaches a threshold (LLM in a flash C.5; Kurtz et al. 2020).
 
-Reads the exact activations, as `relu` does: act(gate) for `up_down`, the inner activation for `mlp_mid`. A unit below
-the threshold counts as zero. Calibration's magnitudes give the threshold of a density; at a density above the share
-that is not zero anyway, only zeros are left out.
+Reads the exact activations, like `relu`: act(gate) for `up_down`, the inner activation for `mlp_mid`. A unit below the
+threshold counts as zero. Calibration's magnitudes give the threshold for a density; if the density is above the share
+of non-zero units, only zeros are left out.
 """
 
 from coldpress.runtime.sparsity import DensitySource, ReadingOptions
@@ -19,9 +19,9 @@ class Plugin(Threshold[ReadingOptions]):
     NEEDS_EXACT_ZEROS = True
 
     def families(self, spec: ModelSpec, options: ReadingOptions) -> tuple[str, ...]:
-        """Up and down; without a gate, down."""
+        """Returns up and down; without a gate, down."""
         return beside_gate(spec)
 
     def densities(self, exact_zeros: bool) -> DensitySource:
-        """A choice, at most the share that is not exactly zero."""
+        """Caps the chosen density at the share that is not exactly zero."""
         return "capped"

@@ -1,12 +1,12 @@
-"""Flash: the intervals of flash that are worth their reading time, instead of the units that matter most.
+"""Flash: the intervals of flash that are worth their reading time, instead of the most important units.
 
-Reads what top-k reads, where units lie, and which of them are in DRAM. A unit's importance is the square of the signal
-times the norm of its weights (WINA): were units independent, leaving it out would add that to the squared error of the
-product. The selector chooses the intervals with the most importance less a price per second, by the device's law
-(runtime/kernels/intervals.py): it reads a unit that matters little where skipping it would take longer, and a unit that
-stands alone has to be worth a read of its own. A unit in DRAM costs nothing; the choice names it if it would be worth
-its bytes, which is what the cache is told, and `use_read_units` adds the rest. Neuron Chunking (2511.18692) takes
-chunks greedily by such a measure.
+Reads the signals of top-k, where units lie, and which of them are in DRAM. A unit's importance is the square of its
+signal times the norm of its weights (WINA): if units were independent, leaving the unit out would add this to the
+squared error of the product. The selector maximizes importance less a price per second over sets of intervals, by the
+device's law (runtime/kernels/intervals.py): it reads an unimportant unit if skipping it would take longer, and an
+isolated unit must be worth a separate read. A unit in DRAM costs nothing; the selector names it if it would be worth
+its bytes, so that the cache counts it as used, and `use_read_units` adds the other units in DRAM. Neuron Chunking
+(2511.18692) takes chunks greedily by a similar measure.
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import ModelSpec
 
 DRAWN_UNITS = 1 << 14
-"""Units of the made-up tokens that the price of a density is found with."""
+"""Units of the random tokens from which a density's price is found."""
 STEPS = 14
-"""Halvings of the range of prices: a price is known to 0.2 %."""
+"""Bisection steps on the logarithm of the price, which give it to 0.2 %."""
 
 
 class Options(topk.Options):
-    """What is pruned; units that cost no read are used unless that is turned off."""
+    """Which matrices are pruned; by default a token also uses units that cost no read."""
 
     use_read_units: bool = Field(
         default=True,
@@ -49,18 +49,18 @@ class Plugin(Selector[topk.Options]):
     SEES_RESIDENCY = True
 
     def families(self, spec: ModelSpec, options: topk.Options) -> tuple[str, ...]:
-        """The inputs of all linear layers of the MLP, and of attention if `attention` is set."""
+        """Returns the inputs of all linear layers of the MLP, and of attention if `attention` is set."""
         return topk.linear_inputs(options)
 
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: topk.Options
     ) -> dict[str, np.ndarray]:
-        """`price` float32 [1], `read_units` float32 [3] as in `statistics`, and `unit_norms` float32 [num_units].
+        """Computes `price` float32 [1], `read_units` float32 [3] and `unit_norms` float32 [num_units].
 
-        The price is the one at which tokens name `density` of the units, where calibration's magnitudes lie in random
-        order and a random `resident_share` of the units is in DRAM. An order that keeps together what is used together,
-        and a cache that holds what is used again, make more of the same price. The share matters because units that
-        stand alone among units in DRAM are dear to read: a price found without it would name far fewer.
+        At this price tokens name `density` of the units, if calibration's magnitudes lie in random order and a random
+        `resident_share` of the units is in DRAM. With a flash order that groups units used together, and a cache that
+        holds units used again, the same price buys more. The share matters because isolated units among units in DRAM
+        are expensive to read: with a price found without it, tokens would name far fewer units.
 
         Raises:
             ColdpressError: if `statistics` lacks magnitudes, norms or the cost of a read.
@@ -78,7 +78,7 @@ class Plugin(Selector[topk.Options]):
         return {"price": np.array([_price(gain, present, density, kept["read_units"])], np.float32), **kept}
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Ids of the units worth reading, or worth it if they were not in DRAM; int32 ascending, at least one.
+        """Chooses the units worth reading, and the units in DRAM worth their bytes: ids, int32 ascending, at least one.
 
         `signal` is float32 [num_units].
         """
@@ -89,7 +89,7 @@ class Plugin(Selector[topk.Options]):
         return np.flatnonzero(named).astype(np.int32) if named.any() else np.array([gain.argmax()], np.int32)
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The choice with an empty DRAM and units in the order of ids: float32 [T, num_units] -> bool."""
+        """Chooses as with an empty DRAM and units in the order of ids: float32 [T, num_units] -> bool."""
         gain = _gain(activity, arrays)
         chosen = _chosen(gain, float(arrays["price"][0]), arrays["read_units"])
         empty = np.flatnonzero(~chosen.any(axis=1))
@@ -98,7 +98,7 @@ class Plugin(Selector[topk.Options]):
 
 
 def _price(gain: np.ndarray, present: np.ndarray, density: float, read_units: np.ndarray) -> float:
-    """The price at which tokens name `density` of all units; 0 where everything is wanted."""
+    """Finds the price at which tokens name `density` of all units; 0 for a density of 1."""
     if density >= 1:
         return 0.0
     high = float(gain.max(initial=SMALLEST))
@@ -113,7 +113,7 @@ def _price(gain: np.ndarray, present: np.ndarray, density: float, read_units: np
 
 
 def _named(gain: np.ndarray, present: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarray:
-    """Units worth reading, and units in DRAM worth their bytes; all in flash order, bool [T, num_units]."""
+    """Marks units worth reading and units in DRAM worth their bytes, in flash order: bool [T, num_units]."""
     to_read = np.where(present, np.float32(0), gain)
     return np.where(present, gain > price, _chosen(to_read, price, read_units))
 
@@ -123,5 +123,5 @@ def _chosen(gain: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarra
 
 
 def _gain(signal: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Each unit's share in the square of the product, float32 like `signal`."""
+    """Computes each unit's importance, its contribution to the square of the product, float32 like `signal`."""
     return (signal * arrays["unit_norms"]) ** 2

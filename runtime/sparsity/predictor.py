@@ -1,8 +1,8 @@
 """Predictor: the units that a small two-layer network expects to be active (LLM-in-a-flash 3.1 and B, PowerInfer 5.1).
 
-Reads the MLP's input before anything of the MLP is computed; scores = fc2 · relu(fc1 · x). A token uses the units whose
-scores reach the layer's threshold or, with `topk_ratio`, its largest scores (DejaVu's form: as many units for every
-token). Scores come straight from the stored codes, sums are float32. A layer without a predictor uses all units.
+Reads the MLP's input before any part of the MLP is computed; scores = fc2 · relu(fc1 · x). A token uses the units whose
+scores reach the layer's threshold or, with `topk_ratio`, those with the largest scores (as in DejaVu: the same number
+for every token). Products use the stored codes directly, sums are float32. A layer without a predictor uses all units.
 Predictors are trained to find the units that are not zero or, in a model without exact zeros, the largest at a chosen
 density. In a mixture of experts only the rows of fc2 that belong to the token's experts are multiplied.
 """
@@ -44,16 +44,16 @@ class Plugin(Selector[Options]):
         return ("neuron",)
 
     def densities(self, exact_zeros: bool) -> DensitySource:
-        """The density of the units to be predicted; a predictor uses more, because it must not miss many."""
+        """Returns the source of the density to predict; a token uses more units, because it must not miss many."""
         return "measured" if exact_zeros else "budget"
 
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
     ) -> dict[str, np.ndarray]:
-        """`num_selected` int32 [1], the units of each token or 0 where the threshold decides; `aim` int32 [1].
+        """Computes `num_selected` int32 [1], the units of each token or 0 if the threshold decides; `aim` int32 [1].
 
-        `aim` is how many of the largest units a predictor is trained to find. It is left out where zeros are exact,
-        which calibration has then counted. The network itself, `fc1`, `fc2` and `threshold`, comes from
+        `aim` is the number of largest units that a predictor is trained to find. It is left out if zeros are exact,
+        because calibration has counted them. The network itself, `fc1`, `fc2` and `threshold`, comes from
         predictors.safetensors.
         """
         ratio = options.topk_ratio
@@ -62,7 +62,7 @@ class Plugin(Selector[Options]):
         return {"num_selected": np.array([selected], np.int32), **aim}
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Ids that the scores choose, int32 ascending; arguments as `select_among`."""
+        """Chooses ids by scores, int32 ascending; arguments as `select_among`."""
         return self.select_among(signal, arrays, residency, np.ones(1, bool))
 
     def select_among(
@@ -72,14 +72,14 @@ class Plugin(Selector[Options]):
         residency: Residency,
         experts: np.ndarray,
     ) -> np.ndarray:
-        """Ids that the scores choose among the units of the token's experts, int32 ascending.
+        """Chooses ids by scores among the units of the token's experts, int32 ascending.
 
         Args:
             signal: The MLP's input, float32 [hidden_size].
-            arrays: What `fit` gave; codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes],
+            arrays: The arrays from `fit`; codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes],
                 `format` and `threshold`, or none of these four.
-            residency: Gives the number of units in a layer without a predictor; it plays no other part.
-            experts: bool [num_experts]; experts have equally many units, one expert's after another's.
+            residency: Only used for the number of units in a layer without a predictor.
+            experts: bool [num_experts]; all experts have the same number of units, stored expert by expert.
         """
         width = (len(arrays["fc2"]) if "fc2" in arrays else residency.present.size) // experts.size
         starts = width * np.flatnonzero(experts)
@@ -93,13 +93,14 @@ class Plugin(Selector[Options]):
         return ids[self.by_scores(np.concatenate(parts)[None], arrays)[0]]
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The training target: units that are not zero, or the `aim` largest; float32 [T, num_units] -> bool."""
+        """Returns the training target, non-zero units or the `aim` largest: float32 [T, num_units] -> bool."""
         return topk.largest(np.abs(activity), int(arrays["aim"][0])) if "aim" in arrays else activity != 0
 
     def by_scores(self, scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The units that scores choose: float32 [T, n] -> bool [T, n].
+        """Chooses units by scores: float32 [T, n] -> bool [T, n].
 
-        The `num_selected` largest if that is above 0, else all that reach the `threshold`, else the best one alone.
+        Takes the `num_selected` largest if that is above 0; else all that reach the `threshold`, or if none does, only
+        the best one.
         """
         count = int(arrays["num_selected"][0])
         if count > 0:

@@ -1,7 +1,7 @@
 """ReLU: the units whose activation is not exactly zero. The units left out add nothing: the result is the dense one.
 
-Reads the exact activations, which a matrix that stays in DRAM gives before anything is read from flash (LLM in a flash,
-C.5: the gate as an exact predictor): act(gate) for `up_down`, the MLP's inner activation for `mlp_mid`.
+Reads the exact activations, which resident matrices give before any read from flash (LLM in a flash, C.5: the gate as
+an exact predictor): act(gate) for `up_down`, the MLP's inner activation for `mlp_mid`.
 """
 
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ class Plugin(Selector[Record]):
     EXACT = True
 
     def families(self, spec: ModelSpec, options: Record) -> tuple[str, ...]:
-        """Up and down; without a gate, down."""
+        """Returns up and down; without a gate, down."""
         return beside_gate(spec)
 
     def densities(self, exact_zeros: bool) -> DensitySource:
-        """The share of activations that is not zero."""
+        """Takes the measured share of activations that are not zero."""
         return "measured"
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Ids of the non-zero entries of `signal` float32 [num_units], int32 ascending; possibly none.
+        """Chooses the non-zero entries of `signal` float32 [num_units]: ids, int32 ascending, possibly none.
 
-        ReLU's own output is never negative, but its product with the up projection is: the test is for zero, not for
-        sign.
+        The test is for zero, not for sign, because a ReLU's output is never negative but its product with the up
+        projection can be.
         """
         return np.flatnonzero(signal).astype(np.int32)
 

@@ -1,9 +1,9 @@
 """Threshold: the units whose |signal| reaches the threshold of their layer and family (TEAL; DIP 3.1, "per layer").
 
 Reads the same signals as top-k. The threshold comes from the magnitudes that calibration counted in the dense model, so
-one pass over the text serves every density. A token uses as many units as reach the threshold; the density holds on
-average over a text. Where no unit reaches it, the token uses the unit with the largest |signal| (unit 0 if all are
-zero), so that the choice is never empty.
+one pass over the text serves every density. A token uses all units that reach the threshold; the density is an average
+over a text. If no unit reaches it, the token uses the unit with the largest |signal| (unit 0 if all are zero), so that
+the choice is never empty.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Threshold(Selector[OptionsT]):
-    """The units that reach a threshold; which families these are of is for subclasses to say."""
+    """Chooses the units that reach a threshold; subclasses say from which families."""
 
     CHOOSES = topk.TopK.CHOOSES
     KEPT: ClassVar[Mapping[str, Kept]] = {"threshold": Kept("float32")}
@@ -25,7 +25,7 @@ class Threshold(Selector[OptionsT]):
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: OptionsT
     ) -> dict[str, np.ndarray]:
-        """`threshold` float32 [1].
+        """Computes `threshold` float32 [1].
 
         Raises:
             ColdpressError: if `statistics` has no magnitudes.
@@ -33,7 +33,7 @@ class Threshold(Selector[OptionsT]):
         return {"threshold": np.array([threshold(statistics, density)], np.float32)}
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Marks where |activity| reaches the threshold, else a token's largest: float32 [T, num_units] -> bool."""
+        """Marks where |activity| reaches the threshold, or else the largest: float32 [T, num_units] -> bool."""
         magnitude = np.abs(activity)
         chosen = magnitude >= arrays["threshold"][0]
         empty = np.flatnonzero(~chosen.any(axis=1))
@@ -47,5 +47,5 @@ class Plugin(Threshold[topk.Options]):
     OPTIONS = topk.Options
 
     def families(self, spec: ModelSpec, options: topk.Options) -> tuple[str, ...]:
-        """The inputs of all linear layers of the MLP, and of attention if `attention` is set."""
+        """Returns the inputs of all linear layers of the MLP, and of attention if `attention` is set."""
         return topk.linear_inputs(options)

@@ -1,9 +1,9 @@
 """Top-k: the k units of largest |signal|, where k is the family's density times its units (ActiveFlow 2.1).
 
-Reads the vector that the units multiply, or that says how much they matter: the MLP's input for `mlp_in`; its inner
-activation, as the pruned inputs leave it, for `mlp_mid` (DIP Eqs. 7-8 with one density); act(gate) for `up_down` and
-the up projection for `gate_down` (gate and up pruning); with `attention` the inputs of attention's matrices (TEAL).
-Ties go to the lower id, so that the choice is a function of the signal alone.
+Reads the vector that multiplies the units or measures their importance: the MLP's input for `mlp_in`; its inner
+activation, as computed from the pruned inputs, for `mlp_mid` (DIP Eqs. 7-8 with one density); act(gate) for `up_down`
+and the up projection for `gate_down` (gate and up pruning); with `attention` the inputs of attention's matrices (TEAL).
+Ties go to the lower id, so that the choice depends only on the signal.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Options(ReadingOptions):
-    """What is pruned."""
+    """Which matrices are pruned."""
 
     attention: bool = Field(default=False, description="true or false: whether attention's matrices are pruned, too")
 
 
 class TopK(Selector[OptionsT]):
-    """The k units of largest |signal|; which families these are of is for subclasses to say."""
+    """Chooses the k units of largest |signal|; subclasses say from which families."""
 
     CHOOSES = ("up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in", "attn_out")
     KEPT: ClassVar[Mapping[str, Kept]] = {"num_selected": Kept("int32")}
@@ -31,11 +31,11 @@ class TopK(Selector[OptionsT]):
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: OptionsT
     ) -> dict[str, np.ndarray]:
-        """`num_selected` int32 [1]: k."""
+        """Computes `num_selected` int32 [1]: k."""
         return {"num_selected": np.array([num_selected(num_units, density)], np.int32)}
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The k largest |activity| of each token: float32 [T, num_units] -> bool [T, num_units]."""
+        """Marks the k largest |activity| of each token: float32 [T, num_units] -> bool [T, num_units]."""
         return largest(np.abs(activity), max(1, int(arrays["num_selected"][0])))
 
 
@@ -45,17 +45,17 @@ class Plugin(TopK[Options]):
     OPTIONS = Options
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """The inputs of all linear layers of the MLP, and of attention if `attention` is set."""
+        """Returns the inputs of all linear layers of the MLP, and of attention if `attention` is set."""
         return linear_inputs(options)
 
 
 def linear_inputs(options: Options) -> tuple[str, ...]:
-    """The families whose units are inputs of linear layers: the MLP's, and attention's if `attention` is set."""
+    """Returns the families over inputs of linear layers: the MLP's, and attention's if `attention` is set."""
     return ("attn_in", "attn_out", "mlp_in", "mlp_mid") if options.attention else ("mlp_in", "mlp_mid")
 
 
 def num_selected(num_units: int, density: float) -> int:
-    """k = density * num_units, rounded (half to even), at least 1 and at most `num_units`."""
+    """Returns k = density * num_units, rounded (half to even), at least 1 and at most `num_units`."""
     return min(num_units, max(1, round(density * num_units)))
 
 
@@ -68,7 +68,7 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
     chosen = values > smallest
     lacking = k - np.count_nonzero(chosen, axis=1)
     tied = values == smallest
-    # A running count is only needed where more units tie for the last places than there are places.
+    # A running count is only needed in rows where more units tie for the last places than there are places.
     several = np.flatnonzero(np.count_nonzero(tied, axis=1) > lacking)
     tied[several] &= np.cumsum(tied[several], axis=1) <= lacking[several, None]
     return chosen | tied

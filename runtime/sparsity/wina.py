@@ -1,8 +1,8 @@
 """WINA: the k units of largest |x| times the norm of their columns (weight-informed neuron activation, 2505.19427).
 
-Reads what top-k reads, and the Euclidean norm of each unit's weights in the source: a large input that multiplies small
-weights is left out before a smaller input that multiplies large ones. Columns of several matrices that make one unit
-count together.
+Reads the signals of top-k, and the Euclidean norm of each unit's weights in the source: a large input that multiplies
+small weights is left out before a smaller input that multiplies large ones. If a unit has columns of several matrices,
+the norm covers all of them.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Plugin(topk.Plugin):
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: topk.Options
     ) -> dict[str, np.ndarray]:
-        """`num_selected` int32 [1] and `unit_norms` float32 [num_units].
+        """Computes `num_selected` int32 [1] and `unit_norms` float32 [num_units].
 
         Raises:
             ColdpressError: if `statistics` has no norms.

@@ -1,17 +1,17 @@
 """Reading ahead: units are read before they are asked for (ActiveFlow 3, Figs. 8-11).
 
-Inputs change little from layer to layer, so the next section's selector, given this layer's input, chooses most of the
-units that it will choose. The guess is made when the current layer has all its units, so that what is asked for now
-comes first. Where sections hold one layer, a layer reads ahead for the next one; where they hold N, each layer of a
-group reads its share of flash for the whole next group, with the freshest input that there is. A guess is one more
-choice per section, of a selector that reads the input itself; no matrix is multiplied for a guess alone. A plan may
-read only the largest entries of the input, which are the most certain to be large in the next layer, too.
+Inputs change little from layer to layer, so the next section's selector, given this layer's input, already chooses most
+of the units that it will choose later. The store guesses after the current layer has received all its units, so that
+needed reads come before guessed ones. If each section holds one layer, a layer reads ahead for the next layer. If
+sections hold N layers, each layer of a group reads its share of the next group, with the newest input. A guess costs
+one more selection per section, by a selector that reads the layer's input directly; no matrix is multiplied for it. A
+plan may read only the largest entries of the input, which are the most likely to be large in the next layer, too.
 
-The reads land in a buffer of their own, inside the DRAM budget: a region for each family, or two in turn where layers
-lie in groups, since a group is still in use while the next one is read. One read brings a unit's parts of all layers of
-a group. A request takes its units from there and reads the rest; units that nobody asks for are lost when the next
-section takes the region, or the token ends. A read that fails counts as not made: whoever asks for its units reads
-them again, so damage shows where, and only where, it matters.
+The reads land in a separate buffer inside the DRAM budget: one region per family, or two used in turn if layers lie in
+groups, because a group is still in use while the next one is read. One read brings a unit's parts of all layers of a
+group. A request takes its units from the region and reads the rest; the store drops unused units when the next section
+takes the region, or when the token ends. A failed read ahead counts as not made: a request for its units reads them
+again, so damage is reported only if a token needs the damaged bytes.
 """
 
 import itertools
@@ -37,32 +37,32 @@ from coldpress.schemas.families import FAMILIES, FamilyName
 from coldpress.schemas.layout import Plan, Section
 
 MAX_REGION_BYTES = 1 << 30
-"""More is not used: places in a region are numbers of 32 bits."""
+"""Largest region that is used, because offsets in a region are 32-bit numbers."""
 
 
 class Choose(Protocol):
-    """What a layer would ask for if its input were that of an earlier layer."""
+    """Chooses the units that a layer would ask for, given an earlier layer's input."""
 
     def __call__(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
-        """For an input float32 [T, hidden_size]: the ids that each token would use, int32 ascending, and the signal
-        that the selector sees, float32 [T, n]."""
+        """Returns, for an input float32 [T, hidden_size], the ids that each token would use, int32 ascending, and the
+        signal that the selector sees, float32 [T, n]."""
         ...
 
 
 @dataclass
 class _Portion:
-    """Reads ahead that were begun together."""
+    """One batch of reads ahead."""
 
     batch: planner.ReadBatch
     places: np.ndarray
-    """int64 [m] ascending: position * layers of the section + layer of the section, of each unit in the batch."""
+    """int64 [m] ascending: position * num_layers + layer index within the section, for each unit in the batch."""
     start: int
-    """Where in its region they land."""
+    """Offset in the region at which the batch lands, bytes."""
     ticket: Ticket
     failed: bool = False
 
     def wait(self, count: int) -> bool:
-        """Waits for the first `count` reads; whether they succeeded."""
+        """Waits for the first `count` reads and returns whether they succeeded."""
         try:
             if not self.failed:
                 self.ticket.wait(count)
@@ -83,7 +83,7 @@ class _Region:
 
 @dataclass
 class EarlyUnits:
-    """Units of a request that were read ahead together."""
+    """The units of a request that one portion read ahead."""
 
     ids: np.ndarray
     """int32 [k], in flash order."""
@@ -93,11 +93,11 @@ class EarlyUnits:
     """int64 [k], bytes from the portion's start."""
     _portion: _Portion
     num_read: int = 0
-    """How many of them are in memory and were given out."""
+    """Units that have arrived and were handed out."""
 
     @property
     def unread(self) -> np.ndarray:
-        """int32, the units that were not given out."""
+        """int32, the units that were not handed out."""
         return self.ids[self.num_read :]
 
     def give_up(self) -> np.ndarray:
@@ -106,8 +106,10 @@ class EarlyUnits:
         return lost
 
     def arrivals(self, least_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(ids, their rows' numbers, int32 both) as they arrive, at least `least_bytes` read between two; stops early
-        where a read fails."""
+        """Yields (ids, row numbers), both int32, as units arrive, with at least `least_bytes` read between two yields.
+
+        Stops early if a read fails.
+        """
         batch = planner.ReadBatch(self._portion.batch.extents, 0, self._offsets)
         for first, stop, count in planner.arrivals(batch, self.rows.shape[1], least_bytes):
             if not self._portion.wait(count):
@@ -122,7 +124,7 @@ def _region(size: int, unit_bytes: int) -> _Region:
 
 
 class ReadAhead:
-    """What was read ahead and not yet asked for, and what to read ahead next."""
+    """Reads units ahead, and keeps them until a request takes them."""
 
     def __init__(
         self,
@@ -136,12 +138,12 @@ class ReadAhead:
         """Allocates the buffer.
 
         Args:
-            plan: Its `preload_buffer_bytes` are divided among families as they need them; 0 for no reading ahead.
-            sections: All of the artifact.
+            plan: Gives `preload_buffer_bytes`, divided among families by need; 0 turns reading ahead off.
+            sections: All sections of the artifact.
             page_bytes: Size of a page.
-            parts: All of the store.
+            parts: All parts of the store.
             begin: Begins the reads of a batch into memory.
-            observers: The store's.
+            observers: The store's observers.
         """
         self.enabled = plan.preload_buffer_bytes > 0
         self._page_bytes, self._gap_bytes, self._guess = page_bytes, plan.collapse_gap_bytes, plan.preload_guess
@@ -162,13 +164,13 @@ class ReadAhead:
                 self._region_of |= {(layer, family): regions[index % copies] for layer in section.layers}
 
     def layer_done(self, layer: int, inputs: Mapping[FamilyName, np.ndarray], choose: Choose) -> None:
-        """Begins to read what the next sections will ask for, once a layer has all its own units.
+        """Begins to read the units that the next sections will probably ask for, after a layer has all its own units.
 
         Args:
             layer: The layer that is done.
             inputs: By family, in the order of the layer's requests: the input of attention or of the MLP, float32
                 [T, hidden_size], that the family's units were chosen with.
-            choose: What another layer would choose for it.
+            choose: Chooses another layer's units for the same input.
         """
         for family, signal in inputs.items():
             if (layer, family) not in self._following:
@@ -184,17 +186,17 @@ class ReadAhead:
             if FAMILIES[family].axis == "hidden_size":
                 ids = most_certain(ids, np.concatenate(all_seen), self._guess)
             position = self._parts[following.first_layer, family].position[ids]
+            # each layer of a group reads one slice of the next section's flash range, so no unit is guessed twice
             share = position * len(section.layers) // following.num_units == layer - section.first_layer
             self.begin((following.first_layer, family), ids[share])
 
     def begin(self, key: Key, ids: np.ndarray) -> None:
-        """Begins to read units that a request of this token will probably ask for, and returns.
+        """Begins to read units that a later request of this token will probably ask for, and returns at once.
 
-        The cache does not change, and does not count this as a use. Nothing is read where the plan has no room for it.
+        The cache does not change, and does not count this as a use. Units that do not fit the buffer are not read.
 
         Args:
-            key: A family and the first layer of a section; the units' parts of all its layers are read, where they are
-                missing.
+            key: A family and the first layer of a section; the missing parts of the units are read for all its layers.
             ids: Unit ids, int32 [k], distinct and ascending.
         """
         batch = self._begin(key, ids)
@@ -203,7 +205,7 @@ class ReadAhead:
             read_ahead(facts)
 
     def _begin(self, key: Key, ids: np.ndarray) -> planner.ReadBatch | None:
-        """The reads that were begun, as far as there is room, their units being those that they were begun for."""
+        """Begins as many of the reads as fit the region and returns them; None if there are none."""
         region, section = self._region_of.get(key), self._sections[key]
         if region is None:
             return None
@@ -216,19 +218,19 @@ class ReadAhead:
         if room < span_bytes(section.unit_bytes, self._page_bytes) or not places.size:
             return None
         longest = longest_read_bytes(room, section.unit_bytes, self._page_bytes)
-        places = places[: room // section.unit_bytes + 1]  # no room for more
+        places = places[: room // section.unit_bytes + 1]  # more cannot fit, so planning them would waste time
         planned = planner.plan_reads(units, places, self._page_bytes, self._gap_bytes, longest)
         batch = next(planner.batches(planned, room))
         start, region.used_bytes = region.used_bytes, region.used_bytes + batch.extents.num_bytes
         try:
             ticket = self._begin_reads(Purpose.AHEAD, batch, region.half.memory[start : region.used_bytes])
-        except (CorruptPageError, DeviceError):  # of a device that reads at once
+        except (CorruptPageError, DeviceError):  # flash/serial.py reads inside `submit`; a failed guess is no error
             return None
         region.portions.append(_Portion(batch, places[: batch.buffer_offset.size], start, ticket))
         return batch
 
     def _places(self, section: Section, ids: np.ndarray, region: _Region) -> np.ndarray:
-        """The parts of units that are in no memory, int64 ascending, see `_Portion.places`."""
+        """Returns the places (`_Portion.places`) of unit parts neither cached nor read ahead, int64 ascending."""
         layers = section.layers
         parts = [self._parts[layer, section.family] for layer in layers]
         missing = [part.position[ids[~part.cache.contains(ids)]].astype(np.int64) for part in parts]
@@ -239,7 +241,7 @@ class ReadAhead:
         return found
 
     def take(self, key: Key, misses: np.ndarray) -> list[EarlyUnits]:
-        """The units of `misses`, int32 ids, that were read ahead; they stay until another section takes their place."""
+        """Returns the units of `misses`, int32 ids, that were read ahead; they stay until the region is reused."""
         region, section = self._region_of.get(key), self._sections[key]
         if region is None or region.section is not section:
             return []
@@ -256,17 +258,17 @@ class ReadAhead:
         return found
 
     def drop(self) -> None:
-        """Gives up all that was read ahead, of a token that failed or under a plan that ends."""
+        """Drops everything that was read ahead, for example when a token has failed or the plan changes."""
         for region in self._regions:
             self._drop(region)
 
     def end_tokens(self) -> None:
-        """Gives up what nobody asked for; the seconds that this waited count as the tokens'."""
+        """Drops the units that no request took; the seconds spent waiting for their reads count for these tokens."""
         if self._regions:
             self._waited(sum(self._drop(region) for region in self._regions))
 
     def _drop(self, region: _Region) -> float:
-        """Empties a region; nothing is written to it any more when it returns. The seconds that this waited."""
+        """Empties a region and returns the seconds waited; no read writes to the region afterwards."""
         waited_s = sum(portion.ticket.abandon() for portion in region.portions)
         region.section, region.used_bytes = None, 0
         region.portions.clear()
@@ -278,7 +280,7 @@ class ReadAhead:
 
 
 def _following(sections: Sequence[Section]) -> dict[Key, tuple[Section, Section]]:
-    """(layer, family) -> its section and the one that is read ahead meanwhile, of families that can be guessed."""
+    """Maps (layer, family) to its section and the section to read ahead meanwhile, for families that can be guessed."""
     found: dict[Key, tuple[Section, Section]] = {}
     for family in guessed_families(dict.fromkeys(section.family for section in sections)):
         of_family = [section for section in sections if section.family == family]
@@ -288,8 +290,13 @@ def _following(sections: Sequence[Section]) -> dict[Key, tuple[Section, Section]
 
 
 def most_certain(ids: np.ndarray, signal: np.ndarray, share: float) -> np.ndarray:
-    """A `share` of `ids`, int32 ascending, at least one of them: those at which any token's `signal`, float32 [T, n],
-    is largest; ties go to the lower id."""
+    """Returns the `share` of `ids`, at least one, with the largest |signal| of any token; ties go to the lower id.
+
+    Args:
+        ids: int32 [k], ascending.
+        signal: float32 [T, n], indexed by id.
+        share: From 0 to 1.
+    """
     count = max(1, math.ceil(share * ids.size))
     if count >= ids.size:
         return ids

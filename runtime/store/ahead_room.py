@@ -1,9 +1,9 @@
-"""How much a plan reads ahead (ActiveFlow 3): pure arithmetic on its parts and on the device's law.
+"""Computes how much a plan reads ahead (ActiveFlow 3): pure arithmetic on its parts and on the device's law.
 
-Reads ahead are free while the device would idle: while a layer computes with what is resident, and nothing is asked
-for. More of them only delay what is asked for then, and each takes DRAM that would keep units. So the buffer has what
-the law says can be read meanwhile, and never more than all that is guessed; of a guess those units are taken that it is
-surest of.
+Reads ahead are free while the device would idle: while a layer computes with resident weights and no request waits.
+Further reads only delay the next request, and each takes DRAM that could cache units. So the buffer holds as much as
+the law says can be read in the idle time, and never more than the whole guess. If it holds less, only the most certain
+part of a guess is read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,26 +25,26 @@ from coldpress.schemas.layout import PartPlan, Plan, Preload, Section
 from coldpress.schemas.manifest import Manifest
 
 GUESSED: tuple[Signal, ...] = ("mlp_input", "attention_input")
-"""Signals that are much alike from layer to layer, since what a layer adds to its input is small (ActiveFlow 2.2)."""
+"""Signals that change little from layer to layer, because a layer adds little to its input (ActiveFlow 2.2)."""
 
 MOST_SHARE = 0.25
-"""Of the DRAM that could keep units; what is kept is read once, and what is read ahead every time."""
+"""Largest share of the units' DRAM that the buffer may take: a cached unit is read once, a preloaded one every time."""
 USUAL_GUESS = 0.75
-"""Share of a guess that is read ahead where nobody measured how good the guess is."""
+"""Share of a guess that is read ahead if nobody has measured how good the guess is."""
 
 Key = tuple[int, FamilyName]
 
 
 class Ahead(NamedTuple):
-    """What a plan says of reading ahead."""
+    """A plan's settings for reading ahead."""
 
     buffer_bytes: int
     guess: float
-    """Share of what is guessed that is read, that which the guess is surest of."""
+    """Fraction of guessed units to read, most certain first."""
 
     @property
     def fields(self) -> dict[str, object]:
-        """The same as fields of a plan."""
+        """The settings as fields of a plan."""
         return {"preload_buffer_bytes": self.buffer_bytes, "preload_guess": self.guess}
 
 
@@ -52,30 +52,32 @@ NOTHING = Ahead(0, 1.0)
 
 
 class Room(NamedTuple):
-    """What the guesses of a family may take."""
+    """The memory that the guesses of a family may take."""
 
     section_bytes: int
-    """Whole pages: what a section's guess takes at most."""
+    """Most bytes that the guess for one section takes, whole pages."""
     copies: int
-    """How many sections' are there at once."""
+    """Sections whose guesses are in memory at once."""
 
 
 def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
-    """Those whose units another layer's input tells: a selector chooses them from the input itself. The other signals
-    are products of a layer's own matrices, which say nothing of another layer's."""
+    """Returns the families that can be guessed: their selector reads the layer's input directly.
+
+    The other signals are products of a layer's own matrices, which say nothing about another layer.
+    """
     return tuple(family for family in families if FAMILIES[family].signal in GUESSED)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How units are read that DRAM does not hold."""
+    """How a plan reads the units that DRAM does not hold."""
 
     sections: Sequence[Section]
-    """All of an artifact."""
+    """All sections of the artifact."""
     parts: Sequence[PartPlan]
-    """A plan's."""
+    """All parts of the plan."""
     flash: Flash
-    """The device's law, with as many reads in flight as the plan has."""
+    """The device's law, at the plan's queue depth."""
     gap_bytes: int
 
     @property
@@ -98,17 +100,17 @@ class Reading:
         return {(part.layer, part.family): part.density for part in self.parts}
 
     def read_s(self, reads: Extents) -> float:
-        """Seconds of reads that are asked for together."""
+        """Returns the seconds of reads that are submitted together."""
         return float(flash_seconds(self.flash, len(reads), reads.num_bytes))
 
     def plan(self, units: planner.Strided, positions: np.ndarray, most_bytes: int = MAX_READ_BYTES) -> planner.ReadPlan:
-        """The reads for units at ascending `positions`, none longer than `most_bytes`."""
+        """Plans the reads for units at ascending `positions`, none longer than `most_bytes`."""
         longest = longest_read_bytes(most_bytes, units.unit_bytes, self.page_bytes)
         return planner.plan_reads(units, positions, self.page_bytes, self.gap_bytes, longest)
 
 
 def rooms(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int) -> dict[FamilyName, Room]:
-    """Of each family that can be guessed and is not all in DRAM."""
+    """Returns the room for each family that can be guessed and is not entirely in DRAM."""
     planned = {(part.layer, part.family): part for part in parts}
     found: dict[FamilyName, Room] = {}
     for family in guessed_families(dict.fromkeys(section.family for section in sections)):
@@ -120,7 +122,7 @@ def rooms(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: in
 
 
 def divided(found: Mapping[FamilyName, Room], buffer_bytes: int, page_bytes: int) -> dict[FamilyName, int]:
-    """What each section's guess of a family gets of a buffer, whole pages: as families need it, and no more."""
+    """Divides a buffer among families in proportion to need: bytes for one section's guess of each, whole pages."""
     wanted = sum(room.section_bytes * room.copies for room in found.values())
     return {
         family: min(room.section_bytes, room.section_bytes * buffer_bytes // wanted // page_bytes * page_bytes)
@@ -129,27 +131,28 @@ def divided(found: Mapping[FamilyName, Room], buffer_bytes: int, page_bytes: int
 
 
 def most_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int, free_bytes: int) -> int:
-    """The largest buffer that is any use, whole pages; 0 where nothing can be guessed.
+    """Returns the size of the largest useful buffer, whole pages; 0 if nothing can be guessed.
 
     Args:
-        sections: All of an artifact.
-        parts: A plan's: what they keep in DRAM is not read.
+        sections: All sections of the artifact.
+        parts: All parts of the plan; units that they hold in DRAM are not read.
         page_bytes: Size of a page.
-        free_bytes: DRAM for units and this buffer, of which it takes `MOST_SHARE` at most.
+        free_bytes: DRAM for units and this buffer together; the buffer takes at most `MOST_SHARE` of it.
     """
     wanted = sum(room.section_bytes * room.copies for room in rooms(sections, parts, page_bytes).values())
     return max(0, min(wanted, int(MOST_SHARE * free_bytes) // page_bytes * page_bytes))
 
 
 def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int) -> int:
-    """What can be read while the device would idle, whole pages, room for a unit at least; 0 where nothing can be
-    guessed.
+    """Returns how many bytes can be read while the device would idle, whole pages; 0 if nothing can be guessed.
+
+    The buffer has room for at least one unit.
 
     Args:
-        reading: Of the plan without a buffer.
-        idle_s: Seconds of a layer in which nothing is asked for.
-        guess: Share of what is guessed that is read.
-        free_bytes: As that of `most_bytes`.
+        reading: How the plan reads without a buffer.
+        idle_s: Seconds per layer in which no request waits.
+        guess: Fraction of guessed units to read.
+        free_bytes: See `most_bytes`.
     """
     page_bytes, sections = reading.page_bytes, reading.sections
     most = most_bytes(sections, reading.parts, page_bytes, free_bytes)
@@ -169,12 +172,15 @@ def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int)
 
 
 def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
-    """The first of a family's sections with the most layers, but for its first one, of which nothing is guessed."""
+    """Returns a family's section with the most layers, the first one if several have as many.
+
+    The family's first section is left out, because no section before it could guess it.
+    """
     return max([section for section in sections if section.family == family][1:], key=lambda found: len(found.layers))
 
 
 def _guessed_s(reading: Reading, section: Section, guess: float) -> float:
-    """Seconds of the reads for all layers of a section, as they are where units lie without an order."""
+    """Returns the seconds to read the guess for all layers of a section if units lie on flash in random order."""
     density = max(reading.density[layer, section.family] for layer in section.layers)
     chosen = np.flatnonzero(scattered(section.num_units, 0) < guess * density)
     missing = [
@@ -186,7 +192,7 @@ def _guessed_s(reading: Reading, section: Section, guess: float) -> float:
 
 
 def scattered(count: int, seed: int) -> np.ndarray:
-    """float64 [count] from 0 to 1, without an order, and the same on every machine (SplitMix64)."""
+    """Returns pseudo-random numbers from 0 to 1, float64 [count], the same on every machine (SplitMix64)."""
     state = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -194,10 +200,10 @@ def scattered(count: int, seed: int) -> np.ndarray:
 
 
 def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Ahead:
-    """What a plan reads ahead where a user says whether it does: as much as it says itself, or else what is `fitting`.
+    """Returns a plan's settings for reading ahead under the user's `preload`: the plan's own, or else `fitting` ones.
 
     Raises:
-        ColdpressError: if there is nothing to read ahead.
+        ColdpressError: if `preload` is on and nothing can be read ahead.
     """
     if preload == "off":
         return NOTHING
@@ -215,8 +221,7 @@ def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Ahead:
 
 
 def fitting(manifest: Manifest, plan: Plan) -> Ahead:
-    """What a plan that reads nothing ahead had better read so, if anything: as much as its device reads while a layer's
-    resident weights are computed with."""
+    """Returns settings for a plan that has none: as much as its device reads while resident weights compute."""
     flash, device = manifest.flash, manifest.device
     law = device.flash.issuing(plan.queue_depth)
     reading = Reading(flash.sections, plan.parts, law, plan.collapse_gap_bytes)
@@ -226,12 +231,12 @@ def fitting(manifest: Manifest, plan: Plan) -> Ahead:
 
 
 def _most_bytes(section: Section, planned: Mapping[Key, PartPlan], page_bytes: int) -> int:
-    """Bytes of the reads that bring what a token uses of a section and DRAM does not hold, each rounded out alone."""
+    """Returns the most bytes that a token's missing units of a section take, with each read rounded out on its own."""
     total = 0
     for layer in section.layers:
         part = planned[layer, section.family]
         missing = -(-part.density * (section.num_units - part.num_pinned - part.cache_slots) // 1)
         total += int(missing) * span_bytes(section.unit_bytes, page_bytes)
-    whole = section.length_bytes + page_bytes  # an edge of a page is read on either side
+    whole = section.length_bytes + page_bytes  # a section may begin and end inside a page
     whole = -(-whole // page_bytes) * page_bytes
     return min(total, whole)

@@ -1,12 +1,12 @@
-"""The modelled clock: what decoded tokens take on a device, flash request by request, while memory is computed with.
+"""The modelled clock: the seconds that decoded tokens take on a device, request by request.
 
-An observer of the store (`Clock`), attached by whoever wants modelled seconds: simulations, and runs that ask for them.
-Flash time follows the device profile's law. Memory time is bytes over DRAM bandwidth: computing reads every weight that
-it uses once, and each unit that is read and stored is copied from the read buffer to its slot, which reads and writes
-it. LLM in a flash 3 has the same three parts (I/O, memory management, computing), but measures them and adds them up;
-nominal bandwidth is a lower bound of the last two. A request's units are computed with and copied while the rest
-of it is read, so it takes the longer of the two. Resident weights are computed with between requests, since the next
-request depends on them; only what was asked for ahead is read then.
+`Clock` is an observer of the store; simulations attach it, and so do runs that ask for modelled seconds. Flash time
+follows the device profile's law. Memory time is bytes over DRAM bandwidth: the computation reads every weight that it
+uses once, and storing a unit copies it from the read buffer to its slot, which reads and writes it. LLM in a flash 3
+has the same three parts (I/O, memory management, computing), but measures them and adds them up; nominal bandwidth
+gives a lower bound of the last two. A request computes with and copies the first units while it reads the rest, so it
+takes the longer of the two times. Resident weights are used between requests, because the next request depends on
+their results; only reads ahead run meanwhile.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,12 +24,13 @@ from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, Mode
 from coldpress.schemas.predictors import matrix_shapes
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
-"""Of these a token reads one row, unless the embedding is the head as well."""
+"""Tables of which a token reads one row, unless the embedding is also the head."""
 COPY_PASSES = 2
+"""A copy reads each byte and writes it."""
 
 
 class HasRank(Protocol):
-    """A layer's predictor, be it in a manifest or not yet."""
+    """A layer's predictor, in a manifest or still to be written to one."""
 
     @property
     def rank(self) -> int:
@@ -43,13 +44,15 @@ class HasRank(Protocol):
 
 
 def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
-    """The tables of which a token reads one row."""
+    """Returns the tables of which a token reads one row."""
     return LOOKUP_TABLES[spec.tie_word_embeddings :]
 
 
 def computed_bytes(manifest: Manifest, plan: Plan) -> int:
-    """Bytes of DRAM that a token's computing reads besides units: resident weights, predictors, half the KV cache. Of
-    a mixture's resident experts only those count that a token uses."""
+    """Returns the bytes of DRAM that a token reads besides units: resident weights, predictors, half the KV cache.
+
+    Half the KV cache is the mean over a full context. In a mixture only the resident experts that a token uses count.
+    """
     spec, tensors = manifest.model, resident_tensors(manifest)
     looked_up = layout_bytes({role: tensors[role] for role in looked_up_roles(spec) if role in tensors})
     layers = range(spec.num_hidden_layers)
@@ -59,20 +62,20 @@ def computed_bytes(manifest: Manifest, plan: Plan) -> int:
 
 
 def _held_bytes(tensors: Layout, spec: ModelSpec, layer: int, role: MatrixRole) -> int:
-    """Bytes of a layer's resident matrices of a role."""
+    """Returns the bytes of a layer's resident matrices with one role."""
     names = [f"layers.{layer}.{name}.weight" for name in matrices(role, spec)]
     return layout_bytes({name: tensors[name] for name in names if name in tensors})
 
 
 def _multiplied_bytes(tensors: Layout, spec: ModelSpec, layer: int, roles: Iterable[MatrixRole]) -> int:
-    """Bytes of a layer's resident matrices that a token multiplies: of experts its own alone."""
+    """Returns the bytes of a layer's resident matrices that a token multiplies; of experts only those it uses."""
     share = used_share(WHOLE_MLP, spec)
     held = {role: _held_bytes(tensors, spec, layer, role) for role in roles}
     return sum(round(share * size) if role in MLP_ROLES else size for role, size in held.items())
 
 
 def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> int:
-    """Bytes of predictors that a token multiplies: of each one's second matrix only the rows of its experts."""
+    """Returns the bytes of predictors that a token multiplies; of each second matrix only the rows of its experts."""
     used, total = used_share(WHOLE_MLP, spec), 0
     for entry in predictors:
         first, second = (
@@ -87,13 +90,13 @@ def _predicting_bytes(manifest: Manifest, plan: Plan) -> int:
 
 
 def fetch_seconds(device: DeviceProfile, flash_s: float, active_bytes: int, kept_bytes: int) -> float:
-    """What one request for units takes, in seconds: reading, or computing and copying.
+    """Returns the seconds of one request for units: reading, or computing and copying, whichever takes longer.
 
     Args:
-        device: Its bandwidth counts.
-        flash_s: Of its reads.
-        active_bytes: Bytes of the units that are used, whether those were in DRAM or not.
-        kept_bytes: Bytes of those that were read and are kept.
+        device: Gives the DRAM bandwidth.
+        flash_s: Seconds of its reads.
+        active_bytes: Bytes of the units that are used, from DRAM or from flash.
+        kept_bytes: Bytes of the units that were read and go to slots.
     """
     return max(flash_s, (active_bytes + COPY_PASSES * kept_bytes) / device.dram_bytes_per_s.value)
 
@@ -101,22 +104,24 @@ def fetch_seconds(device: DeviceProfile, flash_s: float, active_bytes: int, kept
 def dram_seconds(
     device: DeviceProfile, computed_per_token: int, num_tokens: int, active_bytes: int = 0, kept_bytes: int = 0
 ) -> float:
-    """Memory time of decoded tokens in seconds.
+    """Returns the memory time of decoded tokens in seconds.
 
     Args:
-        device: Its bandwidth counts.
+        device: Gives the DRAM bandwidth.
         computed_per_token: From `computed_bytes`.
         num_tokens: Decoded tokens.
-        active_bytes: As that of `fetch_seconds`, of all requests.
-        kept_bytes: As that of `fetch_seconds`, of all requests.
+        active_bytes: See `fetch_seconds`; the sum over all requests.
+        kept_bytes: See `fetch_seconds`; the sum over all requests.
     """
     moved = num_tokens * computed_per_token + active_bytes + COPY_PASSES * kept_bytes
     return moved / device.dram_bytes_per_s.value
 
 
 def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], int]:
-    """Bytes of resident weights and KV cache that a layer computes with before its first request for MLP units, by that
-    request: what is read ahead is read meanwhile. Later ones, and the head, are not counted."""
+    """Returns, for each layer's first request for MLP units, the bytes of resident weights and KV cache used before it.
+
+    Reads ahead run in that time. Bytes used later in a layer, and the head's, are not counted.
+    """
     families = [entry.family for entry in manifest.families]
     first = next((name for name in families if set(FAMILIES[name].roles) & set(MLP_ROLES)), None)
     if first is None:
@@ -130,23 +135,26 @@ def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName],
 
 
 class FlashQueue:
-    """A modelled device that reads in the order in which it is asked, while memory is computed with."""
+    """A modelled device that serves reads in order while the processor computes from memory."""
 
     def __init__(self, device: DeviceProfile) -> None:
-        """With nothing to read."""
+        """Begins with nothing to read."""
         self._device, self._left_s = device, 0.0
 
     def begin(self, flash_s: float) -> None:
-        """Reads that nobody waits for yet."""
+        """Queues reads that nobody waits for yet."""
         self._left_s += flash_s
 
     def compute(self, num_bytes: int) -> None:
-        """So many bytes of DRAM are computed with, and nothing is asked for."""
+        """Computes with `num_bytes` of DRAM while no request waits; queued reads go on meanwhile."""
         self._left_s = max(0.0, self._left_s - num_bytes / self._device.dram_bytes_per_s.value)
 
     def fetch_s(self, flash_s: float, active_bytes: int, kept_bytes: int, *, early: bool) -> float:
-        """What a request takes, as `fetch_seconds`; its reads come behind those that were begun before, and it waits
-        for those only if some of its units are among them (`early`), or it reads itself."""
+        """Returns the seconds of a request, see `fetch_seconds`.
+
+        Its reads queue behind earlier ones. It waits for the earlier ones only if they bring some of its units
+        (`early`), or if it reads, too.
+        """
         reading_s = self._left_s + flash_s if early or flash_s else 0.0
         seconds = fetch_seconds(self._device, reading_s, active_bytes, kept_bytes)
         self._left_s = max(0.0, self._left_s + flash_s - seconds)
@@ -157,17 +165,17 @@ class Clock(Observer):
     """The modelled seconds of a store's requests on the artifact's device."""
 
     def __init__(self, manifest: Manifest, plan: Plan) -> None:
-        """At zero; `plan` says how many reads are issued at once, and what is computed between requests."""
+        """Begins at zero; `plan` says how many reads are in flight and which weights are used between requests."""
         self._flash = manifest.device.flash.issuing(plan.queue_depth)
         self._queue = FlashQueue(manifest.device)
         self._bytes_before = bytes_before(manifest, plan) if plan.preload_buffer_bytes else {}
         self.flash_s = 0.0
-        """Of the reads alone, request by request."""
+        """Seconds of the reads alone, summed over requests."""
         self.fetch_s = 0.0
-        """Of the requests: reading, or computing and copying, whichever takes longer."""
+        """Seconds of the requests: reading, or computing and copying, whichever takes longer."""
 
     def start(self) -> None:
-        """Counts from zero again; what the device still has to read stays."""
+        """Counts from zero again; reads that are still queued stay."""
         self.flash_s = self.fetch_s = 0.0
 
     def request(self, facts: RequestFacts) -> None:
@@ -188,14 +196,16 @@ class Clock(Observer):
 
 
 def modelled_flash_s(flash: Flash, plan: planner.ReadPlan, buffer_bytes: int, room: int) -> float:
-    """Seconds of a plan's reads by a device's law; `room` bytes of the buffer are read into at a time."""
+    """Returns the seconds of a plan's reads by a device's law, if a batch takes at most `room` bytes of the buffer."""
     portions = _under_way_together(plan, buffer_bytes, room)
     return sum(float(flash_seconds(flash, len(reads), reads.num_bytes)) for reads in portions)
 
 
 def _under_way_together(plan: planner.ReadPlan, buffer_bytes: int, room: int) -> Iterator[Extents]:
-    """The reads of a plan in the portions that a device has at once: all of them where `room` is half of the buffer,
-    since the device is never idle then, or else a buffer full at a time."""
+    """Yields the groups of reads that a device works on together.
+
+    If `room` is half of the buffer, that is all of them, because the device never idles; else one buffer at a time.
+    """
     if room < buffer_bytes:
         yield plan.extents
     else:

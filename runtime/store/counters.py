@@ -1,4 +1,4 @@
-"""What a store counts while it runs, and the digest over all its reads: two observers, and their record."""
+"""Two observers of a store: its counters, and a digest over all its reads."""
 
 import hashlib
 from dataclasses import asdict, dataclass, fields
@@ -18,8 +18,8 @@ DECODING = (Purpose.REQUEST, Purpose.AHEAD)
 
 @dataclass
 class Counters(Observer):
-    """What was read and why: fields up to `preload_used_bytes` are of requests and of reading ahead, `prefill_` of
-    dense passes, `load_` of pinned units. Fields that `RunMetrics` has, too, are taken over under the same name."""
+    """Counts reads and units by purpose: fields up to `preload_used_bytes` count requests and reads ahead, `prefill_`
+    dense passes, `load_` pinned units. Fields that `RunMetrics` also has are copied to it under the same name."""
 
     hits: int = 0
     misses: int = 0
@@ -103,7 +103,10 @@ class Counters(Observer):
         extents_sha256: str,
         direct_io: bool,
     ) -> RunMetrics:
-        """A record of what was counted, with what only others know; tokens of a pass share the weights in DRAM."""
+        """Returns the counters as a record, with the caller's times and sizes.
+
+        Memory time counts passes, not tokens, because the tokens of one pass share the weights in DRAM.
+        """
         device, computed = manifest.device, computed_bytes(manifest, plan)
         modelled: dict[str, Any] = (
             {}
@@ -137,7 +140,7 @@ class ReadDigest(Observer):
     """Digest over all reads: offsets, then lengths (int64, little-endian), batch by batch as they begin."""
 
     def __init__(self) -> None:
-        """Of no reads."""
+        """Begins with no reads."""
         self._sha256 = hashlib.sha256()
 
     def began(self, purpose: Purpose, batch: ReadBatch) -> None:
@@ -146,5 +149,5 @@ class ReadDigest(Observer):
         self._sha256.update(batch.extents.lengths.astype("<i8").tobytes())
 
     def hexdigest(self) -> str:
-        """Of the reads so far."""
+        """Returns the digest over the reads so far."""
         return self._sha256.hexdigest()

@@ -1,8 +1,8 @@
-"""What a store tells its observers: one record of each request, and of each group of reads.
+"""What a store tells its observers: one record for each request and for each call that reads ahead.
 
-The store decides and reads; whatever else wants to know of it observes it: counters, the digest over all reads, the
-recorder of a trace, the gap that adapts, and the clock of a simulation. Observers change no decision of the request
-that they are told of, so a real run and its simulation decide the same, and a run without a clock pays for none.
+The store decides and reads. Everything else observes it: counters, the digest over all reads, the recorder of a trace,
+the adaptive gap, and the clock of a simulation. No observer changes a decision of the request that it is told about, so
+a real run and its simulation decide the same, and a run without a clock does not pay for one.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from coldpress.runtime.store.planner import ReadBatch, ReadPlan
 from coldpress.schemas.families import FamilyName
 
 Key = tuple[int, FamilyName]
-"""A layer and a family: the key of everything that a store keeps."""
+"""A layer and a family: the key by which a store finds a part."""
 
 
 class Purpose(Enum):
@@ -28,35 +28,35 @@ class Purpose(Enum):
 
 
 class RequestFacts(NamedTuple):
-    """What one request for units decided; complete before its first read begins."""
+    """The decisions for one request; complete before its first read begins."""
 
     key: Key
     ids: np.ndarray
-    """int32 [k]: what was asked for."""
+    """int32 [k]: the requested units."""
     may_stay: np.ndarray | None
-    """int32, those of `ids` that the cache may keep; None for all."""
+    """int32, the units of `ids` that the cache may keep; None for all."""
     unit_bytes: int
     num_hits: int
-    """Of `ids`, those that were in DRAM."""
+    """Units of `ids` that were in DRAM."""
     num_resident: int
-    """Units that are used from DRAM: the hits, and under `use_read_units` whatever else is there."""
+    """Units that are used from DRAM: the hits, and under `use_read_units` all other units in DRAM."""
     num_early: int
-    """Of the missing units, those that were read ahead."""
+    """Missing units that were read ahead."""
     num_read: int
     """Units that are used from the request's own reads."""
     num_stored: int
-    """Of those read or read ahead, the units that go to slots."""
+    """Units, read now or ahead, that go to slots."""
     num_evicted: int
     plan: ReadPlan
     """The request's own reads."""
     room_bytes: int
-    """What one batch of reads may take of the read buffer."""
+    """Bytes of the read buffer that one batch of reads may take."""
     buffer_bytes: int
-    """The read buffer."""
+    """Size of the read buffer."""
 
     @property
     def num_misses(self) -> int:
-        """Of `ids`, those that were not in DRAM."""
+        """Units of `ids` that were not in DRAM."""
         return self.ids.size - self.num_hits
 
     @property
@@ -71,24 +71,24 @@ class RequestFacts(NamedTuple):
 
 
 class AheadFacts(NamedTuple):
-    """What one call for reading ahead decided."""
+    """The decisions of one call that reads ahead."""
 
     key: Key
     ids: np.ndarray
     """int32 [k]: the guess."""
     unit_bytes: int
     batch: ReadBatch | None
-    """The reads that were begun and their units; None where there is no room, or nothing is missing."""
+    """The reads that were begun and their units; None if there is no room, or nothing is missing."""
 
 
 class Observer:
-    """Is told what a store does, as it does it; ignores everything that a subclass does not override."""
+    """Follows what a store does; ignores every event whose method a subclass does not override."""
 
     def request(self, facts: RequestFacts) -> None:
         """A request was decided; its reads begin next."""
 
     def read_ahead(self, facts: AheadFacts) -> None:
-        """Reading ahead was asked for."""
+        """Units were guessed; their reads, if any, have begun."""
 
     def stream(self, key: Key) -> None:
         """A dense pass over all units of a part begins."""
@@ -97,17 +97,17 @@ class Observer:
         """The reads of a batch are about to begin."""
 
     def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
-        """Reads ended, after the run waited for them for so long."""
+        """Reads ended; the run waited `waited_s` seconds for them."""
 
     def end_tokens(self, count: int, num_evicted: int) -> None:
-        """The tokens that units were requested for are decoded; caches gave up so many units then."""
+        """`count` tokens are decoded; caches evicted `num_evicted` units at their end."""
 
     def reset(self) -> None:
         """A new context begins."""
 
 
 class Observers:
-    """The observers of one store, by what they listen to: nobody is called to ignore a request."""
+    """The observers of one store, by event, so that no call is wasted on an observer that ignores the event."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         """Takes the methods that the observers' classes override."""

@@ -1,11 +1,11 @@
-"""How far apart two reads may be and still become one, found while running (Ripple 5.1).
+"""Learns while running how far apart two reads may be and still become one (Ripple 5.1).
 
-The plan's gap is right for the device that the artifact was compiled for. The adaptive gap tries other gaps on some
-tokens, wider and narrower ones in turn, and moves to the gap that takes fewer seconds for the bytes that were wanted.
-From time to time two tokens read without any gap: where that moves as many bytes per second as the best gap does, the
-device is bound by bandwidth and not by operations, and collapse is switched off until such a check finds otherwise. It
-observes the store, and decides from the seconds of reads alone: modelled ones in a simulation, which repeats, and in a
-run those that were waited for, so that its reads may differ from run to run.
+The plan's gap is right for the device that the artifact was compiled for. The adaptive gap tries other gaps on a few
+tokens, wider and narrower ones in turn, and moves to a gap that takes fewer seconds per wanted byte. From time to time
+two tokens read without any gap. If that moves as many bytes per second as the best gap does, the device is limited by
+bandwidth and not by operations, and collapse is switched off until a later check finds otherwise. The adaptive gap
+observes the store and decides from the seconds of reads alone. A simulation gives modelled seconds, which repeat; a run
+gives the seconds it waited, so its reads may differ from run to run.
 """
 
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ from coldpress.runtime.store.facts import Observer, Purpose, RequestFacts
 from coldpress.schemas.layout import Plan
 
 STEPS_DOWN, STEPS_UP = 12, 10
-"""Gaps that are tried: the plan's, divided and multiplied by the square root of two so often."""
+"""How many times the plan's gap is divided and multiplied by the square root of two, to give the gaps to try."""
 PROBES = (1, -1, 3, -3)
-"""Steps from the current gap to those that are tried in turn; one of a single step may change nothing."""
+"""Steps from the current gap to the gaps that are tried in turn; a single step may be too small to change a read."""
 PROBE_EVERY, PROBE_SELDOM = 4, 64
-"""Tokens from one that tries another gap to the next: fewest, and most where no try paid."""
+"""Tokens from one probe to the next: at first, and at most, after probes that found nothing better."""
 CHECK_EVERY, CHECK_SELDOM = 32, 512
-"""Tokens from check to check: fewest, and most where checks find no change."""
+"""Tokens from check to check: at first, and at most, after checks that changed nothing."""
 CHECK_TOKENS = 2
 """Tokens of a check."""
 FEWEST_SHOWN = 4
-"""The least step of the gap that shows, in a check, how much bandwidth there is."""
+"""Least index of the gap that a check uses to measure the device's bandwidth."""
 FEWEST = 2
-"""Tokens that a gap has to be seen on before it counts."""
+"""Tokens that must have used a gap before its cost counts."""
 WORTH = 0.98
-"""Share of the current gap's cost that another must not exceed for a move, so that noise moves little."""
+"""A gap must cost at most this share of the current gap's cost to replace it, so that noise causes few moves."""
 BOUND = 0.95
-"""Share of the most bytes per second from which on the device is bound by bandwidth."""
+"""The device is limited by bandwidth if it reaches this share of the best bytes per second without a gap."""
 KEPT = 0.8
-"""What of earlier tokens counts beside one more."""
+"""Weight of all earlier tokens' sums when a token is added."""
 
 
 @dataclass
 class _Tried:
-    """A gap, and what tokens with it cost; sums in which older tokens count less."""
+    """A gap and the cost of the tokens that used it, as sums in which older tokens weigh less."""
 
     gap_bytes: int
     num_tokens: int = 0
@@ -46,7 +46,7 @@ class _Tried:
     seconds: float = 0.0
 
     def add(self, wanted_bytes: int, read_bytes: int, seconds: float) -> None:
-        """One more token."""
+        """Adds a token."""
         self.num_tokens += 1
         self.wanted_bytes = KEPT * self.wanted_bytes + wanted_bytes
         self.read_bytes = KEPT * self.read_bytes + read_bytes
@@ -54,36 +54,36 @@ class _Tried:
 
     @property
     def known(self) -> bool:
-        """Whether it was seen on enough tokens."""
+        """Whether enough tokens used the gap."""
         return self.num_tokens >= FEWEST
 
     def is_cheaper(self, other: "_Tried") -> bool:
-        """Whether it takes clearly fewer seconds for what is wanted; products, so that no time is no error."""
+        """Whether the gap takes clearly fewer seconds per wanted byte; compares products, as bytes may be zero."""
         return self.seconds * other.wanted_bytes < WORTH * other.seconds * self.wanted_bytes
 
 
 class PlansGap(Observer):
-    """The plan's gap throughout: learns nothing."""
+    """The plan's gap, unchanged."""
 
     def __init__(self, gap_bytes: int) -> None:
-        """Keeps the plan's gap."""
+        """Takes the plan's gap."""
         self._gap_bytes = gap_bytes
 
     @property
     def gap_bytes(self) -> int:
-        """For the next reads."""
+        """The gap for the next reads."""
         return self._gap_bytes
 
 
 class AdaptiveGap(Observer):
-    """The gap of the next reads; learns what reads cost."""
+    """A gap that adapts to the cost of reads."""
 
     def __init__(self, start_bytes: int, page_bytes: int) -> None:
         """Begins with the plan's gap.
 
         Args:
-            start_bytes: The plan's.
-            page_bytes: Gaps are whole pages: no smaller one joins anything that pages do not.
+            start_bytes: The plan's gap.
+            page_bytes: Gaps are whole pages, because reads are whole pages: a smaller gap joins no further reads.
         """
         first = max(page_bytes, start_bytes)
         steps = [first * 2.0 ** (power / 2) for power in range(-STEPS_DOWN, STEPS_UP + 1)]
@@ -100,20 +100,20 @@ class AdaptiveGap(Observer):
 
     @property
     def gap_bytes(self) -> int:
-        """For the next reads."""
-        return self._tried[self._used].gap_bytes
+        """The gap for the next reads."""
+        return self._tried[self._used].gap_bytes  # may be a probe's gap instead of the current best
 
     def request(self, facts: RequestFacts) -> None:
         """See `Observer`."""
         self.want(facts.wanted_bytes)
 
     def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
-        """See `Observer`; learns from the reads of requests alone, which somebody waits for."""
+        """See `Observer`; learns only from reads of requests, because the token waits for these."""
         if purpose is Purpose.REQUEST:
             self.observe(num_bytes, waited_s)
 
     def want(self, wanted_bytes: int) -> None:
-        """Adds bytes that the current tokens ask flash for."""
+        """Adds bytes that the current tokens need from flash."""
         self._wanted_bytes += wanted_bytes
 
     def observe(self, read_bytes: int, seconds: float) -> None:
@@ -131,7 +131,7 @@ class AdaptiveGap(Observer):
         self._used = self._next()
 
     def _move(self) -> None:
-        """To a gap near the current one, if it is clearly cheaper."""
+        """Moves to a gap near the current one if that is clearly cheaper."""
         for step in PROBES:
             other, current = self._neighbour(step), self._tried[self._current]
             if current.known and self._tried[other].known and self._tried[other].is_cheaper(current):
@@ -139,11 +139,11 @@ class AdaptiveGap(Observer):
                 self._until_probe = self._probe_every = PROBE_EVERY
 
     def _next(self) -> int:
-        """The gap of the token to come, by its index."""
+        """Returns the index of the next token's gap."""
         self._until_check -= 1
         if self._until_check < 0:
             if self._until_check >= -CHECK_TOKENS:
-                # what there is to compare with: no gap, or where there is none the one that would be
+                # a check compares gap 0 with a wide gap: it uses the one of the two that is not in use now
                 return (self._current or self._shown) if self.switched_off or not self._current else 0
             self._decide()
         if self.switched_off:
@@ -152,13 +152,13 @@ class AdaptiveGap(Observer):
         if self._until_probe > 0:
             return self._current
         self._num_probes += 1
-        if self._num_probes % (FEWEST * len(PROBES)) == 0:  # each was tried often enough to be known
+        if self._num_probes % (FEWEST * len(PROBES)) == 0:  # every probe is known by now, and none was better
             self._probe_every = min(2 * self._probe_every, PROBE_SELDOM)
         self._until_probe = self._probe_every
         return self._neighbour(PROBES[self._num_probes % len(PROBES)])
 
     def _decide(self) -> None:
-        """Whether reads without a gap use all the bandwidth that there is."""
+        """Switches collapse off if reads without a gap reach the device's bandwidth, and on otherwise."""
         (apart, *others), before = self._tried, self.switched_off
         self.switched_off = (
             apart.known
@@ -177,7 +177,7 @@ class AdaptiveGap(Observer):
 
 
 def gap_of(plan: Plan, page_bytes: int) -> AdaptiveGap | PlansGap:
-    """The gap that a run of a plan joins its reads over."""
+    """Returns the gap over which a run of `plan` joins its reads."""
     if plan.collapse == "adaptive":
         return AdaptiveGap(plan.collapse_gap_bytes, page_bytes)
     return PlansGap(plan.collapse_gap_bytes)

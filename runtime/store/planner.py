@@ -1,10 +1,10 @@
 """Plans the reads that bring a set of units from flash: pure arithmetic, the same for real and simulated runs.
 
-Units lie packed, or as far apart as a layer group needs, so a read begins and ends inside a page and is rounded out to
-pages. Reads that share or touch pages become one, and so do reads with at most `gap_bytes` between them: access
-collapse as in Ripple 5.1, which trades a few bytes that nobody asked for against operations. The caller names the gap,
-which may change from request to request (runtime/store/gap.py). Reads longer than `max_bytes` are cut at page
-boundaries; if the second half has none, inside a page, which is then read twice.
+Units lie packed, or in a layer group a fixed stride apart, so a unit begins and ends inside a page and its read is
+rounded out to pages. Reads that share or touch pages become one, and so do reads with at most `gap_bytes` between them:
+access collapse as in Ripple 5.1, which reads a few unneeded bytes to save operations. The caller passes the gap, which
+may change from request to request (runtime/store/gap.py). Reads longer than `max_bytes` are cut between two units that
+share no page; if the second half has no such place, between two units of one page, which is then read twice.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from coldpress.runtime.extents import Extents, span_bytes
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Reads, and where in them each unit lies. Units are in ascending order of their flash position."""
+    """Reads, and where each unit lies in them. Units are in ascending order of flash position."""
 
     extents: Extents
     unit_extent: np.ndarray
     """int64 [k], non-decreasing: the index of the read that holds the unit."""
     unit_offset: np.ndarray
-    """int64 [k], bytes from that read's first byte to the unit's."""
+    """int64 [k], bytes from the read's first byte to the unit's first byte."""
 
 
 NO_READS = ReadPlan(Extents(np.empty(0, np.int64), np.empty(0, np.int64)), np.empty(0, np.int64), np.empty(0, np.int64))
@@ -49,23 +49,26 @@ class Strided:
     """At least `unit_bytes`; equal where units lie packed."""
 
     def starts(self, positions: np.ndarray) -> np.ndarray:
-        """int64 [k], the first byte of the units at `positions`, integers [k]."""
+        """Returns the first byte of the units at `positions`, integers [k], as int64 [k]."""
         return self.offset_bytes + positions.astype(np.int64) * self.stride_bytes
 
 
 def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, max_bytes: int) -> ReadPlan:
-    """The reads for units at `positions`.
+    """Plans the reads for units at `positions`.
 
     Args:
-        units: Where they lie.
+        units: Where the units lie.
         positions: Flash positions, integers [k], distinct and ascending.
         page_bytes: Size of a page.
         gap_bytes: Reads whose pages are at most this far apart become one.
         max_bytes: Longest read, at least `span_bytes` of a unit.
+
+    Raises:
+        ValueError: if a read of `max_bytes` may be too short for a unit.
     """
     if max_bytes < span_bytes(units.unit_bytes, page_bytes):
         raise ValueError(f"max_bytes is {max_bytes}, one unit may need {span_bytes(units.unit_bytes, page_bytes)}")
-    if not positions.size:  # the most frequent request where much is in DRAM
+    if not positions.size:  # common when most units are in DRAM
         return NO_READS
     starts = units.starts(positions)
     low = starts // page_bytes * page_bytes
@@ -81,10 +84,10 @@ def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes
 
 
 def _runs(opens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the last unit of each read, int64 [n] both; `opens` bool [k] says where a read begins.
+    """Returns the first and the last unit of each read, int64 [n] both; `opens` bool [k] says where a read begins.
 
-    Methods of arrays, here and below, since numpy's functions of the same names cost several Python calls each, and
-    this runs for every request.
+    This runs for every request, so it calls array methods: numpy's functions of the same names cost several Python
+    calls each.
     """
     first = opens.nonzero()[0]
     last = np.empty_like(first)
@@ -93,14 +96,15 @@ def _runs(opens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cut(opens: np.ndarray, low: np.ndarray, high: np.ndarray, max_bytes: int) -> None:
-    """Opens further reads inside those that are too long, each as long as it may be, or a little shorter where that
-    leaves every page to one read."""
+    """Splits reads that are too long, in place in `opens`: each piece is as long as allowed, or up to half shorter if a
+    cut there leaves no page to two reads."""
     first, last = _runs(opens)
     stops = last + 1
     too_long = high[stops - 1] - low[first] > max_bytes
     for start, stop in zip(first[too_long].tolist(), stops[too_long].tolist(), strict=True):
         while high[stop - 1] - low[start] > max_bytes:
             first = start + int(np.searchsorted(high[start:stop], low[start] + max_bytes, side="right"))
+            # units whose first page follows the last page of the unit before: a cut there reads no page twice
             apart = np.flatnonzero(low[start + 1 : first + 1] >= high[start:first])
             if apart.size and high[start + apart[-1]] - low[start] >= max_bytes // 2:
                 first = start + 1 + int(apart[-1])
@@ -109,27 +113,34 @@ def _cut(opens: np.ndarray, low: np.ndarray, high: np.ndarray, max_bytes: int) -
 
 
 def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
-    """Flash positions of all units that lie whole inside `extents`, wanted or not: int64, distinct and ascending."""
+    """Returns the flash positions of all units that lie entirely inside `extents`, wanted or not.
+
+    int64, distinct and ascending.
+    """
     first = -(-(extents.offsets - units.offset_bytes) // units.stride_bytes)
     last = (extents.offsets + extents.lengths - units.offset_bytes - units.unit_bytes) // units.stride_bytes
     first, stop = np.maximum(first, 0), np.minimum(last + 1, num_units)
-    first[1:] = np.maximum(first[1:], stop[:-1])  # two reads may contain one page
+    first[1:] = np.maximum(first[1:], stop[:-1])  # two reads may contain one page (`_cut`): count its units once
     counts = np.maximum(stop - first, 0)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(first, counts) + within
 
 
 def inside(units: Strided, positions: np.ndarray, extents: Extents) -> ReadPlan:
-    """A plan of the same reads for units at ascending `positions`, all of them among what the reads bring."""
+    """Plans the same reads for units at ascending `positions`; each of them must lie entirely inside a read."""
     starts = units.starts(positions)
     unit_extent = np.searchsorted(extents.offsets + extents.lengths, starts + units.unit_bytes)
     return ReadPlan(extents, unit_extent, starts - extents.offsets[unit_extent])
 
 
 def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
-    """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each group as large as it may be."""
+    """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each as large as possible.
+
+    Raises:
+        ValueError: if a read is longer than `buffer_bytes`.
+    """
     lengths = plan.extents.lengths
-    if lengths.size and plan.extents.num_bytes <= buffer_bytes:  # nearly every request
+    if lengths.size and plan.extents.num_bytes <= buffer_bytes:  # fast path: holds for nearly every request
         yield ReadBatch(plan.extents, 0, plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset)
         return
     ends = np.cumsum(lengths)
@@ -147,22 +158,22 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
 
 
 def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Cuts a batch into parts that can be used before the rest of it is read.
+    """Cuts a batch into parts that can be used before the rest of the batch is read.
 
     Args:
-        batch: Its reads are made in their order.
+        batch: A batch whose reads arrive in order.
         unit_bytes: Size of a unit.
-        least_bytes: That are read between two parts, at least.
+        least_bytes: Least bytes that are read between two parts.
 
     Yields:
-        (first unit, stop, reads): the units of the batch that are in memory when so many reads are.
+        (first unit, stop, count): these units of the batch are in memory when its first `count` reads are.
     """
     if batch.extents.num_bytes <= least_bytes:
         if batch.buffer_offset.size:
             yield 0, batch.buffer_offset.size, batch.extents.offsets.size
         return
     ends = np.cumsum(batch.extents.lengths)
-    needed = np.searchsorted(ends, batch.buffer_offset + unit_bytes) + 1
+    needed = np.searchsorted(ends, batch.buffer_offset + unit_bytes) + 1  # reads that must have landed for each unit
     first, read_bytes = 0, 0
     while first < needed.size:
         count = min(int(np.searchsorted(ends, read_bytes + least_bytes)) + 1, ends.size)
@@ -176,12 +187,15 @@ def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> Iterator[tu
 def sequential_batches(
     units: Strided, num_units: int, page_bytes: int, buffer_bytes: int, max_bytes: int
 ) -> Iterator[ReadBatch]:
-    """All units from front to back with what lies between them, as much at a time as fits the buffer.
+    """Plans a pass over all units from front to back, bytes between them included, one buffer at a time.
 
-    The units of a batch lie in the buffer `stride_bytes` apart; reads have at most `max_bytes`, whole pages.
+    The units of a batch lie `stride_bytes` apart in the buffer; a read has at most `max_bytes`, whole pages.
+
+    Raises:
+        ValueError: if the buffer is too small for one unit.
     """
     stride, tail = units.stride_bytes, units.stride_bytes - units.unit_bytes
-    room = (buffer_bytes - page_bytes + tail) // stride  # a batch may begin up to a page after its first read does
+    room = (buffer_bytes - page_bytes + tail) // stride  # the first unit may begin up to a page behind the read's start
     per_batch = max(1, room)
     for first in range(0, num_units, per_batch):
         num_read = min(per_batch, num_units - first)

@@ -1,4 +1,4 @@
-"""What the store reads: batches of reads under way in the halves of a buffer, and the units in them. No decisions."""
+"""Carries out a store's read plans: batches of reads in flight in the halves of a buffer. Decides nothing."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,43 +14,46 @@ from coldpress.runtime.store.slot_memory import SlotMemory
 from coldpress.schemas.device import Flash, flash_seconds
 
 COPY_BYTES = 1 << 20
-"""Units are moved inside a read buffer this many bytes at a time."""
+"""Bytes of units that are moved at a time inside a read buffer."""
 MAX_READ_BYTES = 512 << 10
-"""Longest single read: devices reach their peak bandwidth before, and longer ones leave fewer to run side by side."""
+"""Longest single read: devices reach peak bandwidth with less, and longer reads leave fewer to run in parallel."""
 LEAST_HALF_BYTES = 128 << 10
-"""Smaller halves of a read buffer are not used apart: neighbours share a page, which is read for both."""
+"""Below this, the buffer is not halved: more batches would read more pages twice, for the units on both sides."""
 
 
 def room_bytes(buffer_bytes: int, page_bytes: int, least_bytes: int) -> int:
-    """How much of a read buffer one batch of reads takes: half, so that the rest can be used meanwhile, or all where
-    half is too little.
+    """Returns the bytes of a read buffer that one batch may take: half, so that the other half can be used meanwhile,
+    or the whole buffer if half is too small.
 
     Args:
-        buffer_bytes: Whole pages.
+        buffer_bytes: Size of the buffer, whole pages.
         page_bytes: Size of a page.
-        least_bytes: What must fit.
+        least_bytes: Bytes that must fit.
     """
     half = buffer_bytes // 2 // page_bytes * page_bytes
     return half if half >= max(LEAST_HALF_BYTES, least_bytes) else buffer_bytes
 
 
 def longest_read_bytes(room: int, unit_bytes: int, page_bytes: int) -> int:
-    """The longest single read of units, where a batch of reads has `room` bytes; a unit always fits."""
+    """Returns the longest single read if a batch has `room` bytes; a unit always fits."""
     return max(min(MAX_READ_BYTES, room), span_bytes(unit_bytes, page_bytes))
 
 
 @dataclass(frozen=True)
 class Half:
-    """A part of the read buffer that is read into while another is used."""
+    """A part of the read buffer; one half is filled while the other is used."""
 
     memory: np.ndarray
     """uint8 [size]."""
     rows: np.ndarray
-    """uint8 [size - unit_bytes + 1, unit_bytes]: row i is what begins at byte i, as a view."""
+    """uint8 [size - unit_bytes + 1, unit_bytes], a view with overlapping rows: row i begins at byte i.
+
+    So kernels can take a byte offset as a row number, and units in the buffer need no copy.
+    """
 
 
 def halves(buffer: np.ndarray, unit_bytes: int, page_bytes: int) -> list[Half]:
-    """A read buffer's parts of `room_bytes`, for units of one size."""
+    """Divides a read buffer into parts of `room_bytes` for units of one size."""
     room = room_bytes(buffer.size, page_bytes, span_bytes(unit_bytes, page_bytes))
     parts = (buffer[start : start + room] for start in range(0, buffer.size - room + 1, room))
     return [Half(part, np.lib.stride_tricks.sliding_window_view(part, unit_bytes)) for part in parts]
@@ -68,7 +71,7 @@ class PlannedUnits:
     slots: np.ndarray
     """int32 [k]; meaningless where a unit is not stored."""
     num_read: int = 0
-    """How many of the units are in memory."""
+    """Units that are in memory."""
 
     @property
     def unread(self) -> np.ndarray:
@@ -76,14 +79,14 @@ class PlannedUnits:
         return self.ids[self.num_read :]
 
     def landing(self, batch: planner.ReadBatch, rows: np.ndarray) -> Landing:
-        """Where the stored units of a batch go: to their slots in `rows`, uint8 [slots, unit_bytes]."""
+        """Returns the copies of a batch's stored units to their slots in `rows`, uint8 [slots, unit_bytes]."""
         units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
         stored = self.stored[units]
         return Landing(batch.buffer_offset[stored], self.slots[units][stored], rows)
 
 
 class Incoming:
-    """Batches of reads in their order: one under way in each half of the buffer, the others to follow."""
+    """Batches of reads in order: one in flight in each half of the buffer, the others follow."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Incoming:
             raise
 
     def __iter__(self) -> Iterator[tuple[planner.ReadBatch, Ticket, Half]]:
-        """A batch, its reads, and the half they land in, which is read into again when the next batch is asked for."""
+        """Yields each batch, its reads, and the half they land in; the next step begins to overwrite that half."""
         while self._under_way:
             yield self._under_way[0]
             self._begin_next(self._under_way.popleft()[2])
@@ -113,19 +116,19 @@ class Incoming:
             self._under_way.append((batch, self._begin(batch, half.memory), half))
 
     def close(self) -> None:
-        """Gives up the reads under way; when it returns, nothing is written to a buffer any more."""
+        """Abandons the reads in flight; afterwards no read writes to a buffer."""
         while self._under_way:
             self._under_way.popleft()[1].abandon()
 
 
 @dataclass
 class FamilyMemory:
-    """The memory of a family's units: where they stay, and where they are read to."""
+    """The memory of a family's units: slots for cached units, and the read buffer."""
 
     slots: SlotMemory
     halves: list[Half]
     room_bytes: int
-    """What one batch of reads may take of the read buffer."""
+    """Bytes of the read buffer that one batch of reads may take."""
     longest_read_bytes: int
 
 
@@ -145,12 +148,12 @@ class Device:
         return self.flash.submit(batch.extents, into, landing)
 
     def ended(self, purpose: Purpose, batch: planner.ReadBatch, waited_s: float) -> None:
-        """Says that the reads of a batch have ended."""
+        """Tells observers that the reads of a batch have ended."""
         for ended in self._observers.ended:
             ended(purpose, batch.extents.offsets.size, batch.extents.num_bytes, waited_s)
 
     def incoming(self, memory: FamilyMemory, planned: PlannedUnits, purpose: Purpose) -> Incoming:
-        """Begins the reads of planned units; those that are stored land in their slots."""
+        """Begins the reads of planned units; stored units are copied to their slots as they arrive."""
 
         def begin(batch: planner.ReadBatch, into: np.ndarray) -> Ticket:
             return self.begin(purpose, batch, into, planned.landing(batch, memory.slots.rows))
@@ -161,12 +164,12 @@ class Device:
 def dense_batches(
     units: planner.Strided, num_units: int, room: int, page_bytes: int, gap_bytes: int, flash: Flash
 ) -> Iterator[planner.ReadBatch]:
-    """Plans a pass over all units of a part: from front to back, or around the other layers of its group, whichever
+    """Plans a pass over all units of a part: straight through, or skipping the other layers of its group, whichever
     takes the device less time.
 
     Args:
-        units: Where they lie.
-        num_units: How many there are.
+        units: Where the units lie.
+        num_units: Number of units.
         room: Bytes that a batch may take.
         page_bytes: Size of a page.
         gap_bytes: Reads at most this far apart become one.
@@ -178,7 +181,7 @@ def dense_batches(
         return whole
     apart = planner.plan_reads(units, np.arange(num_units), page_bytes, gap_bytes, max_bytes)
     if room < span_bytes(units.stride_bytes, page_bytes):
-        return planner.batches(apart, room)  # no room for what lies between
+        return planner.batches(apart, room)  # no room for the bytes between two units
     length = units.stride_bytes * num_units
     around_s = flash_seconds(flash, len(apart.extents), apart.extents.num_bytes)
     through_s = flash_seconds(flash, -(-length // max_bytes), length)
@@ -186,13 +189,16 @@ def dense_batches(
 
 
 def in_buffer(half: Half, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:
-    """uint8 [m, unit_bytes]: the units at ascending `offsets` of a half, as a view of it."""
+    """Returns the units at ascending `offsets` of a half, uint8 [m, unit_bytes], as a view of the half.
+
+    Units at regular offsets stay where they are. Other units are moved together at the half's front.
+    """
     size, stride = units.unit_bytes, units.stride_bytes
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first == (offsets.size - 1) * stride:
         return half.rows[first : last + 1 : stride]
     rows = half.memory[: offsets.size * size].reshape(-1, size)
     step = max(1, COPY_BYTES // size)
-    for start in range(0, offsets.size, step):  # to the front: what is overwritten was moved already, or is no unit's
+    for start in range(0, offsets.size, step):  # ascending, so a unit only overwrites gaps and units already moved
         rows[start : start + step] = half.rows[offsets[start : start + step]]
     return rows

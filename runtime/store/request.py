@@ -1,4 +1,4 @@
-"""Units on their way into memory: what a store gives back at once, and what is iterated over as reads land."""
+"""Units on their way into memory: requests and dense passes, which yield batches as reads land."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from coldpress.runtime.store.slot_memory import copy_rows
 from coldpress.runtime.store.slots import Part
 
 ARRIVAL_BYTES = 1 << 20
-"""Read between two batches of a request, at least: with less, calls would cost more than they let overlap."""
+"""Least bytes read between two batches of a request: smaller batches cost more in calls than overlap saves."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Units that are in memory until the next batch is asked for: `rows[slots[i]]` is unit `ids[i]`."""
+    """Units that are in memory until the next batch is taken: `rows[slots[i]]` is unit `ids[i]`."""
 
     ids: np.ndarray
     """int32 [m]."""
@@ -30,19 +30,19 @@ class Batch:
 
 
 class Request:
-    """Units on their way into memory; iterate over it, once, for batches of them.
+    """Units on their way into memory; iterate over a request once to get them in batches.
 
-    First come the units that are in memory, then those that were read ahead, then the others, as reads land. A batch
-    must be used before the next one is asked for: units without a slot are gone then. A request that is closed early,
-    or fails, leaves the cache without the units that were not read; `Store.submit` closes the one before it.
+    The first batches hold units in memory, the next units read ahead, the last the other units, as reads land. Use a
+    batch before taking the next one, which may overwrite units without a slot. If a request fails or is closed early,
+    the cache forgets the units that were not read. `Store.submit` closes the previous request.
     """
 
     def __init__(self, ready: tuple[Batch, ...], rest: "Rest | None" = None) -> None:
-        """`ready` is in memory; `rest` is read, or was read ahead."""
+        """Takes the batches in memory (`ready`), and the units that are read or were read ahead (`rest`)."""
         self._ready, self._rest = ready, rest
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches that cover what was asked for exactly once, at most a read buffer's units each.
+        """Yields batches that together hold each requested unit exactly once.
 
         Raises:
             CorruptPageError: if a page read is damaged.
@@ -51,7 +51,7 @@ class Request:
         return iter(self._ready) if self._rest is None else self._rest.batches(self._ready)
 
     def close(self) -> None:
-        """Gives up what has not arrived."""
+        """Gives up the units that have not arrived."""
         if self._rest is not None:
             self._rest.close()
 
@@ -73,11 +73,11 @@ class Rest:
 
         Args:
             device: Reads, and tells observers.
-            part: What the units are of.
-            memory: Where they go.
-            planned: The units that are read.
-            early: Those that were read ahead.
-            evicted_hits: Units in slots that the reads will fill, to be used before; the reads wait for that.
+            part: The units' part.
+            memory: Where the units go.
+            planned: The units that are read now.
+            early: The units that were read ahead.
+            evicted_hits: Units in slots that the reads will overwrite; the reads begin after they have been used.
             replan: Plans the reads of `early` units whose reads failed.
         """
         self._device, self._part, self._memory, self._replan = device, part, memory, replan
@@ -89,7 +89,7 @@ class Rest:
     def _begin(self) -> None:
         try:
             self._incoming = self._device.incoming(self._memory, self._planned[-1], Purpose.REQUEST)
-        except BaseException:  # of a device that reads at once
+        except BaseException:  # flash/serial.py reads inside `submit`, so reads can fail here
             self.close()
             raise
 
@@ -97,7 +97,8 @@ class Rest:
         """See `Request`."""
         try:
             if self._evicted_hits is not None:
-                # under `use_read_units` a token uses units that its own request evicts: before they are read over
+                # under `use_read_units` a token may use units that its own request evicts: they come first, because
+                # the reads will overwrite their slots
                 yield self._evicted_hits
                 self._begin()
             yield from ready
@@ -105,7 +106,7 @@ class Rest:
                 yield from self._read_ahead(early)
             yield from self._landed()
             lost = [units for early in self._early if (units := early.give_up()).size]
-            if lost:  # reads ahead failed, which nobody has been told: here they count
+            if lost:  # reads ahead failed without an error so far; if the data is damaged, this raises it
                 self._planned.append(self._replan(np.concatenate(lost)))
                 self._begin()
                 yield from self._landed()
@@ -113,7 +114,7 @@ class Rest:
             self.close()
 
     def _read_ahead(self, early: EarlyUnits) -> Iterator[Batch]:
-        """Units that were read ahead, as they arrive; those that the cache admitted are copied to their slots."""
+        """Yields units that were read ahead, as they arrive; copies those that the cache admitted to their slots."""
         for ids, places in early.arrivals(ARRIVAL_BYTES):
             stored = self._part.cache.contains(ids)
             if self._device.flash.moves_data:
@@ -121,7 +122,7 @@ class Rest:
             yield Batch(ids, places, early.rows)
 
     def _landed(self) -> Iterator[Batch]:
-        """The units of the reads under way, as they arrive."""
+        """Yields the units of the reads in flight, as they arrive: stored units from slots, others from the buffer."""
         planned, rows = self._planned[-1], self._memory.slots.rows
         for batch, ticket, half in self._incoming or ():
             for first, stop, count in planner.arrivals(batch, self._part.units.unit_bytes, ARRIVAL_BYTES):
@@ -147,7 +148,7 @@ class Rest:
 
 
 class DensePass:
-    """All units of a part on their way; iterate over it, once."""
+    """All units of a part on their way into memory; iterate over it once."""
 
     def __init__(self, device: Device, part: Part, memory: FamilyMemory, batches: Iterable[planner.ReadBatch]) -> None:
         """Begins the first reads of `batches`, which cover all units of the part."""
@@ -155,9 +156,9 @@ class DensePass:
         self._incoming = Incoming(batches, memory.halves, partial(device.begin, Purpose.STREAM))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as half of the read buffer holds, while the other
-        half is being filled; or all of it, where half has no room for a unit. The rows are views of the buffer, gone
-        when the next ones are asked for.
+        """Yields (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as half of the read buffer holds, while
+        reads fill the other half. A buffer that is not halved gives all its units at once. The rows are views of the
+        buffer; the next step overwrites them.
 
         Raises:
             CorruptPageError: if a page read is damaged.
@@ -171,19 +172,19 @@ class DensePass:
             self.close()
 
     def close(self) -> None:
-        """Gives up what has not arrived."""
+        """Gives up the units that have not arrived."""
         self._incoming.close()
 
 
 class ResidentPass:
-    """All units of a part that has every one of them in its slots; iterate over it as over a `DensePass`."""
+    """All units of a part that holds every unit in its slots; iterate over it as over a `DensePass`."""
 
     def __init__(self, part: Part, rows: np.ndarray, batches: Iterable[planner.ReadBatch]) -> None:
-        """Takes units from `rows`, uint8 [slots, unit_bytes], as many at a time as `batches` says; nothing is read."""
+        """Takes units from `rows`, uint8 [slots, unit_bytes], in the sizes of `batches`; reads nothing."""
         self._part, self._rows, self._batches = part, rows, batches
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `DensePass`; the rows are views of the slots, in which pinned units lie in flash order."""
+        """See `DensePass`; the rows are views of the slots, where pinned units lie in flash order."""
         order, first_slot = self._part.order, int(self._part.slot[self._part.order[0]])
         for batch in self._batches:
             units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)

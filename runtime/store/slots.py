@@ -1,7 +1,7 @@
-"""Which unit is in which slot: the pinned and cached units of each part (PowerInfer 5.2). Bookkeeping only.
+"""Records which unit is in which slot: the pinned and cached units of each part (PowerInfer 5.2). Bookkeeping only.
 
-A part is one family of one layer, with a cache of its own wherever its units lie. Slots of a family are numbered
-through all layers: each layer's pinned units in flash order, then its cached ones.
+A part is one family of one layer. Each part has its own cache, even if its units share a section with other layers.
+Slots of a family are numbered through all layers: each layer's pinned units in flash order, then its cached ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ from coldpress.schemas.families import FamilyName
 from coldpress.schemas.layout import Plan, Section, placed_parts
 
 Requests = Mapping[tuple[int, str], Sequence[np.ndarray]]
-"""By layer and family, the ids of each request in order."""
+"""The ids of each request in order, by layer and family."""
 
 
 class FreeSlots:
-    """Slots of a part that hold nothing, int32; the one given back last is filled first.
+    """The empty slots of a part, int32; the slot given back last is filled first.
 
-    An array: a list of integers would take ten times the bytes, and a model has as many slots as units in memory.
+    An array, because a list of integers would take ten times the bytes, and a model has one slot per unit in memory.
     """
 
     def __init__(self, first: int, first_free: int, stop: int) -> None:
-        """The part has the slots from `first` to before `stop`; those from `first_free` on are free."""
+        """Begins with slots `first` to `stop` (exclusive), of which `first_free` and later ones are free."""
         self._slots = np.empty(stop - first, np.int32)
         self._count = stop - first_free
         self._slots[: self._count] = np.arange(stop - 1, first_free - 1, -1, dtype=np.int32)
@@ -38,7 +38,7 @@ class FreeSlots:
         self._count += slots.size
 
     def take(self, count: int) -> np.ndarray:
-        """int32 [count], the next ones to be filled."""
+        """Takes the next `count` slots to fill, int32."""
         stop, self._count = self._count, self._count - count
         return self._slots[self._count : stop][::-1]
 
@@ -51,15 +51,15 @@ class Part:
     """Where its units lie on flash."""
     cache: CachePolicy
     order: np.ndarray
-    """int32 [num_units], unit at each flash position; the same array for all layers of a group."""
+    """int32 [num_units], the unit at each flash position; all layers of a group share this array."""
     position: np.ndarray
-    """int32 [num_units], flash position of each unit."""
+    """int32 [num_units], the flash position of each unit."""
     slot: np.ndarray
-    """int32 [num_units], slot of each pinned or cached unit; meaningless for others."""
+    """int32 [num_units], the slot of each pinned or cached unit; meaningless for other units."""
     free: FreeSlots
 
     def in_flash_order(self, ids: np.ndarray) -> np.ndarray:
-        """`ids` by ascending flash position."""
+        """Sorts `ids` by ascending flash position."""
         return ids[np.argsort(self.position[ids])]
 
     def admit(self, misses: np.ndarray) -> np.ndarray:
@@ -69,24 +69,24 @@ class Part:
             The units that were evicted, integers.
         """
         admitted, evicted = self.cache.admit(misses)
-        self.free.put(self.slot[evicted])
+        self.free.put(self.slot[evicted])  # before `take`: a full part has no other free slots
         if admitted.size:
             self.slot[admitted] = self.free.take(admitted.size)
         return evicted
 
     def end_tokens(self, count: int) -> int:
-        """Tells the policy that tokens are over; how many units it gave up."""
+        """Tells the policy that `count` tokens have ended; returns the number of units that it evicts."""
         evicted = self.cache.end_tokens(count)
         if evicted.size:
             self.free.put(self.slot[evicted])
         return evicted.size
 
     def resize(self, capacity: int, pinned: np.ndarray, first_slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Gives the part other slots: from `first_slot` on, as many as it has pinned units and `capacity`.
+        """Renumbers the part's slots from `first_slot` on: one for each pinned unit, and `capacity` for cached ones.
 
         Returns:
-            The old and the new slots, both int32 [m], of units that stay in memory; and the ids of pinned units that
-            have to be read.
+            The old and the new slots of the units that stay in memory, both int32 [m]; and the ids of pinned units
+            that must be read.
         """
         before = self.cache.present
         self.cache.resize(capacity, pinned)
@@ -100,12 +100,12 @@ class Part:
         return old, self.slot[remaining], unread
 
     def unpin(self, ids: np.ndarray) -> None:
-        """Makes pinned units that are not in memory units like others; their slots hold nothing."""
+        """Unpins units that are not in memory and frees their slots."""
         self.cache.unpin(ids)
         self.free.put(self.slot[ids])
 
     def forget(self, unread: np.ndarray) -> None:
-        """Undoes the admission of units that were not read."""
+        """Undoes the admission of units that were not read, so that they do not pass for cached."""
         lost = unread[self.cache.contains(unread)]
         if lost.size:
             self.cache.drop(lost)
@@ -113,15 +113,15 @@ class Part:
 
 
 def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[Key, Part]:
-    """All parts in use, with empty caches and their slots numbered.
+    """Makes all parts of a plan, with empty caches and numbered slots.
 
     Args:
         artifact: The open artifact.
         plan: Names the policy.
-        requests: All requests to come, where a trace is simulated.
+        requests: All requests of the trace that is simulated; None in a run.
 
     Raises:
-        ColdpressError: if the policy cannot be used, as where it knows the future and there is none to know.
+        ColdpressError: if the policy cannot be used, for example if it needs `requests` and they are None.
     """
     next_slot = dict.fromkeys((part.family for part in plan.parts), 0)
     positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
@@ -145,11 +145,11 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
 def resized(
     artifact: Artifact, plan: Plan, parts: Mapping[Key, Part]
 ) -> tuple[dict[FamilyName, tuple[np.ndarray, np.ndarray]], dict[Key, np.ndarray]]:
-    """Gives the parts of a run the units that another plan has for them.
+    """Resizes the parts of a run to another plan.
 
     Returns:
         By family, the old and the new slots of units that stay in memory; and by layer and family, the ids of pinned
-        units that have to be read.
+        units that must be read.
     """
     next_slot: dict[FamilyName, int] = {}
     moves: dict[FamilyName, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -165,7 +165,7 @@ def resized(
 
 
 def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.ndarray]:
-    """A section's unit at each flash position, and the flash position of each unit."""
+    """Returns a section's unit at each flash position, and the flash position of each unit, both int32 [num_units]."""
     order = artifact.order(section)
     position = np.empty_like(order)
     position[order] = np.arange(order.size, dtype=order.dtype)
@@ -173,5 +173,5 @@ def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.nda
 
 
 def num_slots(plan: Plan, family: FamilyName) -> int:
-    """Units of a family that all layers keep, pinned or cached."""
+    """Returns the number of a family's slots over all layers, pinned and cached."""
     return sum(part.num_pinned + part.cache_slots for part in plan.parts if part.family == family)

@@ -1,16 +1,16 @@
 """Ids in, rows in memory out: cache, slots, read plan and reads under one DRAM budget.
 
-The runtime's one stateful class. `submit` is the path of a decoded token: it looks the ids up in the cache, lets the
-policy admit and evict, plans the reads and begins them; the request that it returns gives the rows in batches, first
-those that are in memory, then the others as they arrive. `stream` is the prefill's dense pass.
+`submit` is the path of a decoded token: it looks the ids up in the cache, lets the policy admit and evict, plans the
+reads and begins them. The request that it returns yields rows in batches, first the units in memory, then the others as
+they arrive. `stream` is the prefill's dense pass.
 
-The units of a family that stay in DRAM lie in one array for all layers, each layer's pinned ones and then its cached
-ones. A unit keeps its slot as long as it is cached: kernels take slot numbers, so rows need not be moved together as in
-LLM in a flash 3.3, and an evicted unit's slot is simply the next one to be filled. Units lie on flash packed, so a read
-that bypasses the page cache cannot end in their slots: the reading threads copy the units that stay to their slots, and
-the others are used where they were read to.
+A family's units in DRAM lie in one array for all layers, each layer's pinned units and then its cached ones. A unit
+keeps its slot as long as it is cached: kernels take slot numbers, so rows need not be compacted as in LLM in a flash
+3.3, and an evicted unit's slot is simply the next to be filled. Direct reads cover whole pages and units lie packed, so
+a unit cannot be read straight into its slot: the reading threads copy stored units to their slots, and kernels use the
+other units in the read buffer.
 
-Whatever else wants to know what happens here observes it (runtime/store/facts.py).
+Counters, digests and clocks observe the store (runtime/store/facts.py).
 """
 
 from functools import partial
@@ -49,7 +49,7 @@ from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
 
 MAX_BUFFER_BYTES = 1 << 30
-"""More of a read buffer is not used: places in it are numbers of 32 bits."""
+"""Largest read buffer that is used, because offsets in it are 32-bit numbers."""
 
 
 class Store:
@@ -68,9 +68,9 @@ class Store:
         Args:
             artifact: The open artifact.
             plan: One of its plans, or one from `coldpress.runtime.plan.budget.choose_plan`.
-            flash: `Flash` of a file in runtime/flash, made for the artifact.
-            observers: Are told what happens, such as a `Recorder` or a `Clock`, beside the store's own counters.
-            requests: All that will be requested, where that is known, for policies that look ahead.
+            flash: A plug-in of runtime/flash, made for the artifact.
+            observers: Further observers beside the store's counters, for example a `Recorder` or a `Clock`.
+            requests: All requests to come, if they are known, for policies that look ahead.
 
         Raises:
             ColdpressError: if the plan's cache policy cannot be used here.
@@ -107,22 +107,21 @@ class Store:
         return FamilyMemory(slots, *self._read_into(unit_bytes))
 
     def _read_into(self, unit_bytes: int) -> tuple[list[Half], int, int]:
-        """The halves of the read buffer for units of one size, the room of one, and the longest read."""
+        """Returns the halves of the read buffer for units of one size, the bytes of one half, and the longest read."""
         parts = halves(self._buffer, unit_bytes, self._page_bytes)
         room = parts[0].memory.size
         return parts, room, longest_read_bytes(room, unit_bytes, self._page_bytes)
 
     def _reading_bytes(self) -> int:
-        """The read buffer of a plan that reads."""
-        # one request reads no page more than twice and no unit twice, so more than that would never be touched,
-        # whatever a plan says
+        """Returns the size of the read buffer of a plan that reads."""
+        # a request reads no page more than twice (planner `_cut`), so a larger buffer would never fill
         return min(self.plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
 
     def _buffer_bytes(self, *, loading: bool) -> int:
-        """The size of the read buffer.
+        """Returns the size of the read buffer.
 
-        A plan that holds everything counts none. It loads units through what the budget has left and what a decoded
-        token will work with; afterwards it keeps room for one unit, in case one could not be read.
+        A plan that holds all units budgets no read buffer. It loads them through the unused budget and the memory that
+        a decoded token will need later; afterwards it keeps room for one unit, in case a unit could not be loaded.
         """
         if not self._whole:
             return self._reading_bytes()
@@ -133,11 +132,11 @@ class Store:
         return max(least, min(self._reading_bytes(), spare // page_bytes * page_bytes)) if loading else least
 
     def _resize_buffer(self, *, loading: bool) -> None:
-        """Allocates the read buffer anew, if it is to have another size."""
+        """Reallocates the read buffer if its size changes."""
         size_bytes = self._buffer_bytes(loading=loading)
         if self._buffer.size == size_bytes:
             return
-        for memory in self._memory.values():  # the old buffer goes before the new one comes
+        for memory in self._memory.values():  # drop all views: the old buffer is freed before the new one exists
             memory.halves = []
         self._buffer = _native.aligned_buffer(0)
         self._buffer = _native.aligned_buffer(size_bytes)
@@ -146,11 +145,11 @@ class Store:
             memory.halves, memory.room_bytes, memory.longest_read_bytes = self._read_into(entry.unit_bytes)
 
     def resize(self, artifact: Artifact, plan: Plan) -> None:
-        """Goes on under a plan that differs in its budget and in its parts' units alone, between two requests.
+        """Switches, between two requests, to a plan that differs only in its budget and in the units of its parts.
 
-        Cached units stay where there is room for them, by the policy's order, and newly pinned units are read. Raises
-        as opening does: where the plan does not fit, nothing has changed; where a read fails, units that the plan pins
-        are missing, and are read when they are asked for.
+        Cached units stay as long as they fit, in the policy's order, and newly pinned units are read. Raises as
+        `__init__`: if the plan does not fit, nothing has changed; if a read fails, pinned units that are missing become
+        ordinary units, which requests read.
         """
         plan = as_run(artifact.manifest, plan)
         needed = used_bytes(artifact.manifest, plan)
@@ -160,7 +159,7 @@ class Store:
         self.plan, self.dram_used_bytes = plan, needed
         self._whole = holds_everything(plan, artifact.manifest.flash.sections)
         moves, unread = resized(artifact, plan, self._parts)
-        # families that shrink come first: what they give up is room for those that grow
+        # families that shrink come first, so that families that grow can use the memory they return
         for family in sorted(moves, key=lambda family: num_slots(plan, family) - len(self._memory[family].slots.rows)):
             old, new = moves[family]
             self._memory[family].slots = moved(self._memory[family].slots, num_slots(plan, family), old, new)
@@ -170,7 +169,7 @@ class Store:
                 self._load_pinned(key, unread[key])
                 del unread[key]
         finally:
-            for key, ids in unread.items():  # units that could not be read must not pass for pinned
+            for key, ids in unread.items():  # their slots hold nothing: they must not pass for present
                 self._parts[key].unpin(ids)
             self._resize_buffer(loading=False)
 
@@ -183,29 +182,29 @@ class Store:
             incoming.close()
 
     def residency(self, key: Key) -> Residency:
-        """Which units of a layer's family a request would not have to read, and where the others lie."""
+        """Returns which units of a layer's family are in DRAM, and where all its units lie on flash."""
         if self._under_way is not None:
             self._settle()
         part = self._parts[key]
         return Residency(part.cache.present, part.position)
 
     def close(self) -> None:
-        """Closes the device; nothing can be read any more."""
+        """Closes the device; no read may follow."""
         self._settle()
         self.ahead.drop()
         self._device.flash.close()
 
     def reset(self) -> None:
-        """Begins a new context, such as another prompt: what policies count per context starts anew; units stay."""
+        """Begins a new context, for example another prompt: counts per context restart at zero; units stay."""
         self._settle()
-        self.ahead.drop()  # of a token that failed
+        self.ahead.drop()  # only a token that failed has left any
         for reset in self._observers.reset:
             reset()
         for part in self._parts.values():
             part.cache.reset()
 
     def end_tokens(self, count: int = 1) -> None:
-        """Says that the units of `count` tokens, decoded together, were requested: what policies count per token."""
+        """Ends `count` tokens that were decoded together, for policies and observers that count tokens."""
         self._settle()
         num_evicted = 0
         for part in self._parts.values():
@@ -220,20 +219,20 @@ class Store:
         self.ahead.begin(key, ids)
 
     def submit(self, key: Key, ids: np.ndarray, kept: np.ndarray | None = None) -> Request:
-        """Decides everything about units that a token uses, and begins to read those that are missing.
+        """Makes all decisions about the units that a token uses, and begins to read the missing ones.
 
         Args:
             key: Layer number and family on flash.
             ids: Unit ids, int32 [k], distinct and ascending.
-            kept: Those of them that may stay in the cache, ascending; None for all.
+            kept: The units of `ids` that may stay in the cache, ascending; None for all.
 
         Returns:
-            The request, whose batches cover `ids` exactly once. Under a plan with `use_read_units` they also cover,
-            once, what is in memory already, and what lies whole inside the reads; the cache learns of `ids` only. It
-            ends when the next one is submitted.
+            The request, whose batches hold each unit of `ids` exactly once. Under a plan with `use_read_units` they
+            also hold, once, all other units in memory and all units that lie entirely inside the reads; the cache
+            counts `ids` only. The request ends when the next one is submitted.
 
         Raises:
-            CorruptPageError, DeviceError: of a device that reads at once (runtime/flash/serial.py).
+            CorruptPageError, DeviceError: from a device that reads inside this call (runtime/flash/serial.py).
         """
         if self._under_way is not None:
             self._settle()
@@ -241,28 +240,30 @@ class Store:
         present = part.cache.touch(ids)
         if not present.all():
             return self._submit_misses(key, ids, kept, present)
-        # nothing to admit, to plan or to read: what most requests of a warm cache are, so it is kept short
+        # fast path: nothing to admit, plan or read; with a warm cache this is most requests
         resident = _where(part.cache.present) if self._use_read_units else ids
         self._tell(key, ids, kept, ids.size, resident.size, planner.NO_READS)
         return Request((Batch(resident, part.slot[resident], memory.slots.rows),) if resident.size else ())
 
     def _submit_misses(self, key: Key, ids: np.ndarray, kept: np.ndarray | None, present: np.ndarray) -> Request:
-        """The same where some of `ids` are not `present`, bool [k]."""
+        """Submits a request some of whose `ids` are missing; `present` is bool [k]."""
         part, rows = self._parts[key], self._memory[key[1]].slots.rows
         hits, misses = ids[present], ids[~present]
+        # The order matters: reads are planned from the cache before `admit` changes it, and observers learn of the
+        # request before its first read begins.
         early = self.ahead.take(key, misses) if self.ahead.enabled else []
         plan, units = self._reads_for(key, misses, early)
         resident = _where(part.cache.present) if self._use_read_units else hits
-        slots = part.slot[resident]  # before evicted units lose them
+        slots = part.slot[resident]  # read before `admit` gives the slots of evicted units to others
         evicted = part.admit(misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)])
         planned = PlannedUnits(plan, units, part.cache.contains(units), part.slot[units])
         num_stored = int(planned.stored.sum()) + sum(int(part.cache.contains(each.ids).sum()) for each in early)
         num_early = sum(each.ids.size for each in early)
         self._tell(key, ids, kept, hits.size, resident.size, plan, num_early, units.size, num_stored, evicted.size)
         evicted_hits = None
-        if self._use_read_units and (going := np.isin(resident, evicted)).any():
-            evicted_hits = Batch(resident[going], slots[going], rows)
-            resident, slots = resident[~going], slots[~going]
+        if self._use_read_units and (is_evicted := np.isin(resident, evicted)).any():
+            evicted_hits = Batch(resident[is_evicted], slots[is_evicted], rows)
+            resident, slots = resident[~is_evicted], slots[~is_evicted]
         memory, replan = self._memory[key[1]], partial(self._planned, key)
         rest = self._under_way = Rest(self._device, part, memory, planned, early, evicted_hits, replan)
         return Request((Batch(resident, slots, rows),) if resident.size else (), rest)
@@ -300,18 +301,21 @@ class Store:
             request(facts)
 
     def _reads_for(self, key: Key, misses: np.ndarray, early: list[EarlyUnits]) -> tuple[planner.ReadPlan, np.ndarray]:
-        """The reads for the units of `misses` that were not read `early`, and the units that a token takes from them:
-        int32, in flash order."""
+        """Plans the reads for the units of `misses` that were not read `early`.
+
+        Returns:
+            The plan, and the units that the token takes from it, int32 in flash order.
+        """
         part, memory = self._parts[key], self._memory[key[1]]
         wanted = np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
         for each in early:
             wanted[part.position[each.ids]] = False
-        positions = wanted.nonzero()[0]
+        positions = wanted.nonzero()[0]  # a mask over positions sorts by flash position without a sort
         gap_bytes = self._gap.gap_bytes
         plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, memory.longest_read_bytes)
         if self._use_read_units:
-            # what the reads bring anyway costs nothing more: those of it that are not in memory are used, too
+            # the reads bring these units anyway, so the token uses all of them that are not yet in memory
             brought = planner.brought(part.units, part.order.size, plan.extents)
             in_memory = part.cache.present
             for each in early:
@@ -321,7 +325,7 @@ class Store:
         return plan, part.order[positions]
 
     def _planned(self, key: Key, ids: np.ndarray) -> PlannedUnits:
-        """The reads for units of a part with the plan's own gap, outside a token's requests."""
+        """Plans the reads for units of a part with the plan's gap, for loading and for failed reads ahead."""
         part, memory = self._parts[key], self._memory[key[1]]
         units = part.in_flash_order(ids)
         positions, gap_bytes = part.position[units], self.plan.collapse_gap_bytes
@@ -329,17 +333,17 @@ class Store:
         return PlannedUnits(plan, units, part.cache.contains(units), part.slot[units])
 
     def _settle(self) -> None:
-        """Closes the request or the dense pass under way: its buffer is used again, and its unread units are gone."""
+        """Closes the request or dense pass in flight and frees its buffer; the cache forgets its unread units."""
         if self._under_way is not None:
             self._under_way.close()
             self._under_way = None
 
     def stream(self, key: Key) -> DensePass | ResidentPass:
-        """Begins to read all units of a family of a layer in flash order: the prefill's dense pass. With room for
-        everything it takes them from their slots.
+        """Begins the prefill's dense pass: reads all units of a layer's family in flash order, or takes them from their
+        slots if the plan holds everything.
 
-        What lies between the units of one layer of a group is read along, or left out, whichever takes the artifact's
-        device less time. The pass ends when the next one begins, or a request is submitted.
+        In a layer group, the bytes between two units of the layer are read or skipped, whichever takes the artifact's
+        device less time. The pass ends when the next one begins, or when a request is submitted.
         """
         self._settle()
         for stream in self._observers.stream:
@@ -347,7 +351,7 @@ class Store:
         part, memory, gap_bytes = self._parts[key], self._memory[key[1]], self.plan.collapse_gap_bytes
         num_units, page_bytes = part.order.size, self._page_bytes
         in_slots = self._whole and bool(part.cache.present.all())
-        # as many units at a time as if they were read, so that sums have the same bits
+        # the same batch sizes as if they were read: sums are made per batch, so their bits depend on its size
         room = self._room_if_reading(part.units.unit_bytes) if in_slots else memory.room_bytes
         batches = dense_batches(part.units, num_units, room, page_bytes, gap_bytes, self._law)
         if in_slots:
@@ -356,15 +360,15 @@ class Store:
         return found
 
     def _room_if_reading(self, unit_bytes: int) -> int:
-        """The room of one batch of reads, if the plan read anything."""
+        """Returns the bytes that one batch would have if the plan read anything."""
         return room_bytes(self._reading_bytes(), self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
 
     def extents_sha256(self) -> str:
-        """The digest over all reads so far (`ReadDigest`)."""
+        """Returns the digest over all reads so far (`ReadDigest`)."""
         return self._digest.hexdigest()
 
     def start_counting(self) -> None:
-        """Sets the counters to zero, and the modelled seconds of a clock."""
+        """Sets the counters and the clock's modelled seconds to zero."""
         self.counters.start()
         if self.clock is not None:
             self.clock.start()
@@ -372,8 +376,11 @@ class Store:
     def metrics(
         self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float, num_passes: int | None = None
     ) -> RunMetrics:
-        """The counters as a record, with what only the caller knows: decoded tokens and seconds; `num_passes` where
-        that is another number, since tokens of one pass share the weights in DRAM."""
+        """Returns the counters as a record, with the caller's tokens and seconds.
+
+        `num_passes` is the number of passes if it differs from `num_tokens`: tokens of one pass share the weights in
+        DRAM.
+        """
         return self.counters.as_metrics(
             self._manifest,
             self.plan,
@@ -390,5 +397,5 @@ class Store:
 
 
 def _where(chosen: np.ndarray) -> np.ndarray:
-    """int32, the ids at which `chosen`, bool [num_units], is set."""
+    """Returns the ids at which `chosen`, bool [num_units], is set, int32 ascending."""
     return chosen.nonzero()[0].astype(np.int32)

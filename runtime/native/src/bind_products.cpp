@@ -1,5 +1,5 @@
-// The Python side of products: checks every shape and bound, releases the interpreter lock, calls the code that trusts
-// its arguments.
+// Bindings of the products: check every shape and bound, release the interpreter lock, and call code that trusts its
+// arguments.
 #include "attention.h"
 #include "bindings.h"
 #include "encode.h"
@@ -11,7 +11,7 @@
 namespace coldpress {
 namespace {
 
-using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;  // rows may lie apart
+using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;  // rows need not be adjacent
 using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
@@ -169,7 +169,7 @@ uint64_t stream_words(const Words& words, int num_threads) {
     return read_through(words.data(), static_cast<int64_t>(words.shape(0)), threads);
 }
 
-// Checks and computes attention over a cache of bytes whose last axis has `width` of them or of their elements.
+// Checks and computes attention over a cache whose last axis has `width` elements.
 template <typename Cache>
 void attend_in(Format format, int64_t width, const Floats2& queries, const Cache& keys, const Cache& values,
                int64_t start, int64_t stop, float scale, const Out2& out, int num_threads) {

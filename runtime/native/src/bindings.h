@@ -1,4 +1,4 @@
-// What the Python side of the core shares: how arguments are checked. Bad ones are ValueError with the numbers.
+// Argument checks that all bindings share. A bad argument raises ValueError with the numbers.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -38,7 +38,7 @@ inline int threads_of(int num_threads) {
 inline void expect_slots(const Ids& slots, size_t rows) {
     for (size_t i = 0; i < slots.shape(0); ++i) {
         const int32_t slot = slots.data()[i];
-        // The sentence is made only where it is needed: for every slot it would take as long as the product.
+        // Format the message only on failure: doing so for every slot would take as long as the product.
         if (slot < 0 || static_cast<size_t>(slot) >= rows)
             throw std::invalid_argument("slot " + text(slot) + " at index " + text(static_cast<int64_t>(i)) +
                                         " is outside the store of " + text(static_cast<int64_t>(rows)) + " slots");

@@ -19,7 +19,7 @@ std::vector<const Kernels*> tables() {
     __builtin_cpu_init();
     unsigned a, b, c = 0, d;
     const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-    // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
+    // __builtin_cpu_supports also checks that the operating system saves the wide registers.
     if (f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         found.push_back(&kAvx2Kernels);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

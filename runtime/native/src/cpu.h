@@ -1,4 +1,4 @@
-// Which instruction set is in use: the best one that this machine has, or the one that COLDPRESS_CPU names.
+// Selects the instruction set: the best one that this machine has, or the one that COLDPRESS_CPU names.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@ namespace coldpress {
 // The names that this machine can run, from slowest ("portable") to fastest.
 std::vector<std::string> available_cpus();
 
-// Takes `name` from now on. Throws std::invalid_argument, listing available_cpus(), for any other name.
+// Switches to `name`. Throws std::invalid_argument, listing available_cpus(), for any other name.
 void use_cpu(const std::string& name);
 
-// Takes COLDPRESS_CPU if it is set and not empty, else the fastest.
+// Switches to COLDPRESS_CPU if it is set and not empty, else to the fastest set.
 void choose_cpu();
 
 const Kernels& kernels();

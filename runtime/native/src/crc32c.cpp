@@ -38,7 +38,7 @@ uint64_t load64(const uint8_t* p) {
     return word;
 }
 
-// The state is the complement of the sum, as in every function of this file.
+// The state is the complement of the checksum, as in every function of this file.
 uint32_t update_portable(uint32_t crc, const uint8_t* data, int64_t bytes) {
     static const Tables tables;
     const auto& t = tables.table;
@@ -68,8 +68,8 @@ COLDPRESS_CRC_TARGET uint32_t update_instructions(uint32_t crc, const uint8_t* d
     return crc;
 }
 
-// What the processor fetches by itself ends at a page's end, so three streams of one page each mostly wait for memory.
-// An address behind the data is fetched without effect.
+// The hardware prefetcher stops at the end of a page, so without prefetches three streams of one page each would mostly
+// wait for memory. Prefetching an address behind the data has no effect.
 constexpr int64_t kPagesAhead = 6, kLineBytes = 64;
 
 COLDPRESS_CRC_TARGET void three_pages(const uint8_t* data, int64_t page_bytes, uint32_t* out) {

@@ -5,8 +5,8 @@
 
 namespace coldpress {
 
-// out[i] = CRC32C of the i-th page of `page_bytes` bytes at `data`. Pages are independent sums, which is what lets
-// three of them run through the instruction's latency of three cycles at once.
+// out[i] = CRC32C of the i-th page of `page_bytes` bytes at `data`. The checksums of pages are independent, so three at
+// a time hide the instruction's latency of three cycles.
 void crc32c_pages(const uint8_t* data, int64_t pages, int64_t page_bytes, uint32_t* out);
 
 // CRC32C of `bytes` bytes followed by `zeros` zero bytes.

@@ -9,14 +9,14 @@
 namespace coldpress {
 namespace {
 
-constexpr float kTooLarge = 65520.0f;  // the first number that is infinity in half precision
+constexpr float kTooLarge = 65520.0f;  // the smallest number that rounds to infinity in half precision
 
-// The bits of a number from 0 to below kTooLarge in half precision, rounded to nearest even.
+// Rounds a number from 0 to below kTooLarge to half precision, to nearest even; returns its bits.
 uint16_t half_of(float value) {
     constexpr float smallest_normal = 0x1p-14f;
     uint32_t bits;
     if (value < smallest_normal) {
-        const float shifted = value + 0.5f;  // whose last place is 2^-24, that of small halves
+        const float shifted = value + 0.5f;  // rounds: the sum's last place is 2^-24, as in subnormal halves
         std::memcpy(&bits, &shifted, sizeof bits);
         return static_cast<uint16_t>(bits - 0x3F000000);
     }
@@ -25,7 +25,7 @@ uint16_t half_of(float value) {
     return static_cast<uint16_t>((bits - (112u << 23)) >> 13);
 }
 
-// The largest magnitude of a block; not-a-number if there is one.
+// The largest magnitude of a block; not-a-number if the block has one.
 float peak_of(const float* x) {
     int32_t bits[kBlock], most = 0;
     std::memcpy(bits, x, sizeof bits);
@@ -43,7 +43,7 @@ float encode_block(const float* x, uint8_t* out) {
     if (!(scale < kTooLarge)) return scale;
     const float quotient = 1.0f / scale, inverse = std::isinf(quotient) ? 0.0f : quotient;
     int8_t codes[kBlock];
-    for (int i = 0; i < kBlock; ++i) {  // halves go away from zero
+    for (int i = 0; i < kBlock; ++i) {  // ties round away from zero
         const float level = x[i] * inverse;
         const int32_t whole = static_cast<int32_t>(level);
         const float rest = level - static_cast<float>(whole);

@@ -1,4 +1,4 @@
-// Zeros at first, beginning where a line of memory does: a vector register is filled from one line, not from two.
+// An array of zeros that is aligned to a cache line, so that no vector load touches two lines.
 #pragma once
 
 #include <cstdint>

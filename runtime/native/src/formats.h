@@ -23,7 +23,7 @@ constexpr int64_t row_bytes(Format format, int64_t length) {
 // Throws std::invalid_argument naming the known formats.
 Format format_of(const char* name);
 
-// The functions of schemas/model.py's activations; those that are the same function have one name here.
+// The functions of schemas/model.py's activations; activations with the same function share one name here.
 enum class Activation { relu, relu2, fatrelu, silu, gelu, gelu_tanh };
 
 // Throws std::invalid_argument naming the known functions.

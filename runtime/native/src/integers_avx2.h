@@ -1,4 +1,4 @@
-// Products of whole numbers with AVX2, for it and for what has no byte products of its own. Included inside no namespace.
+// Products of whole numbers with AVX2, also for AVX-512 without VNNI. Include outside of any namespace.
 #pragma once
 
 #include <immintrin.h>
@@ -18,7 +18,7 @@ inline __m256i block_products(const uint8_t* block, const int8_t* x) {
         const __m128i pairs = load16(block + 2), low = _mm_set1_epi8(15);
         const __m256i codes = _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
         const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-        // Codes are 8 more than what they mean. Sums of two products have 13 bits at most.
+        // Codes are stored with 8 added. Sums of two products have at most 13 bits.
         const __m256i sums = _mm256_sub_epi16(_mm256_maddubs_epi16(codes, numbers),
                                               _mm256_maddubs_epi16(_mm256_set1_epi8(8), numbers));
         return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));

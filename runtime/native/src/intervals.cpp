@@ -9,9 +9,10 @@ namespace coldpress {
 namespace {
 
 constexpr uint8_t STARTED = 1;  // the best way to be reading unit i begins with it
-constexpr uint8_t STOPPED = 2;  // the best way to be idle before unit i was reading unit i - 1
+constexpr uint8_t STOPPED = 2;  // before unit i, the best way not to be reading ended with unit i - 1
 
-// Two states, reading or not: the intervals with the largest sum of gains less costs, exactly. `came` has units + 1.
+// Finds the intervals with the largest sum of gains less costs, exactly: dynamic programming over the units with two
+// states, reading or not. `came` has units + 1 entries.
 void choose(const float* gain, int64_t units, double unit_cost, double read_cost, uint8_t* came, uint8_t* chosen) {
     double reading = -std::numeric_limits<double>::infinity(), idle = 0;
     came[0] = 0;

@@ -1,18 +1,19 @@
-// Which units to read together, under the larger of two bounds on time (runtime/kernels/intervals.py).
+// Chooses which units to read together, under the larger of two bounds on time (runtime/kernels/intervals.py).
 #pragma once
 
 #include <cstdint>
 
 namespace coldpress {
 
-// What reading costs, in the time that one unit's bytes take.
+// The costs of reading; the time of one unit's bytes is 1.
 struct ReadTimes {
-    double own;   // of a read, however short
-    double edge;  // of the bytes of a read that belong to no unit
+    double own;   // time of one read operation, however short
+    double edge;  // time of a read's bytes outside its units
 };
 
-// chosen[t, i] = 1 where token t reads unit i: of `steps` mixes of the two bounds that close in on where they are equal,
-// the intervals whose gains, less `price` times the larger bound, are the most; the first of equal ones.
+// chosen[t, i] = 1 if token t reads unit i. Tries `steps` mixes of the two bounds, by bisection towards the mix at
+// which both are equal, and takes the intervals with the largest gains less `price` times the larger bound; the first
+// of ties.
 void best_intervals(const float* gain, int64_t tokens, int64_t units, double price, ReadTimes times, int steps,
                     uint8_t* chosen);
 

@@ -1,4 +1,4 @@
-// What AVX-512 (F, BW, VL, DQ) does with vectors of 16 floats, for the sources that are compiled for it.
+// AVX-512 (F, BW, VL, DQ) operations on vectors of 16 floats, for the sources that are compiled for it.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct Isa {
             for (int i = 0; i < 2; ++i)
                 values[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(block + 2 + 16 * i)));
         } else {
-            // vpermps looks at the low four bits of each lane only: it is the mask, the -8 and the conversion in one.
+            // vpermps uses only the low four bits of each lane: one lookup masks, subtracts 8 and converts.
             const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
             const __m512i pairs = _mm512_cvtepu8_epi32(load16(block + 2));
             values[0] = _mm512_permutexvar_ps(pairs, table);
@@ -60,7 +60,7 @@ struct Isa {
     static V to_float(Ints sums) { return _mm512_zextps256_ps512(_mm256_cvtepi32_ps(sums)); }
 };
 
-// The codes of four blocks of int4 that lie together: each has a quarter of the lanes.
+// The codes of four consecutive blocks of int4: each block has a quarter of the lanes.
 inline __m512i codes_of_four(const uint8_t* blocks) {
     // Words of 64 bytes that begin with the first scale, and the last block's last 8 bytes behind them.
     const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 31, 30, 29, 28, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16, 15, 14,
@@ -69,7 +69,7 @@ inline __m512i codes_of_four(const uint8_t* blocks) {
     return _mm512_mask_loadu_epi64(most, 0x80, blocks + 8);
 }
 
-// Their scales, each in its block's lanes.
+// The scales of the four blocks, each in its block's lanes.
 inline __m512 scales_of_four(const uint8_t* blocks) {
     const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 27, 27, 27, 27, 18, 18, 18,
                                             18, 9, 9, 9, 9, 0, 0, 0, 0);

@@ -1,10 +1,10 @@
 // The table of inner loops of one instruction set. Callers own all checks: pointers, bounds and lengths are valid here.
 //
-// Conventions: a row is a pointer to the bytes of one slice, at any alignment; `length` is its number of values. Behind
-// `count` rows the array goes on with kRowsAhead others, to be fetched meanwhile: what is read next, or any of these.
-// Vectors of float32 that rows are multiplied with or added to (x, y) have the kernels' own order of values, that of
-// `arrange`, and room for arranged_values(length) of them. Sums are float32. A row's result never depends on which rows
-// are computed beside it, so that the split over threads changes no bit.
+// Conventions: a row is a pointer to the bytes of one slice, at any alignment; `length` is its number of values. The
+// array of `count` rows is followed by kRowsAhead more, which are prefetched meanwhile: the rows to be read next, or
+// any valid rows. Float32 vectors that rows multiply or are added to (x, y) have the kernels' order of values, that of
+// `arrange`, and room for arranged_values(length) of them. Sums are float32. A row's result never depends on the rows
+// computed together with it, so that the split over threads changes no bit.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,21 @@
 
 namespace coldpress {
 
-// A vector whose groups of kBlock values are whole numbers times a scale: one plane has 8 bits, two have 16, as
-// 256 * planes[0] + planes[1]. The order of values, scales and starts is the kernel's own.
+// A vector whose groups of kBlock values are whole numbers times a scale: 8 bits in one plane, or 16 bits in two, as
+// 256 * planes[0] + planes[1]. Each instruction set orders values, scales and starts in its own way.
 struct Rounded {
     int num_planes;
     int8_t* planes[2];   // room for kBlock values per block each
     float* scales;       // room for 8 per block
-    int32_t* starts[2];  // room for 8 per block; with what sums begin, where codes are read as if unsigned
+    int32_t* starts[2];  // room for 8 per block; the sums' start values, if codes are read as unsigned
 };
 
-// Products of matrices go through so many values of a sum before it is added to the others. Rows of factors lie 64 bytes
-// further apart, so that a column of them is not in one set of a cache.
+// Products of matrices accumulate this many terms before they add a partial sum to the result. Rows of factors are
+// padded by 64 bytes, so that the entries of a column do not all map to one set of the cache.
 constexpr int64_t kDepth = 256, kDepthStride = kDepth + 16;
 
-constexpr int64_t kRoundedBlocks = 4;  // room is for a multiple of this many blocks
-constexpr int64_t kRowsAhead = 4;  // fewer come too late, more push others out of the first cache
+constexpr int64_t kRoundedBlocks = 4;  // buffers have room for a multiple of this many blocks
+constexpr int64_t kRowsAhead = 4;  // fewer arrive too late, more evict other data from the L1 cache
 
 // Room for `length` values in the kernels' order.
 constexpr int64_t arranged_values(int64_t length) {
@@ -37,7 +37,7 @@ constexpr int64_t arranged_values(int64_t length) {
 
 struct Kernels {
     const char* name;
-    // out = x[length] in the order of products with rows of this format, with zeros behind, and the way back
+    // out = x[length] in the order of products with rows of this format, padded with zeros; and the inverse
     void (*arrange)(Format, const float* x, int64_t length, float* out);
     void (*restore)(Format, const float* arranged, int64_t length, float* out);
     // out[i] = dot(row i, x)
@@ -48,12 +48,12 @@ struct Kernels {
     // Fills `out` from x[blocks * kBlock] for `dot_rounded` with rows of this format, which is not fp16. Products with a
     // group that has an infinity or not-a-number are not-a-number.
     void (*round)(Format, const float* x, int64_t blocks, const Rounded& out);
-    // out[i] = dot(row i, what x was rounded to): integers inside a group, float32 across groups
+    // out[i] = dot(row i, rounded x): integers inside a group, float32 across groups
     void (*dot_rounded)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
                         float* out);
     // out[j] = row[j], for j < length: `out` needs no padding
     void (*decode)(Format, const uint8_t* row, int64_t length, float* out);
-    // values[i] = exp(values[i] - peak); returns their sum. Pairs to a stable softmax where peak is the maximum.
+    // values[i] = exp(values[i] - peak); returns their sum. With the maximum as peak this gives a stable softmax.
     float (*exp_sum)(float* values, int64_t count, float peak);
     // values[i] = the activation function of values[i]; `threshold` is fatrelu's
     void (*activate)(Activation, float threshold, float* values, int64_t count);
@@ -62,7 +62,7 @@ struct Kernels {
                        const float* const* x, float* const* out);
     // c[i][0..32) += sum over k, in order, of a[i][k] * b[k][0..32); rows of a are kDepthStride apart
     void (*multiply)(const float* a, int64_t count, const float* b, int64_t depth, float* c, int64_t c_stride);
-    // out[b * stride .. + 32) = block b of the row; of what is behind its end, whatever the format pads with
+    // out[b * stride .. + 32) = block b of the row; values behind the row's end are the format's padding
     void (*decode_panels)(Format, const uint8_t* row, int64_t length, int64_t stride, float* out);
 };
 

@@ -1,16 +1,16 @@
 // Activation functions in plain loops that the compiler turns into vectors. They follow runtime/decoder/arithmetic.py.
-// As kernels_body.h, which comes first: all in an anonymous namespace.
+// Include after kernels_body.h; like there, everything is in an anonymous namespace.
 
 namespace coldpress {
 namespace {
 
-// 1 / (1 + exp(-x)), also where exp(-x) overflows.
+// 1 / (1 + exp(-x)), correct even if exp(-x) overflows.
 inline float sigmoid(float x) {
     const float small = exp_negative(x < 0.0f ? x : -x), share = 1.0f / (1.0f + small);
     return x < 0.0f ? small * share : share;
 }
 
-// A rational approximation in odd powers over even ones, from -4 to 4, where the result is 1 to the last bit.
+// A rational approximation, odd powers over even ones, on [-4, 4]; beyond, the result is 1 to the last bit.
 inline float erf_of(float x) {
     const float clamped = x < -4.0f ? -4.0f : x > 4.0f ? 4.0f : x, square = clamped * clamped;
     float above = -2.72614225801306e-10f;
@@ -28,7 +28,7 @@ inline float erf_of(float x) {
     return clamped * above / below;
 }
 
-// Comparisons are such that not-a-number stays what it is.
+// Comparisons are written so that not-a-number stays not-a-number.
 inline float relu_of(float x) { return x < 0.0f ? 0.0f : x; }
 
 template <typename Function>

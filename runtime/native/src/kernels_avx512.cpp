@@ -1,6 +1,6 @@
 // AVX-512 (F, BW, VL, DQ) without the byte products of VNNI.
 #include "isa_avx512.h"
-// The order matters: the inner loops are written over Isa.
+// The order of includes matters: the inner loops are written over Isa.
 #include "kernels_chunks.h"
 #include "kernels_chunks_avx512.h"
 #include "kernels_body.h"

@@ -1,6 +1,6 @@
 // AVX-512 with VNNI: sums of four products of bytes in one instruction. Float32 is as in kernels_avx512.cpp.
 #include "isa_avx512.h"
-// The order matters: the inner loops are written over Isa.
+// The order of includes matters: the inner loops are written over Isa.
 #include "kernels_chunks.h"
 #include "kernels_chunks_avx512.h"
 #include "kernels_body.h"
@@ -12,16 +12,16 @@
 namespace coldpress {
 namespace {
 
-// One vector of bytes holds `kBlocks` blocks of a format, and as many 32-bit lanes for each. vpdpbusd takes codes as
-// unsigned: of each lane `kOffset` times its numbers is too much, and that is what sums begin without.
+// One vector of bytes holds `kBlocks` blocks of a format, which share its 32-bit lanes equally. vpdpbusd takes codes as
+// unsigned, so each lane's sum is too large by `kOffset` times its numbers; sums begin at minus that.
 template <Format F>
 struct Packed {
     static constexpr bool kNibbles = F == Format::int4_group32;
     static constexpr int64_t kBlocks = kNibbles ? 4 : 2, kLanes = 16 / kBlocks, kBytes = kBlocks * block_bytes(F);
     static constexpr int32_t kOffset = kNibbles ? 8 : 128;
-    static constexpr int kVectors = kNibbles ? 2 : 1;  // of numbers: nibbles of one byte are 16 values apart
+    static constexpr int kVectors = kNibbles ? 2 : 1;  // the two nibbles of a byte are 16 values apart
 
-    // Codes as unsigned bytes: of four blocks the lower nibbles and then the higher ones, or of two blocks all.
+    // Codes as unsigned bytes: the low and then the high nibbles of four blocks, or all bytes of two blocks.
     static void codes(const uint8_t* p, __m512i* out) {
         if constexpr (kNibbles) {
             const __m512i pairs = codes_of_four(p), low = _mm512_set1_epi8(15);
@@ -49,7 +49,7 @@ struct Packed {
     }
 };
 
-// Lays a block's numbers and the starts of its lanes where `Packed` looks for them.
+// Stores a block's numbers and the start values of its lanes where `Packed` expects them.
 template <Format F>
 void pack_block(int64_t b, const int8_t* numbers, int8_t* plane, int32_t* starts) {
     using Place = Packed<F>;
@@ -88,7 +88,7 @@ void round_packed(Format format, const float* x, int64_t blocks, const Rounded& 
     round_format<Format::int8_group32>(x, blocks, out);
 }
 
-// What stays the same for all rows: a vector's numbers, where sums begin, and scales.
+// The parts that are the same for all rows: a vector's numbers, the sums' start values, and scales.
 template <Format F, int P>
 struct Numbers {
     __m512i values[P][Packed<F>::kVectors], starts[P];

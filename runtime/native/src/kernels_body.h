@@ -4,8 +4,8 @@
 //   scale;
 // and over the chunks of kernels_chunks.h.
 //
-// Everything is in an anonymous namespace and no standard header with inline functions is included: a shared inline
-// function compiled with AVX-512 could be the copy that the linker keeps, and then crash on a machine without it.
+// Everything is in an anonymous namespace, and no standard header with inline functions is included: the linker keeps
+// one copy of a shared inline function, which might be compiled with AVX-512 and crash on a machine without it.
 
 namespace coldpress {
 namespace {
@@ -16,9 +16,9 @@ static_assert(kRows == kRowsAhead, "what is fetched while other rows are compute
 constexpr int64_t kLine = 64;
 constexpr int64_t kStride = 4;  // blocks between two looks ahead
 
-// Has the same `kStride` blocks of the rows to come fetched, each line once. Rows lie apart, so the hardware does not
-// see the next ones coming; and of four rows that it is to follow at once it loses sight, even where they lie together.
-// Always inlined, as Isa::prefetch is: GCC leaves out calls of a function that does nothing but fetch.
+// Prefetches the same `kStride` blocks of the next rows, each cache line once. The hardware prefetcher does not help:
+// rows are not adjacent, and it does not follow four rows at once even if they are. Always inlined, like Isa::prefetch:
+// GCC drops calls of a function that only prefetches.
 template <Format F, int R>
 [[gnu::always_inline]] inline void look_ahead(const uint8_t* const* next, int64_t block) {
     constexpr int64_t bytes = block_bytes(F);
@@ -27,13 +27,13 @@ template <Format F, int R>
         for (int64_t at = 0; at < kStride * bytes; at += kLine) Isa::prefetch(next[r] + block * bytes + at);
 }
 
-// The first rows of all, which nobody may have fetched.
+// Prefetches the very first rows, which no earlier step has prefetched.
 template <Format F, int R>
 [[gnu::always_inline]] inline void look_at(const uint8_t* const* rows, int64_t length) {
     for (int64_t b = 0; b < length / kBlock; b += kStride) look_ahead<F, R>(rows, b);
 }
 
-// A count and a format as types, for what is called with each of some.
+// A count and a format as types, for templates that are instantiated for several of them.
 template <int N>
 struct Count {
     static constexpr int value = N;
@@ -56,7 +56,7 @@ inline void with_format(Format format, const Run& run) {
     }
 }
 
-// The last, partial block of an fp16 row, with zeros behind its end; so that nothing reads beyond the row.
+// Copies the last, partial block of an fp16 row and pads it with zeros, so that no load reads beyond the row.
 struct Tail {
     uint8_t bytes[block_bytes(Format::fp16)];
     Tail(const uint8_t* block, int64_t values) : bytes{} {
@@ -69,8 +69,8 @@ constexpr int64_t whole_blocks(int64_t length) {
     return F == Format::fp16 ? length / kBlock : blocks_of(length);
 }
 
-// Calls `step` with how many rows to take and the first one's number. kRowsAhead rows behind it are to be fetched
-// meanwhile.
+// Calls `step` with a number of rows and the index of the first. The step should prefetch the kRowsAhead rows after
+// them.
 template <Format F, typename Step>
 inline void over_rows(const uint8_t* const* rows, int64_t count, int64_t length, const Step& step) {
     int64_t i = 0;
@@ -79,7 +79,8 @@ inline void over_rows(const uint8_t* const* rows, int64_t count, int64_t length,
     for (; i < count; ++i) step(Count<1>{}, i);
 }
 
-// Calls `step` with each chunk's number and where row r has it: at(r), with zeros behind the row's end.
+// Calls `step` with each chunk's index and a function at(r), the chunk's address in row r, padded with zeros at the
+// end.
 template <Format F, int R, typename Step>
 inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& step) {
     constexpr int64_t bytes = kChunkBytes<F>;
@@ -94,11 +95,11 @@ inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& 
     step(whole, [&](int r) { return last[r]; });
 }
 
-// A longer chunk's products are added up in two turns, neither of which waits for the other.
+// A longer chunk's products go to two independent sums, so that neither addition waits for the other.
 template <Format F>
 constexpr int kChains = Chunk<F>::kBlocks > 1 ? 2 : 1;
 
-// sum + values * x, with what is multiplied with in order where a format has no scales
+// sum + values * x; values keep their order in formats without scales
 template <Format F>
 inline V add_products(const V* values, V scale, const V* x, V sum) {
     if constexpr (F == Format::fp16) {
@@ -116,7 +117,7 @@ inline V add_products(const V* values, V scale, const V* x, V sum) {
 template <Format F>
 inline V scale_of(const uint8_t* chunk) {
     if constexpr (F == Format::fp16)
-        return Isa::zero();  // has none, and is not asked for one
+        return Isa::zero();  // the format has no scales; never called
     else
         return Chunk<F>::scale(chunk);
 }

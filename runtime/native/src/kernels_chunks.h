@@ -1,6 +1,6 @@
-// How many blocks of a row the inner loops take at a time, and where the values that go with them lie: over an `Isa`,
-// before kernels_body.h. Here a chunk is one block whose values keep their places; an instruction set that unpacks
-// several blocks at once has a specialization. As kernels_body.h: all in an anonymous namespace.
+// Defines chunks, the blocks of a row that the inner loops take at a time, and the order of the values that they
+// multiply: over an `Isa`, before kernels_body.h. Here a chunk is one block whose values keep their places; an
+// instruction set that unpacks several blocks at once has a specialization. Everything is in an anonymous namespace.
 
 namespace coldpress {
 namespace {
@@ -12,12 +12,12 @@ struct Chunk {
     static constexpr int64_t kBlocks = 1;
     static constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
 
-    // Values without their group's scale, or multiples that `arrange` divides by, and the scales of them all.
+    // The values without their group's scale, possibly times constants that `arrange` divides by; and their scales.
     static void unpack(const uint8_t* chunk, V* values) { Isa::template unpack<F>(chunk, values); }
     static V scale(const uint8_t* chunk) { return Isa::template scale<F>(chunk); }
-    // Lays a chunk's values of a vector where `unpack` has those that they are multiplied with.
+    // Stores a chunk's values of a vector in the order in which `unpack` returns their factors.
     static void arrange(const float* x, float* out) { __builtin_memcpy(out, x, kBlock * sizeof(float)); }
-    // The way back.
+    // The inverse.
     static void restore(const float* arranged, float* out) { __builtin_memcpy(out, arranged, kBlock * sizeof(float)); }
 };
 
@@ -26,7 +26,7 @@ constexpr int64_t kChunkBytes = Chunk<F>::kBlocks * block_bytes(F);
 template <Format F>
 constexpr int64_t kChunkValues = Chunk<F>::kBlocks * kBlock;
 
-// Calls `step` with the number of each chunk of a vector, `last` with that of one that it fills in part and its values.
+// Calls `step` with the index of each full chunk of a vector, and `last` with that of a partial chunk and its values.
 template <Format F, typename Step, typename Last>
 inline void over_values(int64_t length, const Step& step, const Last& last) {
     const int64_t whole = length / kChunkValues<F>, rest = length % kChunkValues<F>;

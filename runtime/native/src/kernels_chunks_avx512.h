@@ -1,5 +1,5 @@
-// Four blocks of int4 at a time with AVX-512: each lane of 32 bits holds eight of their values and each block has four
-// lanes, so that nothing is widened and the scales are fetched at once. Behind kernels_chunks.h.
+// Four blocks of int4 at a time with AVX-512: each 32-bit lane holds eight values and each block has four lanes, so
+// that no value is widened and one load gets all scales. Include after kernels_chunks.h.
 
 namespace coldpress {
 namespace {
@@ -9,9 +9,9 @@ struct Chunk<Format::int4_group32> {
     static constexpr int64_t kBlocks = 4;
     static constexpr int kVectors = 8;
 
-    // Two vectors are looked up: vpermps sees the low four bits of each lane only, so that it is the mask, the -8 and the
-    // conversion in one. The others stay in their place in the lanes, as the low bits of a float: each place is worth
-    // 16 times the one before, and `arrange` divides by that. With shifts and lookups alone, all wait for two ports.
+    // Two vectors use a lookup: vpermps uses only the low four bits of each lane, so it masks, subtracts 8 and converts
+    // in one. The other values stay in their place in the lanes, as low bits of a float: each place counts 16 times the
+    // one before, and `arrange` divides by that. With shifts and lookups only, all would wait for two execution ports.
     static void unpack(const uint8_t* chunk, V* values) {
         const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
         const __m512i codes = codes_of_four(chunk), higher = _mm512_srli_epi32(codes, 20);
@@ -26,17 +26,17 @@ struct Chunk<Format::int4_group32> {
     }
     template <int kPlace>
     static V in_place(__m512i codes) {
-        constexpr int kLargest = 15 << (4 * kPlace), kBits = 0x4B000000;  // those of 2^23, whose last bit is worth 1
+        constexpr int kLargest = 15 << (4 * kPlace), kBits = 0x4B000000;  // bits of 2^23, whose last place counts 1
         const __m512i code = _mm512_and_si512(codes, _mm512_set1_epi32(kLargest));
         const __m512i bits = _mm512_or_si512(code, _mm512_set1_epi32(kBits));
         return _mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(8388608.0f + 8.0f * (1 << (4 * kPlace))));
     }
-    // What makes a vector's values out of a multiple of them.
+    // The factor that turns multiples into a vector's values.
     static V share(int v) { return _mm512_set1_ps(1.0f / static_cast<float>(1 << (4 * (v % 5)))); }
 
     static V scale(const uint8_t* chunk) { return scales_of_four(chunk); }
 
-    // Vector 2 b + h has in lane 4 m + j what block m has at 16 h + 4 j + b.
+    // Vector 2 b + h holds, in lane 4 m + j, value 16 h + 4 j + b of block m.
     static void arrange(const float* x, float* out) {
         const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 32, 36, 40, 44, 64, 68, 72, 76, 96, 100, 104, 108);
         for (int v = 0; v < kVectors; ++v) {

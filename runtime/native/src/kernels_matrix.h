@@ -1,11 +1,11 @@
-// The inner loops of products of matrices, over an `Isa` and behind kernels_body.h: tiles of sums stay in registers while
-// the depth is gone through. Every sum is made in the order of the depth by fused additions where the instruction set
-// has them, so that those sets agree to the bit.
+// The inner loops of products of matrices, over an `Isa`, after kernels_body.h: tiles of sums stay in registers while
+// the loop runs over the depth. Every sum adds terms in the order of the depth, with fused multiply-adds if the
+// instruction set has them, so that all such sets give the same bits.
 
 namespace coldpress {
 namespace {
 
-constexpr int kTileRows = Isa::kWidth >= 16 ? 12 : Isa::kWidth == 8 ? 6 : 4;  // two vectors each: what registers hold
+constexpr int kTileRows = Isa::kWidth >= 16 ? 12 : Isa::kWidth == 8 ? 6 : 4;  // two vectors each, to fit the registers
 
 // c[m][0..32) += sum over k of a[m][k] * b[k][0..32), for M rows
 template <int M>

@@ -1,4 +1,4 @@
-// Plain C++: the path for every machine without one of the others, and what they are tested against.
+// Plain C++: for machines without one of the other instruction sets, and the reference in their tests.
 #include <cstddef>
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 namespace coldpress {
 namespace {
 
-// Vectors of the compiler (GCC and Clang): it maps them to what the base architecture has, SSE2 for instance.
+// The compiler's vector types (GCC and Clang), which it maps to the base architecture's, for example SSE2.
 typedef float Float4 __attribute__((vector_size(16)));
 typedef int32_t Int4 __attribute__((vector_size(16)));
 typedef uint16_t Half4 __attribute__((vector_size(8)));
@@ -19,8 +19,8 @@ inline T load_as(const void* p) {
     return value;
 }
 
-// The exponent and mantissa of a half, moved to their places in a float, are the value times 2^-112, subnormal ones
-// too.
+// The exponent and mantissa of a half, moved to their places in a float, give the value times 2^-112, for subnormal
+// halves, too.
 inline Float4 half_to_float(Half4 halves) {
     const Int4 bits = __builtin_convertvector(halves, Int4);
     const Int4 magnitude = bits & 0x7FFF;

@@ -1,14 +1,14 @@
-// How 32 values become whole numbers and a scale, and who goes over rows with them. As kernels_body.h, which comes
-// first: all in an anonymous namespace.
+// Rounds 32 values to whole numbers and a scale, and loops over rows for products with them. Include after
+// kernels_body.h; like there, everything is in an anonymous namespace.
 
 namespace coldpress {
 namespace {
 
-// Groups whose largest magnitude is below this are zeros: its inverse would overflow.
+// Groups whose largest magnitude is below this become zeros, because its inverse would overflow.
 constexpr float kSmallestPeak = 1e-30f;
 
-// Rounds 32 values to multiples of the scale that is returned, the largest magnitude to 127 (or 32512 = 256 * 127, in
-// two planes; `low` is not touched for one). With an infinity or not-a-number the scale is not-a-number.
+// Rounds 32 values to multiples of a scale, the largest magnitude to 127 (or in two planes to 32512 = 256 * 127; `low`
+// is not touched for one plane). Returns the scale; not-a-number if a value is infinite or not-a-number.
 template <int P>
 inline float round_group(const float* x, int8_t* high, int8_t* low) {
     int32_t bits[kBlock], peak_bits = 0;

@@ -1,11 +1,11 @@
-// The inner loops for several vectors at once, over the same `Isa` and behind kernels_body.h: a row's values are unpacked
-// once for kTokens of the vectors. A row and a vector go through the operations of dot_rows in their order, so that the
-// result has the bits that it has alone.
+// The inner loops for several vectors at once, over the same `Isa`, after kernels_body.h: a row's values are unpacked
+// once for kTokens vectors. Each row and vector go through the operations of dot_rows in the same order, so that the
+// result has the same bits as alone.
 
 namespace coldpress {
 namespace {
 
-constexpr int kTokens = Isa::kWidth >= 16 ? 4 : 2;  // vectors at a time: as many as there are registers for
+constexpr int kTokens = Isa::kWidth >= 16 ? 4 : 2;  // vectors at a time: as many as fit the registers
 
 // out[r * T + t] = dot(rows[r], x[t])
 template <Format F, int R, int T>

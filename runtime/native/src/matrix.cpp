@@ -10,13 +10,13 @@
 namespace coldpress {
 namespace {
 
-constexpr int64_t kTaskRows = 48;            // of weights, decoded to 51 kB at a time
+constexpr int64_t kTaskRows = 48;            // rows of weights in a task, decoded to 51 kB at a time
 constexpr int64_t kTaskBlocks = 4;           // columns of a task; decoded to 128 kB at a time
-constexpr int64_t kPackedBytes = 8 << 20;    // of vectors at a time
+constexpr int64_t kPackedBytes = 8 << 20;    // bytes of vectors packed at a time
 constexpr int64_t kLineValues = 16;
-constexpr int64_t kThreadProducts = 2 << 20;  // take longer than a thread to come (kThreadBytes)
+constexpr int64_t kThreadProducts = 2 << 20;  // products that take longer than waking a thread (kThreadBytes)
 
-// Memory of a thread that stays from task to task, of whatever values; another call of it by the thread may move it.
+// A thread's scratch memory, kept from task to task with undefined values; the thread's next call may move it.
 float* scratch(int64_t count) {
     thread_local std::vector<float> memory;
     if (static_cast<int64_t>(memory.size()) < count) memory.resize(static_cast<size_t>(count));
@@ -25,7 +25,7 @@ float* scratch(int64_t count) {
 
 std::unique_ptr<float[]> room(int64_t count) { return std::unique_ptr<float[]>(new float[static_cast<size_t>(count)]); }
 
-// out[k][t] = x[t][k] of up to kBlock vectors, zeros for the others, a line of memory at a time.
+// out[k][t] = x[t][k] for up to kBlock vectors, padded with zero vectors, a cache line at a time.
 void pack_panel(const float* x, int64_t tokens, int64_t length, float* out) {
     for (int64_t first = 0; first < length; first += kLineValues) {
         const int64_t last = std::min(length, first + kLineValues);
@@ -55,8 +55,8 @@ void multiply_rows(const Rows& rows, int64_t first, const float* packed, int64_t
     }
 }
 
-// Adds products with `depth` rows from `first` on to up to kTaskBlocks blocks of columns; `factors` has those of each
-// token, kDepthStride apart.
+// Adds products with `depth` rows from `first` on to up to kTaskBlocks blocks of columns; `factors` holds each token's
+// factors, kDepthStride apart.
 void add_columns(const Rows& rows, int64_t first, int64_t depth, int64_t block, const float* factors, int64_t tokens,
                  float* out) {
     const int64_t begin = block * kBlock, values = std::min(kTaskBlocks * kBlock, rows.length - begin);

@@ -1,5 +1,5 @@
-// Products of rows and a matrix of many vectors: weights are decoded a piece at a time, each once for all of them, and
-// multiplied while they are near. All arguments are checked by the caller (bind_products.cpp).
+// Products of rows with many vectors: weights are decoded a piece at a time, once for all vectors, and multiplied while
+// they are in the cache. The caller checks all arguments (bind_products.cpp).
 #pragma once
 
 #include <cstdint>

@@ -9,12 +9,12 @@
 namespace coldpress {
 namespace {
 
-// Units are cut into parts, each with a sum of its own. How many there are depends on nothing but the units, so that the
+// Units are divided into parts, each with a separate sum. The number of parts depends only on the units, so that the
 // number of threads changes no bit.
 constexpr int64_t kPartBytes = 128 << 10, kMostParts = 16;
 
-// The units of a part that still count: an inner activation of exactly zero needs nothing more of its unit (PowerInfer
-// 5.4). `index` is a unit's place among all.
+// The units of a part that are not finished: if the inner activation is exactly zero, the rest of the unit is skipped
+// (PowerInfer 5.4). `index` is a unit's place among all units.
 struct Active {
     std::vector<int64_t> index;
     std::vector<float> inner;
@@ -30,7 +30,7 @@ struct Active {
         inner.resize(kept);
     }
 
-    // Their slices at `offset`, and behind them what is read next: those at `next_offset` from unit `next` on.
+    // Their slices at `offset`, followed by the slices to read next: those at `next_offset` from unit `next` on.
     std::vector<const uint8_t*> rows(const Rows& units, int64_t offset, int64_t next, int64_t next_offset) const {
         std::vector<const uint8_t*> at;
         at.reserve(index.size() + kRowsAhead);
@@ -54,7 +54,7 @@ void project(const Mlp& mlp, const Projection& projection, int64_t next_offset, 
     active.drop_zeros();
 }
 
-// Adds the units [first, last), when those from `next` on come next.
+// Adds the units [first, last); units from `next` on follow, so they are prefetched.
 void add_part(const Mlp& mlp, const Input& x, int64_t first, int64_t last, int64_t next, float* sums) {
     Active active{std::vector<int64_t>(static_cast<size_t>(last - first)),
                   std::vector<float>(static_cast<size_t>(last - first), 1.0f)};

@@ -1,5 +1,5 @@
-// The MLP of selected units in one pass: rows of the gate's and the up projection's, the activation, columns of the down
-// projection. All arguments are checked by the caller (module.cpp).
+// The MLP of selected units in one pass: rows of the gate and the up projection, the activation, columns of the down
+// projection. The caller checks all arguments (bind_products.cpp).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace coldpress {
 
-// A projection of which units hold a row: which bytes of a unit, a bias for each unit or null, whether it is activated.
+// A projection whose rows are in the units: the row's offset in a unit, a bias per unit or null, and whether the
+// product goes through the activation.
 struct Projection {
     int64_t offset;
     const float* bias;  // [count], in the order of the units
@@ -20,7 +21,7 @@ struct Mlp {
     Rows units;                     // `length` is that of the projections' rows
     const Projection* projections;  // at most two
     int num_projections;
-    const float* factors;  // [count], or null: what is known of the inner activation
+    const float* factors;  // [count], or null: the known factors of the inner activation
     int64_t down_offset, down_length;
     Activation activation;
     float threshold;

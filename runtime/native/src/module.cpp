@@ -1,5 +1,5 @@
-// The Python side of the core: checks every shape and bound, releases the interpreter lock, calls the code that trusts
-// its arguments. Bad arguments are ValueError with the numbers; failures of the device are OSError.
+// Bindings of the core: check every shape and bound, release the interpreter lock, and call code that trusts its
+// arguments. Bad arguments raise ValueError with the numbers; failures of the device raise OSError.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
@@ -72,7 +72,7 @@ Landing landing_of(const std::optional<Units>& units, uint64_t buffer_bytes) {
     return {offsets.data(), slots.data(), count, unit_bytes, rows.data(), unit_bytes};
 }
 
-// Reads under way, with what they need.
+// Reads in flight, with the arrays that must outlive them.
 struct PendingReads {
     Buffer buffer;
     std::optional<Units> units;
@@ -98,7 +98,7 @@ struct PendingReads {
     }
 };
 
-// Makes `Kind` of what was checked; `at_once` is how many reads may be in flight.
+// Makes a `Kind` of reads from checked arguments; `at_once` is the number of reads that may be in flight.
 template <typename Kind>
 PendingReads start(int fd, const Offsets& offsets, const Offsets& lengths, const Buffer& buffer,
                    const Offsets& buffer_offsets, int64_t page_bytes, const Checksums& page_crc32c, int at_once,
@@ -131,15 +131,15 @@ PendingReads start_ring_reads(int fd, const Offsets& offsets, const Offsets& len
 
 constexpr size_t kHugePageBytes = 2 << 20;
 
-// Has the system back whole huge pages of this memory by huge pages where it can: a read into them is one piece for the
-// device instead of one for every 4 KiB.
+// Asks the system to use huge pages for this memory: a read into a huge page is one segment for the device instead of
+// one for every 4 KiB.
 void prefer_huge_pages([[maybe_unused]] void* start, [[maybe_unused]] size_t bytes) {
 #if defined(MADV_HUGEPAGE)
-    madvise(start, bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);  // a wish: it may be refused
+    madvise(start, bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);  // only a hint, which the system may refuse
 #endif
 }
 
-// Zeroed, and not touched before its use: large blocks come from the system as zero pages.
+// Zeroed without being touched: the system supplies large blocks as zero pages, which take no memory until used.
 template <typename T>
 auto new_array(size_t count, size_t alignment) {
     void* memory = std::calloc(1, count * sizeof(T) + alignment);
@@ -181,7 +181,7 @@ NB_MODULE(_native, m) {
     using namespace nb::literals;
     m.doc() = "The native core: products with quantized rows, attention, checked reads. Sums are float32.";
     choose_cpu();
-    nb::set_leak_warnings(false);  // an interpreter that ends in the middle of a fetch has nothing to explain
+    nb::set_leak_warnings(false);  // an interpreter that exits during a read would report harmless leaks
     bind_products(m);
     nb::class_<PendingReads>(m, "Reads", "Reads under way; a reference less waits for them.")
         .def("wait", &PendingReads::wait, "count"_a,

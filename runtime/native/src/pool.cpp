@@ -30,9 +30,9 @@ void pause() {
 struct Pool::Job {
     std::function<void(int64_t, int64_t)> task;
     int64_t count;
-    bool in_sight;  // whether a thread takes its next task before it does the one that it has
+    bool in_sight;  // whether a thread takes its next task before it runs the current one, so as to prefetch for it
     std::atomic<int64_t> next{0};
-    int wanted;                  // helpers that have not come yet
+    int wanted;                  // helpers that have not joined yet
     std::atomic<int> active{0};  // helpers at work
 
     void help() {
@@ -63,8 +63,8 @@ void Pool::run_jobs(int64_t count, int threads, bool in_sight, std::function<voi
     const Started job = start_jobs(count, helpers, in_sight, std::move(task));
     job->help();
     withdraw(*job);
-    // What helpers are still at is the rest of a task, shorter than falling asleep and being waked; only if it is not,
-    // this thread sleeps.
+    // Helpers usually finish their last task sooner than this thread could fall asleep and be woken, so it spins first
+    // and sleeps only if they take longer.
     const auto until = std::chrono::steady_clock::now() + kPatience;
     while (job->active.load(std::memory_order_acquire) != 0 && std::chrono::steady_clock::now() < until) pause();
     wait(*job);
@@ -99,14 +99,14 @@ void Pool::finish(Job& job) {
     wait(job);
 }
 
-// No helper comes any more.
+// Closes the job to further helpers.
 void Pool::withdraw(Job& job) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto waiting = std::find(jobs_.begin(), jobs_.end(), &job);
     if (waiting != jobs_.end()) jobs_.erase(waiting);
 }
 
-// Until no helper is at work. The lock is taken even if none is: the last one may be about to leave with it.
+// Waits until no helper is at work. Takes the lock even if none is, because the last helper may still hold it.
 void Pool::wait(Job& job) {
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [&job] { return job.active == 0; });
@@ -117,7 +117,7 @@ int threads_worth(int64_t work, int64_t least, int threads) {
 }
 
 void Pool::work() {
-    sigset_t all;  // signals are for the threads of the program, not for these
+    sigset_t all;  // block all signals here: the program's threads handle them
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, nullptr);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -135,8 +135,8 @@ void Pool::work() {
 
 namespace {
 
-// Pools are never destroyed: their threads may be asleep when the process ends. A forked child has none of the threads,
-// so it starts with pools of its own.
+// Pools are never destroyed, because their threads may be asleep when the process ends. A forked child has no threads
+// of its parent, so it starts with new pools.
 struct Pools {
     Pool* compute = new Pool;
     Pool* read = new Pool;

@@ -13,7 +13,7 @@ namespace coldpress {
 
 class Pool {
    public:
-    // What was started and not finished.
+    // A range of tasks that was started and not finished.
     struct Job;
     struct Deleter {
         void operator()(Job* job) const;
@@ -24,13 +24,13 @@ class Pool {
     // done. Tasks must not throw.
     void run(int64_t count, int threads, const std::function<void(int64_t)>& task);
 
-    // The same, and tells each task which one its thread does next, or `count`, so that it can have its memory fetched.
+    // The same, and passes each task the index of its thread's next task, or `count`, so that it can prefetch for it.
     void run_in_sight(int64_t count, int threads, const std::function<void(int64_t task, int64_t next)>& task);
 
-    // Has up to `threads` other threads call task(i) once for each i in [0, count), lower ones first, and returns at
-    // once; `finish` must follow.
+    // Starts up to `threads` other threads, which call task(i) once for each i in [0, count), lower ones first. Returns
+    // at once; the caller must call `finish`.
     Started start(int64_t count, int threads, std::function<void(int64_t)> task);
-    // Helps with what nobody has begun; returns when all is done.
+    // Helps with tasks that no thread has begun; returns when all are done.
     void finish(Job& job);
 
    private:
@@ -46,13 +46,13 @@ class Pool {
     int workers_ = 0;
 };
 
-// How many threads to use for so much work, where a helper is worth waking for `least` of it.
+// Returns the number of threads for an amount of work, if waking a helper pays from `least` work on.
 int threads_worth(int64_t work, int64_t least, int threads);
 
 Pool& compute_pool();
-Pool& read_pool();  // apart from the other: its threads sleep in the device
+Pool& read_pool();  // separate, because its threads sleep in system calls
 
-// Threads of a kernel that is not told otherwise; at first the processors that this process may run on.
+// The default number of threads of a kernel; initially the number of processors that this process may run on.
 int default_threads();
 void set_default_threads(int threads);
 

@@ -11,7 +11,7 @@
 namespace coldpress {
 namespace {
 
-constexpr uint64_t kPieceBytes = 1 << 20;  // the most that is read, and then checked, at once
+constexpr uint64_t kPieceBytes = 1 << 20;  // most bytes that are read, and then checked, at once
 
 // Returns the number of bytes read; fewer than asked for at the end of the file or, with `error` set, on a failure.
 uint64_t read_fully(int fd, uint64_t offset, uint64_t length, uint8_t* into, int& error) {
@@ -23,7 +23,7 @@ uint64_t read_fully(int fd, uint64_t offset, uint64_t length, uint8_t* into, int
         } else if (got == 0) {
             break;
         } else if (errno != EINTR) {
-            // After a partial read O_DIRECT refuses the odd offset: the file ended there.
+            // O_DIRECT refuses the unaligned offset after a partial read, which means that the file ended there.
             if (done == 0 || errno != EINVAL) error = errno;
             break;
         }
@@ -31,7 +31,7 @@ uint64_t read_fully(int fd, uint64_t offset, uint64_t length, uint8_t* into, int
     return done;
 }
 
-// `offset` and `length` are those in the file.
+// `offset` and `length` refer to the file.
 int64_t first_bad_page(uint64_t offset, uint64_t length, const uint8_t* data, int64_t page_bytes,
                        const uint32_t* expected) {
     constexpr int64_t batch = 48;
@@ -82,7 +82,7 @@ ReadResult Reads::finish() {
     return result_;
 }
 
-// Of a unit that reaches into other pieces only what lies in this one.
+// A unit may reach into other pieces; copies only its bytes in this piece.
 void Reads::land(const Piece& piece) {
     const int64_t begin = static_cast<int64_t>(piece.buffer_offset), end = begin + static_cast<int64_t>(piece.length);
     const int64_t* const last = landing_.offsets + landing_.count;
@@ -119,7 +119,7 @@ ThreadReads::ThreadReads(const Request& request, int threads) : Reads(request) {
     job_ = read_pool().start(static_cast<int64_t>(pieces_.size()), threads, [this](int64_t index) { read(index); });
 }
 
-// The caller's thread helps with what is not begun, which is nothing where it has waited for all.
+// The caller's thread helps with pieces that no thread has begun; there are none if it has waited for all.
 ThreadReads::~ThreadReads() { read_pool().finish(*job_); }
 
 void ThreadReads::read(int64_t index) {

@@ -1,4 +1,4 @@
-// Many reads in flight from one file, every page checked against its CRC32C while others are still being read.
+// Many reads in flight from one file; every page is checked against its CRC32C while others are still being read.
 #pragma once
 
 #include <condition_variable>
@@ -17,17 +17,17 @@ struct Extents {
     int64_t count;
 };
 
-// Units that are copied out of the buffer by the thread that has checked their pages.
+// Units to copy out of the buffer; the thread that has checked their pages copies them.
 struct Landing {
     const int64_t* offsets;  // of each unit in the buffer, ascending
     const int32_t* slots;    // row of `rows` that it goes to
     int64_t count;
     int64_t unit_bytes;
     uint8_t* rows;
-    int64_t stride;  // bytes from a row to the next
+    int64_t stride;  // bytes from one row to the next
 };
 
-// What to read and where to; all of it must outlive the reads.
+// The reads and their destinations; all pointers must outlive the reads.
 struct Request {
     int fd;
     Extents extents;  // used only while reads are made
@@ -41,19 +41,19 @@ struct ReadResult {
     int64_t bad_page = -1;       // the lowest page of the file whose checksum differs, -1 if none
     int error = 0;               // errno of the failure at the lowest file offset, 0 if none
     uint64_t error_offset = 0;   // that offset,
-    uint64_t missing_bytes = 0;  // and how much the file ends before it should; 0 for other failures
+    uint64_t missing_bytes = 0;  // and the bytes missing at the file's end; 0 for other failures
 };
 
-// Reads that are under way from the moment this is made until it is destroyed, which waits for all of them.
+// Reads that begin in the constructor; the destructor waits for all of them.
 class Reads {
    public:
     virtual ~Reads() = default;
     Reads(const Reads&) = delete;
     Reads& operator=(const Reads&) = delete;
 
-    // Waits until the first `count` extents were read; whether all of them came whole.
+    // Waits until the first `count` extents were read; returns whether all of them are complete and correct.
     bool wait(int64_t count);
-    // Waits for all of them. All are read even after a failure, so that the failure told is always the first in the
+    // Waits for all reads. All are made even after a failure, so that the reported failure is always the first in the
     // file.
     ReadResult finish();
 
@@ -62,8 +62,8 @@ class Reads {
         uint64_t offset, length, buffer_offset;
     };
     explicit Reads(const Request& request);
-    // To be called once for every piece, by the thread that will check it, when `got` bytes of it were read; fewer than
-    // its length at the end of the file or, with `error` set, on a failure.
+    // The thread that will check a piece calls this once, when `got` bytes of it were read: fewer than its length at
+    // the end of the file or, with `error` set, on a failure.
     void arrived(int64_t index, uint64_t got, int error);
 
     const int fd_;
@@ -76,18 +76,18 @@ class Reads {
     const int64_t page_bytes_;
     const uint32_t* const page_crc32c_;
     const Landing landing_;
-    std::vector<int64_t> stops_;  // behind each extent's last piece
+    std::vector<int64_t> stops_;  // index after each extent's last piece
 
     std::mutex mutex_;
     std::condition_variable some_ready_;
     std::vector<bool> read_;
-    int64_t ready_ = 0;    // pieces that were read with all before them
-    int64_t awaited_ = 0;  // pieces that somebody waits for
+    int64_t ready_ = 0;    // leading pieces that were all read
+    int64_t awaited_ = 0;  // leading pieces that a thread waits for
     int64_t whole_;        // pieces before the first that failed
     ReadResult result_;
 };
 
-// Each piece by a thread that sleeps in the device: up to `threads` at once.
+// Reads each piece on a thread that sleeps in the system call, up to `threads` at once.
 class ThreadReads : public Reads {
    public:
     ThreadReads(const Request& request, int threads);

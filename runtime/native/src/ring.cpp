@@ -105,11 +105,11 @@ void Ring::enter(bool wait) {
             added_ -= static_cast<unsigned>(taken);
             wait = false;
         } else if (errno == EAGAIN || errno == EBUSY) {
-            // Out of memory for the moment, or ends lie about: what is in flight must end before more can begin.
+            // The kernel is short of memory, or completions wait: reads in flight must end before more can begin.
             if (__atomic_load_n(shared_->cq_tail, __ATOMIC_ACQUIRE) != *shared_->cq_head) return;
             usleep(100);
         } else if (errno != EINTR) {
-            std::abort();  // a call that the kernel cannot misunderstand: a defect here, with reads in flight
+            std::abort();  // a defect here, with reads in flight into memory that the caller would free
         }
     }
 }

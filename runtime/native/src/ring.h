@@ -1,4 +1,4 @@
-// Linux' io_uring by its system calls alone: reads handed to the kernel in one call, their ends taken from shared memory.
+// Linux's io_uring, by system calls only: one call submits many reads, and completions are taken from shared memory.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ class Ring {
     Ring(const Ring&) = delete;
     Ring& operator=(const Ring&) = delete;
 
-    // 0, or the errno with which the kernel refuses; ENOSYS also where it is too old to read into plain memory.
+    // 0, or the errno with which the kernel refuses; ENOSYS also if it is too old to read into plain memory.
     int error() const { return error_; }
-    // Adds a read to those that `enter` hands over; `tag` comes back with its end. Not more than kEntries may be added
-    // or in flight together. `async` has the kernel wait for the device in a thread of its own.
+    // Adds a read, which the next `enter` submits; `tag` comes back with its completion. At most kEntries may be added
+    // or in flight together. With `async` the kernel waits for the device in a separate thread.
     void add(int fd, uint8_t* into, uint64_t length, uint64_t offset, uint64_t tag, bool async);
-    // Hands over what was added; with `wait`, returns when at least one read has ended.
+    // Submits the added reads; with `wait`, returns when at least one read has ended.
     void enter(bool wait);
-    // Calls ended(tag, bytes read or -errno) for every read that has ended since.
+    // Calls ended(tag, bytes read or -errno) for every read that has ended since the last call.
     void reap(const std::function<void(uint64_t, int32_t)>& ended);
 
    private:

@@ -62,12 +62,12 @@ class RingEngine {
 };
 
 void RingEngine::work() {
-    sigset_t all;  // signals are for the threads of the program, not for this one
+    sigset_t all;  // block all signals here: the program's threads handle them
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, nullptr);
     for (;;) {
         begin();
-        // What has arrived is checked while the device works on what is handed over here.
+        // The device works on the reads submitted here while this thread checks those that have arrived.
         ring_.enter(arrived_.empty() && in_flight());
         for (const Flight& flight : arrived_) flight.reads->arrived(flight.index, flight.got, flight.error);
         arrived_.clear();
@@ -75,7 +75,7 @@ void RingEngine::work() {
     }
 }
 
-// Adds reads until as many are in flight as may be; sleeps while there is nothing at all to do.
+// Adds reads until the allowed number is in flight; sleeps while there is nothing to do.
 void RingEngine::begin() {
     std::unique_lock<std::mutex> lock(mutex_);
     if (arrived_.empty() && in_flight() == 0) wake_.wait(lock, [this] { return !waiting_.empty(); });
@@ -105,7 +105,7 @@ void RingEngine::ended(size_t place, int32_t result) {
     } else if (result == -EINTR || result == -EAGAIN) {
         return read_rest(place, result == -EAGAIN);
     } else if (result < 0 && !(flight.got && result == -EINVAL)) {
-        flight.error = -result;  // after a partial read O_DIRECT refuses the odd offset: the file ended there
+        flight.error = -result;  // O_DIRECT refuses the offset after a partial read: the file ended
     }
     arrived_.push_back(flight);
     free_.push_back(place);
@@ -113,7 +113,7 @@ void RingEngine::ended(size_t place, int32_t result) {
 
 namespace {
 
-// Never destroyed, like the pools, and not of a forked child's use: its thread is not there.
+// Never destroyed, like the pools. A forked child cannot use it, because the child does not have its thread.
 RingEngine* engine = nullptr;
 std::mutex engine_mutex;
 bool watched = false;

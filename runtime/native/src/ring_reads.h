@@ -1,4 +1,4 @@
-// Reads through io_uring: one thread of the process hands all of them to the kernel and checks what comes back.
+// Reads through io_uring: one thread of the process submits all reads and checks the pages that arrive.
 #pragma once
 
 #include "reads.h"
@@ -8,7 +8,7 @@ namespace coldpress {
 // 0, or the errno with which the kernel refuses io_uring.
 int ring_error();
 
-// Up to `depth` pieces in flight, those of all RingReads of the process counted together. Only where ring_error() is 0.
+// Up to `depth` pieces in flight, counted over all RingReads of the process. Only use if ring_error() is 0.
 class RingReads : public Reads {
    public:
     RingReads(const Request& request, int depth);

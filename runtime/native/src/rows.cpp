@@ -13,7 +13,7 @@ namespace coldpress {
 namespace {
 
 constexpr int64_t kTaskBytes = 64 << 10;
-constexpr int64_t kPartBytes = 512 << 10, kMostParts = 16;  // of rows that are added up apart from others
+constexpr int64_t kPartBytes = 512 << 10, kMostParts = 16;  // bytes of rows with a separate sum, and most such parts
 
 int64_t bytes_of(const Rows& rows) { return rows.count * row_bytes(rows.format, rows.length); }
 
@@ -96,7 +96,7 @@ void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
 }
 
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads) {
-    // Parts depend on the rows alone, so that the number of threads changes no bit.
+    // Parts depend only on the rows, so that the number of threads changes no bit.
     const int64_t most = std::clamp<int64_t>(bytes_of(rows) / kPartBytes, 1, kMostParts);
     const int64_t step = (rows.count + most - 1) / most, parts = parts_of(rows.count, step);
     PartSums sums(parts, rows.length);

@@ -1,4 +1,4 @@
-// Products with many rows, split over threads. All arguments are checked by the caller (module.cpp).
+// Products with many rows, split over threads. The caller checks all arguments (bind_products.cpp).
 #pragma once
 
 #include <cstdint>
@@ -25,26 +25,26 @@ struct Rows {
     const uint8_t* at(int64_t i) const { return base + (slots ? slots[i] : i) * stride; }
 };
 
-// Where the rows [first, last) begin, and behind them kRowsAhead from `next` on, as kernels want it.
+// Pointers to the rows [first, last), followed by kRowsAhead rows from `next` on, as kernels expect them.
 std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t next);
 
-// Threads are woken for so many bytes each: a thread that sleeps takes some ten microseconds to come, and those of a phone
-// or a busy machine up to fifty, in which the others go through about as much.
+// A thread is woken for at least this many bytes: waking takes about ten microseconds, on a phone or a busy machine up
+// to fifty, in which the other threads process about as much.
 constexpr int64_t kThreadBytes = 512 << 10;
 
-// How many parts of `step` rows there are, the last one maybe smaller.
+// Returns the number of parts of `step` rows; the last part may be smaller.
 int64_t parts_of(int64_t count, int64_t step);
 
-// How many rows a task should have.
+// Returns the number of rows that a task should have.
 int64_t rows_per_task(const Rows& rows);
 
-// What rows are multiplied with: a vector in the kernels' order, or rounded to whole numbers where `bits` is 8 or 16
-// and the format has codes. Bits are 0 for float32.
+// The vector that rows multiply: float32 in the kernels' order if `bits` is 0 or the format has no codes, else rounded
+// to whole numbers of 8 or 16 bits.
 class Input {
    public:
     Input(Format format, const float* x, int64_t length, int bits);
 
-    // out[i] = dot(at[i], x); kRowsAhead rows to be read next are behind `count`
+    // out[i] = dot(at[i], x); the `count` rows are followed by kRowsAhead rows to be read next
     void dot(const uint8_t* const* at, int64_t count, float* out) const;
 
    private:
@@ -54,13 +54,13 @@ class Input {
     std::optional<RoundedVector> rounded_;
 };
 
-// The sum of parts, added up in order whoever is done first. There is memory for as many as are at work or wait for an
-// earlier one, since what was touched a moment ago is still near.
+// The sum of parts, added in order, no matter which part finishes first. Memory is reused as soon as a part is added,
+// so that it is still in the cache; there is only as much as the parts at work, or waiting for an earlier one, need.
 class PartSums {
    public:
     PartSums(int64_t parts, int64_t length);
 
-    // Zeros in the kernels' order, to sum a part up in, and what was made of them. Threads may call these at once.
+    // `take` returns zeros in the kernels' order for a part's sum; `give` adds the sum. Threads may call both at once.
     float* take();
     void give(int64_t part, float* sums);
 
@@ -72,22 +72,22 @@ class PartSums {
     std::mutex mutex_;
     std::deque<Floats> memory_;
     std::vector<float*> free_, given_;  // given_ by part
-    size_t next_ = 0;                   // the first part that is not in the sum, which is in that of part 0
+    size_t next_ = 0;                   // the first part not yet added; the total is in part 0's memory
 };
 
 // out[i] = dot(row i, x[length]), with x as Input takes it
 void dot(const Rows& rows, const float* x, int bits, float* out, int threads);
 
-// out[t, i] = dot(row i, x[t, length]) of `tokens` vectors, each to the bits that `dot` gives; rows are read once
+// out[t, i] = dot(row i, x[t, length]) for `tokens` vectors, each with the same bits as `dot`; rows are read once
 void dot_each(const Rows& rows, const float* x, int tokens, int bits, float* out, int threads);
 
-// out[length] = sum over i of coefficients[i] * row i; how terms are grouped hangs on the rows' number and size alone
+// out[length] = sum over i of coefficients[i] * row i; the grouping of terms depends only on the rows' number and size
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads);
 
 // out[i, length] = row i
 void decode(const Rows& rows, float* out, int threads);
 
-// Reads words from beginning to end and does as good as nothing with them; their exclusive or.
+// Reads words from beginning to end and returns their exclusive or: measures memory bandwidth.
 uint64_t read_through(const uint64_t* words, int64_t count, int threads);
 
 }  // namespace coldpress
