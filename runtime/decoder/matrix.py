@@ -42,7 +42,7 @@ class Matrix:
         for part in parts:
             if part not in few:
                 y_TM[part] = self._product(x_TN[part])
-        places = np.concatenate([np.arange(part.start, part.stop) for part in few] or [np.empty(0, int)])
+        places = np.concatenate([np.arange(int(part.start), int(part.stop)) for part in few] or [np.arange(0)])
         for start in range(0, places.size, FEW_TOKENS):
             of_few = places[start : start + FEW_TOKENS]
             y_TM[of_few] = self._product(x_TN[of_few])

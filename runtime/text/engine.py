@@ -4,7 +4,7 @@ It runs in this process for tokenizers that are known to be bounded, and in a li
 (runtime/text/process.py), which is why it imports nothing but the package.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from tokenizers import Tokenizer
@@ -55,7 +55,7 @@ class Engine:
 
 
 @contextmanager
-def _sentences(found: str) -> Iterator[None]:
+def _sentences(found: str) -> Generator[None]:
     try:
         yield
     except BaseException as error:  # the package raises plain Exception, and a panic of its core is not even that

@@ -8,7 +8,7 @@ when the next one begins.
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def why_not(disk: Disk, proc: Path = Path("/proc")) -> str | None:
 
 
 @contextmanager
-def limited(caps: Caps, disk: Disk, proc: Path = Path("/proc")) -> Iterator[list[str]]:
+def limited(caps: Caps, disk: Disk, proc: Path = Path("/proc")) -> Generator[list[str]]:
     """The words before a command that have it run in groups with these caps; the groups go when this ends."""
     found = hierarchies(proc)
     for group in left_behind(found.values()):
