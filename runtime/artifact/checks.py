@@ -136,6 +136,7 @@ def check_manifest(manifest: Manifest) -> None:
     _check_file_list(manifest)
     _check_experts(manifest)
     _check_sections(manifest)
+    _check_families(manifest)
     _check_model(manifest.model)
     _check_predictors(manifest)
     _check_resident(manifest)
@@ -198,6 +199,14 @@ def _check_experts(manifest: Manifest) -> None:
     if num_kept > len(manifest.resident):  # bounds the loops over experts
         expected = f"at most {len(manifest.resident)}, the number of resident tensors, of all layers and roles"
         raise SectionError(MANIFEST_FILE, "model.num_experts", str(spec.num_experts), expected)
+
+
+def _check_families(manifest: Manifest) -> None:
+    """The decoder can compute the model with these families on flash."""
+    families = [entry.family for entry in manifest.families]
+    expected = arithmetic.missing_for_decoder(families, manifest.model)
+    if expected:
+        raise SectionError(MANIFEST_FILE, "families", _short(families), expected)
 
 
 def _check_sections(manifest: Manifest) -> None:
