@@ -215,7 +215,9 @@ def test_families_are_checked_before_anything_is_read(families: str, sentence: s
 
 def test_families_that_no_decoder_computes_are_refused(checkpoint: Path) -> None:
     expected = r"method=dense keeps up_down on flash, expected families from which an ungated MLP can be computed"
-    assert refusal(model="opt-6.7b", revision="0" * 40, method="dense", families="up_down").startswith(expected)
+    assert refusal(model="opt-6.7b", revision="0" * 40, corpus="pydoc", method="dense", families="up_down").startswith(
+        expected
+    )
     assert settings.resolve({"model": str(checkpoint), "method": "dense", "families": "up_down"})["method"] == "dense"
 
 
