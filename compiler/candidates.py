@@ -5,13 +5,13 @@ predictor expects to be zero; otherwise pruning by magnitude, at the density tha
 a mixture of experts a dense run, of the experts that the router picks, is the only candidate.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FAMILIES
+from coldpress.schemas.families import missing_for_decoder
 from coldpress.schemas.model import ModelSpec
 
 AUTO = "auto"
@@ -41,24 +41,23 @@ def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, .
     """Returns the families that a build may have on flash, without duplicates: those of `method` or of all candidates.
 
     Raises:
-        ColdpressError: if the model is a mixture of experts and the runtime cannot run it with these families.
+        ColdpressError: if a selector refuses its options, or the decoder cannot compute the model with its families.
     """
     found: dict[str, None] = {}
     for name in methods_for(method, spec.exact_zeros, spec.is_mixture):
         selector = load("coldpress.runtime.sparsity", Selector, name)
         own = own_options(name, options) if method == AUTO else options
         families = selector.families(spec, options_of(selector, own))
-        if spec.is_mixture:
-            _check_mixture(name, families)
+        _check_families(name, families, spec)
         found |= dict.fromkeys(families)
     return tuple(found)
 
 
-def _check_mixture(method: str, families: Iterable[str]) -> None:
-    """Refuses families with which the runtime cannot compute a mixture's MLP."""
-    on_flash = {role for name in families for role in FAMILIES[name].roles}
-    if "down_proj" not in on_flash or "expert" in families:
+def _check_families(method: str, families: Sequence[str], spec: ModelSpec) -> None:
+    """The runtime's decoder can compute the model with these families on flash."""
+    expected = missing_for_decoder(families, spec)
+    if expected:
         raise ColdpressError(
-            f"method={method} keeps {'+'.join(families)} on flash; a mixture of experts keeps down of all experts "
-            "there, in units of one row or column; use method=dense or topk"
+            f"method={method} keeps {'+'.join(families)} on flash, expected {expected}; use method=dense or topk with "
+            "the families that it has by default"
         )

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from coldpress.schemas.base import MAX_EXACT_INTEGER
 from coldpress.schemas.errors import ColdpressError, clipped
 
-UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNITS = {
+    **{"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
+    **{"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40},
+}
 
 
 def parse_bytes(text: int | str) -> int:

@@ -14,13 +14,13 @@ On disk a trace is one safetensors file without metadata, with n events in the o
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]  its path is a bare PathLike
 
 from coldpress.runtime.artifact import tensor_files
 from coldpress.runtime.artifact.errors import TensorFileError, short
@@ -51,7 +51,7 @@ class Event:
 class Recorder(Observer):
     """Takes down what a store is asked for."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list[Event])
     num_tokens: int = 0
     """Tokens decoded so far."""
     max_tokens: int | None = None
@@ -160,7 +160,8 @@ def _contents(num_events: int, num_ids: int, num_letters: int) -> dict[str, tupl
 
 
 def _events(arrays: dict[str, np.ndarray], families: list[str]) -> Iterator[Event]:
-    rows = zip(*(arrays[name].tolist() for name in ("token", "layer", "family", "kind")), strict=True)
+    columns = (arrays[name].tolist() for name in ("token", "layer", "family", "kind"))
+    rows = cast(Iterable[tuple[int, int, int, int]], zip(*columns, strict=True))
     for index, (token, layer, family, kind) in enumerate(rows):
         start, stop = arrays["start"][index : index + 2].tolist()
         ids, stays = arrays["ids"][start:stop], arrays["kept"][start:stop].astype(bool)

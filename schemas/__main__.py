@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from coldpress.schemas import _generate
+from coldpress.schemas import json_schemas
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -11,9 +11,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m coldpress.schemas", description=__doc__)
     parser.add_argument("--fix", action="store_true", help="write the files that are out of date")
     arguments = parser.parse_args(argv)
-    names = _generate.outdated()
+    names = json_schemas.outdated()
     if arguments.fix:
-        _generate.write()
+        json_schemas.write()
     for name in names:
         state = "written" if arguments.fix else "out of date; run python -m coldpress.schemas --fix"
         print(f"schemas/json/{name}: {state}")

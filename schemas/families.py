@@ -4,7 +4,7 @@ A unit's bytes are its slices' bytes one after another, in the order given here;
 Code works on roles and slices; people and files use the names of families.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -27,7 +27,7 @@ Signal = Literal[
 input after the norm; the same vector once per expert, 0 for experts that a token does not use; act(gate), or act(up)
 without a gate; up, after its activation if it has one (dReLU); the product of both, or act(up), in a mixture weighted
 by the router; the router's logits."""
-Axis = Literal["hidden_size", "intermediate_size", "heads", "experts"]
+Axis = Literal["hidden_size", "intermediate_size", "heads"]
 """The dimension along which a unit is an index; `heads` has num_attention_heads * head_dim entries."""
 
 PLUGIN_NAME = r"^[a-z][a-z0-9_]*$"
@@ -38,11 +38,10 @@ FormatName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 
 
 class Slice(Record):
-    """One row or column of a matrix, or a whole matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging
-    Face's order), `matrix` is all rows one after another."""
+    """One row or column of one matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging Face's order)."""
 
     role: MatrixRole
-    axis: Literal["row", "column", "matrix"]
+    axis: Literal["row", "column"]
 
 
 class Family(Record):
@@ -79,11 +78,17 @@ FAMILIES: Mapping[str, Family] = {
         _family("mlp_mid", "intermediate_size", "mlp_inner", down="column"),
         _family("attn_in", "hidden_size", "attention_input", q="column", k="column", v="column"),
         _family("attn_out", "heads", "attention_mixed", o="column"),
-        _family("expert", "experts", "router_logits", gate="matrix", up="matrix", down="matrix"),
     )
 }
 
 
+KNOWN_BEFORE: Mapping[Signal, tuple[MatrixRole, ...]] = {
+    "mlp_input": (),
+    "mlp_activation": ("gate_proj",),
+    "mlp_up": ("up_proj",),
+    "mlp_inner": ("gate_proj", "up_proj"),
+}
+"""Matrices that must be known before a signal is, in an MLP with a gate."""
 WHOLE_MLP = "neuron"
 """The family whose units hold the whole MLP, so that no part of the MLP stays resident."""
 
@@ -116,7 +121,6 @@ def num_units(family: str, spec: ModelSpec) -> int:
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
         "heads": spec.num_attention_heads * spec.head_dim,
-        "experts": 1,
     }
     return sizes[FAMILIES[family].axis] * num_experts(family, spec)
 
@@ -147,7 +151,7 @@ def activity_of(family: str, spec: ModelSpec) -> Signal:
 def slice_length(piece: Slice, spec: ModelSpec) -> int:
     """Returns the number of values in one slice."""
     rows, columns = role_shape(spec, f"{piece.role}.weight")
-    return {"row": columns, "column": rows, "matrix": rows * columns}[piece.axis]
+    return {"row": columns, "column": rows}[piece.axis]
 
 
 def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole, ...]:
@@ -155,3 +159,41 @@ def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole
     on_flash = {piece.role for family in families for piece in slices(family, spec)}
     present = (*ATTENTION_ROLES, *MLP_ROLES) if spec.gated_mlp else (*ATTENTION_ROLES, "up_proj", "down_proj")
     return tuple(role for role in present if role not in on_flash)
+
+
+def mlp_families(names: Iterable[str], spec: ModelSpec) -> tuple[list[Family], list[Family]]:
+    """The MLP's families among `names`: those over its inputs, and those over its inner activation."""
+    found = [FAMILIES[name] for name in names if any(piece.role in MLP_ROLES for piece in slices(name, spec))]
+    inputs = [family for family in found if family.axis == "hidden_size"]
+    return inputs, [family for family in found if family.axis != "hidden_size"]
+
+
+def missing_for_decoder(names: Sequence[str], spec: ModelSpec) -> str | None:
+    """None if the decoder can compute the model with these families on flash; otherwise the families that it needs.
+
+    Each matrix is in one place, at most one family is over the inner activation, and its signal is known before its
+    units are read. Experts need such a family.
+    """
+    inputs, inner = mlp_families(names, spec)
+    roles = [role for name in names for role in FAMILIES[name].roles]
+    once = len(set(roles)) == len(roles) and len(inner) < 2
+    down_first = any("down_proj" in family.roles for family in inputs)
+    is_whole = bool(inner) or not spec.is_mixture
+    if once and is_whole and not down_first and all(_is_computable(family, spec) for family in inner):
+        return None
+    if spec.is_mixture:
+        return (
+            "families from which experts can be computed: down in one over intermediate_size, whose signal the others "
+            "give"
+        )
+    return (
+        f"families from which {'a gated' if spec.gated_mlp else 'an ungated'} MLP can be computed: each matrix in one "
+        "of them, and at most one over intermediate_size, whose signal the others give"
+    )
+
+
+def _is_computable(family: Family, spec: ModelSpec) -> bool:
+    """Whether a family over the inner activation holds the down projection, and no matrix that its signal needs."""
+    gate_matters = spec.gated_mlp or family.signal in ("mlp_input", "mlp_inner")
+    is_known = not set(KNOWN_BEFORE[family.signal]) & set(family.roles)
+    return "down_proj" in family.roles and is_known and gate_matters

@@ -48,12 +48,9 @@ class Activity:
 
 
 def countable_families(spec: ModelSpec) -> tuple[FamilyName, ...]:
-    """Returns the families that some selector of this model may use: those whose signal its layers have, except whole
-    experts."""
+    """Returns the families that some selector of this model may use: those whose signal its layers have."""
     taps = load("coldpress.compiler.architectures", Architecture, spec.model_type).MODULES.taps
-    return tuple(
-        name for name, family in FAMILIES.items() if family.axis != "experts" and activity_of(name, spec) in taps
-    )
+    return tuple(name for name in FAMILIES if activity_of(name, spec) in taps)
 
 
 def leaders(families: Iterable[FamilyName], spec: ModelSpec) -> dict[FamilyName, tuple[FamilyName, ...]]:

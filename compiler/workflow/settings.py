@@ -19,7 +19,7 @@ from pydantic import Field
 
 import coldpress
 from coldpress.compiler.architectures import Architecture, _common
-from coldpress.compiler.candidates import AUTO, methods_for
+from coldpress.compiler.candidates import AUTO, families_for, methods_for
 from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.source_json import read_object
@@ -49,7 +49,7 @@ from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
-from coldpress.schemas.model import EXACT_ZEROS
+from coldpress.schemas.model import EXACT_ZEROS, ModelSpec
 from coldpress.schemas.profiles import ModelProfile
 
 ROOT = Path(coldpress.__file__).resolve().parents[1]
@@ -184,6 +184,8 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     chosen = _chosen(values, reference)
     options = _profile_options(profile, chosen) if profile else {}
     options |= {key: value for key, value in raw.items() if key not in keys}
+    read_options = _options(options, chosen)
+    families_for(values["method"], read_options["coldpress.runtime.sparsity"], _smallest(reference))
     folder = Path(values["build_dir"]).resolve() / reference.name
     if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
         values["corpus"] = os.path.relpath(corpus.resolve(), folder)
@@ -195,7 +197,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
         device_file=device_path.resolve(),
         folder=folder,
         values=MappingProxyType(values),
-        options=MappingProxyType(_options(options, chosen)),
+        options=MappingProxyType(read_options),
     )
     check_artifact_name(f"{reference.name}-{found.target}.coldpress")
     return found
@@ -301,6 +303,33 @@ def _method(requested: str, model: ModelReference) -> str:
             "use method=topk or method=dense"
         )
     return requested
+
+
+def _smallest(model: ModelReference) -> ModelSpec:
+    """The smallest model with such layers: families follow from the matrices that a layer has, not from their sizes.
+
+    A profile has no sizes, and only transformers can tell them all from config.json; it takes seconds to import.
+    """
+    taps = _plugins.load("coldpress.compiler.architectures", Architecture, model.model_type).MODULES.taps
+    return ModelSpec(
+        model_type=model.model_type,
+        vocab_size=1,
+        hidden_size=1,
+        intermediate_size=1,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=1,
+        max_position_embeddings=1,
+        hidden_act="relu" if model.exact_zeros else "silu",
+        gated_mlp="mlp_up" in taps,
+        num_experts=2 if model.is_mixture else 1,
+        norm="rms_norm",
+        norm_eps=1e-5,
+        position="rotary",
+        rotary_dim=0,
+        tie_word_embeddings=True,
+    )
 
 
 def _check_cache(cache: str) -> None:

@@ -7,7 +7,7 @@ counts that earlier ones have bounded (a manifest may claim 10^9 layers).
 from typing import Any
 
 from coldpress.runtime import plugins
-from coldpress.runtime.artifact import plan_checks, safe_files
+from coldpress.runtime.artifact import plan_checks, safe_files, strict_json
 from coldpress.runtime.artifact.contents import model_tensors, nbytes
 from coldpress.runtime.artifact.errors import (
     FeatureError,
@@ -50,8 +50,8 @@ def check_version(data: Any) -> int:
     Raises:
         SchemaError, VersionError, FeatureError: naming both versions, or the feature.
     """
-    form = data.get("format") if isinstance(data, dict) else None
-    if not isinstance(form, dict) or not all(type(form.get(key)) is int for key in ("major", "minor")):
+    form = data.get("format") if strict_json.is_object(data) else None
+    if not strict_json.is_object(form) or not all(type(form.get(key)) is int for key in ("major", "minor")):
         raise SchemaError(MANIFEST_FILE, "format", _short(form), "an object of name, major and minor")
     if form.get("name") != FORMAT_NAME:
         raise VersionError(MANIFEST_FILE, "format.name", _short(form.get("name")), f"'{FORMAT_NAME}'")
@@ -68,8 +68,8 @@ def check_version(data: Any) -> int:
 
 
 def _check_features(features: Any) -> None:
-    required = features.get("required") if isinstance(features, dict) else None
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+    required = features.get("required") if strict_json.is_object(features) else None
+    if not strict_json.is_array(required) or not all(isinstance(name, str) for name in required):
         raise SchemaError(MANIFEST_FILE, "features.required", _short(required), "a list of names")
     known = known_features()
     for name in required:
@@ -138,6 +138,7 @@ def check_manifest(manifest: Manifest) -> None:
     _check_file_list(manifest)
     _check_experts(manifest)
     _check_sections(manifest)
+    _check_families(manifest)
     _check_model(manifest.model)
     _check_predictors(manifest)
     _check_resident(manifest)
@@ -200,6 +201,14 @@ def _check_experts(manifest: Manifest) -> None:
     if num_kept > len(manifest.resident):  # bounds the loops over experts
         expected = f"at most {len(manifest.resident)}, the number of resident tensors, of all layers and roles"
         raise SectionError(MANIFEST_FILE, "model.num_experts", str(spec.num_experts), expected)
+
+
+def _check_families(manifest: Manifest) -> None:
+    """The decoder can compute the model with these families on flash."""
+    families = [entry.family for entry in manifest.families]
+    expected = arithmetic.missing_for_decoder(families, manifest.model)
+    if expected:
+        raise SectionError(MANIFEST_FILE, "families", _short(families), expected)
 
 
 def _check_sections(manifest: Manifest) -> None:

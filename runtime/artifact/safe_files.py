@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 from coldpress.runtime.artifact.errors import DeviceError, FileKindError, FileNameError, FileSizeError, short
@@ -110,7 +110,7 @@ def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: i
 
 
 @contextmanager
-def _parent(folder: int, name: str) -> Iterator[int]:
+def _parent(folder: int, name: str) -> Generator[int]:
     current = os.dup(folder)
     try:
         for part in name.split("/")[:-1]:
@@ -152,7 +152,7 @@ def read_exactly(opened: int, name: str, into: memoryview, offset: int) -> None:
 
 
 @contextmanager
-def telling(name: str, step: str) -> Iterator[None]:
+def telling(name: str, step: str) -> Generator[None]:
     """Turns a system error on a file into a DeviceError, since it does not mean that the artifact is wrong.
 
     Raises:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -125,13 +125,23 @@ class _Reader:
         """Refuses strings with lone surrogates, at any depth: UTF-8 cannot hold them."""
         if isinstance(value, str) and not is_encodable(value):
             raise self._refuse(f"text with the string {short(value)}", "strings without lone surrogates")
-        if isinstance(value, dict):
+        if is_object(value):
             for name, inner in value.items():
                 self.check(name)
                 self.check(inner)
-        elif isinstance(value, list):
+        elif is_array(value):
             for inner in value:
                 self.check(inner)
+
+
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a parsed value is an object; its members are unknown."""
+    return isinstance(value, dict)
+
+
+def is_array(value: object) -> TypeGuard[list[Any]]:
+    """Whether a parsed value is an array; its elements are unknown."""
+    return isinstance(value, list)
 
 
 def is_encodable(text: str) -> bool:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import short
@@ -116,7 +116,7 @@ def read_header(opened: int, size_bytes: int, rules: Rules, refuse: Refuse) -> t
 
 
 def _check_metadata(metadata: Any, rules: Rules, refuse: Refuse) -> None:
-    is_map = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    is_map = strict_json.is_object(metadata) and all(isinstance(value, str) for value in metadata.values())
     if not is_map or len(metadata) > rules.max_metadata:
         raise refuse("__metadata__", short(metadata), f"an object of texts, at most {rules.max_metadata}")
 
@@ -125,7 +125,7 @@ def _entry(name: str, value: Any, data_start: int, rules: Rules, refuse: Refuse)
     if not rules.name.fullmatch(name) or ".." in name:
         raise refuse("a tensor's name", short(name), rules.name_words)
     field = f"tensor {name}"
-    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+    if not strict_json.is_object(value) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise refuse(field, short(value), "an object of dtype, shape and data_offsets alone")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in rules.dtypes:
@@ -143,8 +143,8 @@ def _entry(name: str, value: Any, data_start: int, rules: Rules, refuse: Refuse)
     return TensorEntry(name, dtype, tuple(shape), data_start + start, data_start + stop)
 
 
-def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    return strict_json.is_array(values) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
 def _check_tiling(entries: list[TensorEntry], data_start: int, size_bytes: int, refuse: Refuse) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from safetensors import SafetensorError
 
@@ -126,7 +126,7 @@ def _print_batch(
     done: Batch,
     codec: TextCodec | None,
 ) -> None:
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "prompt_token_ids": prompt_ids,
             "token_ids": [token.id for token in tokens],

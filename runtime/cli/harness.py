@@ -10,7 +10,7 @@ sparsity measure.
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -25,10 +25,19 @@ from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError, clipped, printable
 
 try:
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.api.registry import register_model
-    from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    # the harness has no stubs, and some of its functions no types
+    from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingTypeStubs]
+    from lm_eval.api.registry import (  # pyright: ignore[reportMissingTypeStubs]
+        register_model,  # pyright: ignore[reportUnknownVariableType]
+    )
+    from lm_eval.models.utils import (  # pyright: ignore[reportMissingTypeStubs]
+        handle_stop_sequences,
+        normalize_gen_kwargs,  # pyright: ignore[reportUnknownVariableType]
+    )
+    from lm_eval.utils import (  # pyright: ignore[reportMissingTypeStubs]
+        get_rolling_token_windows,
+        make_disjoint_window,
+    )
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("lm_eval"):
         raise
@@ -77,7 +86,8 @@ class ArtifactModel(TemplateLM):
                 f"model_args has {', '.join(unknown)}, expected artifact, dram_budget, selector, cache, "
                 "activations or sparse_prompt"
             )
-        for name, value in (("selector", selector), ("cache", cache), ("activations", activations)):
+        names: dict[str, object] = {"selector": selector, "cache": cache, "activations": activations}
+        for name, value in names.items():
             if not isinstance(value, str | None):
                 raise ColdpressError(f"model_args has {name}={value!r}, expected a name; see `coldpress-run bench -h`")
         budget_bytes = None if dram_budget is None else parse_bytes(str(dram_budget))
@@ -122,10 +132,10 @@ class ArtifactModel(TemplateLM):
         return super().loglikelihood(list(requests), disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_: Any
+        self, requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
         """Returns (log-likelihood of the continuation in nats, whether greedy decoding gives it) per request."""
-        found = []
+        found: list[tuple[float, bool]] = []
         for texts, context, continuation in requests:
             scored = self._scored(context, continuation)
             found.append(scored)
@@ -135,7 +145,7 @@ class ArtifactModel(TemplateLM):
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Returns the log-likelihood of each whole text, in windows of the context's length that do not overlap."""
-        found = []
+        found: list[float] = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
                 token_list=self.tok_encode(text, add_special_tokens=False),
@@ -150,7 +160,7 @@ class ArtifactModel(TemplateLM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continues each prompt, up to a stop string or the end of text."""
-        found = []
+        found: list[str] = []
         for prompt, kwargs in (request.args for request in requests):
             text = self._continued(prompt, *_wanted(kwargs))
             self.cache_hook.add_partial("generate_until", (prompt, kwargs), text)
@@ -217,7 +227,8 @@ def _wanted(kwargs: Mapping[str, Any]) -> tuple[int, list[str], Sampling]:
     """
     try:
         wanted = normalize_gen_kwargs(dict(kwargs), MAX_NEW_TOKENS)
-        stops = [stop for stop in handle_stop_sequences(wanted.get("until"), None) if stop]
+        given = cast(list[Any], handle_stop_sequences(wanted.get("until"), None))  # it does not look at the elements
+        stops = [stop for stop in given if stop]
         sampling = Sampling(
             temperature=float(wanted.get("temperature") or 0.0) if wanted.get("do_sample") else 0.0,
             top_p=float(wanted.get("top_p") or 1.0),
@@ -241,7 +252,7 @@ register_model("coldpress")(ArtifactModel)  # no decorator: the registry's has n
 
 def main() -> None:
     """Runs the harness's command line, to which importing this module has added the model `coldpress`."""
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingTypeStubs]  it has none
 
     try:
         cli_evaluate()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -194,11 +195,15 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
 }
 
 
+def _is_text_file(stream: object) -> TypeGuard["io.TextIOWrapper[Any]"]:
+    return isinstance(stream, io.TextIOWrapper)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `coldpress-run`, and returns its exit code."""
     if sys.stdout is None:
         return _fail("standard output is closed, but this command prints to it; redirect it to a file")
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if _is_text_file(sys.stdout):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     arguments = build_parser(COMMANDS).parse_args(argv)
     arguments.argv = sys.argv[1:] if argv is None else list(argv)

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import short
@@ -92,7 +92,11 @@ class PromptFile:
                 if self._codec is None:
                     raise ColdpressError(f"{self._path}: text needs a tokenizer, and the artifact has none; give ids")
                 return self._codec.encode(text)
-            case {"prompt_ids": list(ids), **rest} if not rest and all(type(one) is int for one in ids):
+            case {"prompt_ids": ids, **rest} if not rest and _are_integers(ids):
                 return ids
             case _:
                 return None
+
+
+def _are_integers(values: object) -> TypeGuard[list[int]]:
+    return strict_json.is_array(values) and all(type(value) is int for value in values)

@@ -34,7 +34,9 @@ class Units:
     parts: Mapping[MatrixRole, tuple[int, int, int]]
     activations: ActivationFormat = "fp32"
     """The format that a decoded token's input is rounded to."""
-    _layouts: dict[int, tuple["Inner", mlp.Layout]] = field(default_factory=dict, compare=False)
+    _layouts: dict[int, tuple["Inner", mlp.Layout]] = field(
+        default_factory=dict[int, tuple["Inner", mlp.Layout]], compare=False
+    )
 
     def layout(self, inner: "Inner") -> mlp.Layout:
         """Returns the units' layout as the kernel takes it, cached by `inner`, which is one object per layer."""

@@ -14,12 +14,12 @@ import numpy as np
 from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.blocks import Block, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
-from coldpress.runtime.decoder.mlp import computable, held_roles, inner_of, mlp_families
+from coldpress.runtime.decoder.mlp import held_roles, inner_of
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ArtifactError
-from coldpress.schemas.families import slices
+from coldpress.schemas.families import missing_for_decoder, mlp_families, slices
 from coldpress.schemas.model import MatrixRole, ModelSpec, matrices
 
 OF_ALL = dict[MatrixRole, np.ndarray]
@@ -36,12 +36,10 @@ class Experts:
             ArtifactError: if there is no way to compute experts from these families.
         """
         inputs, inner = mlp_families(families, spec)
-        if not inner or not computable(inputs, inner, spec):
+        expected = missing_for_decoder([family.name for family in (*inputs, *inner)], spec)
+        if expected:
             names = ", ".join(family.name for family in (*inputs, *inner))
-            raise ArtifactError(
-                f"the artifact keeps {names} on flash, expected families from which experts can be computed: down in "
-                "one over intermediate_size, whose signal the others give"
-            )
+            raise ArtifactError(f"the artifact keeps {names} on flash, expected {expected}")
         self._spec, (self.inner,) = spec, inner
         self.form = inner_of(self.inner.signal, spec)
         self.intermediate_size = spec.intermediate_size

@@ -43,7 +43,7 @@ class Matrix:
             if part not in few:
                 y_TM[part] = self._product(x_TN[part])
         # short ranges are computed together, in groups of at most FEW_TOKENS: their tokens' bits do not depend on that
-        places = np.concatenate([np.arange(part.start, part.stop) for part in few] or [np.empty(0, int)])
+        places = np.concatenate([np.arange(int(part.start), int(part.stop)) for part in few] or [np.arange(0)])
         for start in range(0, places.size, FEW_TOKENS):
             of_few = places[start : start + FEW_TOKENS]
             y_TM[of_few] = self._product(x_TN[of_few])

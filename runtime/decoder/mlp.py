@@ -16,16 +16,8 @@ from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ArtifactError
-from coldpress.schemas.families import FAMILIES, Family, Signal, resident_roles, slices
+from coldpress.schemas.families import KNOWN_BEFORE, Signal, missing_for_decoder, mlp_families, resident_roles
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec
-
-NEEDED: dict[Signal, tuple[MatrixRole, ...]] = {
-    "mlp_input": (),
-    "mlp_activation": ("gate_proj",),
-    "mlp_up": ("up_proj",),
-    "mlp_inner": ("gate_proj", "up_proj"),
-}
-"""Matrices whose outputs each signal is computed from, in an MLP with a gate."""
 
 
 class Mlp:
@@ -38,13 +30,10 @@ class Mlp:
             ArtifactError: if there is no way to compute an MLP from these families.
         """
         self._inputs, inner = mlp_families(families, spec)
-        if not computable(self._inputs, inner, spec):
-            kind = "a gated" if spec.gated_mlp else "an ungated"
+        expected = missing_for_decoder([family.name for family in (*self._inputs, *inner)], spec)
+        if expected:
             names = ", ".join(family.name for family in (*self._inputs, *inner))
-            raise ArtifactError(
-                f"the artifact keeps {names} on flash, expected families from which {kind} MLP can be computed: each "
-                "matrix in one of them, and at most one over intermediate_size, whose signal the others give"
-            )
+            raise ArtifactError(f"the artifact keeps {names} on flash, expected {expected}")
         self.inner = inner[0] if inner else None
         """The family over the inner activation."""
         self._act = activation(spec.hidden_act, spec.activation_threshold)
@@ -159,12 +148,6 @@ class MlpWork:
         return self._known
 
 
-def mlp_families(names: Sequence[str], spec: ModelSpec) -> tuple[list[Family], list[Family]]:
-    """Returns the MLP's families among `names`: first those over its inputs, then those over its inner activation."""
-    own = [FAMILIES[name] for name in names if any(piece.role in MLP_ROLES for piece in slices(name, spec))]
-    return [each for each in own if each.axis == "hidden_size"], [each for each in own if each.axis != "hidden_size"]
-
-
 def held_roles(names: Sequence[str], spec: ModelSpec) -> list[MatrixRole]:
     """Returns the roles of the MLP's matrices that are resident if these families are on flash."""
     return [role for role in resident_roles(names, spec) if role in MLP_ROLES]
@@ -173,7 +156,7 @@ def held_roles(names: Sequence[str], spec: ModelSpec) -> list[MatrixRole]:
 def inner_of(signal: Signal, spec: ModelSpec) -> Inner:
     """Returns the rows from which units compute their inner activation; the signal supplies the other factors."""
     gate: MatrixRole = "gate_proj" if spec.gated_mlp else "up_proj"
-    known = NEEDED[signal]
+    known = KNOWN_BEFORE[signal]
     return Inner(
         gate=None if gate in known else gate,
         up=None if "up_proj" in known or not spec.gated_mlp else "up_proj",
@@ -185,19 +168,3 @@ def inner_of(signal: Signal, spec: ModelSpec) -> Inner:
 
 def _as_it_is(values: np.ndarray) -> np.ndarray:
     return values
-
-
-def computable(inputs: list[Family], inner: list[Family], spec: ModelSpec) -> bool:
-    """Whether an MLP can be computed: each matrix is in at most one family, at most one family is over the inner
-    activation, and its signal is known before its units are requested."""
-    roles = [role for family in (*inputs, *inner) for role in family.roles]
-    if len(set(roles)) != len(roles) or len(inner) > 1:
-        return False
-    if any(role == "down_proj" for family in inputs for role in family.roles):
-        return False
-    if not inner:
-        return True
-    (family,) = inner
-    present = set(NEEDED[family.signal]) if family.signal in NEEDED else {"down_proj"}
-    gate_matters = spec.gated_mlp or family.signal in ("mlp_input", "mlp_inner")
-    return "down_proj" in family.roles and not present & set(family.roles) and gate_matters

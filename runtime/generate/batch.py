@@ -164,7 +164,7 @@ class _Sequence:
     prompt: np.ndarray
     """int64 [n]."""
     chooser: Chooser
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list[Token])
 
 
 class _Run:

@@ -4,7 +4,7 @@ The draft has a separate session, plan and cache; its DRAM counts in the one bud
 have the same vocabulary. The draft's sequence follows the run: it rolls back tokens that the larger model rejects.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -31,7 +31,7 @@ class DraftModel:
         self.session = session
 
     @contextmanager
-    def drafting(self, context_length: int) -> Iterator[Propose]:
+    def drafting(self, context_length: int) -> Generator[Propose]:
         """See `coldpress.runtime.drafts.Drafting`.
 
         Raises:

@@ -94,12 +94,12 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     below = logits.astype(np.float64) - logits.max()
     with np.errstate(over="ignore"):  # a tiny temperature takes all but the likeliest to -inf, which exp makes 0
         weights = np.exp(below / sampling.temperature)
-    tokens = np.arange(weights.size)
+    tokens = np.arange(len(below))
     if 0 < sampling.top_k < weights.size:
         tokens = np.flatnonzero(below >= np.partition(below, -sampling.top_k)[-sampling.top_k])
     tokens = tokens[np.argsort(-weights[tokens], kind="stable")]
-    if sampling.top_p < 1:  # at 1, rounded sums could reach the total before the last token
-        sums = np.cumsum(weights[tokens])
-        tokens = tokens[: int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1]
+    if sampling.top_p < 1:  # at 1, rounded sums would reach the whole before the last token
+        sums = weights[tokens].cumsum()
+        tokens = tokens[: int(sums.searchsorted(sampling.top_p * sums[-1])) + 1]
     tokens = tokens[weights[tokens] >= sampling.min_p * weights[tokens[0]]]
     return tokens, weights[tokens] / weights[tokens].sum()

@@ -151,7 +151,7 @@ class Session:
             self._opened.folder.close()
 
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
+    def _exclusive(self) -> Generator[None]:
         """Reserves the store and the decoder for one caller at a time."""
         if not self._running.acquire(blocking=False):
             raise ColdpressError(
@@ -306,7 +306,9 @@ class Session:
                 "at least one block of two tokens, and at least one of them prefilled"
             )
         with self._exclusive():
-            timer, block_nll, rates = self._start(), [], []
+            timer = self._start()
+            block_nll: list[float] = []
+            rates: list[float] = []
             for block in token_blocks:
                 done, total, before = 0, 0.0, timer.decoded()
                 for logits in self._teach(block, prefill_tokens if sparse else block_tokens, tokens_per_pass, timer):
@@ -334,7 +336,7 @@ class Session:
             yield logits
 
     @contextmanager
-    def sequence(self, context_length: int) -> Iterator[None]:
+    def sequence(self, context_length: int) -> Generator[None]:
         """Reserves `decoder` for one sequence of at most `context_length` tokens; all counters start at zero.
 
         Raises:
@@ -347,7 +349,7 @@ class Session:
             yield
 
     @contextmanager
-    def batch(self, longest: int, num_tokens: int) -> Iterator[Timer]:
+    def batch(self, longest: int, num_tokens: int) -> Generator[Timer]:
         """Reserves `decoder` for several sequences that run at once; all counters start at zero.
 
         If the plan's KV cache is too small for them, a larger one takes room from cached and pinned units until the
@@ -380,7 +382,7 @@ class Session:
         return True
 
     @contextmanager
-    def _kv_room(self, longest: int, num_tokens: int) -> Iterator[None]:
+    def _kv_room(self, longest: int, num_tokens: int) -> Generator[None]:
         """Switches to a plan with a KV cache for `num_tokens` tokens, and back at the end."""
         self.decoder.check_context(longest)
         opened, before = self._wanted_plan, self.plan

@@ -1,7 +1,7 @@
 """Measures the seconds of a run: prefill, decoding, and until the first token; the caller's time does not count."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ class Timer:
         self._last, self._decoding = Token(id=-1), False
 
     @contextmanager
-    def prefill(self) -> Iterator[None]:
+    def prefill(self) -> Generator[None]:
         """Measures a prefill."""
         start, before = time.perf_counter(), replace(self._counters)
         yield
@@ -40,7 +40,7 @@ class Timer:
         )
 
     @contextmanager
-    def decode(self, num_tokens: int = 1) -> Iterator[None]:
+    def decode(self, num_tokens: int = 1) -> Generator[None]:
         """Measures a pass that decodes `num_tokens`."""
         start, before = time.perf_counter(), replace(self._counters)
         yield

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import ValidationError
@@ -86,7 +86,7 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event = cast(Any, self.peek_event())  # pyright: ignore[reportUnknownMemberType]  PyYAML gives it no type
         if isinstance(event, yaml.AliasEvent):
             raise _refused("an alias is used, expected the value itself", event)
         if getattr(event, "anchor", None) is not None:
@@ -137,12 +137,13 @@ def _refused(what: str, where: Any) -> yaml.MarkedYAMLError:
 def _with_amounts(data: Any, name: str = "") -> Any:
     """Returns `data` with amounts of memory as bytes: texts under a name in `_bytes`, or under its `value`."""
     if isinstance(data, dict):
+        members = cast(dict[Any, Any], data)
         return {
             key: _with_amounts(value, name if key == "value" else "" if key == "source" else str(key))
-            for key, value in data.items()
+            for key, value in members.items()
         }
     if isinstance(data, list):
-        return [_with_amounts(value, name) for value in data]
+        return [_with_amounts(value, name) for value in cast(list[Any], data)]
     if isinstance(data, str) and name.endswith("_bytes"):
         try:
             return parse_bytes(data)
@@ -183,8 +184,13 @@ def _wrong(error: ErrorDetails) -> str:
         expected = "expected small letters, digits and single hyphens between them"
     elif error["type"] == "int_type" and any(name.endswith("_bytes") for name in names[-2:]):
         expected = "expected bytes, or an amount of memory such as 8GB"
-    shown = {dict: "a mapping", list: "a list"}.get(type(found)) or clipped(repr(found), MAX_SHOWN_CHARS)
-    return f"{_at(names)}{expected}, found {shown}"
+    return f"{_at(names)}{expected}, found {_shown(found)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    return clipped(repr(value), MAX_SHOWN_CHARS)
 
 
 def _at(place: Sequence[int | str]) -> str:

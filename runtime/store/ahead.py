@@ -78,7 +78,7 @@ class _Region:
     half: Half
     section: Section | None = None
     used_bytes: int = 0
-    portions: list[_Portion] = field(default_factory=list)
+    portions: list[_Portion] = field(default_factory=list[_Portion])
 
 
 @dataclass
@@ -248,7 +248,7 @@ class ReadAhead:
         part = self._parts[key]
         index, wanted = key[0] - section.first_layer, np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
-        found = []
+        found: list[EarlyUnits] = []
         for portion in region.portions:
             position, layer_index = np.divmod(portion.places, len(section.layers))
             chosen = np.flatnonzero((layer_index == index) & wanted[position])

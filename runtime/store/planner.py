@@ -122,7 +122,7 @@ def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
     first, stop = np.maximum(first, 0), np.minimum(last + 1, num_units)
     first[1:] = np.maximum(first[1:], stop[:-1])  # two reads may contain one page (`_cut`): count its units once
     counts = np.maximum(stop - first, 0)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(first, counts) + within
 
 

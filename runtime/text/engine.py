@@ -4,7 +4,7 @@ Tokenizers whose cost is bounded run in this process, all others in a limited on
 imports little besides the package, so that the limited process starts fast and stays small.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from tokenizers import Tokenizer
@@ -55,7 +55,7 @@ class Engine:
 
 
 @contextmanager
-def _sentences(found: str) -> Iterator[None]:
+def _sentences(found: str) -> Generator[None]:
     try:
         yield
     except BaseException as error:  # the package raises plain Exception; a panic of its core is only a BaseException

@@ -140,8 +140,10 @@ def _serve(incoming: IO[bytes], outgoing: IO[bytes], cpu_s: int) -> None:
                 name, *arguments = json.loads(frame)
                 if name == "stream":
                     step, value = engine.stream(), None
+                elif name == "step" and step:
+                    value = step(*arguments)
                 else:
-                    value = {"encode": engine.encode, "decode": engine.decode, "step": step}[name](*arguments)
+                    value = {"encode": engine.encode, "decode": engine.decode}[name](*arguments)
             reply = {"value": value}
         except ColdpressError as error:
             reply = {"error": str(error)}

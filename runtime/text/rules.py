@@ -36,8 +36,12 @@ GROWTH = {
     },
 }
 """Component -> most characters that it makes of one character or token; the pattern of a Replace adds a factor."""
-CHILDREN = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
-CHILDREN |= {"decoder": "decoders"}
+CHILDREN = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -69,13 +73,13 @@ class Unbounded(Exception):
 def why_unbounded(values: Any) -> str | None:
     """Names the part of a parsed tokenizer.json that has no known bound; None if all parts are bounded."""
     try:
-        if not isinstance(values, dict) or not values.keys() <= KEYS | {"model"}:
-            raise Unbounded(f"fields {short(sorted(values))}" if isinstance(values, dict) else "its text")
+        if not strict_json.is_object(values) or not values.keys() <= KEYS | {"model"}:
+            raise Unbounded(f"fields {short(sorted(values))}" if strict_json.is_object(values) else "its text")
         for place in GROWTH:
             _check_chain(place, values.get(place))
         _check_model(values.get("model"))
         for token in _list(values.get("added_tokens", [])):
-            _check_text("an added token", token.get("content") if isinstance(token, dict) else None)
+            _check_text("an added token", token.get("content") if strict_json.is_object(token) else None)
     except Unbounded as reason:
         return str(reason)
     return None
@@ -105,7 +109,7 @@ def _check_chain(place: str, component: Any) -> None:
 def _parts(place: str, component: Any) -> Iterator[dict[str, Any]]:
     if component is None:
         return
-    if not isinstance(component, dict):
+    if not strict_json.is_object(component):
         raise Unbounded(f"{place} {short(component)}")
     if component.get("type") != "Sequence":
         yield component
@@ -120,7 +124,7 @@ def _growth_of_pattern(place: str, part: dict[str, Any]) -> int:
     The pattern must be plain text, a known pattern, or one kind of character.
     """
     pattern, content = part["pattern"], part.get("content", "")
-    kind, text = next(iter(pattern.items())) if isinstance(pattern, dict) and len(pattern) == 1 else ("", None)
+    kind, text = next(iter(pattern.items())) if strict_json.is_object(pattern) and len(pattern) == 1 else ("", None)
     known = isinstance(text, str) and (kind == "String" or text in PATTERNS or ONE_ATOM.fullmatch(text))
     if not known or not text or not isinstance(content, str) or (kind == "Regex" and text[-1] == "*" and content):
         raise Unbounded(f"{place} with the pattern {short(pattern)}")
@@ -131,22 +135,23 @@ def _check_template(part: dict[str, Any]) -> None:
     """Requires that a template has the prompt at most once, and few special tokens."""
     special, num_ids, num_prompts = part.get("special_tokens"), 0, 0
     for piece in _list(part.get("single")):
-        name = piece["SpecialToken"].get("id") if isinstance(piece, dict) and "SpecialToken" in piece else None
+        name = piece["SpecialToken"].get("id") if strict_json.is_object(piece) and "SpecialToken" in piece else None
         num_prompts += name is None
         if name is not None:
-            token = special.get(name) if isinstance(special, dict) and isinstance(name, str) else None
-            num_ids += len(_list(token.get("ids") if isinstance(token, dict) else None))
+            token = special.get(name) if strict_json.is_object(special) and isinstance(name, str) else None
+            num_ids += len(_list(token.get("ids") if strict_json.is_object(token) else None))
         if num_ids > MAX_TEMPLATE_IDS or num_prompts > 1:
             raise Unbounded(f"a template of more than one prompt or {MAX_TEMPLATE_IDS} special tokens")
 
 
-def _check_model(model: Any) -> None:
-    kind = model.get("type") if isinstance(model, dict) else None
+def _check_model(value: Any) -> None:
+    model = value if strict_json.is_object(value) else {}
+    kind = model.get("type")
     if kind == "WordPiece" and not _is_small(model.get("max_input_chars_per_word")):  # quadratic in a word's length
         raise Unbounded("model WordPiece with words of any length")
     if kind == "Unigram":
         for piece in _list(model.get("vocab")):
-            _check_text("a piece of the vocabulary", piece[0] if isinstance(piece, list) and piece else None)
+            _check_text("a piece of the vocabulary", piece[0] if strict_json.is_array(piece) and piece else None)
     if kind == "BPE":
         for name in ("continuing_subword_prefix", "end_of_word_suffix"):
             _check_text(f"model.{name}", model.get(name) or "")
@@ -155,7 +160,7 @@ def _check_model(model: Any) -> None:
 
 
 def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
+    if not strict_json.is_array(value):
         raise Unbounded(f"{short(value)} where a list belongs")
     return value
 

@@ -81,4 +81,4 @@ def _engine(data: bytes) -> Engine | LimitedEngine:
 def _settings(artifact: Artifact) -> dict[str, Any]:
     data = artifact.read_bytes(SETTINGS_FILE, strict_json.FOREIGN.size_bytes)
     settings = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
-    return settings if isinstance(settings, dict) else {}
+    return settings if strict_json.is_object(settings) else {}

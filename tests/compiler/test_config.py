@@ -198,6 +198,29 @@ def test_flags_are_quoted_and_leave_out_what_nobody_said() -> None:
     assert "--density " not in settings.flags(built, "allocate")
 
 
+@pytest.mark.parametrize(
+    ("families", "sentence"),
+    [
+        ("gate_down+mlp_in", "families=gate_down+mlp_in: gate_proj is in two of them, expected it in one"),
+        ("expert", "families=expert: unknown 'expert', known are neuron, "),
+        ("gate_down+mlp_mid", "families=gate_down+mlp_mid: down_proj is in two of them, expected it in one"),
+    ],
+)
+def test_families_are_checked_before_anything_is_read(families: str, sentence: str, checkpoint: Path) -> None:
+    """A model of any size is refused before `ingest`."""
+    settings.resolve({"model": str(checkpoint), "method": "dense", "families": "neuron+attn_in"})
+    assert refusal(model=str(checkpoint), method="dense", families=families).startswith(sentence)
+    assert refusal(model=str(checkpoint), families=families).startswith(sentence), "a candidate of method=auto"
+
+
+def test_families_that_no_decoder_computes_are_refused(checkpoint: Path) -> None:
+    expected = r"method=dense keeps up_down on flash, expected families from which an ungated MLP can be computed"
+    assert refusal(model="opt-6.7b", revision="0" * 40, corpus="pydoc", method="dense", families="up_down").startswith(
+        expected
+    )
+    assert settings.resolve({"model": str(checkpoint), "method": "dense", "families": "up_down"})["method"] == "dense"
+
+
 def test_every_setting_is_resolved_and_nothing_else_is_accepted() -> None:
     built = settings.resolve({})
     open_still = {key for key, value in built.values.items() if value is None}

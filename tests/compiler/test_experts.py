@@ -198,7 +198,7 @@ def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path
     assert families_for("dense", {"families": "neuron+attn_in"}, model.spec) == ("neuron", "attn_in")
     with pytest.raises(ColdpressError, match=r"method=dense keeps attn_in on flash.*use method=dense"):
         families_for("dense", {"families": "attn_in"}, model.spec)
-    with pytest.raises(ColdpressError, match=r"method=dense keeps expert on flash.*use method=dense"):
+    with pytest.raises(ColdpressError, match=r"families=expert: unknown 'expert', known are neuron"):
         families_for("dense", {"families": "expert"}, model.spec)
     with pytest.raises(ColdpressError, match=r"relufy=relu was asked for, .* mixture of 4 experts.* relufy=off"):
         relufied(model.spec, "relu", 0.0)

@@ -360,6 +360,32 @@ def test_weights_that_are_not_finite_are_refused_before_use(path):
         _ = open_artifact(path).resident
 
 
+@pytest.mark.parametrize(
+    ("families", "gated_mlp", "kind"),
+    [
+        (("neuron", "mlp_mid"), True, "a gated"),
+        (("mlp_in", "up_down"), True, "a gated"),
+        (("up_down",), False, "an ungated"),
+    ],
+)
+def test_families_that_no_decoder_computes_are_refused(tmp_path, families, gated_mlp, kind):
+    spec = small_spec(num_hidden_layers=1, gated_mlp=gated_mlp)
+    path = build_artifact(tmp_path / "a", Recipe(spec=spec, method="dense", families=families)).path
+    expected = f"expected families from which {kind} MLP can be computed: each matrix in one of them"
+    refuse(path, SECTIONS, f"families is {list(families)}, {expected}")
+
+
+def test_a_family_that_this_runtime_does_not_have_is_refused(path):
+    """Such as whole experts, which an early runtime named and no decoder computed."""
+
+    def rename(manifest):
+        manifest["families"][0]["family"] = "expert"
+        manifest["features"]["required"].append("family.expert")
+
+    change_manifest(path, rename)
+    refuse(path, errors.FeatureError, "a required feature is 'family.expert'", "one of crc32c-pages, family.neuron")
+
+
 @pytest.mark.parametrize("method", ["flash", "dip_ca", "threshold"])
 def test_what_a_selector_keeps_has_the_shape_that_the_model_gives_it(tmp_path, method):
     """An array of another length would end in a traceback when a token first selects."""

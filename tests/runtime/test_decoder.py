@@ -354,7 +354,7 @@ def test_an_empty_prompt_is_refused(session):
 def test_families_that_make_no_mlp_are_refused(relu_artifact):
     with pytest.raises(ArtifactError, match="keeps neuron, mlp_mid on flash, expected families from which a gated"):
         Mlp(0, relu_artifact.recipe.spec, ("neuron", "mlp_mid"), None)
-    for families in (("up_down", "gate_down"), ("mlp_in", "up_down"), ("mlp_in", "neuron"), ("expert",)):
+    for families in (("up_down", "gate_down"), ("mlp_in", "up_down"), ("mlp_in", "neuron")):
         with pytest.raises(ArtifactError, match=f"keeps {', '.join(families)} on flash"):
             Mlp(0, relu_artifact.recipe.spec, families, None)
     for families in (("up_down",), ("gate_down",)):

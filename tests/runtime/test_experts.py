@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from coldpress.runtime.artifact.errors import SectionError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.inspect import describe, render
 from coldpress.runtime.decoder.blocks import StreamedBlock
-from coldpress.runtime.decoder.experts import per_expert, routed
+from coldpress.runtime.decoder.experts import Experts, per_expert, routed
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
@@ -202,13 +203,14 @@ def test_down_of_experts_lies_on_flash(kept, tmp_path):
         open_artifact(tmp_path / "a")
 
 
-@pytest.mark.parametrize("kept", [("mlp_in", "neuron"), ("expert",)], ids="+".join)
-def test_families_of_which_no_expert_is_made_are_refused(kept, tmp_path, monkeypatch):
-    if kept == ("expert",):
-        monkeypatch.setattr("tests.support.artifacts.encode_units", lambda *_: np.zeros((EXPERTS, 36864), np.uint8))
-    build_artifact(tmp_path / "a", Recipe(spec=spec_of(), method="dense", families=kept))
-    with pytest.raises(ArtifactError, match="expected"):
-        Session(tmp_path / "a")
+def test_families_of_which_no_expert_is_made_are_refused(tmp_path):
+    build_artifact(tmp_path / "a", Recipe(spec=spec_of(), method="dense", families=("mlp_in", "neuron")))
+    with pytest.raises(
+        SectionError, match=r"families is .*mlp_in.*neuron.*, expected families from which experts can be computed"
+    ):
+        open_artifact(tmp_path / "a")
+    with pytest.raises(ArtifactError, match=r"keeps mlp_in, neuron on flash, expected .* experts can be computed"):
+        Experts(0, spec_of(), ("mlp_in", "neuron"), None)
 
 
 def test_more_experts_than_are_listed_are_refused_before_they_are_looped_over(tmp_path):

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from coldpress.runtime.plugins import names as plugin_names
-from coldpress.schemas import _generate
+from coldpress.schemas import json_schemas
 from coldpress.schemas.__main__ import main
 from coldpress.schemas.base import ArrayFile, Record
 from coldpress.schemas.device import Flash, ReadPoint
@@ -27,7 +27,7 @@ from tests.support.artifacts import build_artifact, small_device, small_spec
 
 
 def read(name):
-    return json.loads((_generate.FOLDER / f"{name}.schema.json").read_text(encoding="utf-8"))
+    return json.loads((json_schemas.FOLDER / f"{name}.schema.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +41,21 @@ def without_digest(manifest):
 
 
 def test_the_schemas_are_up_to_date():
-    assert _generate.outdated() == [], "run python -m coldpress.schemas --fix"
+    assert json_schemas.outdated() == [], "run python -m coldpress.schemas --fix"
 
 
 def test_only_what_others_read_has_a_schema():
-    names = {path.name.partition(".")[0] for path in _generate.FOLDER.iterdir()}
+    names = {path.name.partition(".")[0] for path in json_schemas.FOLDER.iterdir()}
     assert names == {"manifest", "config", "device", "profiles"}
 
 
-@pytest.mark.parametrize("path", sorted(_generate.FOLDER.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(json_schemas.FOLDER.iterdir()), ids=lambda path: path.name)
 def test_each_is_a_valid_schema_whose_references_resolve(path):
     schema = json.loads(path.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     text = json.dumps(schema)
     definitions = schema.get("$defs", {})
-    assert definitions or path.name in _generate.ELSEWHERE
+    assert definitions or path.name in json_schemas.ELSEWHERE
     for name in definitions:
         assert "FieldInfo" not in name
     references = {part.split('"')[0] for part in text.split('"#/$defs/')[1:]}
@@ -74,20 +74,20 @@ def test_a_manifest_fits_its_schema_and_a_changed_one_does_not(manifest):
 
 
 def test_a_stale_schema_is_noticed_and_fixed(tmp_path, monkeypatch):
-    monkeypatch.setattr(_generate, "FOLDER", tmp_path / "json")
-    _generate.write()
-    assert _generate.outdated() == []
+    monkeypatch.setattr(json_schemas, "FOLDER", tmp_path / "json")
+    json_schemas.write()
+    assert json_schemas.outdated() == []
     (tmp_path / "json/device.schema.json").write_text("{}")
     (tmp_path / "json/profiles.schema.json").unlink()
     (tmp_path / "json/gone.schema.json").write_text("{}")
-    assert _generate.outdated() == ["device.schema.json", "gone.schema.json", "profiles.schema.json"]
-    _generate.write()
-    assert _generate.outdated() == []
+    assert json_schemas.outdated() == ["device.schema.json", "gone.schema.json", "profiles.schema.json"]
+    json_schemas.write()
+    assert json_schemas.outdated() == []
     assert not (tmp_path / "json/gone.schema.json").exists()
 
 
 def test_the_command_reports_by_its_exit_code(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(_generate, "FOLDER", tmp_path / "json")
+    monkeypatch.setattr(json_schemas, "FOLDER", tmp_path / "json")
     assert main([]) == 1
     assert "manifest.schema.json: out of date; run python -m coldpress.schemas --fix" in capsys.readouterr().out
     assert main(["--fix"]) == 0
@@ -151,7 +151,7 @@ def test_record_text_is_canonical(manifest):
 
 
 def test_the_specification_names_what_the_code_has():
-    text = (_generate.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
+    text = (json_schemas.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
     names = [
         *FAMILIES,
         *plugin_names("coldpress.runtime.quantization"),
@@ -166,10 +166,10 @@ def test_the_specification_names_what_the_code_has():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_specification_has_the_slices_of_each_family(family):
-    text = (_generate.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
+    text = (json_schemas.FOLDER.parent / "FORMAT.md").read_text(encoding="utf-8")
     row = next(line for line in text.splitlines() if line.startswith(f"| `{family}` |"))
     size, listed = (cell.strip() for cell in row.strip("|").split("|")[1:])
     spec = small_spec()
     assert listed == ", ".join(f"{piece.role} {piece.axis}" for piece in slices(family, spec))
-    sizes = {"`num_attention_heads` x `head_dim`": spec.num_attention_heads * spec.head_dim, "`num_experts`": 1}
+    sizes = {"`num_attention_heads` x `head_dim`": spec.num_attention_heads * spec.head_dim}
     assert num_units(family, spec) == (sizes[size] if size in sizes else getattr(spec, size.strip("`")))

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from coldpress.compiler.checkpoint.tensors import read_role, read_rows
+from coldpress.compiler.checkpoint.tensors import read_rows
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model
@@ -20,14 +20,14 @@ BLOCK_BYTES = 8 << 20
 BAND_ROWS = 16
 """Rows that are transposed at a time: a band writes whole cache lines and stays in the cache; 7 times faster."""
 
-Axis = Literal["row", "column", "matrix"]
+Axis = Literal["row", "column"]
 Read = Callable[[int, int], np.ndarray]
 """(start, stop) -> the slices from start to stop, float32 [stop - start, length]."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """`count` slices of `length` values: rows or columns of a matrix, or the whole matrix as one."""
+    """`count` slices of `length` values: rows or columns of a matrix."""
 
     count: int
     length: int
@@ -51,15 +51,9 @@ def weights_of(
 ) -> Weights:
     """Returns the slices along `axis` of a matrix of the model; columns keep the whole matrix in memory while used."""
     rows, columns = model.tensors[role].shape
-
-    def whole(start: int, stop: int) -> np.ndarray:
-        return read_role(model, role).reshape(1, -1)[start:stop]
-
     if axis == "row":
         return Weights(rows, columns, axis, lambda start, stop: read_rows(model, role, start, stop), gram, importance)
-    if axis == "column":
-        return Weights(columns, rows, axis, _columns(model, role), gram, importance)
-    return Weights(1, rows * columns, axis, whole, gram, importance)
+    return Weights(columns, rows, axis, _columns(model, role), gram, importance)
 
 
 def _columns(model: Model, role: str) -> Read:

@@ -38,8 +38,7 @@ class Plugin(Algorithm):
 def _prices(weights: Weights, importance: np.ndarray) -> np.ndarray:
     """Returns the price of an error of each value of a slice, float32 [1, groups, 32], 0 beyond the slice's end."""
     prices = np.zeros((1, -(-weights.length // GROUP), GROUP), np.float32)
-    along = np.ones(1, np.float32) if weights.axis == "column" else importance
-    prices.reshape(-1)[: weights.length] = np.resize(along, weights.length)  # axis "matrix": repeats for every row
+    prices.reshape(-1)[: weights.length] = 1 if weights.axis == "column" else importance
     return prices
 
 

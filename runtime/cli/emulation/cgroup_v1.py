@@ -8,7 +8,7 @@ removes its group.
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def why_not(disk: Disk, proc: Path = Path("/proc")) -> str | None:
 
 
 @contextmanager
-def limited(caps: Caps, disk: Disk, proc: Path = Path("/proc")) -> Iterator[list[str]]:
+def limited(caps: Caps, disk: Disk, proc: Path = Path("/proc")) -> Generator[list[str]]:
     """Yields the words before a command that run it in groups with these caps; removes the groups at the end."""
     found = hierarchies(proc)
     for group in left_behind(found.values()):

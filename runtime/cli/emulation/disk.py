@@ -4,7 +4,7 @@ import errno
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,7 @@ def _rates(path: Path) -> Rates:
 
 
 @contextmanager
-def _temporary_file(folder: Path) -> Iterator[Path]:
+def _temporary_file(folder: Path) -> Generator[Path]:
     """Yields a path to a new file of random bytes on the folder's disk; removes the file at the end."""
     random = np.random.default_rng(0)
     try:

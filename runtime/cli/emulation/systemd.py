@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def why_not(
 
 
 @contextmanager
-def limited(caps: Caps, disk: Disk) -> Iterator[list[str]]:
+def limited(caps: Caps, disk: Disk) -> Generator[list[str]]:
     """Yields the words before a command that run it in a scope with these caps."""
     properties = {
         "IOReadIOPSMax": f"{disk.name} {caps.reads_per_s}",
