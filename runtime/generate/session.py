@@ -88,8 +88,7 @@ class Session:
                 cache, KV cache, collapse and preload.
             flash: A module of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts
                 the device profile's seconds.
-            activations: The type to which decoding rounds vectors before it multiplies them with codes: `fp32`, `int16`
-                or `int8`.
+            activations: The type that decoding rounds vectors to before products: `fp32`, `int16` or `int8`.
             kv_cache: The format of keys and values: `fp16`, or `int8`, which leaves more of the budget to units; None
                 for the plan's.
             collapse: Whether reads are joined over the plan's gap or an adaptive one; None for the plan's setting.
@@ -117,8 +116,9 @@ class Session:
         """The plan that `resize` divides anew: the one of the opening, with the KV cache of the present run."""
         observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
-        selection = Selection(self.artifact, plan)
-        self.decoder = Decoder(self.artifact, self.store, selection, activation_format(activations))
+        self.decoder = Decoder(
+            self.artifact, self.store, Selection(self.artifact, plan), activation_format(activations)
+        )
 
     def _clocks(self, plan: Plan, wanted: bool) -> list[Clock]:
         """A clock costs a run time, so it has one only where modelled seconds are wanted."""

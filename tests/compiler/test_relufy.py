@@ -185,7 +185,7 @@ ADAPTED = QUICK.model_copy(update={"relufy_rank": 4, "relufy_rate": 5e-3})
 
 
 @pytest.mark.parametrize(
-    ("kind", "relufy", "rate"), [("llama", "fatrelu", 5e-3), ("phi3", "relu2", 5e-3), ("opt", "relu", 5e-4)]
+    ("kind", "activation", "rate"), [("llama", "fatrelu", 5e-3), ("phi3", "relu2", 5e-3), ("opt", "relu", 5e-4)]
 )
 def test_adapters_learn_in_place_of_weights(kind: str, activation: str, rate: float, tmp_path: Path) -> None:
     """The source is its teacher with its own activation, and what is written is the student that was judged."""
