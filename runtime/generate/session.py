@@ -120,6 +120,9 @@ class Session:
             self.artifact, self.store, Selection(self.artifact, plan), activation_format(activations)
         )
 
+    def _decoder(self, plan: Plan, activations: ActivationFormat) -> Decoder:
+        return Decoder(self.artifact, self.store, Selection(self.artifact, plan), activations)
+
     def _clocks(self, plan: Plan, wanted: bool) -> list[Clock]:
         """A clock costs a run time, so it has one only where modelled seconds are wanted."""
         return [Clock(self.artifact.manifest, plan)] if wanted else []
