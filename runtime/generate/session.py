@@ -24,7 +24,7 @@ from coldpress.runtime.generate.speculation import DRAFT_TOKENS, Pass, Passes, c
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.generate.timer import Timer
 from coldpress.runtime.generate.token_ids import token_array
-from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
+from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_format
 from coldpress.runtime.plan.memory import give_back_heap
@@ -116,9 +116,7 @@ class Session:
         """The plan that `resize` divides anew: the one of the opening, with the KV cache of the present run."""
         observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
-        self.decoder = Decoder(
-            self.artifact, self.store, Selection(self.artifact, plan), activation_format(activations)
-        )
+        self.decoder = self._decoder(plan, activation_format(activations))
 
     def _decoder(self, plan: Plan, activations: ActivationFormat) -> Decoder:
         return Decoder(self.artifact, self.store, Selection(self.artifact, plan), activations)
