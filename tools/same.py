@@ -42,10 +42,11 @@ METHODS = (
     "flash",
     "wina",
 )
+WITHOUT_DENSITY = ("dense", "relu", "predictor")
+"""Methods whose density is not a choice."""
 SETTINGS = {
     "device": "pixel6",
-    "dram_budget": "60%",
-    "density": 0.5,
+    "dram_budget": "85%",
     "calibration_tokens": 2048,
     "evaluation_tokens": 512,
     "context_length": 128,
@@ -162,6 +163,7 @@ class Checkout:
         """Builds an artifact and runs it."""
         label = f"{method.replace('_', '-')}"
         config = SETTINGS | {"model": model, "method": method, "build_dir": self.folder / "build", "label": label}
+        config |= {} if method in WITHOUT_DENSITY else {"density": 0.5}
         commands, refusal = self.commands(config)
         if refusal:
             return Built(refusal, {}, (), {})
