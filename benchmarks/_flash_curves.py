@@ -33,7 +33,7 @@ def measure(setting: Setting, sparse: Sparse, reading: Reading, density: float) 
 
 
 class TopK:
-    """Top-k's masks, which hang on nothing but the density: computed once per model."""
+    """Returns top-k's masks; they depend on the density alone, so they are computed once per model."""
 
     def __init__(self, known: Known) -> None:
         """Runs every density over validation and test text."""

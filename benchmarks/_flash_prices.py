@@ -1,7 +1,7 @@
 """What the product's selector `flash` is fitted to in benchmarks.flash_selection, and densities by measured loss.
 
 Densities are those of the product's own rule `greedy` (compiler/stages/allocate), which runs the model with this
-selector: a price per layer and family follows from each. They hang on the device and on how layers are grouped, not on
+selector: a price per layer and family follows from each. They depend on the device and on the layer groups, not on
 the order of units, so each is looked for once.
 """
 

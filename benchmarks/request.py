@@ -83,7 +83,7 @@ def _is_own(file: str) -> bool:
 def least_us(work: Callable[[], object], rounds: int, repeats: int) -> float:
     """Microseconds of processor time of this thread that `work` takes: the least of several rounds.
 
-    Not of the clock on the wall, since whoever else uses the machine would count.
+    Processor time, since other work on the machine would count in wall time.
     """
     found = []
     for _ in range(rounds):
@@ -143,8 +143,8 @@ def main() -> None:
     """Prints the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, metavar="PATH", help="another checkout, to compare with")
-    parser.add_argument("--rounds", type=int, default=10, help="of which the least counts")
-    parser.add_argument("--turns", type=int, default=3, help="of both checkouts, of which the median counts")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of a turn; the fastest counts")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each checkout; the median counts")
     parser.add_argument("--smoke", action="store_true", help="one round and one turn")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

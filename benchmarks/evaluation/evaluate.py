@@ -91,7 +91,7 @@ def evaluate(
 ) -> Score:
     """Scores int token ids [num_blocks, T] but for the first `warm_up_blocks`; the first token of each is given.
 
-    With `reading` it is also known where units lie: choices that hang on that see it, reads are counted, and what they
+    With `reading` it is also known where units lie: choices that depend on it see it, reads are counted, and what they
     bring is used where the reading says so.
 
     Raises:
@@ -244,7 +244,7 @@ class Masks:
             family: Family on flash.
             block: Number of the block.
             mask: bool [T, num_units], the units that the tokens choose.
-            here: Alike, the units that are in DRAM.
+            here: bool, the same shape, the units that are in DRAM.
         """
         if self.reading is None:
             return mask

@@ -102,7 +102,7 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans:
 
 
 def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
-    """Divides another budget for `plan`: pinned units first, then cache slots with what is left.
+    """Divides another budget for `plan`: first pinned units, then cache slots in the remaining bytes.
 
     A budget with room for every unit gives each unit a slot, and counts no buffers. A cache policy that admits nothing
     has no use for slots: it pins further units with the bytes of the plan's slots, and with the bytes by which the

@@ -24,7 +24,7 @@ from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, Mode
 from coldpress.schemas.predictors import matrix_shapes
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
-"""Tables of which a token reads one row, unless the embedding is also the head."""
+"""Tables from which a token reads one row, unless the embedding is also the head."""
 COPY_PASSES = 2
 """A copy reads each byte and writes it."""
 
@@ -44,7 +44,7 @@ class HasRank(Protocol):
 
 
 def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the tables of which a token reads one row."""
+    """Returns the tables from which a token reads one row."""
     return LOOKUP_TABLES[spec.tie_word_embeddings :]
 
 
