@@ -28,8 +28,16 @@ NATIVE_SOURCES = {
 }
 """The native sources of the stages that use the native core: for running the artifact, and for checksums of written
 files. Other stages at most import it."""
-LADDER = {"coldpress.runtime.cache": ("linked", "lru", "static", "window"), "coldpress.runtime.sparsity": ("dense",)}
-"""Plug-ins of the runs that the artifact is compared with, whatever the build uses (runtime/cli/ladder.py)."""
+COMPARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "allocate": {"coldpress.runtime.cache": ("static",)},
+    "report": {"coldpress.runtime.quantization": ("int4_group32", "int8_group32")},
+    "verify": {
+        "coldpress.runtime.cache": ("linked", "lru", "static", "window"),
+        "coldpress.runtime.sparsity": ("dense",),
+    },
+}
+"""Stage -> package -> plug-ins of what the stage compares the build with, whatever the build uses: dense runs that pin
+units, the whole model in other formats, and the steps of runtime/cli/ladder.py."""
 ASKS_EVERY_STAGE = ("preflight",)
 """It loads all stages by name, for their needs, and may run them."""
 Plugins = Mapping[str, tuple[str, ...]]
@@ -44,8 +52,8 @@ def stage_digest(stage: str, plugins: Plugins, root: Path = ROOT) -> str:
 
 def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
     """Returns the files that determine the result of a stage such as `order` in a build that uses `plugins`, sorted."""
-    if stage in RUNS_THE_ARTIFACT:
-        plugins = {name: (*used, *LADDER.get(name, ())) for name, used in plugins.items()}
+    compared = COMPARED.get(stage, {})
+    plugins = {name: (*used, *compared.get(name, ())) for name, used in plugins.items()}
     pending = [f"coldpress.compiler.stages.{asked}" for asked in (STAGES if stage in ASKS_EVERY_STAGE else (stage,))]
     found: dict[str, list[Path]] = {}
     while pending:

@@ -36,8 +36,11 @@ RUNNER = {
     "coldpress/compiler/code_digest.py",
     "coldpress/compiler/lock.py",
     "coldpress/compiler/pipeline.py",
+    "coldpress/runtime/__init__.py",
+    "coldpress/runtime/cli/__init__.py",
+    "coldpress/runtime/cli/command_line.py",
 }
-"""What loads records and calls a stage; that it changes no result, the tests of jobs hold."""
+"""What reads the command line, loads records and calls a stage; that it changes no result, the tests of jobs hold."""
 
 SIMULATED = {"coldpress/runtime/store/store.py", "coldpress/runtime/store/ahead.py"}
 """They take their buffers from the native core, and simulated flash puts nothing there (compiler/seconds.py)."""
@@ -45,8 +48,10 @@ ASKED_FOR_OTHER_THINGS = {
     "allocate": SIMULATED,
     "layout": SIMULATED,
     "preflight": SIMULATED | {"coldpress/compiler/device/host.py"},
+    "report": {"coldpress/runtime/cli/ladder.py"},
 }
-"""Modules that call the native core for what decides nothing in the stage: free memory, and buffers."""
+"""Modules that call the native core for what decides nothing in the stage: free memory, and buffers. The report asks
+one of them only what the steps mean."""
 
 
 @pytest.fixture(scope="module")

@@ -65,4 +65,5 @@ def test_with_another_store_of_metadata_nothing_is_made_again(workflow: Workflow
     assert done.returncode == 0, done.stderr[-3000:]
     again = build.run(*backend, "--until", "tokenize")
     assert again.returncode == 0, again.stderr[-3000:]
-    assert "Nothing to be done" in again.stdout + again.stderr
+    assert "Finished jobid" in done.stdout + done.stderr
+    assert "Finished jobid" not in again.stdout + again.stderr

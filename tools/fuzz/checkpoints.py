@@ -24,6 +24,7 @@ from coldpress.compiler.profiles import device_file, load_device
 from coldpress.compiler.workflow import settings
 from coldpress.compiler.workflow.inputs import checkpoint_files
 from coldpress.schemas.errors import ColdpressError
+from tests.support.dag import inputs_for
 from tests.support.models import write_corpus, write_model
 from tools.fuzz import file_edits, tensor_edits, tokenizer_edits
 from tools.fuzz.campaign import Edit, Mutant, Run, copy_tree
@@ -258,11 +259,12 @@ class Checkpoints:
 
     def _preflight(self, config: dict[str, object], scratch: Path) -> int:
         """Every stage on two layers, as the rule runs it."""
-        of_stages = settings.of_all_stages(settings.resolve(config))
+        resolved = settings.resolve(config)
         flags = {
             "preflight": "always",
             "folder": scratch / "build",
-            "settings": json.dumps(of_stages),
+            "settings": json.dumps(settings.of_all_stages(resolved)),
+            "inputs": json.dumps(inputs_for(resolved)),
             "model": scratch / "ingest.json",
             "corpus": scratch / "tokenize.json",
             "device": self._device,
