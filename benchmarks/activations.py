@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact

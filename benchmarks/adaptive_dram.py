@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session

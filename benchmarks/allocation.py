@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks._cases import MODELS, Case, Parts, case_of
-from benchmarks._report import finish, show
 from benchmarks.evaluation.evaluate import Sparse, evaluate
+from benchmarks.shared.cases import MODELS, Case, Parts, case_of
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.activity.unit_statistics import fit_all

@@ -11,8 +11,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks._report import finish, show
 from benchmarks.end_to_end import settings
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.io import load_record
 from coldpress.schemas.metrics import Metrics
 from tests.support.pipeline import build

@@ -1,7 +1,7 @@
 """What decoding several sequences at once brings: tokens per second, what a token reads, and what is left of sparsity.
 
 `python -m benchmarks.batch [--cases relu-10 …] [--batches 1 2 …] [--layers 2] [--passes 6]`. Planted layers of a
-7B's shape (benchmarks/_planted.py), each sequence on a topic of its own, with half of the units in DRAM; and
+7B's shape (benchmarks/shared/planted.py), each sequence on a topic of its own, with half of the units in DRAM; and
 prose7m-relu on WikiText, each sequence another passage, a third of its units in DRAM. Every batch is decoded with the
 case's selector and, for comparison, densely under the same budget. Tokens are drawn, so that sequences differ. The
 first passes, which fill caches, do not count.
@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks._planted import CASES, NUM_TOPICS, STRUCTURAL, VOCAB_SIZE, artifact_of, plan_of, write_artifacts
-from benchmarks._report import finish, show
+from benchmarks.shared.planted import CASES, NUM_TOPICS, STRUCTURAL, VOCAB_SIZE, artifact_of, plan_of, write_artifacts
+from benchmarks.shared.report import finish, show
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.batch import Batch, OnToken, Prompt, Room, generate_batch, generate_each
 from coldpress.runtime.generate.choice import choose_plan

@@ -1,33 +1,29 @@
-"""Every cache policy with as many slots: hits, reads, bytes, modelled seconds, and what deciding costs.
+"""What each cache policy gives with equal slots: hits, reads, bytes, modelled seconds, and the cost of deciding.
 
-`python -m benchmarks.caches [--cases …] [--slots 0.1 …] [--policies lru window:window_tokens=3 …]`. What tokens
-of real models, and of planted ones at a 7B's size, use of a layer is replayed through each policy; what it misses
-becomes reads by the runtime's planner. A request takes the device's seconds for these reads, or those for computing
-with all that it uses and copying what the cache keeps, whichever is more (runtime/store/clock.py). Slots are a share of
-the layer's units, some of them pinned, the most frequent ones of calibration text; `static` pins all. The text
-before the one that counts fills the caches. With `--split validation` parameters are chosen; the default is the test
-text. The last line has `rows`; by policy its gain over `lru` in modelled seconds of a token's layer (median, worst and
-best of cases, devices and slots), without pins and with as many as are best for either; and that of `linked` over its
-base. `us_per_request` is this machine's.
+The units that tokens of real models, and of planted ones at a 7B's size, use in a layer are replayed through each
+policy; its misses become reads by the runtime's planner. A request takes the device's seconds for these reads, or those
+for computing with all used units and copying what the cache keeps, whichever is more (runtime/store/clock.py). Slots
+are a share of the layer's units; some are pinned, the most frequent units of calibration text; `static` pins all. The
+text before the measured one fills the caches. `--split validation` serves to choose parameters; the default is the
+test text.
 """
 
-import argparse
 import itertools
-import json
 import math
 import statistics
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks._cache_traces import CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of
-from benchmarks._report import finish, show
 from benchmarks.evaluation.reads import Placed, Reading, reads_of
-from coldpress.compiler.profiles import load_device
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.shared.cache_traces import CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of
 from coldpress.runtime.cache import read_choice
+from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
@@ -47,7 +43,6 @@ POLICIES = (
 )
 BEFORE = {"test": "validation", "validation": "calibration"}
 """The text that fills the caches."""
-Row = dict[str, Any]
 
 
 def missed_by(text: str, trace: Trace, slots: float, pinned: float, split: str) -> tuple[np.ndarray, np.ndarray, float]:
@@ -94,25 +89,7 @@ def row_of(trace: Trace, used: np.ndarray, missed: np.ndarray, kept: np.ndarray,
     }
 
 
-def rows_of(
-    trace: list[Trace], policy: str, slots: float, pinned: float, split: str, devices: list[DeviceProfile]
-) -> list[Row]:
-    """A row per device, means over the traces of a case."""
-    found = [missed_by(policy, one, slots, pinned, split) for one in trace]
-    rows = []
-    for device in devices:
-        parts = [
-            row_of(one, one.used[split], missed, kept, device) | {"us_per_request": 1e6 * seconds}
-            for one, (missed, kept, seconds) in zip(trace, found, strict=True)
-        ]
-        means = {name: statistics.fmean(part[name] for part in parts) for name in parts[0]}
-        rows.append(
-            {"case": trace[0].case, "device": device.name, "slots": slots, "pinned": pinned, "policy": policy} | means
-        )
-    return rows
-
-
-def gains(rows: list[Row], policy: str, base: str) -> Row:
+def gains(rows: Sequence[Row], policy: str, base: str) -> Row:
     """Modelled seconds of `base` over those of `policy`, each with the pinned share that is best for it."""
     best: dict[tuple[Any, ...], float] = {}
     for row in rows:
@@ -122,43 +99,100 @@ def gains(rows: list[Row], policy: str, base: str) -> Row:
     return {"policy": policy, "over": base, "median": statistics.median(found), "worst": min(found), "best": max(found)}
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=[*REAL, *PLANTED], default=[*REAL, *PLANTED], metavar="CASE")
-    parser.add_argument(
-        "--policies", nargs="+", default=list(POLICIES), help="with options as coldpress-run takes them"
+@dataclass(frozen=True)
+class Options:
+    """What is replayed."""
+
+    cases: tuple[str, ...] = option(
+        ("prose7m", "planted-10%"),
+        smoke=("tinystories656k",),
+        full=(*REAL, *PLANTED),
+        choices=(*REAL, *PLANTED),
+        help="models",
     )
-    parser.add_argument("--slots", nargs="+", type=float, default=[0.1, 0.3, 0.5], help="shares of a layer's units")
-    parser.add_argument(
-        "--pinned", nargs="+", type=float, default=[0.0, 0.5], help="shares of the slots that are pinned"
+    policies: tuple[str, ...] = option(
+        POLICIES, smoke=("lru", "linked", "belady"), help="cache policies, with options as coldpress-run takes them"
     )
-    parser.add_argument("--devices", nargs="+", default=["pixel6", "iphone-a18"])
-    parser.add_argument("--split", choices=list(BEFORE), default="test")
-    parser.add_argument("--layers", type=int, default=2, help="of each model")
-    arguments = parser.parse_args()
-    devices = [load_device(Path("profiles/devices") / f"{name}.yaml") for name in arguments.devices]
-    rows: list[Row] = []
-    for case in arguments.cases:
-        with tempfile.TemporaryDirectory() as folder:
-            traces = list(traces_of(case, Path(folder), arguments.layers))
-        for slots, pinned, policy in itertools.product(arguments.slots, arguments.pinned, arguments.policies):
-            rows += rows_of(traces, policy, slots, pinned, arguments.split, devices)
-            print(json.dumps(rows[-1]), flush=True)
-    columns = list(rows[0])
-    show(f"caches, {arguments.split} text", columns, [[row[column] for column in columns] for row in rows])
-    others = [policy for policy in arguments.policies if policy != "lru" and "lru" in arguments.policies]
-    linked = [(policy, _base_of(policy)) for policy in arguments.policies if policy.startswith("linked")]
-    bare = [row for row in rows if row["pinned"] == min(arguments.pinned)]
-    found = {
-        "over_lru": [gains(bare, policy, "lru") for policy in others],
-        "over_lru_with_pins": [gains(rows, policy, "lru") for policy in others],
-        "linked_over_base": [gains(bare, policy, base) for policy, base in linked if base in arguments.policies],
+    slots: tuple[float, ...] = option((0.3,), full=(0.1, 0.3, 0.5), help="shares of a layer's units")
+    pinned: tuple[float, ...] = option((0.0, 0.5), smoke=(0.0,), help="shares of the slots that are pinned")
+    devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), help="device profiles")
+    split: str = option("test", choices=BEFORE, help="the text that counts")
+    layers: int = option(2, smoke=1, help="layers of each model")
+
+
+class Plugin(Benchmark[Options]):
+    """Replays a trace of each case through each policy."""
+
+    keys = {
+        "rows[].case": "model",
+        "rows[].device": "device profile",
+        "rows[].slots": "share of the layer's units that have slots",
+        "rows[].pinned": "share of the slots that are pinned",
+        "rows[].policy": "cache policy",
+        "rows[].hit_rate": "share of the used units that were in DRAM",
+        "rows[].reads": "reads of a token in a layer",
+        "rows[].read_bytes": "bytes read for a token in a layer",
+        "rows[].flash_s": "the device's seconds for these reads",
+        "rows[].token_s": "modelled seconds of a token's layer",
+        "rows[].us_per_request": "microseconds that deciding takes on this machine",
+        **{
+            f"{table}[].{name}": f"{meaning}, {title}"
+            for table, title in (
+                ("over_lru", "over lru without pins"),
+                ("over_lru_with_pins", "over lru, each with its best share of pins"),
+                ("linked_over_base", "of linked policies over their base without pins"),
+            )
+            for name, meaning in (
+                ("policy", "policy"),
+                ("over", "base"),
+                ("median", "gain in modelled seconds, median of cases, devices, slots"),
+                ("worst", "worst gain"),
+                ("best", "best gain"),
+            )
+        },
     }
-    for name, table in found.items():
-        if table:
-            show(name, list(table[0]), [list(row.values()) for row in table])
-    finish(found | {"rows": rows})
+    needs_data = True
+    full_minutes = 30
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per case, slots, pinned share and policy."""
+        options = self.options
+        for case, slots, pinned, policy in itertools.product(
+            options.cases, options.slots, options.pinned, options.policies
+        ):
+            yield {"case": case, "slots": slots, "pinned": pinned, "policy": policy}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per device: means over the layers of a case."""
+        case, split = cell["case"], self.options.split
+        traces = self.once(case, lambda: list(traces_of(case, self.folder / case, self.options.layers)))
+        found = [missed_by(cell["policy"], one, cell["slots"], cell["pinned"], split) for one in traces]
+        for name in self.options.devices:
+            device = load_device(name)
+            parts = [
+                row_of(one, one.used[split], missed, kept, device) | {"us_per_request": 1e6 * seconds}
+                for one, (missed, kept, seconds) in zip(traces, found, strict=True)
+            ]
+            yield {"device": name} | {key: statistics.fmean(part[key] for part in parts) for key in parts[0]}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Gains over `lru`, and of `linked` over its base."""
+        policies = self.options.policies
+        others = [policy for policy in policies if policy != "lru"]
+        linked = [(policy, _base_of(policy)) for policy in policies if policy.startswith("linked")]
+        bare = [row for row in rows if row["pinned"] == min(self.options.pinned)]
+        return {
+            "over_lru": [gains(bare, policy, "lru") for policy in others],
+            "over_lru_with_pins": [gains(rows, policy, "lru") for policy in others],
+            "linked_over_base": [gains(bare, policy, base) for policy, base in linked if base in policies],
+        }
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """All rows, and the gains."""
+        yield from super().tables(rows, figures)
+        for name, table in figures.items():
+            if name != "rows" and table:
+                yield Table(name, list(table[0]), [list(row.values()) for row in table])
 
 
 def _base_of(policy: str) -> str:
@@ -166,4 +200,4 @@ def _base_of(policy: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main("caches")

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from tests.support.usage import Usage, measured
 
 MODULE = "benchmarks.calibrate"

@@ -24,7 +24,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.compiled import compiled
 from coldpress.compiler.stages.order._coactivation import TILE_UNITS, dense_pair_counts, pair_counts, sparse_pair_counts
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._cache_traces import PLANTED, REAL, Trace, traces_of
-from benchmarks._report import finish, show
 from benchmarks.decode import VOCAB_SIZE, write_artifact
+from benchmarks.shared.cache_traces import PLANTED, REAL, Trace, traces_of
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.profiles import load_device
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.store import planner

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._report import finish, show
 from benchmarks.package import plain_bytes_per_s
+from benchmarks.shared.report import finish, show
 from tests.support.data import ROOT
 from tests.support.pipeline import build
 from tests.support.usage import measured

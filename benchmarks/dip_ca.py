@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._cases import BLOCK_TOKENS, MODELS, Case
-from benchmarks._flash_prices import fitted
-from benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, known_of
-from benchmarks._report import finish, show
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
 from benchmarks.evaluation.reads import Placed, Reading, reads_of
+from benchmarks.shared.cases import BLOCK_TOKENS, MODELS, Case
+from benchmarks.shared.flash_prices import fitted
+from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, known_of
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.profiles import load_device
 from coldpress.runtime.sparsity import Residency, dip_ca, flash, topk
 from coldpress.runtime.store.clock import fetch_seconds

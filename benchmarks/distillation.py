@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._cases import MODELS, Case, Parts, Replaced, case_of
-from benchmarks._report import finish, show
 from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.quantization import matrices_of
+from benchmarks.shared.cases import MODELS, Case, Parts, Replaced, case_of
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import distill, quantize

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import distill, ingest, relufy
 from coldpress.compiler.stages.distill import DistillConfig, Size

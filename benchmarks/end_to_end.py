@@ -11,7 +11,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from tests.support.data import find_data_folder
 from tests.support.pipeline import build
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.io import save_record
 from coldpress.schemas.base import Record
 from tests.support.records import Build, contents, tiny_verification

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._cases import WITH_MIXTURES
-from benchmarks._flash_curves import Curve, TopK, flash_curve, greedy_curve, topk_curves
-from benchmarks._flash_orders import ORDERS, structural
-from benchmarks._flash_setting import Setting, known_of
-from benchmarks._report import finish, show
+from benchmarks.shared.cases import WITH_MIXTURES
+from benchmarks.shared.flash_curves import Curve, TopK, flash_curve, greedy_curve, topk_curves
+from benchmarks.shared.flash_orders import ORDERS, structural
+from benchmarks.shared.flash_setting import Setting, known_of
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.profiles import load_device
 
 METHODS: Mapping[str, Callable[[Setting], Curve]] = {

@@ -11,8 +11,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks._report import finish, show
 from benchmarks.end_to_end import MODELS, settings
+from benchmarks.shared.report import finish, show
 from coldpress.runtime.generate.session import Generation, Session
 from coldpress.runtime.text.tokenizer import TextCodec
 from tests.support.pipeline import build

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks._ggml import Q4Product
-from benchmarks._llama import llama_extra
-from benchmarks._report import finish, show
+from benchmarks.shared.ggml import Q4Product
+from benchmarks.shared.llama import llama_extra
+from benchmarks.shared.report import finish, show
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import gemv, mlp, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._report import finish, show
 from benchmarks.activations import CONTEXT_LENGTH, MODELS, everything, folder_of_data, token_blocks
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.runtime import _native
 from coldpress.runtime.generate.session import Session

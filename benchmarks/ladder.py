@@ -4,14 +4,14 @@
 [--tokens 40]`, as root, with the extra `llama`. Models are planted (`_planted.py`); `dram` is the share of the bytes on
 flash that DRAM holds, beside what is always resident: attention, embeddings, predictors. The steps are those of
 runtime/cli/ladder.py, and three that are other layouts of the same weights: before `+bundling` the slices of a unit lie
-apart (`_unbundled.py`), before `+ordering` units lie by their number and not as the order stage puts them, and with
+apart (`unbundled.py`), before `+ordering` units lie by their number and not as the order stage puts them, and with
 `+groups` the units of consecutive layers lie side by side and are read ahead together.
 
 Each combination runs in a process of its own under the kernel's caps of the device, scaled by one factor for all; all
 steps of it in turn, on the same two passages of one document, of which the first one fills the caches and is not
 counted. The second is to be long: the kernel counts in slices of 0.1 s, and lets through a slice's reads at once. A
 step that loses is shown and not taken along, unless others stand on it. llama.cpp with the same weights mapped
-(`_llama_mmap.py`) runs under the same caps. Beside the steps stand `over_llama`, the best setting's speed over
+(`llama_mmap.py`) runs under the same caps. Beside the steps stand `over_llama`, the best setting's speed over
 llama.cpp's; `layout`, what order, collapse and cache bring over LLM in a flash's setting (selector, window, bundles
 by number), in tokens per second, in seconds waited for flash, and in those of the device's own law; and `overlap`,
 what reading while computing brings. Bounds are what each could be at most: no cache misses less than Belady's, no
@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import _llama_mmap, _unbundled
-from benchmarks._emulated import OTHER_BYTES, Task, answered, folder_of, measured_apart, parser, tasks
-from benchmarks._llama import llama_extra
-from benchmarks._planted import (
+from benchmarks.shared import llama_mmap, unbundled
+from benchmarks.shared.emulated import OTHER_BYTES, Task, answered, folder_of, measured_apart, parser, tasks
+from benchmarks.shared.llama import llama_extra
+from benchmarks.shared.planted import (
     GROUP_LAYERS,
     GROUPED,
     ORDERED,
@@ -43,7 +43,7 @@ from benchmarks._planted import (
     topic_tokens,
     write_artifacts,
 )
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import ladder
@@ -106,7 +106,7 @@ def measure(setting: Placed, passages: np.ndarray, device: DeviceProfile, trace:
         apart = None
         if setting.image:
             depth = setting.plan.queue_depth
-            apart = _unbundled.Flash(session.artifact, depth, setting.image, lambda: is_decoding(recorder))
+            apart = unbundled.Flash(session.artifact, depth, setting.image, lambda: is_decoding(recorder))
             session.store._flash = apart
         _decode(session, passages[0, : FILLING_TOKENS + 2])
         trace.first, recorder.events = recorder.events, []
@@ -183,7 +183,7 @@ def climb(task: Task) -> dict[str, Any]:
     """All steps of a combination, or llama.cpp, in this process."""
     passages = topic_tokens(2, task.num_tokens + 2)
     if task.extra == LLAMA:
-        return _llama_mmap.measure(gguf_of(task.case, task.folder), topic_tokens(3, 2), LLAMA_TOKENS)
+        return llama_mmap.measure(gguf_of(task.case, task.folder), topic_tokens(3, 2), LLAMA_TOKENS)
     _native.set_num_threads(os.cpu_count() or 1)
     first, changes = changes_of(task)
     trace, device = Trace(), load_device(task.device)
@@ -234,7 +234,7 @@ def row_of(task: Task, scale: float | None, with_llama: bool) -> dict[str, Any]:
     if with_llama:
         asked = replace(task, extra=LLAMA)
         own_bytes = measured_apart("benchmarks.ladder", asked, scale, room + (4 << 30))[0]["own_bytes"]
-        memory_bytes = room + own_bytes + _llama_mmap.SLACK_BYTES
+        memory_bytes = room + own_bytes + llama_mmap.SLACK_BYTES
         theirs = measured_apart("benchmarks.ladder", asked, scale, memory_bytes)[0]["tokens_per_s"]
         row |= {"llama_tokens_per_s": theirs, "over_llama": best(found["steps"])["tokens_per_s"] / theirs}
     return row
@@ -274,9 +274,9 @@ def prepare(case: str, layers: int, folder: Path, with_llama: bool) -> None:
     write_artifacts(case, layers, folder)
     path, image = artifact_of(case, STRUCTURAL, folder), image_of(case, folder)
     if not image.exists():
-        _unbundled.write(path, image)
+        unbundled.write(path, image)
     if with_llama:
-        _llama_mmap.export(path, gguf_of(case, folder))
+        llama_mmap.export(path, gguf_of(case, folder))
 
 
 def main() -> None:

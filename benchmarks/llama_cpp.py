@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._llama import LlamaCpp, llama_extra
-from benchmarks._report import finish, show
 from benchmarks.end_to_end import MODELS, settings
+from benchmarks.shared.llama import LlamaCpp, llama_extra
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.text.tokenizer import TextCodec

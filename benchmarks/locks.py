@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.io import sha256_of
 from tests.support.models import write_corpus, write_model
 from tests.support.pipeline import build, command, environment, snakemake

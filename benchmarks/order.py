@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._order_sources import AS_A_7B, Source, Text, planted_sources, real_sources
-from benchmarks._report import finish, show
+from benchmarks.shared.order_sources import AS_A_7B, Source, Text, planted_sources, real_sources
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.packed_bits import adjacent_share, population
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.profiles import load_device

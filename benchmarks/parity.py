@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._report import finish, show
 from benchmarks.end_to_end import MODELS, settings
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.corpus import Corpus

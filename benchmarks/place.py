@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.profiles import load_device
 from coldpress.compiler.stages.place import _solve
 from coldpress.compiler.stages.place._problem import Group, Problem, make_group, units_of

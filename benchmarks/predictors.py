@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks._cases import texts
-from benchmarks._predicting import aiming, largest_rank
-from benchmarks._report import finish, show
+from benchmarks.shared.cases import texts
+from benchmarks.shared.predicting import aiming, largest_rank
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, exact_families

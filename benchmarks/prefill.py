@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.runtime.kernels import matmul
 from coldpress.runtime.quantization import int4_group32
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.generate.session import Session

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.profiles import PROFILES, load_device
 from coldpress.compiler.stages.layout import preloading
 from coldpress.schemas.layout import Plan

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.runtime import plugins
 from coldpress.schemas.errors import ColdpressError
 from tests.support.models import MODEL_TYPES

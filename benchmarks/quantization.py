@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._cases import Replaced
-from benchmarks._report import finish, show
 from benchmarks.gates import MODELS
+from benchmarks.shared.cases import Replaced
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.choice import Choice, choice_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.block_statistics import standard_error

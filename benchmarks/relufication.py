@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._cases import Case, case_of
-from benchmarks._report import finish, show
 from benchmarks.distillation import SPLITS
+from benchmarks.shared.cases import Case, case_of
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest, relufy

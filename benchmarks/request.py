@@ -152,7 +152,7 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measure(rounds)))
         return
-    from benchmarks._report import finish, show  # which another checkout may not have
+    from benchmarks.shared.report import finish, show  # which another checkout may not have
 
     checkouts = {"before": arguments.before, "after": ROOT} if arguments.before else {"after": ROOT}
     found = [{name: elsewhere(path.resolve(), rounds) for name, path in checkouts.items()} for _ in range(turns)]

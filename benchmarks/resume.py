@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.io import sha256_of
 from tests.support.pipeline import build, command, environment, snakemake
 from tests.support.planted import plant_of, write

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._emulated import OTHER_BYTES, Task, answered, folder_of, measured_apart, parser, tasks
-from benchmarks._planted import ORDERED, artifact_of, plan_of, topic_tokens, write_artifacts
-from benchmarks._report import finish, show
 from benchmarks.decode import Noted, read_buffers, reads_alone
+from benchmarks.shared.emulated import OTHER_BYTES, Task, answered, folder_of, measured_apart, parser, tasks
+from benchmarks.shared.planted import ORDERED, artifact_of, plan_of, topic_tokens, write_artifacts
+from benchmarks.shared.report import finish, show
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli.emulation import emulated

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.soak [--tokens 10000]`, on Linux with a C compiler. A model of 12 layers with random weights
 generates greedily from a few prompts without faults; then again and again, while reads of flash.img come short, are
-interrupted, fail once or take a hundred times as long (benchmarks/_faulty_reads.c, put before the C library), and
+interrupted, fail once or take a hundred times as long (benchmarks/shared/faulty_reads.c, put before the C library), and
 while the DRAM budget changes every few tokens. Tokens are compared with the first ones: the selector is `relu`, since
 the order of sums follows what is cached, and a choice by rank may turn a last bit of rounding into another unit.
 Resident memory is taken where the budget is back at its largest. Then a read fails for good, and a bit of every read is
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._report import finish
+from benchmarks.shared.report import finish
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.schemas.errors import ColdpressError

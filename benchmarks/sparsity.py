@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks._cases import WITH_MIXTURES, Case, Parts, Replaced, case_of
-from benchmarks._predicting import predicting
-from benchmarks._pruning import pruned
-from benchmarks._report import finish, show
 from benchmarks.evaluation.evaluate import Score, Sparse, evaluate
 from benchmarks.evaluation.tasks import Encode, Item, read_items, right_answers
+from benchmarks.shared.cases import WITH_MIXTURES, Case, Parts, Replaced, case_of
+from benchmarks.shared.predicting import predicting
+from benchmarks.shared.pruning import pruned
+from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity

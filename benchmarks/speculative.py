@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks._report import finish, show
+from benchmarks.shared.report import finish, show
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.generate.draft_model import DraftModel

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks._report import finish
+from benchmarks.shared.report import finish
 
 
 def refuse(constant: str) -> float:

@@ -38,7 +38,7 @@ def export(artifact: Path, file: Path) -> None:
 
 def measure(file: Path, passages: np.ndarray, num_tokens: int) -> dict[str, float]:
     """Decodes some tokens behind the beginning of each passage: the median speed, and what memory is not the file's."""
-    from benchmarks._llama import LlamaCpp
+    from benchmarks.shared.llama import LlamaCpp
 
     engine = LlamaCpp(str(file), CONTEXT_LENGTH, os.cpu_count() or 1, mapped_alone=True)
     speeds = [engine.generate(passage[:2].tolist(), num_tokens, ignore_eos=True)[1] for passage in passages]

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._flash_prices import fitted, priced
-from benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, masked_by
-from benchmarks._greedy_chunks import greedy_chunks
 from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.evaluation.reads import Reading, reads_of
+from benchmarks.shared.flash_prices import fitted, priced
+from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, masked_by
+from benchmarks.shared.greedy_chunks import greedy_chunks
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.sparsity import Residency, flash, topk
 from coldpress.runtime.store.clock import fetch_seconds

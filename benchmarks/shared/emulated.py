@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._planted import CASES
+from benchmarks.shared.planted import CASES
 from coldpress.runtime.cli.emulation import emulate
 from coldpress.runtime.cli.emulation.caps import Caps
 from coldpress.runtime.profiles.devices import load_device

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from benchmarks._cases import Case
 from benchmarks.evaluation.evaluate import Sparse
+from benchmarks.shared.cases import Case
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.layer_counts import Activity

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import sparsity
-from benchmarks._cases import Case, case_of
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
 from benchmarks.evaluation.reads import Placed, Reading
+from benchmarks.shared.cases import Case, case_of
 from coldpress.compiler.activity.unit_statistics import unit_norms
 from coldpress.compiler.cost_model import PEAK_READ_BYTES, read_units
 from coldpress.compiler.seconds import Reading as Requests

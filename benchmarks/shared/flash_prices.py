@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Setting
+from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Setting
 from coldpress.compiler.activity.signals import magnitude_edges
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages.allocate import greedy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._llama import llama_extra
+from benchmarks.shared.llama import llama_extra
 
 Q4_0, F32 = 2, 0
 """ggml_type."""

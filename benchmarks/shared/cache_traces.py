@@ -7,16 +7,16 @@ Units lie as Ripple's Algorithm 1 puts them.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from benchmarks._cases import case_of
 from benchmarks.evaluation.evaluate import Sparse, evaluate
+from benchmarks.shared.cases import case_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.stages.order import ripple
-from coldpress.runtime.sparsity import relu, topk
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import num_units
 from tests.support.planted import TOPIC_STRENGTH, planted_frequencies, thresholds
 from tests.support.statistics import task_of
@@ -26,9 +26,9 @@ UNIT_BYTES = {"up_down": 2 * 4096 * 18 // 32, "mlp_in": 2 * 14336 * 18 // 32, "m
 NEURON_BYTES = 3 * 4096 * 18 // 32
 CONTEXT_TOKENS = 256
 REAL = {
-    "prose7m-relu": (relu, ("up_down",), {}),
-    "prose7m": (topk, ("mlp_in", "mlp_mid"), {"mlp_in": 0.5, "mlp_mid": 0.5}),
-    "tinystories656k": (topk, ("mlp_in", "mlp_mid"), {"mlp_in": 0.5, "mlp_mid": 0.5}),
+    "prose7m-relu": ("relu", ("up_down",), {}),
+    "prose7m": ("topk", ("mlp_in", "mlp_mid"), {"mlp_in": 0.5, "mlp_mid": 0.5}),
+    "tinystories656k": ("topk", ("mlp_in", "mlp_mid"), {"mlp_in": 0.5, "mlp_mid": 0.5}),
 }
 """Model -> its selector, families on flash, and their densities where those are a choice."""
 PLANTED = {"planted-3%": 0.03, "planted-10%": 0.1, "planted-50%": 0.5}
@@ -70,7 +70,8 @@ def _trace(case: str, unit_bytes: int, masks: dict[str, np.ndarray]) -> Trace:
 
 def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dict[str, np.ndarray]]:
     """What the selector picks on each split, of some layers."""
-    selector, families, densities = REAL[case]
+    name, families, densities = REAL[case]
+    selector = load("coldpress.runtime.sparsity", Selector, name)
     known = case_of(case, folder, SPLITS)
     stream, spec = LayerStream(known.model, 1), known.model.spec
     layers = np.unique(np.linspace(0, spec.num_hidden_layers - 1, num_layers).round().astype(int)).tolist()
@@ -86,13 +87,17 @@ def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dic
     for split, tokens in known.splits.items():
         masks: dict[tuple[int, str], list[np.ndarray]] = {}
 
-        def select_many(values: np.ndarray, kept: Any, masks: dict[Any, list[np.ndarray]] = masks) -> np.ndarray:
-            mask = selector.select_many(values, kept)
-            masks.setdefault(kept["key"], []).append(mask)
-            return mask
+        class Noting(type(selector)):
+            """The selector; it notes its choices."""
 
-        taking = SimpleNamespace(select_many=select_many, SEES_RESIDENCY=False)
-        evaluate(stream, tokens, Sparse(taking, families, arrays))  # type: ignore[arg-type]
+            def select_many(
+                self, activity: np.ndarray, arrays: Any, masks: dict[Any, list[np.ndarray]] = masks
+            ) -> np.ndarray:
+                mask = super().select_many(activity, arrays)
+                masks.setdefault(arrays["key"], []).append(mask)
+                return mask
+
+        evaluate(stream, tokens, Sparse(Noting(), families, arrays))
         for key, parts in masks.items():
             if key[0] in layers:
                 found.setdefault(key, {})[split] = np.concatenate(parts)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from scipy.special import log_softmax
 
-from benchmarks._flash_prices import fitted
-from benchmarks._flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Orders, Setting
 from benchmarks.evaluation.evaluate import Masks, Sparse
+from benchmarks.shared.flash_prices import fitted
+from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Orders, Setting
 from coldpress.compiler.stages.order._task import Heuristic
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import flash, topk

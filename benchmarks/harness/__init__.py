@@ -1,0 +1,1 @@
+"""What all benchmarks share: sizes, kept rows, progress, records, and what makes a record stale."""

@@ -1,0 +1,71 @@
+"""Runs a method of a benchmark in a process of its own, for its memory, its caps or an import of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.benchmark import Benchmark, options_type
+from benchmarks.harness.places import ROOT
+
+Run = Callable[[list[str]], int]
+"""Runs a command and returns its exit code."""
+
+
+def run_here(command: Sequence[str]) -> int:
+    """Runs a command; it ends with this process if that is stopped."""
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def apart(benchmark: Benchmark[Any], method: str, *arguments: Any, run: Run = run_here) -> Any:
+    """Returns what a method of `benchmark` gives for JSON-ready `arguments` in another process.
+
+    Args:
+        benchmark: Gives the module, the options and the folder, which the other process shares.
+        method: The name of a method whose result is JSON-ready.
+        arguments: Its arguments.
+        run: Starts the command; the caps of an emulated device, for example.
+
+    Raises:
+        SystemExit: with the code of the other process where that is not zero; it has said why.
+    """
+    answer = benchmark.folder / f"{method}.answer.json"
+    answer.unlink(missing_ok=True)
+    told = {
+        "module": type(benchmark).__module__,
+        "options": vars(benchmark.options),
+        "folder": str(benchmark.folder),
+        "method": method,
+        "arguments": arguments,
+        "answer": str(answer),
+    }
+    code = run([sys.executable, "-m", "benchmarks.harness.apart", json.dumps(told, default=str)])
+    if code:
+        raise SystemExit(code)
+    return json.loads(answer.read_text())
+
+
+def _main(text: str) -> None:
+    with suppress(ValueError):  # a process under caps may have no terminal to be stopped from
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    told = json.loads(text)
+    plugin = import_module(told["module"]).Plugin
+    kind = options_type(plugin)
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in told["options"].items()}
+    found = getattr(plugin(kind(**options), Path(told["folder"])), told["method"])(*told["arguments"])
+    Path(told["answer"]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

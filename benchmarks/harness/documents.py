@@ -1,0 +1,78 @@
+"""Holds the figures of documents to the records that they are from.
+
+    python -m benchmarks.harness.documents [--fix]
+
+A figure in Markdown is followed by a comment that no reader sees: the benchmark, the path of the figure in its record,
+and the format, as `1.49<!-- ladder: layout_median, .2f -->`. A path is what harness/compare.py names a figure by; a
+figure with a spread is its median. Ends with code 1 and a line for each figure that differs; `--fix` writes them.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.harness.compare import named
+from benchmarks.harness.places import ROOT, names, record_of
+
+DOCUMENTS = ("README.md",)
+MARK = re.compile(r"(?P<shown>[\w.,+-]*)<!-- (?P<name>\w+(?:\.full)?): (?P<path>[^>]+?), (?P<format>[^,>]*) -->")
+
+
+def figure(record: Mapping[str, Any], path: str, form: str) -> str:
+    """The figure of a record as text.
+
+    Raises:
+        KeyError: if the record has none of this path.
+    """
+    found = dict(named(record["figures"]))[path]
+    return format(found["median"] if isinstance(found, Mapping) else found, form)
+
+
+def checked(text: str, records: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """(The text with the records' figures, a line for each figure that differs or has no record)."""
+    said: list[str] = []
+
+    def replaced(found: re.Match[str]) -> str:
+        try:
+            true = figure(records[found["name"]], found["path"], found["format"])
+        except KeyError:
+            said.append(f"{found['name']}: {found['path']} is in no record; shown is {found['shown']!r}")
+            return found[0]
+        if true != found["shown"]:
+            said.append(f"{found['name']}: {found['path']} is {true}, shown is {found['shown']}")
+        return true + found[0][len(found["shown"]) :]
+
+    return MARK.sub(replaced, text), said
+
+
+def read_records() -> dict[str, Any]:
+    """All committed records: `name` and `name.full` -> record."""
+    paths = {f"{name}{suffix}": record_of(name, size) for name in names() for size, suffix in _SUFFIXES}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
+
+
+_SUFFIXES = (("default", ""), ("full", ".full"))
+
+
+def main() -> int:
+    """Checks all documents, or writes their figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fix", action="store_true", help="write the records' figures")
+    fix = parser.parse_args().fix
+    records, wrong = read_records(), 0
+    for name in DOCUMENTS:
+        path = ROOT / name
+        text, said = checked(path.read_text(encoding="utf-8"), records)
+        if fix:
+            path.write_text(text, encoding="utf-8")
+            said = [sentence for sentence in said if "in no record" in sentence]
+        print(*(f"{name}: {sentence}" for sentence in said), sep="\n", end="\n" if said else "")
+        wrong += len(said)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

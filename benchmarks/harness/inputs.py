@@ -1,0 +1,129 @@
+"""Finds what a run has loaded, and what of that has changed since.
+
+The inputs of a record are the project's files that its processes have read: modules, templates, profiles, the native
+sources if the core was loaded, and the folders of real data. Comments and docstrings do not count.
+"""
+
+import ast
+import functools
+import hashlib
+import os
+import re
+import runpy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from benchmarks.harness.places import DATA, ROOT
+
+HOOK = Path(__file__).parent / "hook"
+NATIVE = "runtime/native"
+DATA_PREFIX = "data:"
+"""Begins the name of an input that is a folder of the real data."""
+IGNORED = (".venv", ".snakemake", "build", "build-native", "benchmarks/results")
+C_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+DIGITS = 16
+
+
+def watch(folder: Path) -> None:
+    """From now on, this process and those that it starts note in `folder` which files they have read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["BENCHMARK_INPUTS"] = str(folder)
+    os.environ["BENCHMARK_ROOTS"] = os.pathsep.join(str(root) for root in (ROOT, DATA) if root)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
+    _hook()
+
+
+@functools.cache
+def _hook() -> Mapping[str, object]:
+    return runpy.run_path(str(HOOK / "sitecustomize.py"))
+
+
+def watched(folder: Path) -> list[str]:
+    """The names of all inputs that the processes have noted in `folder`, sorted."""
+    note = _hook()["_note"]
+    assert callable(note)
+    note()
+    found = {line for file in folder.glob("*.txt") for line in file.read_text().splitlines()}
+    return sorted(set(filter(None, map(_name_of, found))))
+
+
+def _name_of(path: str) -> str | None:
+    file = Path(path).resolve()
+    if DATA and file.is_relative_to(DATA.resolve()):
+        return DATA_PREFIX + "/".join(file.relative_to(DATA.resolve()).parts[:2])
+    if not file.is_relative_to(ROOT):
+        return None
+    name = file.relative_to(ROOT).as_posix()
+    if file.name.startswith("_native.") and file.suffix == ".so":
+        return NATIVE
+    return None if name.startswith(IGNORED) or not file.is_file() else name
+
+
+def digests(names: Iterable[str]) -> dict[str, str]:
+    """The digest of each input; data folders are left out where there is no data."""
+    found = {name: digest_of(name) for name in names}
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+@functools.cache
+def digest_of(name: str) -> str | None:
+    """A short sha256 of an input: of code without comments and docstrings. None: data that is not at hand."""
+    if name.startswith(DATA_PREFIX):
+        if DATA is None:
+            return None
+        path = DATA / name.removeprefix(DATA_PREFIX)
+    else:
+        path = ROOT / name
+    if path.is_dir():
+        suffixes = (".cpp", ".h", ".txt") if name == NATIVE else ("",)
+        files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(suffixes))
+        return _sha256(*(part for file in files for part in (str(file.relative_to(path)).encode(), _content(file))))
+    return _sha256(_content(path)) if path.is_file() else "gone"
+
+
+def changed(recorded: Mapping[str, str]) -> list[str]:
+    """The inputs of a record whose content is another one now."""
+    return [name for name, digest in recorded.items() if digest_of(name) not in (digest, None)]
+
+
+def code_now() -> str:
+    """A digest of the whole product, the benchmarks and their support: rows of a stopped run hold while it is equal."""
+    folders = ("runtime", "compiler", "schemas", "profiles", "benchmarks", "demo", "tests/support")
+    files = sorted(
+        file
+        for folder in folders
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in (".py", ".cpp", ".h", ".yaml", ".c") and "__pycache__" not in file.parts
+    )
+    return _sha256(*(part for file in files for part in (str(file.relative_to(ROOT)).encode(), file.read_bytes())))
+
+
+def _sha256(*parts: bytes) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()[:DIGITS]
+
+
+def _content(file: Path) -> bytes:
+    if file.suffix == ".py":
+        return _without_docstrings(file.read_text(encoding="utf-8")).encode()
+    if file.suffix in (".cpp", ".h", ".c"):
+        bare = C_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", file.read_text("utf-8"))
+        return " ".join(bare.split()).encode()
+    return file.read_bytes()
+
+
+def _without_docstrings(text: str) -> str:
+    """The program without comments and docstrings, nor texts below a field, which are comments as well."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if isinstance(body, list):
+                setattr(node, name, [one for one in body if not _is_text(one)])
+    return ast.dump(tree)
+
+
+def _is_text(node: object) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

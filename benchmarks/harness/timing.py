@@ -1,0 +1,55 @@
+"""Timings: interleaved rounds, the median with its spread, and a gain only where it is larger than its spread."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import TypedDict
+
+LEAST_ROUNDS = 5
+
+
+class Spread(TypedDict):
+    """A figure of several rounds."""
+
+    median: float
+    low: float
+    """The least of all rounds."""
+    high: float
+    """The largest of all rounds."""
+
+
+class Gain(Spread):
+    """A ratio of two timings, formed in every round."""
+
+    shown: str
+    """The median, or "none" where some rounds gain and others lose."""
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """The median of samples with the least and the largest."""
+    return {"median": median(samples), "low": min(samples), "high": max(samples)}
+
+
+def gain(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
+    """How many times faster `after_s` is than `before_s`, seconds of the same rounds in the same order.
+
+    The ratio is formed in each round, since the machine's speed drifts from round to round. A gain that is above 1 in
+    some rounds and below in others is shown as "none".
+    """
+    ratios = [before / after for before, after in zip(before_s, after_s, strict=True)]
+    found = spread(ratios)
+    return {**found, "shown": f"{found['median']:.2f}" if found["low"] > 1 or found["high"] < 1 else "none"}
+
+
+def interleaved(
+    works: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of each work in every round; a round runs all of them in turn, and one more round before warms up."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name, work in works.items():
+            start_s = clock()
+            work()
+            if number:
+                found[name].append(clock() - start_s)
+    return found
