@@ -20,6 +20,10 @@ NATIVE = "runtime/native"
 DATA_PREFIX = "data:"
 """Begins the name of an input that is a folder of the real data."""
 IGNORED = (".venv", ".snakemake", "build", "build-native", "benchmarks/results")
+WITHOUT_FIGURES = frozenset(
+    f"benchmarks/harness/{name}.py" for name in ("command", "inputs", "keys", "kept", "places", "record")
+)
+"""How figures are printed and kept changes none of them."""
 C_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 DIGITS = 16
 
@@ -56,7 +60,8 @@ def _name_of(path: str) -> str | None:
     name = file.relative_to(ROOT).as_posix()
     if file.name.startswith("_native.") and file.suffix == ".so":
         return NATIVE
-    return None if name.startswith(IGNORED) or not file.is_file() else name
+    ignored = name.startswith(IGNORED) or "__pycache__" in file.parts or name in WITHOUT_FIGURES
+    return None if ignored or not file.is_file() else name
 
 
 def digests(names: Iterable[str]) -> dict[str, str]:
