@@ -1,23 +1,23 @@
-"""What it costs and gains to round what decoding multiplies weights with: perplexity and speed by activation format.
+"""What rounding the inputs of products costs and gains: perplexity and speed by activation format.
 
-`python -m benchmarks.activations [--models prose7m …] [--formats int4_group32 …] [--tokens N]`. Each model's
-weights are rounded to nearest, packed with the dense selector and run with all of it in DRAM: test tokens are scored
-one by one, as decoding computes them, with float32, 16 and 8 bits, on one thread, in turns over blocks. The last line
-is {rows: [{model, format, activations, tokens, ppl, over_fp32, over_fp32_error, ms_per_token}]}: `over_fp32` is the
-perplexity over that of float32, its error the standard error over blocks of its logarithm.
+Each model's weights are rounded to nearest, packed with the dense selector and run with all of it in DRAM. Test tokens
+are scored one by one, as decoding computes them, with float32, 16 and 8 bits, on one thread, in turns over blocks.
 """
 
-import argparse
+import itertools
 import json
 import math
-import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import gain, spread
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact
@@ -75,7 +75,8 @@ def measure(path: Path, blocks: np.ndarray) -> list[dict[str, Any]]:
                 "ppl": math.exp(np.mean(nll[kind])),
                 "over_fp32": math.exp(more.mean()),
                 "over_fp32_error": standard_error(more),
-                "ms_per_token": 1000 * float(np.median(seconds[kind])),
+                "token_s": spread(seconds[kind]),
+                "speedup": gain(seconds["fp32"], seconds[kind]),
             }
         )
     return rows
@@ -87,27 +88,49 @@ def everything(path: Path) -> int:
     return fixed_bytes(manifest, choose_plan(manifest)) + manifest.flash.size_bytes
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["prose7m"], choices=list(MODELS), metavar="MODEL")
-    parser.add_argument("--formats", nargs="+", default=["int4_group32", "int8_group32"], metavar="FORMAT")
-    parser.add_argument("--tokens", type=int, default=4096)
-    arguments = parser.parse_args()
-    _native.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    for model in arguments.models:
-        loaded = load_hf(folder_of_data() / "models" / model)
+@dataclass(frozen=True)
+class Options:
+    """What is scored."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="real models"
+    )
+    formats: tuple[str, ...] = option(("int4_group32", "int8_group32"), smoke=("int4_group32",), help="weight formats")
+    tokens: int = option(4096, smoke=512, help="test tokens, at most; each block of 256 is a round of the timing")
+
+
+class Plugin(Benchmark[Options]):
+    """Scores each model in each format with each activation format."""
+
+    keys = {
+        "rows[].model": "real model",
+        "rows[].format": "weight format",
+        "rows[].activations": "activation format",
+        "rows[].tokens": "tokens that were scored",
+        "rows[].ppl": "perplexity",
+        "rows[].over_fp32": "perplexity over that of float32",
+        "rows[].over_fp32_error": "standard error of its logarithm over blocks",
+        "rows[].token_s": "seconds of a token",
+        "rows[].speedup": "float32's seconds over these, formed in each block",
+    }
+    is_timing = True
+    needs_data = True
+    full_minutes = 10
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model and weight format."""
+        for model, name in itertools.product(self.options.models, self.options.formats):
+            yield {"model": model, "format": name}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per activation format."""
+        _native.set_num_threads(1)
+        loaded = load_hf(folder_of_data() / "models" / cell["model"])
         spec = spec_of(loaded.config)
-        blocks = token_blocks(model, arguments.tokens)
-        for name in arguments.formats:
-            with tempfile.TemporaryDirectory(dir=".") as folder:
-                recipe = Recipe(spec=spec, method="dense", format=name, context_length=CONTEXT_LENGTH)
-                path = build_artifact(Path(folder) / "a.coldpress", recipe, roles_of(loaded, spec)).path
-                rows += [{"model": model, "format": name, **row} for row in measure(path, blocks)]
-    show("activations", list(rows[0]), (list(row.values()) for row in rows))
-    finish({"rows": rows})
+        recipe = Recipe(spec=spec, method="dense", format=cell["format"], context_length=CONTEXT_LENGTH)
+        path = build_artifact(self.folder / "-".join(cell.values()), recipe, roles_of(loaded, spec)).path
+        yield from measure(path, token_blocks(cell["model"], self.options.tokens))
 
 
 if __name__ == "__main__":
-    main()
+    main("activations")

@@ -1,25 +1,25 @@
-"""One artifact with 20 to 100 % of its weights in DRAM, changed while one text is under way: memory, speed, tokens.
+"""One artifact with 20 to 100 % of its weights in DRAM, changed during one text: memory, speed, tokens.
 
-`python -m benchmarks.adaptive_dram`. A child process generates one text; between tokens it is given another
-budget, up and down again. Its memory is read from outside, in /proc/PID/status, before the artifact is opened (and
-another, tiny one has run, so that interpreter and libraries have what they take for themselves) and at the end of each
-phase: what came on top is held against the budget. Speed is the median of the phase's second half, in
-one run, on real flash (O_DIRECT). The text is compared with that of a run in one budget throughout. The model is
-random, its layers as alike as trained ones, so that no single unit decides on a token; predictors choose its neurons,
-and do not see what is in DRAM. Tokens that were there are penalized: such a model repeats itself otherwise, and soon
-needs nothing more of flash.
+A child process generates one text; between tokens it gets another budget, up and down again. Its memory is read from
+outside, in /proc/PID/status, before the artifact is opened (and another, tiny one has run, so that interpreter and
+libraries have taken their own memory) and at the end of each phase; the difference is held against the budget. Speed is
+that of the phase's second half, in one run, on real flash (O_DIRECT). The text is compared with that of a run in one
+budget throughout. The model is random, its layers as similar as trained ones, so that no single unit decides on a
+token; predictors choose its neurons, and do not depend on residency. Earlier tokens are penalized: such a model repeats
+itself otherwise, and soon needs no flash.
 """
 
-import argparse
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import spread
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -28,7 +28,6 @@ from tests.support.data import ROOT
 from tests.support.similar import similar_weights
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 0.6, 0.2)
-TOKENS_PER_PHASE = 24
 PROMPT = [3, 14, 15, 9, 26]
 SIMILARITY = 0.6
 """Of a layer's MLP input to the next one's, its cosine (ActiveFlow, Fig. 17a)."""
@@ -61,38 +60,72 @@ for token in session.stream(prompt, len(budgets) * tokens_per_phase, sampling=sa
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs it."""
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        path = build(Path(folder) / "a")
-        weights = weight_bytes(path)
+@dataclass(frozen=True)
+class Options:
+    """What is generated."""
+
+    tokens_per_phase: int = option(24, smoke=4, full=96, help="tokens of each budget")
+    intermediate_size: int = option(4096, smoke=2048, help="neurons of a layer")
+
+
+class Plugin(Benchmark[Options]):
+    """Generates one text under changing budgets."""
+
+    keys = {
+        "rows[].share": "share of the weights in DRAM",
+        "rows[].budget_bytes": "DRAM budget",
+        "rows[].used_bytes": "DRAM that the store counts",
+        "rows[].resident_bytes": "memory of the process beyond its start, from outside",
+        "rows[].beyond_bytes": "memory beyond the budget",
+        "rows[].hit_rate": "share of used units that were in DRAM",
+        "rows[].token_s": "seconds of a token of the phase's second half",
+        "rows[].tokens_per_s": "tokens per second, by the median",
+        "rows[].weights_bytes": "all weights",
+        "rows[].same_tokens": "whether the text is that of a run in one budget",
+        "most_beyond_bytes": "the largest memory beyond a budget",
+        "rising": "whether more DRAM was never slower",
+        "fastest_over_slowest": "tokens per second at 100 % over those at 20 %",
+    }
+    is_timing = True
+    full_minutes = 6
+
+    def cells(self) -> Iterator[Cell]:
+        """One text: a phase depends on the one before."""
+        yield {}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per phase."""
+        path = build(self.folder / "a", self.options.intermediate_size)
+        weights, count = weight_bytes(path), self.options.tokens_per_phase
         budgets = [int(share * weights) for share in SHARES]
         with Session(path, dram_budget_bytes=budgets[0]) as session:
-            count = len(SHARES) * TOKENS_PER_PHASE
-            expected = session.generate(PROMPT, count, sampling=Sampling(**SAMPLING), ignore_eos=True).token_ids
-        tiny = build_artifact(Path(folder) / "tiny", Recipe(method="predictor")).path
-        phases = run(tiny, path, budgets)
-    rows = [row_of(share, budget, phase) for share, budget, phase in zip(SHARES, budgets, phases, strict=True)]
-    show("one text under changing budgets", tuple(rows[0]), [[*row.values()] for row in rows])
-    found = [token for phase in phases for token, _, _ in phase["tokens"]]
-    rising = [row["tokens_per_s"] for row in rows[: SHARES.index(1.0) + 1]]
-    finish(
-        {
-            "weights_bytes": weights,
-            "rows": rows,
-            "same_tokens": found == list(expected),
+            expected = session.generate(
+                PROMPT, len(SHARES) * count, sampling=Sampling(**SAMPLING), ignore_eos=True
+            ).token_ids
+        tiny = build_artifact(self.folder / "tiny", Recipe(method="predictor")).path
+        phases = run(tiny, path, budgets, count)
+        found = [token for phase in phases for token, _, _ in phase["tokens"]]
+        for share, budget, phase in zip(SHARES, budgets, phases, strict=True):
+            yield row_of(share, budget, phase) | {"weights_bytes": weights, "same_tokens": found == list(expected)}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Memory and speed over all phases."""
+        rising = [row["tokens_per_s"] for row in rows[: SHARES.index(1.0) + 1]]
+        return {
             "most_beyond_bytes": max(row["beyond_bytes"] for row in rows),
             "rising": rising == sorted(rising),
             "fastest_over_slowest": rising[-1] / rising[0],
         }
-    )
 
 
-def build(path: Path) -> Path:
-    """A random model of 200 MB, 96 % of it neurons on flash."""
+def build(path: Path, intermediate_size: int) -> Path:
+    """A random model, nearly all of it neurons on flash; of 200 MB with 4,096 neurons a layer."""
     spec = small_spec(
-        hidden_size=768, intermediate_size=4096, num_attention_heads=12, max_position_embeddings=256, hidden_act="silu"
+        hidden_size=768,
+        intermediate_size=intermediate_size,
+        num_attention_heads=12,
+        max_position_embeddings=256,
+        hidden_act="silu",
     )
     recipe = Recipe(
         spec=spec,
@@ -112,21 +145,20 @@ def weight_bytes(path: Path) -> int:
     return manifest.plans[0].resident_bytes + sum(section.length_bytes for section in manifest.flash.sections)
 
 
-def run(tiny: Path, path: Path, budgets: list[int]) -> list[dict[str, Any]]:
-    """What the child says at the end of each phase, and the memory that it has then beyond what it began with."""
-    told = json.dumps([str(tiny), str(path), PROMPT, budgets, TOKENS_PER_PHASE, SAMPLING])
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, told], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdout.readline()
-    at_first, phases = resident_bytes(child.pid), list[dict[str, Any]]()
-    for _ in budgets:
-        print("", file=child.stdin, flush=True)
-        phase = json.loads(child.stdout.readline())
-        phases.append(phase | {"resident_bytes": resident_bytes(child.pid) - at_first})
-    child.communicate("\n")
+def run(tiny: Path, path: Path, budgets: list[int], tokens_per_phase: int) -> list[dict[str, Any]]:
+    """What the child tells at the end of each phase, and its memory then beyond that at its start."""
+    told = json.dumps([str(tiny), str(path), PROMPT, budgets, tokens_per_phase, SAMPLING])
+    command = [sys.executable, "-c", CHILD, told]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        at_first, phases = resident_bytes(child.pid), list[dict[str, Any]]()
+        for _ in budgets:
+            print("", file=child.stdin, flush=True)
+            phase = json.loads(child.stdout.readline())
+            phases.append(phase | {"resident_bytes": resident_bytes(child.pid) - at_first})
+        child.communicate("\n")
     return phases
 
 
@@ -136,20 +168,21 @@ def resident_bytes(pid: int) -> int:
     return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) << 10
 
 
-def row_of(share: float, budget: int, phase: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table."""
-    settled = sorted(seconds for _, seconds, _ in phase["tokens"][TOKENS_PER_PHASE // 2 :])
-    hits = [hit_rate for _, _, hit_rate in phase["tokens"][TOKENS_PER_PHASE // 2 :]]
+def row_of(share: float, budget: int, phase: dict[str, Any]) -> Row:
+    """A row of one phase."""
+    settled = phase["tokens"][len(phase["tokens"]) // 2 :]
+    token_s = spread([seconds for _, seconds, _ in settled])
     return {
         "share": share,
         "budget_bytes": budget,
         "used_bytes": phase["used_bytes"],
         "resident_bytes": phase["resident_bytes"],
         "beyond_bytes": phase["resident_bytes"] - budget,
-        "hit_rate": sum(hits) / len(hits),
-        "tokens_per_s": 1 / settled[len(settled) // 2],
+        "hit_rate": sum(hit_rate for _, _, hit_rate in settled) / len(settled),
+        "token_s": token_s,
+        "tokens_per_s": 1 / token_s["median"],
     }
 
 
 if __name__ == "__main__":
-    main()
+    main("adaptive_dram")

@@ -1,76 +1,94 @@
-"""What checksums cost: `verify` of a made artifact from the page cache, and CRC-32C as a share of decode's flash time.
+"""What checksums cost: `verify` of an artifact from the page cache, and CRC-32C as a share of decode's flash time.
 
-    python -m benchmarks.checksums [--layers 6] [--folder DIR]
-
-Prints one JSON object as its last line. Everything is the best of three runs; the digest's and the checksum's own rates
-are per second of the processor. On a busy machine compare `verify_cpu_s`, processor seconds of all threads together.
+An artifact is built and its files are in the page cache. All parts run in turn in every round.
 """
 
-import argparse
 import hashlib
-import json
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import interleaved, spread
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 
-SAMPLE_BYTES = 64 << 20
 NUM_TOKENS = 32
 
 
-def main() -> None:
-    """Builds, measures, prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=6, help="of 75 MB each")
-    parser.add_argument("--folder", type=Path, help="where the artifact is made; on the device to be measured")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        spec = small_spec(num_hidden_layers=arguments.layers, hidden_size=2048, intermediate_size=6144)
-        recipe = Recipe(spec=spec, context_length=64, read_buffer_bytes=16 << 20)
-        path = build_artifact(Path(folder) / "a", recipe).path
-        print(json.dumps(measure(path)))
+@dataclass(frozen=True)
+class Options:
+    """What is verified."""
+
+    layers: int = option(6, smoke=1, full=24, help="layers of the artifact, of 75 MB each")
+    sample_bytes: int = option(64 << 20, smoke=4 << 20, help="bytes of the digests' own sample")
+    rounds: int = option(5, smoke=2, help="interleaved rounds")
 
 
-def measure(path: Path) -> dict[str, float | bool | None]:
-    """The figures; rates in GB/s."""
-    sample = np.random.default_rng(0).integers(0, 256, SAMPLE_BYTES, dtype=np.uint8)
-    _, crc_s = best(lambda: _native.crc32c_pages(sample, 4096))
-    _, sha_s = best(lambda: hashlib.sha256(sample.data).digest())
-    verify_s, cpu_s = best(lambda: verify_artifact(open_artifact(path)))
-    num_bytes = verify_artifact(open_artifact(path))
-    with Session(path) as session:
-        found = session.generate([1, 2, 3], NUM_TOKENS, ignore_eos=True).metrics
-    crc_of_decode_s = found.read_bytes * crc_s / SAMPLE_BYTES
-    return {
-        "verified_bytes": num_bytes,
-        "verify_gb_per_s": round(num_bytes / verify_s / 1e9, 3),
-        "verify_cpu_s": round(cpu_s, 3),
-        "sha256_gb_per_s": round(SAMPLE_BYTES / sha_s / 1e9, 3),
-        "crc32c_gb_per_s": round(SAMPLE_BYTES / crc_s / 1e9, 3),
-        "decode_read_bytes": found.read_bytes,
-        "decode_flash_s": round(found.flash_s, 4),
-        "crc_share_of_flash_time": round(crc_of_decode_s / found.flash_s, 4),
-        "direct_io": found.direct_io,
+class Plugin(Benchmark[Options]):
+    """Verifies one artifact and decodes from it."""
+
+    keys = {
+        "rows[].verified_bytes": "bytes that verify reads",
+        "rows[].verify_s": "seconds of verify",
+        "rows[].verify_gb_per_s": "GB/s of verify, by its median",
+        "rows[].verify_cpu_s": "processor seconds of all threads of verify, the least of the rounds",
+        "rows[].sha256_gb_per_s": "GB/s of SHA-256 on one thread",
+        "rows[].crc32c_gb_per_s": "GB/s of CRC-32C on one thread",
+        "rows[].decode_read_bytes": "bytes that decoding reads",
+        "rows[].decode_flash_s": "seconds that its reads take",
+        "rows[].crc_share_of_flash_time": "share of these seconds that CRC-32C of those bytes takes",
+        "rows[].direct_io": "whether the reads are direct",
     }
+    is_timing = True
+    full_minutes = 3
 
+    def cells(self) -> Iterator[Cell]:
+        """One artifact."""
+        yield {}
 
-def best(run: Callable[[], object]) -> tuple[float, float]:
-    """The least seconds, and the least seconds of the processor, of three runs."""
-    runs: list[tuple[float, float]] = []
-    for _ in range(3):
-        start, cpu = time.perf_counter(), time.process_time()
-        run()
-        runs.append((time.perf_counter() - start, time.process_time() - cpu))
-    return min(wall_s for wall_s, _ in runs), min(cpu_s for _, cpu_s in runs)
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        spec = small_spec(num_hidden_layers=self.options.layers, hidden_size=2048, intermediate_size=6144)
+        recipe = Recipe(spec=spec, context_length=64, read_buffer_bytes=16 << 20)
+        path = build_artifact(self.folder / "a", recipe).path
+        num_bytes, size = verify_artifact(open_artifact(path)), self.options.sample_bytes
+        sample = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+        cpu_s: list[float] = []
+
+        def verify() -> None:
+            start_s = time.process_time()
+            verify_artifact(open_artifact(path))
+            cpu_s.append(time.process_time() - start_s)
+
+        works = {
+            "verify": verify,
+            "crc": lambda: _native.crc32c_pages(sample, 4096),
+            "sha256": lambda: hashlib.sha256(sample.data).digest(),
+        }
+        found = {name: spread(samples) for name, samples in interleaved(works, self.options.rounds).items()}
+        with Session(path) as session:
+            decoded = session.generate([1, 2, 3], NUM_TOKENS, ignore_eos=True).metrics
+        crc_of_decode_s = decoded.read_bytes * found["crc"]["median"] / size
+        yield {
+            "verified_bytes": num_bytes,
+            "verify_s": found["verify"],
+            "verify_gb_per_s": num_bytes / found["verify"]["median"] / 1e9,
+            "verify_cpu_s": min(cpu_s),
+            "sha256_gb_per_s": size / found["sha256"]["median"] / 1e9,
+            "crc32c_gb_per_s": size / found["crc"]["median"] / 1e9,
+            "decode_read_bytes": decoded.read_bytes,
+            "decode_flash_s": decoded.flash_s,
+            "crc_share_of_flash_time": crc_of_decode_s / decoded.flash_s,
+            "direct_io": decoded.direct_io,
+        }
 
 
 if __name__ == "__main__":
-    main()
+    main("checksums")

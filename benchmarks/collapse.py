@@ -1,26 +1,24 @@
-"""The gap that reads are joined over: none, the best one that stays, that of a device, and the one that adapts.
+"""The gap over which reads are joined: none, the best fixed one, the device's, and the adaptive one.
 
-`python -m benchmarks.collapse [--cases …] [--devices …] [--measured N]`. What tokens of benchmarks.caches'
-traces miss with an LRU cache of three tenths of the units becomes reads, by the law of each device: with the gap of the
-device itself and with those of the others, as in an artifact that was compiled for another one. The measured part
-decodes N blocks of text with a 7B-shaped ReLU model (benchmarks.decode) from this machine's disk, beginning with
-each of some gaps, with and without adapting; its rows say how long a token waits for flash. The last line has
-`modelled` and `measured`; `over_static` are seconds with the gap that stays over those with the one that adapts from
-there, `over_best` those with the best gap, found afterwards.
+The units that tokens of benchmarks.caches' traces miss, with an LRU cache of three tenths of the units, become reads by
+the law of each device: with the gap of the device itself, and with those of the others, as in an artifact that was
+compiled for another device. The measured part decodes text with a 7B-shaped ReLU model (benchmarks.decode) from this
+machine's disk, from several first gaps, fixed and adaptive; its rows give the seconds that a token waits for flash.
 """
 
-import argparse
-import tempfile
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.decode import VOCAB_SIZE, write_artifact
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
 from benchmarks.shared.cache_traces import PLANTED, REAL, Trace, traces_of
-from benchmarks.shared.report import finish, show
-from coldpress.compiler.profiles import load_device
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.gap import AdaptiveGap
 from coldpress.runtime.store.planner import Strided
@@ -34,7 +32,6 @@ SLOTS_SHARE = 0.3
 STARTS = (0, 16384, 262144)
 CASE, BLOCK_TOKENS = "relu-3", 62
 """Of benchmarks.decode, and tokens of its context."""
-Row = dict[str, Any]
 
 
 def places_missed(trace: Trace) -> list[np.ndarray]:
@@ -63,73 +60,99 @@ def seconds(traces: list[Trace], places: list[list[np.ndarray]], flash: Flash, g
     return total
 
 
-def modelled(case: str, num_layers: int, devices: list[DeviceProfile]) -> list[Row]:
-    """A row per device and device that the gap is of."""
-    with tempfile.TemporaryDirectory() as folder:
-        traces = list(traces_of(case, Path(folder), num_layers))
-    places, rows = [places_missed(trace) for trace in traces], []
-    for device in devices:
-        flash = device.flash
-        best_s = min(seconds(traces, places, flash, 4096 * pages) for pages in (0, 1, 2, 4, 8, 16, 32, 64))
-        for other in devices:
-            start = other.flash.break_even_gap_bytes
-            gap, static_s = AdaptiveGap(start, flash.page_bytes.value), seconds(traces, places, flash, start)
-            adaptive_s = seconds(traces, places, flash, gap)
-            rows.append(
-                {
-                    "case": case,
-                    "device": device.name,
-                    "gap_of": other.name,
-                    "start": start,
-                    "over_static": static_s / adaptive_s,
-                    "over_best": best_s / adaptive_s,
-                    "switched_off": gap.switched_off,
-                }
-            )
-    return rows
+@dataclass(frozen=True)
+class Options:
+    """What is replayed and decoded."""
+
+    cases: tuple[str, ...] = option(
+        ("prose7m-relu", "planted-3%"),
+        smoke=("planted-3%",),
+        full=(*REAL, *PLANTED),
+        choices=(*REAL, *PLANTED),
+        help="traces",
+    )
+    devices: tuple[str, ...] = option(
+        ("pixel6", "iphone-a18", "oneplus12", "macbook-m1-max"), smoke=("pixel6", "iphone-a18"), help="device profiles"
+    )
+    layers: int = option(2, smoke=1, help="layers of each model")
+    blocks: int = option(0, full=6, help="blocks of 62 tokens that the measured part decodes, 3 or more; 0: none")
 
 
-def measured(num_blocks: int, kept: Path | None) -> list[Row]:
-    """A row per gap to begin with: milliseconds that a token waits for flash, by itself and adapting."""
+class Plugin(Benchmark[Options]):
+    """Replays traces by the devices' laws, and decodes."""
+
+    keys = {
+        "rows[].part": "modelled or measured",
+        "rows[].case?": "modelled: trace",
+        "rows[].device?": "modelled: device profile",
+        "rows[].gap_of?": "modelled: the device whose break-even gap is the first one",
+        "rows[].start": "bytes of the first gap",
+        "rows[].over_static": "seconds with the first gap kept over those with the adaptive one",
+        "rows[].over_best?": "modelled: seconds with the best fixed gap over those with the adaptive one",
+        "rows[].switched_off?": "modelled: whether joining was switched off",
+        "rows[].static_s?": "measured: seconds that a token waits with the first gap kept",
+        "rows[].adaptive_s?": "measured: seconds that a token waits with the adaptive gap",
+    }
+    needs_data = True
+    full_minutes = 25
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per trace and device, and one per first gap that is measured."""
+        for case, device in itertools.product(self.options.cases, self.options.devices):
+            yield {"part": "modelled", "case": case, "device": device}
+        for start in STARTS if self.options.blocks else ():
+            yield {"part": "measured", "start": start}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per device that the first gap is of, or one of waits."""
+        if cell["part"] == "measured":
+            yield measured(cell["start"], self.options.blocks, self.folder)
+            return
+        case = cell["case"]
+        traces, places = self.once(case, lambda: self._missed(case))
+        devices = [load_device(name) for name in self.options.devices]
+        yield from modelled(traces, places, load_device(cell["device"]).flash, devices)
+
+    def _missed(self, case: str) -> tuple[list[Trace], list[list[np.ndarray]]]:
+        traces = list(traces_of(case, self.folder / case, self.options.layers))
+        return traces, [places_missed(trace) for trace in traces]
+
+
+def modelled(
+    traces: list[Trace], places: list[list[np.ndarray]], flash: Flash, devices: list[DeviceProfile]
+) -> Iterator[Row]:
+    """A row per device that the first gap is of."""
+    best_s = min(seconds(traces, places, flash, 4096 * pages) for pages in (0, 1, 2, 4, 8, 16, 32, 64))
+    for other in devices:
+        start = other.flash.break_even_gap_bytes
+        gap, static_s = AdaptiveGap(start, flash.page_bytes.value), seconds(traces, places, flash, start)
+        adaptive_s = seconds(traces, places, flash, gap)
+        yield {
+            "gap_of": other.name,
+            "start": start,
+            "over_static": static_s / adaptive_s,
+            "over_best": best_s / adaptive_s,
+            "switched_off": gap.switched_off,
+        }
+
+
+def measured(start: int, num_blocks: int, folder: Path) -> Row:
+    """Seconds that a token waits for flash, with the first gap kept and with the adaptive one."""
     tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, (num_blocks, BLOCK_TOKENS))
-    rows = []
-    with tempfile.TemporaryDirectory(dir=".") as temporary:
-        folder = kept or Path(temporary)
-        path = folder / CASE
-        if not path.exists():
-            write_artifact(CASE, 2, SLOTS_SHARE, folder)
-        for start in STARTS:
-            change_manifest(path, lambda manifest, start=start: manifest["plans"][0].update(collapse_gap_bytes=start))
-            waits = {collapse: _wait_ms(path, tokens, collapse) for collapse in ("static", "adaptive")}
-            rows.append({"start": start, **waits, "over_static": waits["static"] / waits["adaptive"]})
-    return rows
+    if not (folder / CASE).exists():
+        write_artifact(CASE, 2, SLOTS_SHARE, folder)
+    change_manifest(folder / CASE, lambda manifest: manifest["plans"][0].update(collapse_gap_bytes=start))
+    static_s, adaptive_s = (_wait_s(folder / CASE, tokens, collapse) for collapse in ("static", "adaptive"))
+    return {"static_s": static_s, "adaptive_s": adaptive_s, "over_static": static_s / adaptive_s}
 
 
-def _wait_ms(path: Path, tokens: np.ndarray, collapse: Collapse) -> float:
-    """In the last third of the text; what is before it fills the cache and finds the gap."""
+def _wait_s(path: Path, tokens: np.ndarray, collapse: Collapse) -> float:
+    """In the last third of the text; the text before it fills the cache and finds the gap."""
     with Session(path, collapse=collapse) as session:
         session.perplexity(tokens[: -len(tokens) // 3], sparse=True)
         found = session.perplexity(tokens[-len(tokens) // 3 :], sparse=True).metrics
-    return 1e3 * found.flash_s / found.num_tokens
-
-
-def main() -> None:
-    """Prints the tables and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", choices=[*REAL, *PLANTED], default=["prose7m-relu", "planted-3%"])
-    parser.add_argument("--devices", nargs="+", default=["pixel6", "iphone-a18", "oneplus12", "macbook-m1-max"])
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--measured", type=int, default=0, metavar="N", help="blocks of 62 tokens to decode, 3 or more")
-    parser.add_argument("--folder", type=Path, help="where the artifact is kept for the next run")
-    arguments = parser.parse_args()
-    devices = [load_device(Path("profiles/devices") / f"{name}.yaml") for name in arguments.devices]
-    found = [row for case in arguments.cases for row in modelled(case, arguments.layers, devices)]
-    real = measured(arguments.measured, arguments.folder) if arguments.measured else []
-    for title, rows in (("modelled", found), ("measured, ms that a token waits for flash", real)):
-        if rows:
-            show(title, list(rows[0]), [list(row.values()) for row in rows])
-    finish({"modelled": found, "measured": real})
+    return found.flash_s / found.num_tokens
 
 
 if __name__ == "__main__":
-    main()
+    main("collapse")

@@ -1,62 +1,46 @@
 """PowerInfer's placement program at the size of OPT-175B: seconds, proven gap, two solvers, and global top-k beside it.
 
-`python -m benchmarks.place [--device pc-high]`. 96 layers of 49,152 neurons in int4, batches of 64 (73,728 of
-them), split between the device's accelerator and its DRAM. Activation counts over 8,192 tokens follow a power law in
-each layer, with skews from 0.4 to 1.6 and densities from 2 to 20 %. The profile's T_sync is scaled up row by row, until
-C_l (Eq. 4) binds in most layers, as on a slower link or with smaller units. Global top-k is what the published engine's
-solver amounts to; it is shown with the layers that Eq. 7 forbids given up, and with their room filled again ("mended").
-The last row adds flash as a third tier. solve_s is the slowest row of two tiers, building the model included; gap is
-the largest; small_cases problems are held to enumeration by both solvers.
+96 layers of 49,152 neurons in int4, batches of 64 (73,728 of them), split between the device's accelerator and its
+DRAM. Activation counts over 8,192 tokens follow a power law in each layer, with skews from 0.4 to 1.6 and densities
+from 2 to 20 %. The profile's T_sync is scaled up row by row, until C_l (Eq. 4) binds in most layers, as on a slower
+link or with smaller units. Global top-k is what the published engine's solver amounts to; it is shown with the layers
+that Eq. 7 forbids given up, and with their room filled again ("mended"). The last row adds flash as a third tier. Small
+problems are held to enumeration by both solvers.
 """
 
-import argparse
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.report import finish, show
-from coldpress.compiler.profiles import load_device
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
 from coldpress.compiler.stages.place import _solve
 from coldpress.compiler.stages.place._problem import Group, Problem, make_group, units_of
 from coldpress.compiler.stages.place._program import Solver
 from coldpress.compiler.stages.place._tiers import min_units, worth
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantization import int4_group32
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.placement import Tier
 from tests.contracts.test_place import brute_force, problem_of
-from tests.support.data import ROOT
 
-NUM_LAYERS, NUM_NEURONS, HIDDEN_SIZE, NUM_TOKENS = 96, 49152, 12288, 8192
+NUM_NEURONS, HIDDEN_SIZE, NUM_TOKENS = 49152, 12288, 8192
 BATCH_UNITS = 64
 UNIT_BYTES = 2 * int4_group32.Plugin().nbytes(HIDDEN_SIZE)
 GAP = 1e-5
-SYNC_FACTORS = (1, 10, 30, 100, 150)
-NUM_SMALL_CASES = 40
-COLUMNS = (
-    "T_sync",
-    "C_l",
-    "layers used",
-    "top-k breaks Eq. 7 in",
-    "top-k",
-    "mended top-k",
-    "ILP",
-    "over top-k",
-    "over mended",
-    *(f"{solver} s" for solver in names("coldpress.compiler.stages.place")),
-    "gap",
-    "apart",
-)
 
 
-def counts_of(seed: int) -> list[np.ndarray]:
+def counts_of(seed: int, num_layers: int) -> list[np.ndarray]:
     """Per layer int64 [NUM_NEURONS], counts of a power law; deeper layers are less skewed."""
     rng = np.random.default_rng(seed)
     ranks = np.arange(1, NUM_NEURONS + 1) / NUM_NEURONS
     found: list[np.ndarray] = []
-    for layer in range(NUM_LAYERS):
-        density, skew = rng.uniform(0.02, 0.2), 1.6 - 1.2 * layer / NUM_LAYERS
+    for layer in range(num_layers):
+        density, skew = rng.uniform(0.02, 0.2), 1.6 - 1.2 * layer / num_layers
         weights = ranks**-skew
         shares = np.minimum(0.98, weights * density / weights.mean())
         found.append(rng.permutation(rng.binomial(NUM_TOKENS, shares)).astype(np.int64))
@@ -81,7 +65,7 @@ def make_problem(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[T
         make_group(layer, "neuron", values, UNIT_BYTES, least, BATCH_UNITS, weights)
         for layer, values in enumerate(counts)
     )
-    total = NUM_LAYERS * NUM_NEURONS * UNIT_BYTES
+    total = len(counts) * NUM_NEURONS * UNIT_BYTES
     fast = (device.accelerator.memory_bytes.value,)
     if tiers[-1] == "flash":
         return Problem(groups, (*fast, total // 10))
@@ -136,28 +120,76 @@ def mended_top_k(groups: tuple[Group, ...], room_bytes: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One T_sync: what top-k reaches, and the solvers."""
+class Options:
+    """What is solved."""
 
-    factor: float
-    min_units: int
-    layers_used: int
-    layers_broken: int
-    top_k: int
-    mended: int
-    solved: dict[str, Solved]
+    device: str = option("pc-high", help="a device profile with an accelerator")
+    layers: int = option(96, smoke=4, help="layers")
+    sync_factors: tuple[int, ...] = option((1, 10, 30, 100, 150), smoke=(1, 150), help="times the profile's T_sync")
+    small_cases: int = option(40, smoke=4, help="small problems that are held to enumeration")
 
-    @property
-    def best(self) -> int:
-        """The program's objective, by the default solver."""
-        return self.solved["pulp_highs"].solution.value
 
-    def cells(self) -> list[object]:
-        """The row as it is printed."""
-        impacts = [found / NUM_TOKENS for found in (self.top_k, self.mended, self.best)]
-        over = [f"{100 * (self.best / max(1, found) - 1):+.4f} %" for found in (self.top_k, self.mended)]
-        head = [f"x {self.factor}", self.min_units, self.layers_used, self.layers_broken]
-        return [*head, *impacts, *over, *solver_cells(self.solved)]
+class Plugin(Benchmark[Options]):
+    """Solves the program by both solvers, beside global top-k."""
+
+    keys = {
+        "rows[].tiers": "tiers of memory, or small for the small problems",
+        "rows[].factor?": "times the profile's T_sync",
+        "rows[].min_units?": "C_l (Eq. 4)",
+        "rows[].layers_used?": "layers with units in the accelerator",
+        "rows[].layers_broken?": "layers in which global top-k breaks Eq. 7",
+        "rows[].top_k?": "impact per token of global top-k",
+        "rows[].mended?": "impact per token of mended top-k",
+        "rows[].best?": "impact per token of the program",
+        "rows[].pulp_highs_s?": "seconds of the default solver, building the model included",
+        "rows[].cp_sat_s?": "seconds of the other one",
+        "rows[].gap?": "the largest proven gap",
+        "rows[].apart?": "relative distance of the solvers' objectives",
+        "rows[].small_cases?": "small problems that both solvers solved as enumeration does",
+        "solve_s": "the slowest row of two tiers",
+        "cp_sat_s": "the slowest row of two tiers, by the other solver",
+        "three_tiers_s": "seconds with three tiers",
+        "gap": "the largest proven gap of all rows",
+        "solvers_agree": "whether the solvers agree to 1e-5",
+        "gains_where_it_binds?": "gains over global top-k where it breaks Eq. 7",
+        "gains_over_mended?": "gains over mended top-k there",
+    }
+    full_minutes = 1
+
+    def cells(self) -> Iterator[Cell]:
+        """Small problems, a cell per T_sync, and three tiers."""
+        yield {"tiers": "small"}
+        for factor in self.options.sync_factors:
+            yield {"tiers": "accelerator dram", "factor": factor}
+        yield {"tiers": "accelerator dram flash"}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        if cell["tiers"] == "small":
+            yield {"small_cases": small_cases(self.options.small_cases)}
+            return
+        device, counts = (
+            load_device(self.options.device),
+            self.once("counts", lambda: counts_of(0, self.options.layers)),
+        )
+        if "factor" in cell:
+            yield two_tiers(counts, device, cell["factor"])
+        else:
+            yield solver_figures(solve(counts, device, ("accelerator", "dram", "flash")))
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The slowest, the least certain, and the gains."""
+        two, solved = [row for row in rows if "factor" in row], [row for row in rows if "gap" in row]
+        binding = [row for row in two if row["layers_broken"]]
+        return {
+            "solve_s": max(row["pulp_highs_s"] for row in two),
+            "cp_sat_s": max(row["cp_sat_s"] for row in two),
+            "three_tiers_s": solved[-1]["pulp_highs_s"],
+            "gap": max(row["gap"] for row in solved),
+            "solvers_agree": all(row["apart"] <= GAP for row in solved),
+            "gains_where_it_binds": [row["best"] / row["top_k"] - 1 for row in binding],
+            "gains_over_mended": [row["best"] / row["mended"] - 1 for row in binding],
+        }
 
 
 def two_tiers(counts: list[np.ndarray], device: DeviceProfile, factor: float) -> Row:
@@ -168,37 +200,31 @@ def two_tiers(counts: list[np.ndarray], device: DeviceProfile, factor: float) ->
     groups, room = problem.groups, problem.fast_bytes[0]
     taken = top_k(groups, room, frozenset())
     choices = solved["pulp_highs"].solution.choices
-    return Row(
-        factor=factor,
-        min_units=groups[0].min_units[0],
-        layers_used=sum(units_of(*pair, 0) > 0 for pair in zip(groups, choices, strict=True)),
-        layers_broken=len(broken(groups, taken)),
-        top_k=allowed_value(groups, taken),
-        mended=allowed_value(groups, mended_top_k(groups, room)),
-        solved=solved,
-    )
+    return {
+        "min_units": groups[0].min_units[0],
+        "layers_used": sum(units_of(*pair, 0) > 0 for pair in zip(groups, choices, strict=True)),
+        "layers_broken": len(broken(groups, taken)),
+        "top_k": allowed_value(groups, taken) / NUM_TOKENS,
+        "mended": allowed_value(groups, mended_top_k(groups, room)) / NUM_TOKENS,
+        "best": solved["pulp_highs"].solution.value / NUM_TOKENS,
+        **solver_figures(solved),
+    }
 
 
-def solver_cells(solved: dict[str, Solved]) -> list[object]:
-    """Seconds, the largest gap, and how far the solvers are apart."""
-    return [*(found.seconds for found in solved.values()), f"{largest_gap(solved):.1e}", f"{apart(solved):.1e}"]
-
-
-def largest_gap(solved: dict[str, Solved]) -> float:
-    """The largest proven gap of the solvers."""
-    return max(found.solution.gap for found in solved.values())
-
-
-def apart(solved: dict[str, Solved]) -> float:
-    """Relative distance of the solvers' objectives."""
+def solver_figures(solved: dict[str, Solved]) -> Row:
+    """Seconds of each solver, the largest proven gap, and the relative distance of their objectives."""
     values = [found.solution.value for found in solved.values()]
-    return (max(values) - min(values)) / max(values)
+    return {
+        **{f"{name}_s": found.seconds for name, found in solved.items()},
+        "gap": max(found.solution.gap for found in solved.values()),
+        "apart": (max(values) - min(values)) / max(values),
+    }
 
 
-def small_cases() -> int:
-    """How many small problems both solvers solve as enumeration does; stops at the first that they do not."""
+def small_cases(count: int) -> int:
+    """How many small problems both solvers solve as enumeration does; ends at the first that they do not."""
     done = 0
-    for seed in range(NUM_SMALL_CASES):
+    for seed in range(count):
         problem = problem_of(seed, 3, 1 + seed % 3, 1 + seed % 2, bounded=seed % 4 == 0)
         best = brute_force(problem)
         for solver in names("coldpress.compiler.stages.place") if best >= 0 else ():
@@ -209,31 +235,5 @@ def small_cases() -> int:
     return done
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="pc-high", help="a device profile with an accelerator")
-    device = load_device(ROOT / "profiles" / "devices" / f"{parser.parse_args().device}.yaml")
-    num_cases, counts = small_cases(), counts_of(0)
-    rows = [two_tiers(counts, device, factor) for factor in SYNC_FACTORS]
-    three = solve(counts, device, ("accelerator", "dram", "flash"))
-    cells = [row.cells() for row in rows]
-    cells.append(["three tiers", *[""] * 8, *solver_cells(three)])
-    show(f"{NUM_LAYERS} layers of {NUM_NEURONS} neurons, {device.name}; impact per token", COLUMNS, cells)
-    everything = [*(row.solved for row in rows), three]
-    finish(
-        {
-            "solve_s": max(row.solved["pulp_highs"].seconds for row in rows),
-            "cp_sat_s": max(row.solved["cp_sat"].seconds for row in rows),
-            "three_tiers_s": three["pulp_highs"].seconds,
-            "gap": max(map(largest_gap, everything)),
-            "solvers_agree": all(apart(solved) <= GAP for solved in everything),
-            "gains_where_it_binds": [row.best / row.top_k - 1 for row in rows if row.layers_broken],
-            "gains_over_mended": [row.best / row.mended - 1 for row in rows if row.layers_broken],
-            "small_cases": num_cases,
-        }
-    )
-
-
 if __name__ == "__main__":
-    main()
+    main("place")

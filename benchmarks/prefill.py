@@ -1,79 +1,81 @@
-"""How near prefill products come to a bare product of float32 matrices: `matmul` and `matmul_t` over BLAS's sgemm.
+"""How near the products of the prefill come to BLAS's sgemm: `matmul` and `matmul_t` on rows in int4.
 
-`python -m benchmarks.prefill [--rounds N]`. A 7B's MLP matrix, 14336 x 4096 in int4, times 128 and 512 tokens;
-sgemm has the matrix decoded before. In turns within a round, medians over rounds. The last line is {rows: [{product,
-tokens, ours_ms, sgemm_ms, decode_ms, share_of_sgemm}]}.
+One matrix of a 7B's MLP, 14336 x 4096, times 128 and 512 tokens. sgemm has the matrix decoded before. Ours, sgemm and
+decoding alone run in turn in every round.
 """
 
-import argparse
-import time
-from collections.abc import Callable
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import gain, interleaved, spread
 from coldpress.runtime.kernels import matmul
 from coldpress.runtime.quantization import int4_group32
 
 FORMAT = "int4_group32"
-LENGTH, ROWS = 4096, 14336
-TOKENS = (128, 512)
+LENGTH = 4096
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
-    random = np.random.default_rng(0)
-    block = int4_group32.Plugin().encode(random.standard_normal((256, LENGTH)).astype(np.float32))
-    codes = np.tile(block, (ROWS // len(block), 1))
-    floats = matmul.decode_rows(codes, LENGTH, FORMAT)
-    rows = []
-    for tokens in TOKENS:
-        x = random.standard_normal((tokens, LENGTH)).astype(np.float32)
-        c = random.standard_normal((tokens, ROWS)).astype(np.float32)
-        decode_s = _median(arguments.rounds, lambda: _decode_in_blocks(codes))[0]
-        rows += [
-            _row("matmul", tokens, decode_s, arguments.rounds, lambda x=x: _ours(codes, x), lambda x=x: x @ floats.T),
-            _row("matmul_t", tokens, decode_s, arguments.rounds, lambda c=c: _ours_t(codes, c), lambda c=c: c @ floats),
-        ]
-    show("prefill products, 14336 x 4096 in int4", list(rows[0]), [list(row.values()) for row in rows])
-    finish({"rows": rows})
+@dataclass(frozen=True)
+class Options:
+    """What is multiplied."""
+
+    tokens: tuple[int, ...] = option((128, 512), smoke=(8,), help="tokens of a chunk")
+    rows: int = option(14336, smoke=512, help="rows of the matrix, a multiple of 256")
+    rounds: int = option(7, smoke=2, help="interleaved rounds")
 
 
-def _ours(codes: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return matmul.matmul(codes, LENGTH, FORMAT, x)
+class Plugin(Benchmark[Options]):
+    """Multiplies one matrix both ways."""
 
+    keys = {
+        "rows[].tokens": "tokens of the chunk",
+        "rows[].product": "matmul or matmul_t",
+        "rows[].ours_s": "seconds of ours",
+        "rows[].sgemm_s": "seconds of sgemm on decoded rows",
+        "rows[].decode_s": "seconds of decoding all rows in blocks",
+        "rows[].share_of_sgemm": "sgemm's seconds over ours, formed in each round",
+    }
+    is_timing = True
+    full_minutes = 1
 
-def _ours_t(codes: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return matmul.matmul_t(codes, LENGTH, FORMAT, c)
+    def cells(self) -> Iterator[Cell]:
+        """A cell per chunk and product."""
+        for tokens, product in itertools.product(self.options.tokens, ("matmul", "matmul_t")):
+            yield {"tokens": tokens, "product": product}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        codes, floats = self.once("matrix", self._matrix)
+        width = LENGTH if cell["product"] == "matmul" else self.options.rows
+        x = np.random.default_rng(1).standard_normal((cell["tokens"], width)).astype(np.float32)
+        works = {
+            "matmul": (lambda: matmul.matmul(codes, LENGTH, FORMAT, x), lambda: x @ floats.T),
+            "matmul_t": (lambda: matmul.matmul_t(codes, LENGTH, FORMAT, x), lambda: x @ floats),
+        }
+        ours, bare = works[cell["product"]]
+        found = interleaved(
+            {"ours": ours, "sgemm": bare, "decode": lambda: _decode_in_blocks(codes)}, self.options.rounds
+        )
+        seconds = {f"{name}_s": spread(samples) for name, samples in found.items()}
+        yield {**seconds, "share_of_sgemm": gain(found["sgemm"], found["ours"])}
+
+    def _matrix(self) -> tuple[np.ndarray, np.ndarray]:
+        random = np.random.default_rng(0)
+        block = int4_group32.Plugin().encode(random.standard_normal((256, LENGTH)).astype(np.float32))
+        codes = np.tile(block, (self.options.rows // len(block), 1))
+        return codes, matmul.decode_rows(codes, LENGTH, FORMAT)
 
 
 def _decode_in_blocks(codes: np.ndarray) -> None:
     step = matmul.BLOCK_BYTES // (4 * LENGTH)
-    for start in range(0, ROWS, step):
+    for start in range(0, len(codes), step):
         matmul.decode_rows(codes[start : start + step], LENGTH, FORMAT)
 
 
-def _row(
-    product: str, tokens: int, decode_s: float, rounds: int, ours: Callable[[], object], bare: Callable[[], object]
-) -> dict[str, object]:
-    ours_s, sgemm_s = _median(rounds, ours, bare)
-    times = {"ours_ms": 1000 * ours_s, "sgemm_ms": 1000 * sgemm_s, "decode_ms": 1000 * decode_s}
-    return {"product": product, "tokens": tokens, **times, "share_of_sgemm": sgemm_s / ours_s}
-
-
-def _median(rounds: int, *calls: Callable[[], object]) -> list[float]:
-    """Seconds of each call, in turns."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for call, its in zip(calls, seconds, strict=True):
-            start = time.perf_counter()
-            call()
-            its.append(time.perf_counter() - start)
-    return [float(np.median(its)) for its in seconds]
-
-
 if __name__ == "__main__":
-    main()
+    main("prefill")

@@ -1,24 +1,23 @@
-"""Where reading ahead pays, by the device's law (ActiveFlow 3, Figs. 16 and 17): the runtime's store on modelled flash.
+"""Where reading ahead pays by the device's law (ActiveFlow 3, Figs. 16 and 17): the store on simulated flash.
 
-`python -m benchmarks.preload_map [--devices …] [--cases …] [--shares 0.5 …] [--groups 1 2 4] [--similarity …]`.
-Eight layers of a 7B's shape in int4, top-k, units in a drawn order; what tokens ask for is drawn, layers' inputs as
-alike as planted (tests/support/alike.py), and `share` of the units' bytes is in DRAM, which the preload buffer is part
-of. `gain`: seconds of a token without reading ahead over those with it, as the build's law sizes it (`preload=on`);
-`law`: what that law expects, which decides `preload=auto`, `auto`; `bound`: if all reads and all computing were
-side by side. `over_one`: without reading ahead, what groups of one layer take over what these take. The last line is
-{rows: [{device, case, share, layers_per_group, similarity, gain, law, auto, bound, …}]}.
+Layers of a 7B's shape in int4, top-k, units in a drawn order. The tokens' requests are drawn; the inputs of successive
+layers are as similar as planted (tests/support/alike.py). `share` of the units' bytes is in DRAM, the preload buffer
+included. `gain` compares a token without reading ahead with one under the plan that the build makes (`preload=on`).
+`law` is the gain that the build expects, which decides `preload=auto`: `auto`. `bound` is the gain if all reads and all
+computing ran side by side. `over_one`, without reading ahead, compares groups of one layer with these groups.
 """
 
-import argparse
 import itertools
-import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from benchmarks.shared.report import finish, show
-from coldpress.compiler.profiles import PROFILES, load_device
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
 from coldpress.compiler.stages.layout import preloading
+from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.order import Order
 from tests.support.alike import Alike
@@ -37,8 +36,8 @@ def judged(shape: Alike, order: Order) -> tuple[Plan, float]:
     return layout.plans[0], asked[0][1]
 
 
-def measure(shapes: list[Alike], num_tokens: int, one_s: float | None) -> list[dict[str, Any]]:
-    """Rows of shapes that differ in how alike their layers are, on which reads without reading ahead do not hang."""
+def measure(shapes: list[Alike], num_tokens: int, one_s: float) -> list[dict[str, Any]]:
+    """Returns rows of shapes that differ only in the layers' similarity, on which reads on demand do not depend."""
     order = shapes[0].order
     plan = shapes[0].layout(order=[order]).plans[0]
     artifact = shapes[0].artifact(shapes[0].layout(order=[order]))
@@ -56,7 +55,7 @@ def measure(shapes: list[Alike], num_tokens: int, one_s: float | None) -> list[d
                 "bound": plain.token_s / max(plain.flash_s, plain.dram_s),
                 "precision": ahead.precision,
                 "token_s": plain.token_s,
-                "over_one": (one_s or plain.token_s) / plain.token_s,
+                "over_one": one_s / plain.token_s,
                 "preload_buffer_bytes": on.preload_buffer_bytes,
                 "preload_guess": on.preload_guess,
                 "collapse_gap_bytes": on.collapse_gap_bytes,
@@ -65,30 +64,69 @@ def measure(shapes: list[Alike], num_tokens: int, one_s: float | None) -> list[d
     return rows
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", nargs="+", default=list(DEVICES), metavar="DEVICE")
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
-    parser.add_argument("--shares", nargs="+", type=float, default=[0.5, 0.8, 0.95])
-    parser.add_argument("--groups", nargs="+", type=int, default=[1, 2, 4], metavar="LAYERS")
-    parser.add_argument("--similarity", nargs="+", type=float, default=[0.2, 0.5, 0.8, 0.95])
-    parser.add_argument("--tokens", type=int, default=3)
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for device, case, share in itertools.product(arguments.devices, arguments.cases, arguments.shares):
-        profile, one_s = load_device(PROFILES / "devices" / f"{device}.yaml"), None
-        for size in arguments.groups:
-            shapes = [Alike(profile, *CASES[case], alike, share, size) for alike in arguments.similarity]
-            found = measure(shapes, arguments.tokens, one_s)
-            one_s = one_s or found[0]["token_s"]
-            cell = {"device": device, "case": case, "share": share, "layers_per_group": size}
-            rows += [cell | row for row in found]
-            for row in rows[-len(found) :]:
-                print(json.dumps(row), flush=True)
-    show("reading ahead, by the device's law", list(COLUMNS), ([row[name] for name in COLUMNS] for row in rows))
-    finish({"rows": rows})
+@dataclass(frozen=True)
+class Options:
+    """What is decoded."""
+
+    devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), full=DEVICES, help="device profiles")
+    cases: tuple[str, ...] = option(("swiglu-50",), full=tuple(CASES), choices=CASES, help="activation and density")
+    shares: tuple[float, ...] = option((0.5, 0.95), smoke=(0.5,), full=(0.5, 0.8, 0.95), help="share in DRAM")
+    groups: tuple[int, ...] = option((1, 2), smoke=(1,), full=(1, 2, 4), help="layers per group")
+    similarity: tuple[float, ...] = option((0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="of inputs")
+    tokens: int = option(3, smoke=1, help="decoded tokens")
+
+
+class Plugin(Benchmark[Options]):
+    """Decodes on simulated flash with reading ahead and without."""
+
+    keys = {
+        "rows[].device": "device profile",
+        "rows[].case": "activation and density",
+        "rows[].share": "share of the units' bytes in DRAM",
+        "rows[].layers_per_group": "layers per group",
+        "rows[].similarity": "planted similarity of successive layers' inputs",
+        "rows[].gain": "modelled seconds without reading ahead over those with it",
+        "rows[].law": "the gain that the build expects",
+        "rows[].auto": "whether preload=auto reads ahead",
+        "rows[].bound": "the gain if reads and computing ran side by side",
+        "rows[].precision": "share of the units read ahead that were used",
+        "rows[].token_s": "modelled seconds of a token without reading ahead",
+        "rows[].over_one": "seconds with groups of one layer over these, without reading ahead",
+        "rows[].preload_buffer_bytes": "the plan's",
+        "rows[].preload_guess": "the plan's",
+        "rows[].collapse_gap_bytes": "the plan's",
+    }
+    full_minutes = 60
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per device, case, share and group size; the group sizes of one follow each other."""
+        options = self.options
+        for device, case, share, size in itertools.product(
+            options.devices, options.cases, options.shares, options.groups
+        ):
+            yield {"device": device, "case": case, "share": share, "layers_per_group": size}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per similarity."""
+        key = (cell["device"], cell["case"], cell["share"])
+        one_s = self.once(key, lambda: self._plain_s(*key))
+        profile = load_device(cell["device"])
+        shapes = [
+            Alike(profile, *CASES[cell["case"]], alike, cell["share"], cell["layers_per_group"])
+            for alike in self.options.similarity
+        ]
+        yield from measure(shapes, self.options.tokens, one_s)
+
+    def _plain_s(self, device: str, case: str, share: float) -> float:
+        """Seconds of a token with groups of one layer."""
+        shape = Alike(load_device(device), *CASES[case], self.options.similarity[0], share, 1)
+        layout = shape.layout(order=[shape.order])
+        return shape.decoded(shape.artifact(layout), layout.plans[0], self.options.tokens).token_s
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """The figures that decide."""
+        yield Table("reading ahead, by the device's law", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 
 
 if __name__ == "__main__":
-    main()
+    main("preload_map")

@@ -1,19 +1,18 @@
-"""Speculative decoding on small real models: are tokens the same, how often are drafts right, what does a token read?
+"""Speculative decoding on small real models: equal tokens, acceptance, and reads of a token.
 
-`python -m benchmarks.speculative`. Each model runs prompts, text of the kind that it knows, greedily, plain and
-with drafts: by lookup, and by another model of the same vocabulary, whose own reads are not in the figures. Reads and
-bytes are over those of plain decoding, seconds those of a modelled device. A third of the units are in DRAM.
+Each model runs prompts, text of the kind that it knows, greedily, without drafts and with drafts: by lookup, and by
+another model of the same vocabulary, whose own reads are not in the figures. Reads and bytes are over those without
+drafts; seconds are modelled. A third of the units are in DRAM.
 
-The map asks when drafts pay: selections of text that prose7m-relu read are replayed through the simulator as passes of
-1 + n tokens, of which as many stand as drafts that are right with probability a would let (geometric, seeded), at
-several budgets. What a wrong draft selects is taken from the token that stood there. Drafts cost nothing, as by lookup.
-Units are of fp16 and pages of 512 bytes, so that a read brings few of them, as it does where models are large.
+The map says when drafts pay: selections of text that prose7m-relu read are replayed through the simulator as passes of
+1 + n tokens; drafts are right with probability a (geometric, seeded), at several budgets. A wrong draft selects the
+units of the token at its place. Drafts cost nothing, as by lookup. Units are of fp16 and pages of 512 bytes, so that a
+read brings few of them, as it does for large models.
 """
 
-import argparse
-import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +20,8 @@ from unittest import mock
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.generate.draft_model import DraftModel
@@ -38,46 +38,9 @@ from tests.support.hf import load_hf, roles_of, spec_of
 
 MODELS = ("demo", "stories260k", "tinystories656k", "tinystories656k-relu", "prose7m", "prose7m-relu")
 DRAFTS = {"tinystories656k": "tinystories656k-relu", "prose7m": "prose7m-relu", "prose7m-relu": "prose7m"}
-LENGTHS = (2, 4, 8)
-PROMPT_TOKENS, NEW_TOKENS, NUM_PROMPTS = 48, 48, 2
+PROMPT_TOKENS, NUM_PROMPTS = 48, 2
 MAP_TOKENS = 96
-ACCEPTANCE, DRAM_SHARES = (0.2, 0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 0.5, 0.8)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="*", default=MODELS)
-    arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        built = {name: build(Path(folder), name) for name in {*arguments.models} | used_drafts(arguments)}
-        rows = [row for name in arguments.models for row in measure(built, name)]
-        show(
-            "drafts against plain greedy decoding",
-            (
-                "model",
-                "draft",
-                "per pass",
-                "same",
-                "acceptance",
-                "tokens/pass",
-                "reads",
-                "bytes",
-                "bytes, all kept",
-                "gain",
-            ),
-            [[*row.values()] for row in rows],
-        )
-        fine = build(Path(folder), "prose7m-relu", format="fp16", page_bytes=512, collapse_gap_bytes=0)
-        grid = break_even(fine)
-    show("break-even", ("DRAM", "hit rate", "a", *(f"n = {n}" for n in LENGTHS)), [[*row.values()] for row in grid])
-    same = sum(row["same"] for row in rows)
-    finish({"rows": rows, "map": grid, "identical_runs": same, "runs": NUM_PROMPTS * len(rows)})
-
-
-def used_drafts(arguments: argparse.Namespace) -> set[str]:
-    """The models that draft for those that are asked for."""
-    return {DRAFTS[name] for name in arguments.models if name in DRAFTS}
+MAP_CHANGES: Mapping[str, Any] = {"format": "fp16", "page_bytes": 512, "collapse_gap_bytes": 0}
 
 
 def source(name: str) -> Path:
@@ -110,29 +73,13 @@ def texts(name: str, length: int) -> list[list[int]]:
     return [ids[start : start + length] for start in range(0, NUM_PROMPTS * step, step)]
 
 
-def measure(built: dict[str, Path], name: str) -> list[dict[str, Any]]:
-    """Rows of one model: each draft and length against plain decoding in the same DRAM."""
-    prompts = texts(name, PROMPT_TOKENS)
-    with Session(built[name], flash="simulated") as session:
-        plain = [session.generate(ids, NEW_TOKENS, ignore_eos=True) for ids in prompts]
-        drafts: dict[str, Any] = {"lookup": lookup.Plugin()}
-        if name in DRAFTS:
-            drafts[DRAFTS[name]] = DraftModel(Session(built[DRAFTS[name]], flash="simulated"), session.artifact)
-        return [
-            against(plain, session, prompts, {"model": name, "draft": label, "per_pass": count}, draft)
-            for label, draft in drafts.items()
-            for count in LENGTHS
-        ]
-
-
 def against(
-    plain: list[Any], session: Session, prompts: list[list[int]], row: dict[str, Any], draft: Any
-) -> dict[str, Any]:
-    """One row: with the cache that follows what is accepted, and with one that keeps what any draft used."""
+    plain: list[Any], session: Session, prompts: list[list[int]], count: int, new_tokens: int, draft: Any
+) -> Row:
+    """One row: with the cache that follows accepted drafts, and with one that keeps what any draft used."""
 
     def run() -> list[Any]:
-        settings = {"draft": draft, "draft_tokens": row["per_pass"]}
-        return [session.generate(ids, NEW_TOKENS, ignore_eos=True, **settings) for ids in prompts]
+        return [session.generate(ids, new_tokens, ignore_eos=True, draft=draft, draft_tokens=count) for ids in prompts]
 
     found = run()
     with mock.patch.object(Passes, "_expected", lambda self, num_drafts: 1 + num_drafts):
@@ -143,7 +90,7 @@ def against(
     def ratio(figure: str, runs: list[Any]) -> float:
         return sum(getattr(run.metrics, figure) for run in runs) / sum(getattr(run.metrics, figure) for run in plain)
 
-    return row | {
+    return {
         "same": sum(one.token_ids == other.token_ids for one, other in zip(plain, found, strict=True)),
         "acceptance": counted.acceptance,
         "tokens_per_pass": counted.tokens_per_pass,
@@ -159,7 +106,7 @@ def seconds(runs: list[Any]) -> float:
     return sum(run.metrics.modelled_s for run in runs)
 
 
-def break_even(path: Path) -> list[dict[str, Any]]:
+def break_even(path: Path, share: float, options: "Options") -> Iterator[Row]:
     """Gain of a modelled device by DRAM, acceptance and drafts of a pass."""
     recorder = Recorder()
     with Session(path, flash="simulated", recorder=recorder) as session:
@@ -167,18 +114,14 @@ def break_even(path: Path) -> list[dict[str, Any]]:
         session.perplexity(blocks, sparse=True)
     tokens = by_token([event for event in recorder.events if event.kind == FETCH])
     artifact = open_artifact(path)
-    plan, rows = artifact.manifest.plans[0], []
+    plan = artifact.manifest.plans[0]
     units = sum(section.length_bytes for section in artifact.manifest.flash.sections)
-    for share in DRAM_SHARES:
-        sized = refit(artifact.manifest, plan, fixed_bytes(artifact.manifest, plan) + int(share * units))
-        alone = simulate(artifact, sized, passes(tokens, 0, 0.0))
-        for acceptance in ACCEPTANCE:
-            gains = {
-                f"n_{count}": per_token(alone) / per_token(simulate(artifact, sized, passes(tokens, count, acceptance)))
-                for count in LENGTHS
-            }
-            rows.append({"dram_share": share, "hit_rate": alone.hit_rate, "acceptance": acceptance, **gains})
-    return rows
+    sized = refit(artifact.manifest, plan, fixed_bytes(artifact.manifest, plan) + int(share * units))
+    alone = simulate(artifact, sized, passes(tokens, 0, 0.0))
+    for acceptance, count in itertools.product(options.acceptance, options.lengths):
+        drafted_s = per_token(simulate(artifact, sized, passes(tokens, count, acceptance)))
+        gain = per_token(alone) / drafted_s
+        yield {"hit_rate": alone.hit_rate, "acceptance": acceptance, "per_pass": count, "gain": gain}
 
 
 def per_token(metrics: RunMetrics) -> float:
@@ -213,5 +156,75 @@ def passes(tokens: list[list[Event]], num_drafts: int, acceptance: float) -> lis
     return trace
 
 
+@dataclass(frozen=True)
+class Options:
+    """What is decoded."""
+
+    models: tuple[str, ...] = option(
+        ("demo", "tinystories656k"), smoke=("tinystories656k",), full=MODELS, choices=MODELS, help="models"
+    )
+    lengths: tuple[int, ...] = option((2, 4, 8), smoke=(4,), help="drafts per pass")
+    new_tokens: int = option(48, smoke=8, help="tokens of each prompt")
+    shares: tuple[float, ...] = option((0.1, 0.5), smoke=(0.5,), full=(0.1, 0.3, 0.5, 0.8), help="map: share in DRAM")
+    acceptance: tuple[float, ...] = option(
+        (0.2, 0.6, 0.95), smoke=(0.6,), full=(0.2, 0.4, 0.6, 0.8, 0.95), help="map: probability that a draft is right"
+    )
+
+
+class Plugin(Benchmark[Options]):
+    """Decodes with drafts and without, and replays a trace."""
+
+    keys = {
+        "rows[].part": "drafts or map",
+        "rows[].model?": "drafts: model",
+        "rows[].draft?": "drafts: lookup, or the model that drafts",
+        "rows[].per_pass?": "drafts per pass",
+        "rows[].same?": "drafts: runs with the tokens of the run without drafts",
+        "rows[].acceptance?": "share of drafts that are right",
+        "rows[].tokens_per_pass?": "drafts: tokens of a pass",
+        "rows[].reads?": "drafts: reads over those without drafts",
+        "rows[].read_bytes?": "drafts: bytes over those without drafts",
+        "rows[].read_bytes_all_kept?": "drafts: the same where the cache keeps what any draft used",
+        "rows[].gain": "modelled seconds without drafts over those with them",
+        "rows[].dram_share?": "map: share of the units in DRAM",
+        "rows[].hit_rate?": "map: hit rate without drafts",
+        "identical_runs": "runs with the tokens of the run without drafts",
+        "runs": "runs with drafts",
+    }
+    needs_data = True
+    full_minutes = 25
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model and draft, and one per point of the map."""
+        for model in self.options.models:
+            for draft in ("lookup", *([DRAFTS[model]] if model in DRAFTS else [])):
+                yield {"part": "drafts", "model": model, "draft": draft}
+        for share in self.options.shares:
+            yield {"part": "map", "dram_share": share}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per number of drafts."""
+        if cell["part"] == "map":
+            yield from break_even(self._built("prose7m-relu", MAP_CHANGES), cell["dram_share"], self.options)
+            return
+        name, prompts = cell["model"], texts(cell["model"], PROMPT_TOKENS)
+        with Session(self._built(name), flash="simulated", modelled=True) as session:
+            plain = [session.generate(ids, self.options.new_tokens, ignore_eos=True) for ids in prompts]
+            draft: Any = lookup.Plugin()
+            if cell["draft"] != "lookup":
+                draft = DraftModel(Session(self._built(cell["draft"]), flash="simulated"), session.artifact)
+            for count in self.options.lengths:
+                yield {"per_pass": count} | against(plain, session, prompts, count, self.options.new_tokens, draft)
+
+    def _built(self, name: str, changes: Mapping[str, Any] | None = None) -> Path:
+        path = self.folder / (name + "".join(changes or ()))
+        return path if path.exists() else build(self.folder, name, **changes or {})
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """How many runs gave the same tokens."""
+        drafts = [row for row in rows if row["part"] == "drafts"]
+        return {"identical_runs": sum(row["same"] for row in drafts), "runs": NUM_PROMPTS * len(drafts)}
+
+
 if __name__ == "__main__":
-    main()
+    main("speculative")
