@@ -144,7 +144,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         program = Path(name) / "bare_reads"
-        source = Path(__file__).with_name("bare_reads.c")
+        source = Path(__file__).parent / "shared" / "bare_reads.c"
         subprocess.run(["cc", "-O2", "-pthread", "-o", program, source], check=True)
         image = Path(name) / "flash.img"
         sums = write_file(image, arguments.file_bytes)

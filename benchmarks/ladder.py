@@ -101,13 +101,15 @@ def measure(setting: Placed, passages: np.ndarray, device: DeviceProfile, trace:
     recorder, is_dense = Recorder(), setting.plan.method == "dense"
     if is_dense:  # every token is like every other
         passages = passages[:, : DENSE_TOKENS + 2]
-    opened = Session(setting.path, plan=setting.plan, flash=setting.flash, recorder=recorder, device=device)
+    opened = Session(
+        setting.path, plan=setting.plan, flash=setting.flash, recorder=recorder, device=device, modelled=True
+    )
     with opened as session:
         apart = None
         if setting.image:
             depth = setting.plan.queue_depth
             apart = unbundled.Flash(session.artifact, depth, setting.image, lambda: is_decoding(recorder))
-            session.store._flash = apart
+            session.store._device.flash = apart
         _decode(session, passages[0, : FILLING_TOKENS + 2])
         trace.first, recorder.events = recorder.events, []
         if apart:

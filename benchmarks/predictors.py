@@ -144,7 +144,7 @@ def best_single(case: Case, config: PredictConfig, tolerance: float, level: int)
     """
     work = Workspace(case.folder / "single", "benchmark")
     trainers = [
-        Trainer(config, case.model, case.activations, entry, case.format_name, work)
+        Trainer(config, case.model, case.activations, entry, FAMILY, case.format_name, work)
         for entry in case.activations.layers
     ]
     found = None

@@ -67,7 +67,7 @@ class Control:
 def compile_reads(folder: Path) -> Path:
     """The library that is put before the C library."""
     library = folder / "faulty_reads.so"
-    source = Path(__file__).with_name("_faulty_reads.c")
+    source = Path(__file__).parent / "shared" / "faulty_reads.c"
     command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True)
     return library

@@ -18,7 +18,8 @@ from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.recalibrate import RecalibrateConfig
 from coldpress.compiler.stages.tokenize import TokenizeConfig
-from coldpress.runtime.sparsity import topk
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import FamilyName, num_units
 from coldpress.schemas.model import Model, ModelSpec
 from tests.support.data import find_data_folder
@@ -143,11 +144,11 @@ def _activations(model: Model, layer: int, corpus: Path, num_tokens: int, folder
     if not exact:
         shares = (TOP_K_DENSITY,) * model.spec.num_hidden_layers
         sparsity = sparsity_of("topk", {"mlp_in": shares, "mlp_mid": shares})
+        topk = load("coldpress.runtime.sparsity", Selector, "topk")
         arrays = {
-            f"{layer}.{family}.num_selected": topk.fit(
-                num_units(family, model.spec), TOP_K_DENSITY, {}, topk.Options()
-            )["num_selected"]
+            f"{layer}.{family}.{name}": array
             for family in sparsity.families
+            for name, array in topk.fit(num_units(family, model.spec), TOP_K_DENSITY, {}, topk.OPTIONS()).items()
             for layer in range(model.spec.num_hidden_layers)
         }
         sparsity = sparsity.model_copy(update={"arrays": save_arrays(folder / "selector.safetensors", arrays)})

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness.places import names
 from benchmarks.shared.report import finish
 
 
@@ -60,8 +61,8 @@ def missing_in(path: Path) -> list[str]:
 
 def test_what_benchmarks_take_from_elsewhere_is_there() -> None:
     """Nobody runs all of them after every change; a name that went would be missed by whoever needs a figure."""
-    benchmarks = sorted((ROOT / "benchmarks").glob("*.py"))
-    assert len(benchmarks) > 50
+    benchmarks = sorted((ROOT / "benchmarks").rglob("*.py"))
+    assert len(benchmarks) > 60
     assert {path.name: missing for path in benchmarks if (missing := missing_in(path))} == {}
 
 
@@ -71,3 +72,17 @@ def test_a_benchmark_without_its_extra_ends_in_a_sentence(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode != 0
     assert done.stderr == "error: this benchmark needs llama.cpp; pip install -e '.[llama]' in the checkout\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_a_benchmark_runs_with_its_smallest_inputs(name: str) -> None:
+    """Its last line has the documented keys, or it says in one sentence what this machine lacks."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--fresh"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    if done.returncode == 2:
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(f"error: benchmarks.{name} "), done.stderr[-3000:]
+        pytest.skip(last)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert json.loads(done.stdout.splitlines()[-1])["rows"]

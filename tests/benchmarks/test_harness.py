@@ -1,0 +1,359 @@
+"""The harness of the benchmarks: options of three sizes, kept rows, the check of keys, records, and what makes them
+stale."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness import command, documents, inputs, keys, stale
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, at_size, option
+from benchmarks.harness.compare import moved
+from benchmarks.harness.kept import Kept, kept_rows
+from benchmarks.harness.places import ROOT, names
+from benchmarks.harness.timing import gain, interleaved, spread
+
+TOY = '''"""Whether numbers square."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness.benchmark import Benchmark, option
+from benchmarks.harness.command import main
+
+
+@dataclass(frozen=True)
+class Options:
+    """Numbers."""
+
+    numbers: tuple[int, ...] = option((1, 2, 3, 4), smoke=(1,), help="numbers")
+    pause_s: float = option(0.0, help="seconds of each")
+
+
+class Plugin(Benchmark[Options]):
+    """Squares."""
+
+    keys = {"rows[].number": "number", "rows[].square": "its square", "sum": "of the squares"}
+    full_minutes = 1
+
+    def cells(self):
+        for number in self.options.numbers:
+            yield {"number": number}
+
+    def measure(self, cell):
+        (self.folder / str(cell["number"])).touch()
+        with Path("measured").open("a") as file:
+            file.write(f"{cell['number']}\\n")
+        time.sleep(self.options.pause_s)
+        yield {"square": cell["number"] ** 2}
+
+    def figures(self, rows):
+        return {"sum": sum(row["square"] for row in rows)}
+
+
+if __name__ == "__main__":
+    main("toy")
+'''
+
+
+@dataclass
+class Toy:
+    """A benchmark in a checkout that has nothing else."""
+
+    folder: Path
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        told = {**os.environ, "PYTHONPATH": f"{self.folder}:{ROOT}"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.toy", *arguments],
+            cwd=self.folder,
+            env=told,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        stdout, stderr = process.communicate(timeout=300)
+        return process.returncode, stdout, stderr
+
+    @property
+    def measured(self) -> list[str]:
+        file = self.folder / "measured"
+        return file.read_text().split() if file.exists() else []
+
+    @property
+    def scratch(self) -> list[str]:
+        """What is left in the checkout beside kept rows."""
+        return [path.name for path in (self.folder / "build/benchmarks").iterdir() if path.is_dir()]
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    """The harness is copied, so that its work folder is in the test's own."""
+    harness = tmp_path / "benchmarks" / "harness"
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    harness.mkdir()
+    for file in (ROOT / "benchmarks" / "harness").rglob("*.py"):
+        target = harness / file.relative_to(ROOT / "benchmarks" / "harness")
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(file.read_text())
+    (tmp_path / "benchmarks" / "toy.py").write_text(TOY)
+    return Toy(tmp_path)
+
+
+def test_the_last_line_has_the_figures_and_the_rows(toy: Toy) -> None:
+    code, stdout, _ = toy.run()
+    assert code == 0
+    squares = [{"number": number, "square": number**2} for number in (1, 2, 3, 4)]
+    assert json.loads(stdout.splitlines()[-1]) == {"sum": 30, "rows": squares}
+    assert toy.scratch == []
+
+
+def test_a_stopped_run_goes_on_where_it_was(toy: Toy) -> None:
+    process = toy.start("--pause-s", "0.5")
+    while len(toy.measured) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "stopped: the rows of 1 of 4 cells are kept" in stderr
+    assert toy.scratch == []
+    code, stdout, stderr = toy.run("--pause-s", "0.5")
+    assert code == 0
+    assert "4 cells, 1 kept from an earlier start" in stderr
+    assert json.loads(stdout.splitlines()[-1])["sum"] == 30
+    assert toy.measured == ["1", "2", "2", "3", "4"]
+
+
+def test_an_edit_makes_kept_rows_void(toy: Toy) -> None:
+    before = kept_rows("toy", {"a": 1}, "code")
+    assert before.path == kept_rows("toy", {"a": 1}, "code").path
+    assert len({before.path, kept_rows("toy", {"a": 2}, "code").path, kept_rows("toy", {"a": 1}, "other").path}) == 3
+
+
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.harness.kept.WORK", tmp_path)
+    kept = kept_rows("toy", {}, "code")
+    kept.add({"number": 1}, [{"square": 1}], 0.5)
+    kept.add({"number": 2}, [{"square": 4}], 0.5)
+    kept.path.write_text(kept.path.read_text()[:-9])
+    assert list(kept_rows("toy", {}, "code").cells) == ['{"number": 1}']
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (('"sum": "of', '"total": "of'), "error: benchmarks.toy: total is missing\n"),
+        (('yield {"square"', 'yield {"cube"'), "error: benchmarks.toy: rows[].cube is not documented\n"),
+        (('cell["number"] ** 2}', 'float("nan")}'), "error: benchmarks.toy: rows[].square is null or not finite\n"),
+    ],
+)
+def test_figures_that_are_not_documented_fail(toy: Toy, change: tuple[str, str], sentence: str) -> None:
+    file = toy.folder / "benchmarks" / "toy.py"
+    file.write_text(file.read_text().replace(*change).replace('row["square"]', "1"))
+    code, _, stderr = toy.run("--smoke")
+    assert code == 1
+    assert sentence in stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('extra = "llama: no_such_package"', "needs no_such_package; pip install -e '.[llama]' in the checkout"),
+        ('programs = ("no-such-program",)', "starts no-such-program, which is not on PATH; install it"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(toy: Toy, line: str, sentence: str) -> None:
+    file = toy.folder / "benchmarks" / "toy.py"
+    file.write_text(file.read_text().replace("full_minutes = 1", f"full_minutes = 1\n    {line}"))
+    assert toy.run("--smoke") == (2, "", f"error: benchmarks.toy {sentence}\n")
+
+
+def test_a_record_names_all_that_a_reader_asks_for(toy: Toy) -> None:
+    path = toy.folder / "record.json"
+    assert toy.run("--smoke", "--record", str(path))[0] == 0
+    found = json.loads(path.read_text())
+    assert found["figures"] == {"sum": 1, "rows": [{"number": 1, "square": 1}]}
+    assert found["command"] == "python -m benchmarks.toy --smoke"
+    assert found["options"] == {"numbers": [1], "pause_s": 0.0}
+    assert "benchmarks/toy.py" in found["inputs"]
+    assert {"processor", "cores", "memory_bytes", "kernel"} <= set(found["machine"])
+    assert {"python", "numpy", "torch"} <= set(found["versions"])
+    assert set(found["load"]) == {"before", "after"}
+
+
+@dataclass(frozen=True)
+class Options:
+    count: int = option(10, smoke=1, full=100, help="count")
+    name: str = option("a", help="name")
+
+
+def test_options_of_three_sizes() -> None:
+    assert [at_size(Options, size).count for size in ("smoke", "default", "full")] == [1, 10, 100]
+    assert at_size(Options, "full", count=7) == Options(7, "a")
+
+
+class Once(Benchmark[Options]):
+    keys = {}  # noqa: RUF012
+    full_minutes = 1
+
+    def cells(self) -> Iterator[Cell]:
+        yield {}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        yield {}
+
+
+def test_what_is_made_once_is_made_anew_for_another_key(tmp_path: Path) -> None:
+    made: list[str] = []
+    benchmark = Once(Options(), tmp_path)
+    for key in ("a", "a", "b", "a"):
+        assert benchmark.once(key, lambda key=key: made.append(key) or key) == key
+    assert made == ["a", "b", "a"]
+
+
+def test_a_gain_within_its_spread_is_none() -> None:
+    assert gain([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])["shown"] == "3.00"
+    assert gain([0.9, 1.1, 1.2], [1.0, 1.0, 1.0])["shown"] == "none"
+    assert gain([1.0, 2.0], [2.0, 4.0])["shown"] == "0.50"
+
+
+def test_rounds_are_interleaved() -> None:
+    order: list[str] = []
+    ticks = iter(range(100))
+    found = interleaved(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2, clock=lambda: float(next(ticks))
+    )
+    assert order == ["a", "b"] * 3
+    assert {name: len(samples) for name, samples in found.items()} == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("documented", "figures", "said"),
+    [
+        (["rows[].x", "y"], {"rows": [{"x": 1}], "y": 2}, []),
+        (["rows[].x?"], {"rows": [{"x": None}, {}]}, []),
+        (["rows[].x"], {"rows": [{"x": 1}, {"x": None}]}, ["rows[].x is null or not finite"]),
+        (["*.x"], {"a": {"x": 1}, "b": {"x": 2}}, []),
+        (["x"], {"x": spread([1.0, 2.0])}, []),
+        (["x"], {"x": [1.0, float("inf")]}, ["x is null or not finite"]),
+        (["x"], {}, ["x is missing"]),
+        (["x"], {"x": 1, "y": 1}, ["y is not documented"]),
+    ],
+)
+def test_keys(documented: list[str], figures: dict[str, Any], said: list[str]) -> None:
+    assert keys.complaints(dict.fromkeys(documented, ""), figures) == said
+
+
+def test_comments_and_docstrings_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "ROOT", tmp_path)
+    (tmp_path / "runtime/native").mkdir(parents=True)
+    file, core = tmp_path / "a.py", tmp_path / "runtime/native/a.cpp"
+
+    def digests() -> tuple[str | None, str | None]:
+        inputs.digest_of.cache_clear()
+        return inputs.digest_of("a.py"), inputs.digest_of("runtime/native")
+
+    file.write_text('"""Text."""\nx: int = 1\n"""More text."""\n')
+    core.write_text('int x = 1; // one\nconst char *s = "// kept";\n')
+    before = digests()
+    file.write_text('"""Other text."""\n\nx: int = 1  # one\n')
+    core.write_text('/* more */ int x = 1;\nconst char *s = "// kept";\n')
+    assert digests() == before
+    file.write_text("x: int = 2\n")
+    core.write_text('int x = 1;\nconst char *s = "// other";\n')
+    assert not {*digests()} & {*before}
+
+
+def test_a_record_is_stale_when_what_it_loaded_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edit of a selector makes the figures stale whose run loaded it, and no others."""
+    monkeypatch.setattr(inputs, "ROOT", tmp_path)
+    monkeypatch.setattr(stale, "WORK", tmp_path / "work")
+    monkeypatch.setattr(stale, "record_of", lambda name, size="default": tmp_path / f"{name}.json")
+    for name in ("topk.py", "relu.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    inputs.digest_of.cache_clear()
+    for name, loaded in (("one", "topk.py"), ("other", "relu.py")):
+        told = {"inputs": inputs.digests([loaded])}
+        (tmp_path / f"{name}.json").write_text(json.dumps(told))
+        assert stale.inputs_file(name).stat().st_mtime < (tmp_path / f"{name}.json").stat().st_mtime
+    (tmp_path / "topk.py").write_text("x = 2\n")
+    inputs.digest_of.cache_clear()
+    assert {name: stale.reasons(name) for name in ("one", "other", "none")} == {
+        "one": ["topk.py"],
+        "other": [],
+        "none": ["no record"],
+    }
+    assert stale.inputs_file("one").stat().st_mtime >= (tmp_path / "one.json").stat().st_mtime
+    assert stale.inputs_file("other").stat().st_mtime < (tmp_path / "other.json").stat().st_mtime
+
+
+def test_figures_that_moved() -> None:
+    def record(*rows: dict[str, Any]) -> dict[str, Any]:
+        return {"figures": {"rows": list(rows)}}
+
+    old = record({"model": "a", "ppl": 2.0, "s": spread([1.0, 2.0])}, {"model": "b", "ppl": 3.0, "s": spread([1.0])})
+    new = record({"model": "b", "ppl": 3.0, "s": spread([1.5])}, {"model": "a", "ppl": 2.1, "s": spread([1.9, 3.0])})
+    assert moved(old, new) == [
+        ("rows[model=a].ppl", 2.0, 2.1),
+        ("rows[model=b].s", spread([1.0]), spread([1.5])),
+    ]
+
+
+def test_documents_show_the_figures_of_records() -> None:
+    records = {"toy": {"figures": {"rows": [{"model": "a", "ppl": 2.344}], "gain": spread([1.0, 1.5, 1.6])}}}
+    text = "It is 2.34<!-- toy: rows[model=a].ppl, .2f --> and 1.5<!-- toy: gain, .1f -->."
+    assert documents.checked(text, records) == (text, [])
+    fixed, said = documents.checked(text.replace("2.34", "2.40"), records)
+    assert fixed == text
+    assert said == ["toy: rows[model=a].ppl is 2.34, shown is 2.40"]
+    lost, said = documents.checked("9<!-- toy: gone, .1f -->", records)
+    assert lost == "9<!-- toy: gone, .1f -->"
+    assert said == ["toy: gone is in no record; shown is '9'"]
+
+
+def test_the_documents_are_made_from_the_records(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["documents"])
+    assert documents.main() == 0, capsys.readouterr().out
+
+
+def test_rows_are_kept_as_soon_as_they_are_there(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "rows.jsonl")
+    kept.add({"number": 1}, [{"square": 1}], 0.25)
+    assert json.loads(kept.path.read_text())["rows"] == [{"square": 1}]
+    kept.drop()
+    assert not kept.path.exists()
+
+
+def test_the_command_names_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main("prefill", ["--help"])
+    shown = capsys.readouterr().out
+    assert "--smoke" in shown
+    assert "all cases, about 1 minutes" in shown
+    assert "rows[].share_of_sgemm" in shown
+
+
+def test_the_workflow_measures_what_has_no_record_and_timings_alone() -> None:
+    """Each benchmark of the harness has a rule's job; the dry run writes no record."""
+    told = [sys.executable, "-m", "snakemake", "-s", "benchmarks/Snakefile", "-n", "--cores", "2", "--forceall"]
+    done = subprocess.run(told, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown[-3000:]
+    jobs = {job.split("\n")[0]: job for job in shown.split("output: benchmarks/results/")[1:]}
+    assert {name.split(".json")[0] for name in jobs} == set(names())
+    assert "threads: 2" in next(job for name, job in jobs.items() if name.startswith("prefill.json"))
+    assert "threads: 2" not in next(job for name, job in jobs.items() if name.startswith("place.json"))
