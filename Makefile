@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint
+.PHONY: help env demo test check lint benchmarks
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
@@ -14,6 +14,7 @@ help:
 	@echo "make demo    compile the demonstration model for a phone and run it"
 	@echo "make test    run the tests but the slow ones (six minutes on two cores)"
 	@echo "make check   style, types, import contracts, and all tests"
+	@echo "make benchmarks    measure the figures whose code has changed, on a quiet machine"
 	@echo "make env     only create .venv; the others do it by themselves"
 
 env: $(STAMP)
@@ -37,10 +38,14 @@ test: $(STAMP)
 check: lint
 	@pytest -n 2
 
+benchmarks: $(STAMP)
+	@python -m pip install --quiet --disable-pip-version-check --editable '.[llama]' --constraint constraints.txt
+	@snakemake -s benchmarks/Snakefile --cores all --keep-going
+
 lint: $(STAMP)
 	ruff check .
 	ruff format --check .
 	pyright
 	lint-imports
-	snakefmt --check Snakefile rules
+	snakefmt --check Snakefile rules benchmarks/Snakefile
 	codespell
