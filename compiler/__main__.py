@@ -8,7 +8,7 @@ import sys
 from coldpress.compiler.job import execute
 from coldpress.compiler.pipeline import STAGES
 from coldpress.schemas import __version__
-from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from coldpress.schemas.errors import NO_THREAD, ColdpressError, UnknownNameError, is_refused_thread
 
 REMEDY = "pip install 'coldpress[compiler]', or make env in a checkout"
 REMEDIES = {
@@ -17,6 +17,7 @@ REMEDIES = {
     errno.EACCES: "allow it",
     errno.EPERM: "allow it",
     errno.EROFS: "choose another build_dir",
+    errno.EAGAIN: "allow more processes and threads (ulimit -u), or free some memory",
     errno.ENOLCK: "choose a build_dir on a file system that has locks",
 }
 """Remedies by error number of the system."""
@@ -51,6 +52,11 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except MemoryError as error:
         print(f"error: {argv[0]} was given no more memory ({error}); free some, then build again", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if not is_refused_thread(error):
+            raise
+        print(f"error: {argv[0]} {NO_THREAD}, then build again", file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno is None:  # not from the system but from a library, or a defect

@@ -69,3 +69,12 @@ class ArtifactError(ColdpressError):
 
 class CorruptPageError(ArtifactError):
     """A page of flash.img whose checksum differs."""
+
+
+NO_THREAD = "may not start another thread; allow more processes and threads (ulimit -u), or free some memory"
+"""What a command says, behind its name, where `is_refused_thread`."""
+
+
+def is_refused_thread(error: RuntimeError) -> bool:
+    """Whether the system refused a thread: Python and the native core raise it without an error number."""
+    return str(error) in ("can't start new thread", "Resource temporarily unavailable")

@@ -156,7 +156,9 @@ def _activations(model: Model, layer: int, corpus: Path, num_tokens: int, folder
         found = recalibrate.run(RecalibrateConfig(), model, tokens, sparsity, found, work, 2)
     entry = next(entry for entry in found.layers if entry.layer == layer)
     num_tokens = found.num_tokens // 8 * 8
+    read = {part.family: load_arrays(part.arrays) for part in entry.families}
     return {
-        part.family: Text(load_arrays(part.arrays, "bits")["bits"][:, : num_tokens // 8], num_tokens)
-        for part in entry.families
+        family: Text(arrays["bits"][:, : num_tokens // 8], num_tokens)
+        for family, arrays in read.items()
+        if "bits" in arrays  # calibration also counts families that this model's selectors do not choose from by zeros
     }

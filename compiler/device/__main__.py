@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("compiler", "runtime", "schemas"):
+        if error.name is None or error.name.partition(".")[0] == "coldpress":
             raise
         print(f"error: this needs {error.name}, which is not installed; install coldpress[compiler]", file=sys.stderr)
         return 2

@@ -33,7 +33,7 @@ from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import load_trace
-from coldpress.schemas.errors import ArtifactError, ColdpressError, printable
+from coldpress.schemas.errors import NO_THREAD, ArtifactError, ColdpressError, is_refused_thread, printable
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
@@ -224,6 +224,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()
             place = "standard output"
         return _fail(f"{error.filename or place}: {error.strerror or error}")
+    except RuntimeError as error:
+        if not is_refused_thread(error):
+            raise
+        return _fail(f"{subject}: this process {NO_THREAD}")
     except MemoryError:
         return _fail(f"{subject}: this process needs more memory than it may have; give a smaller --dram-budget")
     except KeyboardInterrupt:

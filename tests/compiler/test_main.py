@@ -2,7 +2,9 @@
 
 import argparse
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +106,37 @@ def test_a_stage_that_gets_no_memory_says_so(
     assert capsys.readouterr().err == (
         "error: layout was given no more memory (Cannot allocate memory (os error 12)); free some, then build again\n"
     )
+
+
+def test_a_stage_that_gets_no_thread_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever pool it is: the system refuses the thread, as under a limit on processes or without memory for it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def work(*_: object) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            pool.submit(print)
+
+    monkeypatch.setattr(threading, "_start_new_thread", refuse)
+    monkeypatch.setattr(threading, "_start_joinable_thread", refuse, raising=False)  # its name from Python 3.13 on
+    monkeypatch.setattr(__main__, "execute", work)
+    assert main(["package"]) == 2
+    assert capsys.readouterr().err == (
+        "error: package may not start another thread; allow more processes and threads (ulimit -u), or free some "
+        "memory, then build again\n"
+    )
+
+
+def test_other_errors_of_the_runtime_are_defects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(*_: object) -> None:
+        raise RuntimeError("of our own")
+
+    monkeypatch.setattr(__main__, "execute", work)
+    with pytest.raises(RuntimeError, match="of our own"):
+        main(["package"])
 
 
 @pytest.mark.parametrize(
