@@ -1,20 +1,16 @@
 """How fast co-activations are counted, against the fp32 matrix product and against the processor's own limit.
 
-`python -m benchmarks.coactivation [--units 14336] [--tokens 32768] [--density 0.1]`, both cores. Random bits: the
-dense way's time does not depend on them. The product is computed whole, in slices of rows that fit memory, and every
-count is compared with it. Keys of the last line: `speedup` is seconds of the product over seconds of `pair_counts`,
-`speedup_avx2` the same for a compiler that is told of a processor without a vector population count (the product keeps
-all it has), `share_of_limit` is words per second over what a loop of the same operations reaches in registers, or over
-what memory delivers where that is less; `sparse_speedups` is dense over sparse seconds at low densities.
+Random bits, on two threads: the time of the dense way does not depend on them. The product is computed whole, in slices
+of rows that fit memory, and every count is compared with it. The same is timed in a process whose compiler knows a
+processor without a vector population count (the product keeps the real one). The limit is the rate of a loop of the
+same operations in registers, or that of memory where that is less. At low densities the dense way is compared with the
+sparse one.
 """
 
-import argparse
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +20,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.apart import apart, run_here
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import Spread, gain, interleaved, spread
 from coldpress.compiler.compiled import compiled
 from coldpress.compiler.stages.order._coactivation import TILE_UNITS, dense_pair_counts, pair_counts, sparse_pair_counts
 
@@ -148,79 +147,103 @@ def dense_words(num_units: int, num_tokens: int) -> int:
     )
 
 
-def dense_seconds(num_units: int, num_tokens: int, density: float) -> float:
-    """Seconds of the dense way on all cores."""
-    bits = random_bits(num_units, num_tokens, density)
-    dense_pair_counts(bits[:128], num_tokens, THREADS)
-    return best_seconds(lambda: dense_pair_counts(bits, num_tokens, THREADS), 3)
+@dataclass(frozen=True)
+class Options:
+    """What is counted."""
+
+    units: int = option(8192, smoke=1024, full=14336, help="units of a layer")
+    tokens: int = option(16384, smoke=1024, full=32768, help="tokens")
+    density: float = option(0.1, help="share of active units")
+    low_densities: tuple[float, ...] = option((0.0025, 0.02), smoke=(0.01,), full=LOW_DENSITIES, help="sparse way")
+    rounds: int = option(5, smoke=2, help="rounds")
 
 
-def seconds_without_vector_count(arguments: argparse.Namespace) -> float:
-    """The dense way in a process whose compiler knows a lesser processor."""
-    command = [sys.executable, "-m", "benchmarks.coactivation", "--dense-only"]
-    command += [f"--{name}={getattr(arguments, name)}" for name in ("units", "tokens", "density")]
-    environment = {**os.environ, "NUMBA_CPU_NAME": WITHOUT_VECTOR_COUNT}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+class Plugin(Benchmark[Options]):
+    """Counts pairs in every way."""
 
+    keys = {
+        "rows[].part": "dense, lesser (a processor without a vector population count), or sparse",
+        "rows[].density": "share of active units",
+        "rows[].count_s?": "dense and lesser: seconds of pair_counts",
+        "rows[].product_s?": "dense: seconds of the product",
+        "rows[].exact?": "dense: whether all counts are the product's",
+        "rows[].words_per_s?": "dense: words that are ANDed and counted",
+        "rows[].register_words_per_s?": "dense: the limit of registers",
+        "rows[].memory_bytes_per_s?": "dense: the limit of memory",
+        "rows[].limit?": "dense: registers or memory",
+        "rows[].share_of_limit?": "dense: share of the limit",
+        "rows[].dense_s?": "sparse: seconds of the dense way",
+        "rows[].sparse_s?": "sparse: seconds of the sparse way",
+        "rows[].speedup?": "sparse: dense over sparse seconds, formed in each round",
+        "speedup": "the product's seconds over those of pair_counts",
+        "speedup_avx2": "the same on the lesser processor",
+    }
+    is_timing = True
+    full_minutes = 4
 
-def sparse_rows(num_units: int, num_tokens: int) -> list[list[float]]:
-    """[density, dense seconds, sparse seconds] at low densities."""
-    rows = []
-    for density in LOW_DENSITIES:
-        bits = random_bits(num_units, num_tokens, density)
-        sparse_pair_counts(bits[:128], num_tokens, THREADS)
-        seconds = [
-            best_seconds(lambda bits=bits, way=way: way(bits, num_tokens, THREADS), 2)
-            for way in (dense_pair_counts, sparse_pair_counts)
-        ]
-        rows.append([density, *seconds])
-    return rows
+    def cells(self) -> Iterator[Cell]:
+        """The dense way, the same on a lesser processor, and low densities."""
+        for part in ("dense", "lesser"):
+            yield {"part": part, "density": self.options.density}
+        for density in self.options.low_densities:
+            yield {"part": "sparse", "density": density}
 
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        if cell["part"] == "dense":
+            yield self._dense()
+        elif cell["part"] == "lesser":
+            command = ["env", f"NUMBA_CPU_NAME={WITHOUT_VECTOR_COUNT}"]
+            yield {"count_s": apart(self, "dense_s", run=lambda argv: run_here([*command, *argv]))}
+        else:
+            bits = random_bits(self.options.units, self.options.tokens, cell["density"])
+            found = interleaved(
+                {
+                    "dense": lambda: dense_pair_counts(bits, self.options.tokens, THREADS),
+                    "sparse": lambda: sparse_pair_counts(bits, self.options.tokens, THREADS),
+                },
+                self.options.rounds,
+            )
+            seconds = {f"{name}_s": spread(samples) for name, samples in found.items()}
+            yield {**seconds, "speedup": gain(found["dense"], found["sparse"])}
 
-def main() -> None:
-    """Prints the tables and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--units", type=int, default=14336)
-    parser.add_argument("--tokens", type=int, default=32768)
-    parser.add_argument("--density", type=float, default=0.1)
-    parser.add_argument("--dense-only", action="store_true", help="print the seconds of the dense way and nothing else")
-    arguments = parser.parse_args()
-    num_units, num_tokens = arguments.units, arguments.tokens
-    if arguments.dense_only:
-        print(dense_seconds(num_units, num_tokens, arguments.density))
-        return
-    words = dense_words(num_units, num_tokens)
-    register_limit, memory_rate = register_words_per_s(), memory_bytes_per_s()
-    memory_limit = memory_rate / 8 * TILE_UNITS  # a tile's own rows stay, those it is compared with come once
-    bits = random_bits(num_units, num_tokens, arguments.density)
-    pair_counts(bits[:128], num_tokens, THREADS)
-    seconds = best_seconds(lambda: pair_counts(bits, num_tokens, THREADS), 3)
-    product_s, exact = product(bits, num_tokens, pair_counts(bits, num_tokens, THREADS))
-    lesser_s = seconds_without_vector_count(arguments)
-    register_limit = max(register_limit, register_words_per_s())
-    limit = min(register_limit, memory_limit)
-    title = f"{num_units} units, {num_tokens} tokens at {arguments.density:.1%}, {THREADS} cores"
-    ways = [["fp32 product", product_s], ["pair_counts", seconds], [f"pair_counts, {WITHOUT_VECTOR_COUNT}", lesser_s]]
-    show(title, ["way", "s", "x"], [[*way, product_s / way[1]] for way in ways])
-    low = sparse_rows(num_units, num_tokens)
-    show("low densities", ["density", "dense s", "sparse s", "x"], [[*row, row[1] / row[2]] for row in low])
-    finish(
-        {
-            "speedup": product_s / seconds,
-            "speedup_avx2": product_s / lesser_s,
-            "exact": exact,
-            "share_of_limit": words / seconds / limit,
-            "limit": "registers" if register_limit <= memory_limit else "memory",
-            "words_per_s": words / seconds,
-            "register_words_per_s": register_limit,
-            "memory_bytes_per_s": memory_rate,
+    def dense_s(self) -> Spread:
+        """Seconds of the dense way on all cores."""
+        bits = random_bits(self.options.units, self.options.tokens, self.options.density)
+        works = {"dense": lambda: dense_pair_counts(bits, self.options.tokens, THREADS)}
+        return spread(interleaved(works, self.options.rounds)["dense"])
+
+    def _dense(self) -> Row:
+        units, tokens = self.options.units, self.options.tokens
+        memory_rate, registers = memory_bytes_per_s(), register_words_per_s()
+        memory_limit = memory_rate / 8 * TILE_UNITS  # a tile's own rows stay, the others come once
+        bits = random_bits(units, tokens, self.options.density)
+        counts = pair_counts(bits, tokens, THREADS)
+        count_s = spread(
+            interleaved({"count": lambda: pair_counts(bits, tokens, THREADS)}, self.options.rounds)["count"]
+        )
+        product_s, exact = product(bits, tokens, counts)
+        registers = max(registers, register_words_per_s())
+        words_per_s = dense_words(units, tokens) / count_s["median"]
+        return {
+            "count_s": count_s,
             "product_s": product_s,
-            "count_s": seconds,
-            "sparse_speedups": {row[0]: row[1] / row[2] for row in low},
+            "exact": exact,
+            "words_per_s": words_per_s,
+            "register_words_per_s": registers,
+            "memory_bytes_per_s": memory_rate,
+            "limit": "registers" if registers <= memory_limit else "memory",
+            "share_of_limit": words_per_s / min(registers, memory_limit),
         }
-    )
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Over the product."""
+        dense, lesser = rows[0], rows[1]
+        return {
+            "speedup": dense["product_s"] / dense["count_s"]["median"],
+            "speedup_avx2": dense["product_s"] / lesser["count_s"]["median"],
+        }
 
 
 if __name__ == "__main__":
-    main()
+    main("coactivation")

@@ -1,36 +1,27 @@
-"""What of a decoded token's time is flash, computing and bookkeeping, and how much of it they share.
+"""How much of a decoded token's time is flash, computing and bookkeeping, and how far they overlap.
 
-`python -m benchmarks.decode [--cases swiglu-50 …] [--layers 2] [--tokens 8] [--rounds 5] [--cached 0.5]`.
-Layers of a 7B's shape with random weights and a random order on flash in int4, `cached` of the units pinned or cached,
-read from this machine's disk by a file of runtime/flash. Four things are measured beside the run, in the same
-process: its reads alone, two submissions at a time (`flash_s`); the same tokens with all units in DRAM
-(`compute_s`, which has the lookups in it), and what of that comes before reads can begin (`before_s`: attention, norms,
-and whatever says which units are used); the same run where whoever asks for units waits until all are there
-(`serial_s`, of runtime/flash/serial.py); and its requests replayed without data (`bookkeeping_s`). A run that
-overlapped all it could would take max(flash_s, compute_s); one that guesses nothing cannot take less than before_s +
-max(flash_s, compute_s - before_s), which is its reach. All are measured in turn, in rounds, and the medians over rounds
-of seconds and of shares are told.
-
-Random weights give no token anything in common with the one before, so caches find what chance gives them. The last
-line is {rows: [{case, tokens_per_s, share_of_bound, shares_of_bound (least and largest), share_of_reach,
-gain_over_serial, wait_share, bookkeeping_share, hit_rate}]}.
+Layers of a 7B's shape with random weights and a random order on flash in int4, part of the units pinned or cached, read
+from this machine's disk by a plug-in of runtime/flash. Four things are measured beside the run, in the same process:
+its reads alone, two submissions at a time (`flash_s`); the same tokens with all units in DRAM (`compute_s`, lookups
+included), and the part of that before reads can begin (`before_s`: attention, norms, the choice of units); the same run
+where every request waits until all its units are there (`serial_s`, runtime/flash/serial.py); and its requests replayed
+without data (`bookkeeping_s`). Complete overlap takes max(flash_s, compute_s), the bound; a run that guesses nothing
+cannot take less than before_s + max(flash_s, compute_s - before_s), its reach. All are measured in turn, in rounds.
+Random weights give successive tokens nothing in common, so caches hit by chance.
 """
 
-import argparse
 import itertools
-import operator
-import os
-import statistics
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import gain, spread
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
@@ -82,37 +73,21 @@ class Round:
         """1: reads begin when their layer knows what it wants, and all there is to do meanwhile is done meanwhile."""
         return (self.before_s + max(self.flash_s, self.compute_s - self.before_s)) / self.token_s
 
-    @property
-    def gain_over_serial(self) -> float:
-        """What overlapping brings."""
-        return self.serial_s / self.token_s
 
-
-@dataclass(frozen=True)
-class Row:
-    """One case in all its rounds."""
-
-    case: str
-    rounds: list[Round]
-
-    def median(self, figure: Callable[[Round], float]) -> float:
-        """Of all rounds."""
-        return statistics.median(map(figure, self.rounds))
-
-    def figures(self) -> dict[str, object]:
-        """A row of the last line: medians, and the least and largest share of the bound."""
-        shares = [of.share_of_bound for of in self.rounds]
-        return {
-            "case": self.case,
-            "tokens_per_s": 1 / self.median(lambda of: of.token_s),
-            "share_of_bound": statistics.median(shares),
-            "shares_of_bound": [min(shares), max(shares)],
-            "share_of_reach": self.median(lambda of: of.share_of_reach),
-            "gain_over_serial": self.median(lambda of: of.gain_over_serial),
-            "wait_share": self.median(lambda of: of.wait_s / of.token_s),
-            "bookkeeping_share": self.median(lambda of: of.bookkeeping_s / of.token_s),
-            "hit_rate": self.median(lambda of: of.hit_rate),
-        }
+def figures_of(rounds: Sequence[Round]) -> Row:
+    """A row: every figure with its spread over the rounds."""
+    names = ("token_s", "wait_s", "flash_s", "compute_s", "before_s", "serial_s", "bookkeeping_s")
+    seconds = {name: spread([getattr(one, name) for one in rounds]) for name in names}
+    return {
+        **seconds,
+        "tokens_per_s": 1 / seconds["token_s"]["median"],
+        "share_of_bound": spread([one.share_of_bound for one in rounds]),
+        "share_of_reach": spread([one.share_of_reach for one in rounds]),
+        "gain_over_serial": gain([one.serial_s for one in rounds], [one.token_s for one in rounds]),
+        "wait_share": spread([one.wait_s / one.token_s for one in rounds]),
+        "bookkeeping_share": spread([one.bookkeeping_s / one.token_s for one in rounds]),
+        "hit_rate": spread([one.hit_rate for one in rounds]),
+    }
 
 
 def write_artifact(case: str, layers: int, cached: float, folder: Path) -> Path:
@@ -212,7 +187,7 @@ def in_dram(whole: Session, within: Within, tokens: np.ndarray) -> tuple[float, 
     return metrics.decode_s, metrics.decode_s - within.seconds
 
 
-def measure(case: str, path: Path, num_tokens: int, flash: str, rounds: int) -> Row:
+def rounds_of(path: Path, num_tokens: int, flash: str, rounds: int) -> list[Round]:
     """One case: the run, its decisions, its reads and its computing in turn, as often as there are rounds."""
     tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, (1, num_tokens + 2))
     recorder = Recorder()
@@ -234,43 +209,62 @@ def measure(case: str, path: Path, num_tokens: int, flash: str, rounds: int) -> 
                 compute_s, before_s = in_dram(whole, within, tokens)
                 seconds = (metrics.decode_s, metrics.flash_s, flash_s, compute_s, before_s, serial_s, bookkeeping_s)
                 measured.append(Round(metrics.hit_rate, *(each / metrics.num_tokens for each in seconds)))
-    return Row(case, measured)
+    return measured
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5, help="of which the median counts")
-    parser.add_argument("--cached", type=float, default=0.5, help="share of the units in DRAM")
-    parser.add_argument("--flash", default=DEFAULT_FLASH, help="a file of runtime/flash that reads flash.img")
-    parser.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
-    arguments = parser.parse_args()
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(dir=".") as temporary:
-        folder = arguments.folder or Path(temporary)
-        for case in arguments.cases:
-            path = folder / case
-            if not path.exists():
-                write_artifact(case, arguments.layers, arguments.cached, folder)
-            rows.append(measure(case, path, arguments.tokens, arguments.flash, arguments.rounds))
-    names = ("token_s", "wait_s", "flash_s", "compute_s", "before_s", "serial_s", "bookkeeping_s")
-    show(
-        f"seconds per token, {arguments.layers} layers, {os.cpu_count()} cores",
-        ["case", *names, "of the bound", "of its reach", "over serial", "hits"],
-        (
-            [
-                row.case,
-                *(row.median(operator.attrgetter(name)) for name in names),
-                *(row.figures()[name] for name in ("share_of_bound", "share_of_reach", "gain_over_serial", "hit_rate")),
-            ]
-            for row in rows
-        ),
+@dataclass(frozen=True)
+class Options:
+    """What is decoded."""
+
+    cases: tuple[str, ...] = option(
+        tuple(CASES), smoke=("relu-3",), choices=CASES, help="selector, activation, density"
     )
-    finish({"rows": [row.figures() for row in rows]})
+    layers: int = option(2, smoke=1, full=4, help="layers")
+    tokens: int = option(8, smoke=2, help="tokens of a round")
+    rounds: int = option(5, smoke=2, full=9, help="rounds")
+    cached: float = option(0.5, help="share of the units in DRAM")
+    flash: str = option(DEFAULT_FLASH, help="a plug-in of runtime/flash that reads flash.img")
+
+
+class Plugin(Benchmark[Options]):
+    """Decodes each case, whole and in parts."""
+
+    keys = {
+        "rows[].case": "selector, activation, density",
+        "rows[].tokens_per_s": "tokens per second, by the median",
+        **{
+            f"rows[].{name}_s": f"seconds of a token: {meaning}"
+            for name, meaning in (
+                ("token", "the run"),
+                ("wait", "waiting for flash in the run"),
+                ("flash", "its reads alone"),
+                ("compute", "all units in DRAM"),
+                ("before", "before reads can begin"),
+                ("serial", "without overlap"),
+                ("bookkeeping", "its requests without data"),
+            )
+        },
+        "rows[].share_of_bound": "the bound over the run, formed in each round",
+        "rows[].share_of_reach": "the reach over the run, formed in each round",
+        "rows[].gain_over_serial": "the run without overlap over the run, formed in each round",
+        "rows[].wait_share": "share of the run that waits for flash",
+        "rows[].bookkeeping_share": "bookkeeping over the run",
+        "rows[].hit_rate": "share of used units in DRAM",
+    }
+    is_timing = True
+    full_minutes = 6
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per case."""
+        for case in self.options.cases:
+            yield {"case": case}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        case, options = cell["case"], self.options
+        path = write_artifact(case, options.layers, options.cached, self.folder)
+        yield figures_of(rounds_of(path, options.tokens, options.flash, options.rounds))
 
 
 if __name__ == "__main__":
-    main()
+    main("decode")

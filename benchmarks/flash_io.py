@@ -1,24 +1,19 @@
-"""Our readers of flash against what the disk gives to a program that only reads: sizes × reads in flight.
+"""Our readers of flash against what the disk gives to a program that only reads: sizes x reads in flight.
 
-`python -m benchmarks.flash_io [--sizes 4096 …] [--depths 1 …] [--rounds 5] [--reads-s 0.1] [--file-bytes N]`.
 Reads of one size at random multiples of it, from a file of this machine's disk, past the page cache. `direct` (threads
-with `pread`) and `io_uring` are the files of runtime/flash as the store uses them: every page is held against its
-checksum, and one submission has all reads of a round. `bare` is bare_reads.c, compiled here: as many threads, the same
-offsets, huge pages as in our read buffer, no checksums; `fio` is the Debian package with io_uring where it is
-installed, at offsets and with memory of its own.
-
-A disk has moods, caches and bursts: in every round all take turns, in an order of the round's own, and a share is the
-median over rounds of our bytes per second over bare's in the same round. The last line is {rows: [{bytes, depth,
-direct_bytes_per_s, io_uring_bytes_per_s, bare_bytes_per_s, fio_bytes_per_s, direct_share, io_uring_share, best_share}],
-worst_share, worst_share_direct, worst_share_io_uring}.
+with `pread`) and `io_uring` are the plug-ins of runtime/flash as the store uses them: every page is held against its
+checksum, and one submission has all reads of a round. `bare` is shared/bare_reads.c, compiled here: as many threads,
+the same offsets, huge pages as in our read buffer, no checksums. `fio` is the Debian package with io_uring where it is
+installed, at offsets and with memory of its own. In every round all take turns, in an order of the round's own; a share
+is our bytes per second over bare's in the same round.
 """
 
-import argparse
+import itertools
 import json
 import os
 import shutil
 import subprocess
-import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +21,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import spread
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
@@ -111,7 +108,7 @@ def fio(disk: Disk, size: int, depth: int, seconds: float) -> float | None:
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
-def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> dict[str, Any]:
+def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> Row:
     """One row."""
     least = MIN_READS_PER_DEPTH * depth
     first_s = bare(disk, disk.offsets(size, least), size, depth)
@@ -127,38 +124,68 @@ def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> d
                 found = count * size / seconds
             if found is not None:
                 rates[name].append(found)
-    medians = {f"{name}_bytes_per_s": float(np.median(found)) if found else None for name, found in rates.items()}
-    shares = {f"{name}_share": float(np.median(np.divide(rates[name], rates["bare"]))) for name in OURS}
-    return {"bytes": size, "depth": depth, **medians, **shares, "best_share": max(shares.values())}
+    figures = {f"{name}_bytes_per_s": spread(found) if found else None for name, found in rates.items()}
+    shares = {f"{name}_share": spread(np.divide(rates[name], rates["bare"]).tolist()) for name in OURS}
+    return {**figures, **shares, "best_share": max(share["median"] for share in shares.values())}
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
-    parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), metavar="N")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--reads-s", type=float, default=0.1, help="seconds of one reader in one round, about")
-    parser.add_argument("--file-bytes", type=int, default=4 << 30)
-    parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to be measured")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-        program = Path(name) / "bare_reads"
+@dataclass(frozen=True)
+class Options:
+    """What is read."""
+
+    sizes: tuple[int, ...] = option((4096, 65536, 1 << 20), smoke=(65536,), full=SIZES, help="bytes of a read")
+    depths: tuple[int, ...] = option((1, 16, 64), smoke=(4,), full=DEPTHS, help="reads in flight")
+    rounds: int = option(5, smoke=2, help="rounds")
+    reads_s: float = option(0.1, smoke=0.02, help="about how long one reader takes in one round")
+    file_bytes: int = option(4 << 30, smoke=64 << 20, help="bytes of the file")
+
+
+class Plugin(Benchmark[Options]):
+    """Reads one file by every reader."""
+
+    keys = {
+        "rows[].bytes": "bytes of a read",
+        "rows[].depth": "reads in flight",
+        "rows[].direct_bytes_per_s": "of direct",
+        "rows[].io_uring_bytes_per_s": "of io_uring",
+        "rows[].bare_bytes_per_s": "of bare",
+        "rows[].fio_bytes_per_s?": "of fio, where it is installed",
+        "rows[].direct_share": "direct over bare, formed in each round",
+        "rows[].io_uring_share": "io_uring over bare, formed in each round",
+        "rows[].best_share": "the larger median of the two",
+        "worst_share": "the least best share of all rows",
+        "worst_share_direct": "the least median share of direct",
+        "worst_share_io_uring": "the least median share of io_uring",
+    }
+    is_timing = True
+    programs = ("cc",)
+    full_minutes = 3
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per size and depth."""
+        for size, depth in itertools.product(self.options.sizes, self.options.depths):
+            yield {"bytes": size, "depth": depth}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        yield measure(
+            self.once("disk", self._disk), cell["bytes"], cell["depth"], self.options.rounds, self.options.reads_s
+        )
+
+    def _disk(self) -> Disk:
+        program, image = self.folder / "bare_reads", self.folder / "flash.img"
         source = Path(__file__).parent / "shared" / "bare_reads.c"
         subprocess.run(["cc", "-O2", "-pthread", "-o", program, source], check=True)
-        image = Path(name) / "flash.img"
-        sums = write_file(image, arguments.file_bytes)
         buffer = _native.aligned_buffer(ROUND_BYTES)
         buffer[::PAGE] = 1  # memory that is there, as a store's read buffer is
-        disk = Disk(image, sums, program, buffer, np.random.default_rng(1))
-        cells = [(size, depth) for size in arguments.sizes for depth in arguments.depths]
-        rows = [measure(disk, size, depth, arguments.rounds, arguments.reads_s) for size, depth in cells]
-    columns = list(rows[0])
-    scaled = [[(value / 1e9 if "per_s" in key and value else value) for key, value in row.items()] for row in rows]
-    show("reads of flash, GB/s", [name.replace("_bytes_per_s", "") for name in columns], scaled)
-    worst = {f"worst_share_{name}": min(row[f"{name}_share"] for row in rows) for name in OURS}
-    finish({"rows": rows, "worst_share": min(row["best_share"] for row in rows), **worst})
+        sums = write_file(image, self.options.file_bytes)
+        return Disk(image, sums, program, buffer, np.random.default_rng(1))
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The worst shares."""
+        worst = {f"worst_share_{name}": min(row[f"{name}_share"]["median"] for row in rows) for name in OURS}
+        return {"worst_share": min(row["best_share"] for row in rows), **worst}
 
 
 if __name__ == "__main__":
-    main()
+    main("flash_io")

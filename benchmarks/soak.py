@@ -1,30 +1,25 @@
-"""A long run on a device that misbehaves, and whose memory changes: the same tokens, flat memory, and an end.
+"""A long run on a device that misbehaves and whose memory changes: equal tokens, flat memory, and an end.
 
-`python -m benchmarks.soak [--tokens 10000]`, on Linux with a C compiler. A model of 12 layers with random weights
-generates greedily from a few prompts without faults; then again and again, while reads of flash.img come short, are
-interrupted, fail once or take a hundred times as long (benchmarks/shared/faulty_reads.c, put before the C library), and
-while the DRAM budget changes every few tokens. Tokens are compared with the first ones: the selector is `relu`, since
-the order of sums follows what is cached, and a choice by rank may turn a last bit of rounding into another unit.
-Resident memory is taken where the budget is back at its largest. Then a read fails for good, and a bit of every read is
-wrong: what is raised, after how many seconds, and whether the session goes on where the device does.
-
-The last line is {tokens, different, met, resizes, rss_growth, lasting_error, flipped_bit}: `met` counts faults by kind,
-`rss_growth` is the resident memory at the end over that after the first tenth, and the last two have the error's name
-and `seconds`.
+A model of 12 layers with random weights generates greedily from a few prompts without faults; then again and again,
+while reads of flash.img come short, are interrupted, fail once or take a hundred times as long (shared/faulty_reads.c,
+loaded before the C library), and while the DRAM budget changes every few tokens. Tokens are compared with the first
+ones: the selector is `relu`, since the order of sums depends on the cache, and a choice by rank may turn a last bit of
+rounding into another unit. Resident memory is taken where the budget is back at its largest. Then a read fails for
+good, and a bit of every read is wrong: the row has the error, its seconds, and whether the session goes on afterwards.
 """
 
-import argparse
-import json
 import os
 import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shared.report import finish
+from benchmarks.harness.apart import apart, run_here
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.schemas.errors import ColdpressError
@@ -35,10 +30,9 @@ OFF, PASSING, LASTING_ERROR, FLIPPED_BIT = range(4)
 FAULTS = {"short": 50, "interrupted": 70, "error": 5000, "slow": 500}
 """One in so many reads meets it; an error is far from the next, since what fails twice is an error."""
 SLOW_US = 10_000
-PROMPTS, TOKENS_OF_A_PROMPT, TOKENS_OF_A_BUDGET = 8, 64, 16
+TOKENS_OF_A_BUDGET = 16
 SHARES = (1.0, 0.3, 0.6, 0.05, 0.8)
 """Of the DRAM for units, in turn."""
-TIMEOUT_S = 1800
 
 
 class Control:
@@ -79,15 +73,15 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def prompts() -> list[list[int]]:
+def prompts(count: int) -> list[list[int]]:
     """Different beginnings."""
     random = np.random.default_rng(5)
-    return [random.integers(3, 90, 4).tolist() for _ in range(PROMPTS)]
+    return [random.integers(3, 90, 4).tolist() for _ in range(count)]
 
 
-def undisturbed(session: Session) -> list[list[int]]:
-    """The tokens of every prompt."""
-    return [list(session.generate(prompt, TOKENS_OF_A_PROMPT, ignore_eos=True).token_ids) for prompt in prompts()]
+def undisturbed(session: Session, count: int, length: int) -> list[list[int]]:
+    """The first `length` tokens of each of `count` prompts."""
+    return [list(session.generate(prompt, length, ignore_eos=True).token_ids) for prompt in prompts(count)]
 
 
 class Soak:
@@ -104,9 +98,9 @@ class Soak:
     def run(self, num_tokens: int) -> None:
         """Prompt after prompt until there are so many tokens."""
         while self.tokens < num_tokens:
-            for prompt, expected in zip(prompts(), self._expected, strict=True):
+            for prompt, expected in zip(prompts(len(self._expected)), self._expected, strict=True):
                 found: list[int] = []
-                for token in self._session.stream(prompt, TOKENS_OF_A_PROMPT, ignore_eos=True):
+                for token in self._session.stream(prompt, len(expected), ignore_eos=True):
                     found.append(token.id)
                     if len(found) % TOKENS_OF_A_BUDGET == 0:
                         self._resize()
@@ -132,25 +126,25 @@ def failing(session: Session, control: Control, mode: int, expected: list[int]) 
     control.enter(mode)
     start = time.perf_counter()
     try:
-        session.generate(prompts()[0], TOKENS_OF_A_PROMPT, ignore_eos=True)
+        session.generate(prompts(1)[0], len(expected), ignore_eos=True)
         error = "none"
     except ColdpressError as raised:
         error = type(raised).__name__
     seconds = time.perf_counter() - start
     control.enter(OFF)
-    again = session.generate(prompts()[0], TOKENS_OF_A_PROMPT, ignore_eos=True).token_ids
+    again = session.generate(prompts(1)[0], len(expected), ignore_eos=True).token_ids
     return {"error": error, "seconds": seconds, "goes_on": list(again) == expected}
 
 
-def child(path: Path, page: Path, num_tokens: int) -> None:
+def child(path: Path, page: Path, options: "Options") -> Row:
     """All runs, in the process whose reads misbehave."""
     control = Control(page)
     with Session(path, flash="direct") as session:
-        expected = undisturbed(session)
+        expected = undisturbed(session, options.prompts, options.prompt_tokens)
         control.watch(path / FLASH_FILE)
         control.enter(PASSING)
         soak = Soak(session, expected)
-        soak.run(num_tokens)
+        soak.run(options.tokens)
         met = control.met
         control.enter(OFF)
         figures = {
@@ -162,32 +156,61 @@ def child(path: Path, page: Path, num_tokens: int) -> None:
             "lasting_error": failing(session, control, LASTING_ERROR, expected[0]),
             "flipped_bit": failing(session, control, FLIPPED_BIT, expected[0]),
         }
-    print(json.dumps(figures))
+    return figures
 
 
-def main() -> None:
-    """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=10_000)
-    parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        path, page = arguments.child
-        child(path, page, arguments.tokens)
-        return
-    with tempfile.TemporaryDirectory(dir=".") as temporary:
-        folder = Path(temporary).resolve()
+@dataclass(frozen=True)
+class Options:
+    """How long it runs."""
+
+    tokens: int = option(5_000, smoke=16, full=20_000, help="tokens with faults")
+    prompts: int = option(8, smoke=1, help="prompts")
+    prompt_tokens: int = option(64, smoke=16, help="tokens of each prompt, a multiple of 16")
+
+
+class Plugin(Benchmark[Options]):
+    """Runs in a process whose reads misbehave."""
+
+    keys = {
+        "rows[].tokens": "tokens with faults",
+        "rows[].different": "tokens that differ from the undisturbed run's",
+        "rows[].met.short": "reads that came short",
+        "rows[].met.interrupted": "reads that were interrupted",
+        "rows[].met.error": "reads that failed once",
+        "rows[].met.slow": "reads that took a hundred times as long",
+        "rows[].resizes": "changes of the budget",
+        "rows[].rss_growth": "resident memory at the end over that after the first tenth",
+        **{
+            f"rows[].{fault}.{key}": f"{meaning}, {when}"
+            for fault, when in (("lasting_error", "where reads fail for good"), ("flipped_bit", "where a bit is wrong"))
+            for key, meaning in (
+                ("error", "the error"),
+                ("seconds", "seconds until it"),
+                ("goes_on", "whether the session goes on afterwards with the same tokens"),
+            )
+        },
+    }
+    programs = ("cc",)
+    full_minutes = 10
+
+    def cells(self) -> Iterator[Cell]:
+        """One run."""
+        yield {}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row, of the child."""
         spec = small_spec(hidden_size=128, intermediate_size=1024, max_position_embeddings=128)
         recipe = Recipe(spec=spec, method="relu", context_length=128, slots_share=0.5)
-        built = build_artifact(folder / "a", recipe)
-        page = folder / "page"
+        built, page = build_artifact(self.folder / "a", recipe), self.folder / "page"
         page.write_bytes(bytes(4096))
-        environment = os.environ | {"LD_PRELOAD": str(compile_reads(folder)), "FAULTY_READS": str(page)}
-        command = [sys.executable, "-m", "benchmarks.soak", "--child", str(built.path), str(page)]
-        command += ["--tokens", str(arguments.tokens)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True)
-    finish(json.loads(done.stdout.splitlines()[-1]))
+        told = {"LD_PRELOAD": str(compile_reads(self.folder)), "FAULTY_READS": str(page)}
+        command = ["env", *(f"{name}={value}" for name, value in told.items())]
+        yield apart(self, "disturbed", str(built.path), str(page), run=lambda argv: run_here([*command, *argv]))
+
+    def disturbed(self, path: str, page: str) -> Row:
+        """All runs, in the process whose reads misbehave."""
+        return child(Path(path), Path(page), self.options)
 
 
 if __name__ == "__main__":
-    main()
+    main("soak")

@@ -13,9 +13,9 @@ class Spread(TypedDict):
 
     median: float
     low: float
-    """The least of all rounds."""
+    """The least of all rounds; of ten rounds or more, without the lowest tenth of them."""
     high: float
-    """The largest of all rounds."""
+    """The largest of all rounds; of ten rounds or more, without the highest tenth of them."""
 
 
 class Gain(Spread):
@@ -26,8 +26,9 @@ class Gain(Spread):
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """The median of samples with the least and the largest."""
-    return {"median": median(samples), "low": min(samples), "high": max(samples)}
+    """The median of samples, and between which two all of them lie but the outermost tenths."""
+    ordered, outliers = sorted(samples), len(samples) // 10
+    return {"median": median(ordered), "low": ordered[outliers], "high": ordered[-1 - outliers]}
 
 
 def gain(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:

@@ -231,6 +231,11 @@ def test_a_gain_within_its_spread_is_none() -> None:
     assert gain([1.0, 2.0], [2.0, 4.0])["shown"] == "0.50"
 
 
+def test_a_spread_leaves_out_the_outermost_tenths() -> None:
+    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
+    assert spread([float(number) for number in range(20)]) == {"median": 9.5, "low": 2.0, "high": 17.0}
+
+
 def test_rounds_are_interleaved() -> None:
     order: list[str] = []
     ticks = iter(range(100))
