@@ -163,7 +163,7 @@ def child(path: Path, page: Path, options: "Options") -> Row:
 class Options:
     """How long it runs."""
 
-    tokens: int = option(5_000, smoke=16, full=20_000, help="tokens with faults")
+    tokens: int = option(2_000, smoke=16, full=20_000, help="tokens with faults")
     prompts: int = option(8, smoke=1, help="prompts")
     prompt_tokens: int = option(64, smoke=16, help="tokens of each prompt, a multiple of 16")
 
