@@ -80,6 +80,7 @@ def test_chunks_of_layers_and_threads_do_not_matter(tmp_path: Path, heuristic: s
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_the_seed_counts_and_each_layer_has_its_own(tmp_path: Path) -> None:
     """Two layers of the same activations: the search visits their units in different orders, and ends elsewhere."""
     active = np.random.default_rng(0).random((150, 640)) < 0.03

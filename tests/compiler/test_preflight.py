@@ -290,6 +290,7 @@ def test_needs_grow_with_what_they_depend_on(model: Model) -> None:
     assert ram(halved)["calibrate"] == usual["calibrate"], "memory is bounded by a layer"
 
 
+@pytest.mark.slow
 def test_relufication_needs_what_distillation_does(tmp_path: Path) -> None:
     smooth = ingested(tmp_path / "smooth")
     other, trained = build_of(smooth, relufy="relu"), build_of(smooth, distill="true", method="topk", density=0.5)

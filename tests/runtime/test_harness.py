@@ -197,6 +197,7 @@ def test_a_data_set_out_of_reach_is_one_sentence_that_says_what_to_do(monkeypatc
     ("task", "sentence"),
     [("local_endings", "error: /nowhere: the artifact is missing"), ("other", "error: Tasks not found: other")],
 )
+@pytest.mark.slow
 def test_the_command_line_refuses_in_a_sentence(tmp_path, monkeypatch, capsys, task, sentence):
     (tmp_path / "local_endings.yaml").write_text(TASK % "none.jsonl")
     arguments = f"run --model coldpress --model_args artifact=/nowhere --tasks {task} --include_path {tmp_path}"

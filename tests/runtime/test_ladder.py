@@ -172,6 +172,7 @@ def test_a_measured_step_gains_only_beyond_its_noise():
     assert drifting.row.tokens_per_s == 8.8
 
 
+@pytest.mark.slow
 def test_bench_prints_the_waterfall(relu_artifact, capsys):
     assert main(["bench", str(relu_artifact.path), "--ladder", "--tokens", "3", "--runs", "1"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()

@@ -42,6 +42,7 @@ def test_every_stage_is_a_job(workflow: Workflow, tmp_path: Path) -> None:
     assert workflow.at(tmp_path, layers_per_job=1).planned()["order"] == NUM_LAYERS
 
 
+@pytest.mark.slow
 def test_distill_and_methods_change_the_graph(workflow: Workflow, tmp_path: Path) -> None:
     assert workflow.at(tmp_path).planned(distill="true")["distill"] == 1
     assert workflow.at(tmp_path).planned(relufy="relu")["relufy"] == 1
@@ -57,6 +58,7 @@ def test_calibration_is_shared_out(workflow: Workflow, tmp_path: Path) -> None:
     assert (jobs["calibrate"], jobs["recalibrate"]) == (1, 1), "which put the shards together"
 
 
+@pytest.mark.slow
 def test_every_profile_dry_runs(workflow: Workflow, tmp_path: Path) -> None:
     """Each model with one device, so that each device takes part too; in one process, to save its start."""
     devices = device_names()
