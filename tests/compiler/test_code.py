@@ -175,7 +175,8 @@ def test_real_stages_follow_their_plugins() -> None:
         ("coldpress/compiler/stages/order/frequency.py", {"order": "ripple"}, set()),
         ("coldpress/compiler/stages/place/cp_sat.py", {}, set()),
         ("coldpress/compiler/stages/place/cp_sat.py", {"place": "cp_sat"}, {"place", "preflight"}),
-        ("coldpress/runtime/quantization/int4_group32.py", {"format": "fp16"}, {"report"}),  # beside which it draws fp16
+        # The report draws the artifact beside its size in int4.
+        ("coldpress/runtime/quantization/int4_group32.py", {"format": "fp16"}, {"report"}),
         ("coldpress/compiler/architectures/opt.py", {}, set()),
         ("coldpress/compiler/stages/quantize/rtn.py", {}, {"quantize", "preflight"}),
         ("coldpress/compiler/stages/quantize/gptq.py", {}, set()),
