@@ -89,7 +89,7 @@ class Flash:
         self._sections = artifact.manifest.flash.sections
         self._starts = np.array([section.offset_bytes for section in self._sections])
         self._checksums = np.load(checksums_of(image))
-        self._num_threads = min(queue_depth, direct.MAX_THREADS)
+        self._num_threads = min(queue_depth, direct.Plugin.MAX_IN_FLIGHT)
         self._scratch = _native.aligned_buffer(1)
         self._file = os.open(image, os.O_RDONLY | os.O_DIRECT)
         self.forget()

@@ -4,8 +4,7 @@ A file has one class `Plugin`, which extends `Flash` and is made for one open ar
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,9 +13,8 @@ from coldpress.runtime.extents import Extents
 from coldpress.runtime.plugins import PluginBase
 
 
-@dataclass(frozen=True)
-class Landing:
-    """Units to copy from the read buffer to their slots as soon as their pages have been checked."""
+class Landing(NamedTuple):
+    """Units to copy from the read buffer to their slots as soon as their pages have been checked; at least one."""
 
     offsets: np.ndarray
     """int64 [m], ascending: bytes from the start of the buffer."""

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 import weakref
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,11 +23,14 @@ from coldpress.runtime.flash import Flash, Landing
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.manifest import FLASH_FILE
 
-MAX_THREADS = 32  # more waiting threads cost more than they gain, at any queue depth of the device
-
 
 class Plugin(Flash):
     """Threads that read with O_DIRECT."""
+
+    MAX_IN_FLIGHT: ClassVar[int] = 32
+    """More waiting threads cost more than they gain, at any queue depth of the device."""
+    start_reads = staticmethod(_native.start_reads)
+    """The native core's function."""
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
         """Opens the file.
@@ -40,7 +44,7 @@ class Plugin(Flash):
         """
         self._artifact = artifact
         self._page_bytes, self._page_crc32c = artifact.manifest.flash.page_bytes, artifact.page_crc32c
-        self._num_threads = min(queue_depth, MAX_THREADS)
+        self._num_in_flight = min(queue_depth, self.MAX_IN_FLIGHT)
         self._file, self.direct = _open(artifact, self._page_bytes)
         self._finalizer = weakref.finalize(self, os.close, self._file)
         if not self.direct:
@@ -59,13 +63,7 @@ class Plugin(Flash):
 
     def start(self, extents: Extents, into: np.ndarray, landing: Landing | None) -> _native.Reads:
         """Begins the reads in the native core."""
-        return _native.start_reads(*self.read_arguments(extents, into), self._num_threads, landed(landing))
-
-    def read_arguments(
-        self, extents: Extents, into: np.ndarray
-    ) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, np.ndarray]:
-        """Returns the native core's arguments for these reads, except the queue depth and the landing."""
-        return (
+        return self.start_reads(
             self._file,
             extents.offsets.astype(np.uint64),
             extents.lengths.astype(np.uint64),
@@ -73,6 +71,8 @@ class Plugin(Flash):
             extents.buffer_offsets.astype(np.uint64),
             self._page_bytes,
             self._page_crc32c,
+            self._num_in_flight,
+            landing,
         )
 
     def result(self, extents: Extents, reads: _native.Reads) -> Exception | None:
@@ -135,11 +135,6 @@ class Reading:
         start = time.perf_counter()
         self._flash.result(self._extents, self._reads)
         return self._waited_s + time.perf_counter() - start
-
-
-def landed(landing: Landing | None) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Converts a landing to the native core's form; None if no unit lands."""
-    return (landing.offsets, landing.slots, landing.rows) if landing and landing.slots.size else None
 
 
 def _place(artifact: Artifact, start: int, length: int) -> str:

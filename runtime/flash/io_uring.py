@@ -7,18 +7,19 @@ error, because the user has asked for io_uring by name.
 """
 
 import os
-
-import numpy as np
+import sys
 
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.extents import Extents
-from coldpress.runtime.flash import Landing, direct
+from coldpress.runtime.flash import direct
 from coldpress.schemas.errors import ColdpressError
 
 
 class Plugin(direct.Plugin):
     """One thread that reads through io_uring."""
+
+    MAX_IN_FLIGHT = sys.maxsize
+    start_reads = staticmethod(_native.start_ring_reads)
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
         """Opens the file as direct.py does; `queue_depth` is not bounded, because it costs no threads.
@@ -32,8 +33,3 @@ class Plugin(direct.Plugin):
                 "filter or a sysctl against it; take --flash direct"
             )
         super().__init__(artifact, queue_depth)
-        self._queue_depth = queue_depth
-
-    def start(self, extents: Extents, into: np.ndarray, landing: Landing | None) -> _native.Reads:
-        """See `direct.Plugin.start`."""
-        return _native.start_ring_reads(*self.read_arguments(extents, into), self._queue_depth, direct.landed(landing))

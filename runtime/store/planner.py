@@ -157,7 +157,7 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
         first = stop
 
 
-def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> Iterator[tuple[int, int, int]]:
+def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> list[tuple[int, int, int]]:
     """Cuts a batch into parts that can be used before the rest of the batch is read.
 
     Args:
@@ -165,23 +165,23 @@ def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> Iterator[tu
         unit_bytes: Size of a unit.
         least_bytes: Least bytes that are read between two parts.
 
-    Yields:
-        (first unit, stop, count): these units of the batch are in memory when its first `count` reads are.
+    Returns:
+        (first unit, stop, count) of each part: these units of the batch are in memory when its first `count` reads are.
     """
     if batch.extents.num_bytes <= least_bytes:
-        if batch.buffer_offset.size:
-            yield 0, batch.buffer_offset.size, batch.extents.offsets.size
-        return
+        return [(0, batch.buffer_offset.size, batch.extents.offsets.size)] if batch.buffer_offset.size else []
     ends = np.cumsum(batch.extents.lengths)
     needed = np.searchsorted(ends, batch.buffer_offset + unit_bytes) + 1  # reads that must have landed for each unit
+    parts: list[tuple[int, int, int]] = []
     first, read_bytes = 0, 0
     while first < needed.size:
         count = min(int(np.searchsorted(ends, read_bytes + least_bytes)) + 1, ends.size)
         stop = int(np.searchsorted(needed, count, side="right"))
         read_bytes = int(ends[count - 1])
         if stop > first:
-            yield first, stop, count
+            parts.append((first, stop, count))
         first = stop
+    return parts
 
 
 def sequential_batches(

@@ -1,7 +1,7 @@
 """Carries out a store's read plans: batches of reads in flight in the halves of a buffer. Decides nothing."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,11 +78,16 @@ class PlannedUnits:
         """int32, the units that are not in memory yet."""
         return self.ids[self.num_read :]
 
-    def landing(self, batch: planner.ReadBatch, rows: np.ndarray) -> Landing:
-        """Returns the copies of a batch's stored units to their slots in `rows`, uint8 [slots, unit_bytes]."""
-        units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
-        stored = self.stored[units]
-        return Landing(batch.buffer_offset[stored], self.slots[units][stored], rows)
+
+@dataclass
+class FamilyMemory:
+    """The memory of a family's units: slots for cached units, and the read buffer."""
+
+    slots: SlotMemory
+    halves: list[Half]
+    room_bytes: int
+    """Bytes of the read buffer that one batch of reads may take."""
+    longest_read_bytes: int
 
 
 class Incoming:
@@ -90,15 +95,26 @@ class Incoming:
 
     def __init__(
         self,
+        device: "Device",
+        purpose: Purpose,
         batches: Iterable[planner.ReadBatch],
-        halves: Sequence[Half],
-        begin: Callable[[planner.ReadBatch, np.ndarray], Ticket],
+        memory: FamilyMemory,
+        planned: PlannedUnits | None = None,
     ) -> None:
-        """Begins the first reads: `begin` gets a batch and the memory to read it into."""
-        self._batches, self._begin = iter(batches), begin
+        """Begins the first reads of `batches`.
+
+        Args:
+            device: Reads, and tells observers.
+            purpose: Why.
+            batches: In order.
+            memory: Its halves are read into.
+            planned: The units of the batches, if those that are stored are to be copied to their slots as they arrive.
+        """
+        self._device, self._purpose, self._batches = device, purpose, iter(batches)
+        self._planned, self._rows = planned, memory.slots.rows
         self._under_way: deque[tuple[planner.ReadBatch, Ticket, Half]] = deque()
         try:
-            for half in halves:
+            for half in memory.halves:
                 self._begin_next(half)
         except BaseException:
             self.close()
@@ -112,24 +128,21 @@ class Incoming:
 
     def _begin_next(self, half: Half) -> None:
         batch = next(self._batches, None)
-        if batch:
-            self._under_way.append((batch, self._begin(batch, half.memory), half))
+        if batch is None:
+            return
+        landing, planned = None, self._planned
+        if planned is not None:
+            units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
+            stored = planned.stored[units]
+            if stored.any():
+                landing = Landing(batch.buffer_offset[stored], planned.slots[units][stored], self._rows)
+        ticket = self._device.begin(self._purpose, batch, half.memory, landing)
+        self._under_way.append((batch, ticket, half))
 
     def close(self) -> None:
         """Abandons the reads in flight; afterwards no read writes to a buffer."""
         while self._under_way:
             self._under_way.popleft()[1].abandon()
-
-
-@dataclass
-class FamilyMemory:
-    """The memory of a family's units: slots for cached units, and the read buffer."""
-
-    slots: SlotMemory
-    halves: list[Half]
-    room_bytes: int
-    """Bytes of the read buffer that one batch of reads may take."""
-    longest_read_bytes: int
 
 
 class Device:
@@ -151,14 +164,6 @@ class Device:
         """Tells observers that the reads of a batch have ended."""
         for ended in self._observers.ended:
             ended(purpose, batch.extents.offsets.size, batch.extents.num_bytes, waited_s)
-
-    def incoming(self, memory: FamilyMemory, planned: PlannedUnits, purpose: Purpose) -> Incoming:
-        """Begins the reads of planned units; stored units are copied to their slots as they arrive."""
-
-        def begin(batch: planner.ReadBatch, into: np.ndarray) -> Ticket:
-            return self.begin(purpose, batch, into, planned.landing(batch, memory.slots.rows))
-
-        return Incoming(planner.batches(planned.plan, memory.room_bytes), memory.halves, begin)
 
 
 def dense_batches(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -87,8 +86,10 @@ class Rest:
             self._begin()
 
     def _begin(self) -> None:
+        planned = self._planned[-1]
+        batches = planner.batches(planned.plan, self._memory.room_bytes)
         try:
-            self._incoming = self._device.incoming(self._memory, self._planned[-1], Purpose.REQUEST)
+            self._incoming = Incoming(self._device, Purpose.REQUEST, batches, self._memory, planned)
         except BaseException:  # flash/serial.py reads inside `submit`, so reads can fail here
             self.close()
             raise
@@ -104,14 +105,27 @@ class Rest:
             yield from ready
             for early in self._early:
                 yield from self._read_ahead(early)
-            yield from self._landed()
-            lost = [units for early in self._early if (units := early.give_up()).size]
-            if lost:  # reads ahead failed without an error so far; if the data is damaged, this raises it
-                self._planned.append(self._replan(np.concatenate(lost)))
-                self._begin()
-                yield from self._landed()
+            while self._incoming is not None:
+                planned = self._planned[-1]
+                for batch, ticket, half in self._incoming:
+                    for first, stop, count in planner.arrivals(batch, self._part.units.unit_bytes, ARRIVAL_BYTES):
+                        ticket.wait(count)
+                        ids = planned.ids[planned.num_read : batch.first_unit + stop]
+                        planned.num_read = batch.first_unit + stop
+                        # stored units, too, are used where they landed: one batch costs less than one for each place
+                        yield Batch(ids, batch.buffer_offset[first:stop].astype(np.int32), half.rows)
+                    self._device.ended(Purpose.REQUEST, batch, ticket.finish())
+                self._incoming = None
+                self._read_lost()
         finally:
             self.close()
+
+    def _read_lost(self) -> None:
+        """Reads the units whose reads ahead failed without an error so far; if data is damaged, that raises it."""
+        lost = [units for early in self._early if (units := early.give_up()).size]
+        if lost:
+            self._planned.append(self._replan(np.concatenate(lost)))
+            self._begin()
 
     def _read_ahead(self, early: EarlyUnits) -> Iterator[Batch]:
         """Yields units that were read ahead, as they arrive; copies those that the cache admitted to their slots."""
@@ -120,22 +134,6 @@ class Rest:
             if self._device.flash.moves_data:
                 copy_rows(early.rows, places[stored], self._memory.slots.rows, self._part.slot[ids[stored]])
             yield Batch(ids, places, early.rows)
-
-    def _landed(self) -> Iterator[Batch]:
-        """Yields the units of the reads in flight, as they arrive: stored units from slots, others from the buffer."""
-        planned, rows = self._planned[-1], self._memory.slots.rows
-        for batch, ticket, half in self._incoming or ():
-            for first, stop, count in planner.arrivals(batch, self._part.units.unit_bytes, ARRIVAL_BYTES):
-                ticket.wait(count)
-                units = slice(planned.num_read, batch.first_unit + stop)
-                planned.num_read = units.stop
-                ids, slots, stored = planned.ids[units], planned.slots[units], planned.stored[units]
-                if stored.any():
-                    yield Batch(ids[stored], slots[stored], rows)
-                if not stored.all():
-                    places = batch.buffer_offset[first:stop][~stored].astype(np.int32)
-                    yield Batch(ids[~stored], places, half.rows)
-            self._device.ended(Purpose.REQUEST, batch, ticket.finish())
 
     def close(self) -> None:
         """See `Request`; does nothing the second time."""
@@ -153,7 +151,7 @@ class DensePass:
     def __init__(self, device: Device, part: Part, memory: FamilyMemory, batches: Iterable[planner.ReadBatch]) -> None:
         """Begins the first reads of `batches`, which cover all units of the part."""
         self._device, self._part = device, part
-        self._incoming = Incoming(batches, memory.halves, partial(device.begin, Purpose.STREAM))
+        self._incoming = Incoming(device, Purpose.STREAM, batches, memory)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as half of the read buffer holds, while

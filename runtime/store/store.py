@@ -35,6 +35,7 @@ from coldpress.runtime.store.reads import (
     Device,
     FamilyMemory,
     Half,
+    Incoming,
     PlannedUnits,
     dense_batches,
     halves,
@@ -174,7 +175,9 @@ class Store:
             self._resize_buffer(loading=False)
 
     def _load_pinned(self, key: Key, ids: np.ndarray) -> None:
-        incoming = self._device.incoming(self._memory[key[1]], self._planned(key, ids), Purpose.LOAD)
+        memory, planned = self._memory[key[1]], self._planned(key, ids)
+        batches = planner.batches(planned.plan, memory.room_bytes)
+        incoming = Incoming(self._device, Purpose.LOAD, batches, memory, planned)
         try:
             for batch, ticket, _ in incoming:
                 self._device.ended(Purpose.LOAD, batch, ticket.finish())
@@ -257,8 +260,10 @@ class Store:
         slots = part.slot[resident]  # read before `admit` gives the slots of evicted units to others
         evicted = part.admit(misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)])
         planned = PlannedUnits(plan, units, part.cache.contains(units), part.slot[units])
-        num_stored = int(planned.stored.sum()) + sum(int(part.cache.contains(each.ids).sum()) for each in early)
-        num_early = sum(each.ids.size for each in early)
+        num_stored, num_early = int(planned.stored.sum()), 0
+        for each in early:
+            num_stored += int(part.cache.contains(each.ids).sum())
+            num_early += each.ids.size
         self._tell(key, ids, kept, hits.size, resident.size, plan, num_early, units.size, num_stored, evicted.size)
         evicted_hits = None
         if self._use_read_units and (is_evicted := np.isin(resident, evicted)).any():

@@ -23,8 +23,6 @@ from tests.support.artifacts import open_descriptors
 from tests.support.data import ROOT
 
 PAGE = 4096
-START = {direct: "start_reads", io_uring: "start_ring_reads"}
-"""What each asks of the native core."""
 
 
 @pytest.fixture(params=[direct, io_uring], ids=["direct", "io_uring"])
@@ -97,14 +95,14 @@ class Failing:
 @pytest.mark.parametrize("failure", [3, OSError(errno.EIO, "Input/output error")])
 @pytest.mark.parametrize("ask", [lambda ticket: ticket.finish(), lambda ticket: ticket.wait(1)])
 def test_one_failure_is_read_again(device, relu_artifact, monkeypatch, failure, ask):
-    real, calls = getattr(_native, START[device]), []
+    real, calls = device.Plugin.start_reads, []
 
     def flaky(*arguments):
         calls.append(arguments)
         return real(*arguments) if len(calls) > 1 else Failing(failure)
 
     flash = device.Plugin(open_artifact(relu_artifact.path), 4)
-    monkeypatch.setattr(_native, START[device], flaky)
+    monkeypatch.setattr(device.Plugin, "start_reads", staticmethod(flaky))
     reads, buffer = extents((2, 2)), _native.aligned_buffer(2 * PAGE)
     ask(flash.submit(reads, buffer))
     assert len(calls) == 2
@@ -114,7 +112,7 @@ def test_one_failure_is_read_again(device, relu_artifact, monkeypatch, failure, 
 def test_a_second_failure_is_told_and_giving_up_is_not(device, relu_artifact, monkeypatch):
     flash = device.Plugin(open_artifact(relu_artifact.path), 4)
     error = OSError(errno.EIO, "Input/output error")
-    monkeypatch.setattr(_native, START[device], lambda *arguments: Failing(error))
+    monkeypatch.setattr(device.Plugin, "start_reads", staticmethod(lambda *arguments: Failing(error)))
     ticket = flash.submit(extents((2, 2)), _native.aligned_buffer(2 * PAGE))
     with pytest.raises(DeviceError, match=r"flash.img: a read is failing \(Input/output error\)"):
         ticket.wait(1)
